@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -298,7 +298,11 @@ async def _waits(case: Case) -> list[Row]:
     """Rows are taken out of the table before, and put back while all wait: each commit is known to the moment."""
     woken: dict[int, float] = {}
     committed: dict[int, float] = {}
-    async with AsyncRelations(case.context.address, case.database_url, max_connections=POOL) as relations:
+    async with AsyncExitStack() as stack:
+        # Counted from before they are made: they hold on to what runs a statement.
+        statements = stack.enter_context(_counted())
+        relations = AsyncRelations(case.context.address, case.database_url, max_connections=POOL)
+        await stack.enter_async_context(relations)
 
         async def wait(index: int) -> None:
             question = case.questions[index]
@@ -306,11 +310,12 @@ async def _waits(case: Case) -> list[Row]:
             assert answer.status is Status.FOUND
             woken[index] = time.monotonic()
 
-        with psycopg.connect(case.database_url, autocommit=True) as database, _counted() as statements:
+        with psycopg.connect(case.database_url, autocommit=True) as database:
             held = [database.execute(_TAKE_OUT, case.bare_parameters(index)).fetchall() for index in range(WAITS)]
             waits = [asyncio.create_task(wait(index)) for index in range(WAITS)]
             await asyncio.sleep(IDLE_S)
             assert relations.statistics().awaiting == WAITS, "all have begun"
+            assert statements[0], "each has looked once"
             before, began = statements[0], time.monotonic()
             await asyncio.sleep(IDLE_S)
             idle = (statements[0] - before) / (time.monotonic() - began)
