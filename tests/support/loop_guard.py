@@ -73,5 +73,5 @@ def install() -> None:
             _guard(kind, name, may_block=_blocks)
     _guard(threading.Condition, "wait", may_block=_waits)
     _guard(threading.Thread, "join", may_block=_waits)
-    _guard(queue.Queue, "get", may_block=lambda _self, block=True, _timeout=None: block)
+    _guard(queue.Queue, "get", may_block=lambda _self, block=True, timeout=None: block)
     _guard(database_connection.TimedConnection, "wait")
