@@ -8,12 +8,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
 from relatum.errors import AccessRefused, DatabaseUnavailable
+from relatum.store.connection import TimedConnection
 from relatum.store.database import Database, sql
 from relatum.waiting import Deadline, within
 from tests.support import wait_until
@@ -153,6 +156,28 @@ def test_threads_that_are_interrupted_leave_no_connection_behind(database: Datab
     assert database.pool.in_use == 0
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(lambda _: database.rows(ONE, {}), range(8))) == [[(1,)]] * 8
+
+
+@pytest.mark.parametrize("answered", range(4))
+def test_a_call_that_ends_amid_the_first_questions_about_a_server_gives_its_connection_back(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, answered: int
+) -> None:
+    """SQLAlchemy asks what server it is before the caller has the connection, and forgets it where that fails."""
+    ending, left = Deadline(None), [answered]
+    wait = TimedConnection.wait
+
+    def waiting(self: TimedConnection, *args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            ending.end_in(0)
+        return wait(self, *args, **options)
+
+    with closing(Database(database_url, ending=ending)) as database:
+        begin = partial(monkeypatch.setattr, TimedConnection, "wait", waiting)
+        sa.event.listen(database.engine, "connect", lambda *_: begin(), insert=True)
+        with pytest.raises(DatabaseUnavailable), database.transaction():
+            raise AssertionError("not reached")
+        assert database.pool.in_use == 0
 
 
 def test_no_private_name_of_psycopg_is_ours(database: Database) -> None:
