@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Final
 
@@ -91,6 +91,7 @@ class RecorderGroup:
         self._intake = Intake(self._loop, self.follower, self._streams, self._committer, self.outages, self._stop)
         self._upkeep = Upkeep(self._loop, self._engine, self.follower, self._streams.recorded, self.outages, self._stop)
         self._duties: list[Duty] = []
+        self._finishing: Future[None] | None = None
         self._has_begun = False
         metrics.report(self)
 
@@ -172,11 +173,13 @@ class RecorderGroup:
         until = time.monotonic() + timeout_s
         self._ending.end_in(timeout_s)
         self.end()
-        finishing = self._loop.run(self._finish)
+        if self._finishing is None:
+            self._finishing = self._loop.run(self._finish)
         self.follower.close(timeout_s / 3)
-        if finishing is not None:
+        if self._finishing is not None:
+            # Also where another thread stops it as well.
             with suppress(TimeoutError, CancelledError):
-                finishing.result(max(0.0, until - time.monotonic()))
+                self._finishing.result(max(0.0, until - time.monotonic()))
         self._loop.stop(max(0.0, until - time.monotonic()))
         metrics.retire(self)
 

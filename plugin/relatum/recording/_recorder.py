@@ -56,7 +56,7 @@ class Recorder:
         keys: Keys to define before recording, where they are not defined yet.
         holder: This member's own name; by default one made of host and process.
         database_connections_max: Connections to PostgreSQL at most, whatever the number of streams; at least 1. Who
-            needs one while all are busy waits.
+            needs one while all are busy waits. Of three or more of a URL's, one is the lease's alone.
         lease_s: Seconds its lease holds without renewal: what it has when it dies others take over after one to two of
             them.
     """
