@@ -133,7 +133,7 @@ def test_members_frozen_for_longer_than_their_lease_lose_and_double_nothing(
             wait_until_it_records(engine)
             time.sleep(chance.random() * 0.3)  # Not a wait for a condition: the moment is the test.
             with engine.connect() as connection:
-                frozen = wait_until(lambda: members.get(connection.execute(holder).scalar_one()), what="a holder")
+                frozen = members[wait_until(lambda: connection.execute(holder).scalar_one() or "", what="a holder")]
             frozen.send_signal(signal.SIGSTOP)
             try:
                 wait_until_it_records(engine)

@@ -34,7 +34,7 @@ TURN_MAX_S = 0.05
 def longest(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """The longest callback of components' loops, in seconds of a processor: others may have it meanwhile."""
     found = {"": 0.0}
-    run = asyncio.events.Handle._run  # type: ignore[attr-defined]
+    run = asyncio.events.Handle._run
 
     def measured(self: Any) -> None:
         begun = time.thread_time()
