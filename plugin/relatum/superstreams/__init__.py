@@ -10,11 +10,18 @@ from relatum.superstreams._admin import (
 )
 from relatum.superstreams._balance import AffinityHandle, Balance, BalanceName, Candidate, balance_of
 from relatum.superstreams._connections import address_of, blocking_connection, note_secret, vhost_of
-from relatum.superstreams._description import bound_streams, exchange_exists, queue_exists
+from relatum.superstreams._description import bound_streams
 from relatum.superstreams._layout import Layout, Partition, checked_stream_name, partition_of
 from relatum.superstreams._protocol import Outgoing, Target, TargetExchange, channel_of
-from relatum.superstreams._single_streams import KEPT, declare_stream, ensure_stream, stream_exists
-from relatum.superstreams._stream_options import StreamOptions
+from relatum.superstreams._streams import (
+    KEPT,
+    StreamOptions,
+    declare_stream,
+    ensure_stream,
+    exchange_exists,
+    queue_exists,
+    stream_exists,
+)
 from relatum.superstreams._target import SuperStream
 
 __all__ = [

@@ -9,16 +9,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
 
 from pika.compat import long
-from pika.exceptions import ChannelClosedByBroker
 
 from relatum.checks import checked_count, checked_names, checked_text, shown
-from relatum.errors import ConfigurationError, InvalidInput, SuperStreamConflict, SuperStreamNotFound
+from relatum.errors import InvalidInput, SuperStreamConflict, SuperStreamNotFound
 from relatum.limits import PARTITIONS_MAX
 from relatum.reading import BrokerAddress
 from relatum.superstreams._connections import address_of, blocking_connection
-from relatum.superstreams._description import described, queue_exists, stream_reader
+from relatum.superstreams._description import described, stream_reader
 from relatum.superstreams._layout import Layout, Partition, checked_stream_name
-from relatum.superstreams._stream_options import ORDER_ARGUMENT, PARTITIONS_DEFAULT, StreamOptions
+from relatum.superstreams._streams import StreamOptions, declare_stream, queue_exists, refusals
 
 if TYPE_CHECKING:
     from pika import BlockingConnection
@@ -30,8 +29,11 @@ Broker: TypeAlias = Union[str, BrokerAddress, "BlockingConnection", "BlockingCha
 A connection is left open. Nothing is done on the channel itself: the broker closes one where it refuses something.
 """
 
+PARTITIONS_DEFAULT: Final = 3
+"""As many as `rabbitmq-streams add_super_stream` makes."""
 
-_PRECONDITION_FAILED: Final = 406
+ORDER_ARGUMENT: Final = "x-stream-partition-order"
+"""The binding argument with a partition's place."""
 
 
 def declare_super_stream(
@@ -70,7 +72,6 @@ def declare_super_stream(
     """
     _check_options(options)
     wanted = _wanted(name, partitions, binding_keys)
-    arguments = (options or StreamOptions()).arguments()
     address = address_of(broker, stream_url)
     with blocking_connection(broker, address) as connection:
         try:
@@ -82,9 +83,9 @@ def declare_super_stream(
             if present == wanted and options is None:
                 return present
         for partition in wanted:
-            _declare_stream(connection, name, partition.stream, arguments)
-        _declare_exchange(connection, name)
-        with connection.channel() as channel:
+            declare_stream(connection, partition.stream, options or StreamOptions(), name)
+        with refusals(f"Exchange {name!r} is there and is another", name), connection.channel() as channel:
+            channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
             for partition in wanted:
                 channel.queue_bind(partition.stream, name, partition.binding_key, _order(partition.place))
     return wanted
@@ -179,7 +180,7 @@ def add_partition(
             binding_key = str(order)
         partition = Partition(len(layout), f"{name}-{binding_key}", binding_key)
         _check_new(layout, partition)
-        _declare_stream(connection, name, partition.stream, (options or StreamOptions()).arguments())
+        declare_stream(connection, partition.stream, options or StreamOptions(), name)
         with connection.channel() as channel:
             channel.queue_bind(partition.stream, name, partition.binding_key, _order(order))
     return partition
@@ -297,33 +298,6 @@ def _check_present(connection: "BlockingConnection", present: Layout, wanted: La
         super_stream=present.super_stream,
         reason="partitions",
     )
-
-
-def _declare_stream(connection: "BlockingConnection", name: str, stream: str, arguments: dict[str, Any]) -> None:
-    with _refusals(name, f"Stream {stream!r} is there with other arguments"):
-        channel = connection.channel()
-        channel.queue_declare(stream, durable=True, arguments=arguments)
-        channel.close()
-
-
-def _declare_exchange(connection: "BlockingConnection", name: str) -> None:
-    with _refusals(name, f"Exchange {name!r} is there and is another"):
-        channel = connection.channel()
-        channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
-        channel.close()
-
-
-@contextmanager
-def _refusals(name: str, what: str) -> Iterator[None]:
-    """Name what a declaration meets that is there already and is not the same."""
-    try:
-        yield
-    except ChannelClosedByBroker as error:
-        if error.reply_code != _PRECONDITION_FAILED:
-            raise
-        if "inequivalent" not in error.reply_text:
-            raise ConfigurationError(f"The broker takes no such option of a stream: {error.reply_text}") from error
-        raise SuperStreamConflict(f"{what}: {error.reply_text}", super_stream=name, reason=what) from error
 
 
 def _order(place: int) -> dict[str, Any]:
