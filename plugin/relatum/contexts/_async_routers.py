@@ -72,40 +72,18 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         self._has_threads = True
 
     async def open(self, source: Any = None) -> None:
-        """Connect eagerly. Idempotent.
-
-        Args:
-            source: A URL, or a channel or connection of the client's, where the router was given no URL.
-
-        Raises:
-            ConfigurationError: it knows no broker, or is closed.
-            SuperStreamNotFound: the broker has no such super stream.
-            SuperStreamConflict: its contexts, or sets, are named by another header.
-            BrokerUnavailable, DatabaseUnavailable, AccessRefused, SchemaMissing: one of the servers cannot be used.
-        """
+        """Connect eagerly; as `ContextRouter.open`, from a connection of aio-pika's. Idempotent."""
         await self._connect(source)
 
     async def check(self, timeout_s: float | None = None) -> None:
-        """Wait until every message published so far is known to be in its order.
-
-        Args:
-            timeout_s: Seconds for each name with messages that are not known to be; None (default): the router's.
-
-        Raises:
-            ContextMoving: a move did not end in time.
-            DatabaseUnavailable, BrokerUnavailable: it is not known yet; call it again.
-        """
+        """Wait until every message published so far is known to be in its order; as `ContextRouter.check`."""
         if timeout_s is not None:
             checked_seconds("timeout_s", timeout_s)
         for name in self._core.publications.unchecked.names():
             await self._settle_name(name, timeout_s)
 
     async def close(self) -> None:
-        """Wait as `check` does, and give the connections back.
-
-        Raises:
-            ContextMoving, DatabaseUnavailable, BrokerUnavailable: as `check`; the connections are given back.
-        """
+        """Wait as `check` does, and give the connections back; as `ContextRouter.close`."""
         try:
             if self._core.is_open:
                 await self.check()
@@ -337,13 +315,7 @@ class AsyncAffinityRouter(AsyncRouter[AffinityOptions]):
         return result
 
     async def close(self) -> None:
-        """Close the sets that have ended, wait as `check` does, and give the connections back.
-
-        Sets that have not ended stay open.
-
-        Raises:
-            ContextMoving, DatabaseUnavailable, BrokerUnavailable: as `check`; the connections are given back.
-        """
+        """Close the sets that have ended, and go on as `AsyncContextRouter.close`. Others stay open."""
         try:
             await asyncio.to_thread(self._sets.close)
         finally:

@@ -206,10 +206,7 @@ class AffinityHandle(Target, Closing):
 
     Args:
         super_stream: The super stream.
-        balance: The rule by which the first message's partition is chosen: "round_robin" (default), "least_loaded"
-            (fewest open handles of this `SuperStream`), "weighted", "hash" (of `name`), or a function.
-        name: A name for the rule to go by; None (default) for none.
-        weights: For "weighted": the weight of each stream, by its name; those left out have 1.
+        balance, name, weights: As of `SuperStream.affinity`.
         partition: The partition, where it is known already.
 
     Raises:
