@@ -72,9 +72,9 @@ def print_moves(moves: Sequence[Move]) -> None:
         "contexts": "contexts",
         "from": "source",
         "to": "target",
-        "state": _state_text,
+        "state": state_text,
         "started": "started_at",
-        "pause": _pause_text,
+        "pause": pause_text,
         "held by": _holder_text,
     }
     print_rows(moves, columns, whole=("move", "contexts", "state", "pause"))
@@ -85,12 +85,14 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _state_text(move: Move) -> str:
+def state_text(move: Move) -> str:
+    """A move's state in words, and whom it waits for."""
     text = f"{move.state}, going back" if move.aborting and not move.state.is_ended else str(move.state)
     return f"{text}, waits for {', '.join(move.waits_for)}" if move.waits_for else text
 
 
-def _pause_text(move: Move) -> str:
+def pause_text(move: Move) -> str:
+    """How long a move's contexts stood still."""
     return "–" if move.pause_s is None else f"{move.pause_s * 1e3:,.0f} ms"
 
 
@@ -120,6 +122,6 @@ def _shown_progress(*, is_quiet: bool, what: str) -> Iterator[Progress]:
             move = progress.move
             if move.state.is_ended:
                 line = f"move {move.move_id}: {counted(move.contexts, what)}, {move.source} to {move.target}"
-                bar.console.print(f"{line}, {move.state}, {_pause_text(move)}")
+                bar.console.print(f"{line}, {move.state}, {pause_text(move)}")
 
         yield tell
