@@ -14,10 +14,10 @@ from relatum.checks import checked_count, checked_names, checked_text, shown
 from relatum.errors import InvalidInput, SuperStreamConflict, SuperStreamNotFound
 from relatum.limits import PARTITIONS_MAX
 from relatum.reading import BrokerAddress
-from relatum.superstreams._connections import address_of, blocking_connection
-from relatum.superstreams._description import described, stream_reader
-from relatum.superstreams._layout import Layout, Partition, checked_stream_name
-from relatum.superstreams._streams import StreamOptions, declare_stream, queue_exists, refusals
+from relatum.superstreams.connections import address_of, blocking_connection
+from relatum.superstreams.description import described, stream_reader
+from relatum.superstreams.layout import Layout, Partition, checked_stream_name
+from relatum.superstreams.streams import StreamOptions, declare_stream, queue_exists, refusals
 
 if TYPE_CHECKING:
     from pika import BlockingConnection

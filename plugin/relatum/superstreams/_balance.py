@@ -14,8 +14,8 @@ from relatum.checks import checked_text, checked_weights, shown
 from relatum.closing import Closing
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.processes import after_fork
-from relatum.superstreams._layout import Layout, Partition, partition_of
-from relatum.superstreams._protocol import Target
+from relatum.superstreams.layout import Layout, Partition, partition_of
+from relatum.superstreams.targets import Target
 
 if TYPE_CHECKING:
     from relatum.superstreams._target import SuperStream

@@ -6,13 +6,7 @@ from typing import Annotated
 
 import typer
 
-from relatum.superstreams import (
-    Layout,
-    StreamOptions,
-    declare_super_stream,
-    delete_super_stream,
-    describe_super_stream,
-)
+from relatum.superstreams import Layout, StreamOptions, declare_super_stream, delete_super_stream, describe_super_stream
 from relatum.terminal import (
     BrokerOptions,
     JsonOption,

@@ -17,9 +17,9 @@ from relatum.processes import after_fork
 from relatum.reading import BrokerAddress
 from relatum.superstreams._admin import describe_super_stream
 from relatum.superstreams._balance import AffinityHandle, Balance, BalanceName, Placing
-from relatum.superstreams._connections import address_of
-from relatum.superstreams._layout import Layout, Partition, checked_stream_name
-from relatum.superstreams._protocol import Outgoing, Target
+from relatum.superstreams.connections import address_of
+from relatum.superstreams.layout import Layout, Partition, checked_stream_name
+from relatum.superstreams.targets import Outgoing, Target
 
 RouteBy: TypeAlias = str | Callable[[Outgoing], str | bytes] | None
 """What names a message's key: a header, a function, or the routing key that was given with it."""

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from relatum.superstreams import KEPT, StreamOptions
+from relatum.superstreams import StreamOptions
+from relatum.superstreams.streams import KEPT
 from relatum.tapping._broker_side import Tap
 from relatum.tapping._tapping import defined_taps
 from relatum.tapping._tapping import tap as run_tap

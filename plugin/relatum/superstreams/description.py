@@ -15,9 +15,9 @@ from relatum.errors import (
 )
 from relatum.headers import NAME_BYTES_MAX
 from relatum.reading import NOT_BY_STREAMS, BrokerAddress, StreamReader
-from relatum.superstreams._connections import TIMEOUT_S, blocking_connection
-from relatum.superstreams._layout import Layout, checked_stream_name
-from relatum.superstreams._streams import exchange_exists, queue_exists
+from relatum.superstreams.connections import TIMEOUT_S, blocking_connection
+from relatum.superstreams.layout import Layout, checked_stream_name
+from relatum.superstreams.streams import exchange_exists, queue_exists
 
 
 @contextmanager

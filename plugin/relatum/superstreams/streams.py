@@ -15,7 +15,7 @@ from relatum.checks import checked_count, checked_text
 from relatum.errors import ConfigurationError, InvalidInput, StreamNotFound, SuperStreamConflict
 from relatum.limits import INTEGER_MAX
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.superstreams._connections import blocking_connection
+from relatum.superstreams.connections import blocking_connection
 
 NOT_FOUND: Final = 404
 """AMQP's reply code for a queue or an exchange that is not there."""
