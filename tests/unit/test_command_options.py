@@ -87,6 +87,7 @@ def test_the_commands_take_what_they_took() -> None:
         "affinity close s a --idle 1h",
         "affinity move s a",
         "affinity move s a --from s-0 --to s-1",
+        "affinity weight s s-0=much",
         "contexts move s --to s-1",
         "contexts move s a --file - --to s-1",
         "contexts move s --file /nowhere/at/all --to s-1",

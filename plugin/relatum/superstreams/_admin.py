@@ -4,7 +4,7 @@ A super stream is a durable direct exchange with the argument `x-super-stream`, 
 and with the argument `x-stream-partition-order`: what `rabbitmq-streams add_super_stream` makes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
 
@@ -84,8 +84,9 @@ def declare_super_stream(
                 return present
         for partition in wanted:
             declare_stream(connection, partition.stream, options or StreamOptions(), name)
-        with refusals(f"Exchange {name!r} is there and is another", name), connection.channel() as channel:
-            channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
+        with connection.channel() as channel:
+            with refusals(f"Exchange {name!r} is there and is another", name):
+                channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
             for partition in wanted:
                 channel.queue_bind(partition.stream, name, partition.binding_key, _order(partition.place))
     return wanted
@@ -213,23 +214,18 @@ def unbind_partition(
     with _opened(broker, name, stream_url) as (connection, layout):
         partition = layout.partition(stream)
         if len(layout) == 1:
-            raise SuperStreamConflict(
-                f"{stream!r} is the last partition of {name!r}: delete the super stream.",
-                super_stream=name,
-                reason="last partition",
-            )
+            why = f"{stream!r} is the last partition of {name!r}: delete the super stream."
+            raise SuperStreamConflict(why, super_stream=name, reason="last partition")
         with stream_reader(address_of(broker, stream_url)) as reader, connection.channel() as channel:
-            for orders in _orders_of(partition):
-                _unbind(channel, name, partition, orders)
+            for bindings in _bindings(partition):
+                for arguments in bindings:
+                    channel.queue_unbind(stream, name, partition.binding_key, arguments)
                 if reader is not None and stream not in reader.bound(name):
                     break
             else:
                 if reader is not None:
-                    raise SuperStreamConflict(
-                        f"{stream!r} stays bound to {name!r}, by arguments that are not known: unbind it by hand.",
-                        super_stream=name,
-                        reason=f"binding of {stream}",
-                    )
+                    why = f"{stream!r} stays bound to {name!r}, by arguments that are not known: unbind it by hand."
+                    raise SuperStreamConflict(why, super_stream=name, reason=f"binding of {stream}")
             if delete:
                 channel.queue_delete(stream)
     return partition
@@ -305,26 +301,17 @@ def _order(place: int) -> dict[str, Any]:
     return {ORDER_ARGUMENT: long(place)}
 
 
-def _orders_of(partition: Partition) -> tuple[Iterable[int], Iterable[int]]:
-    """The orders a partition was bound with, most likely; and all it may have been bound with.
+def _bindings(partition: Partition) -> Iterator[list[dict[str, Any] | None]]:
+    """The arguments that a partition was most likely bound with; then all that it may have been bound with.
 
-    Its order is its place when it was bound. That stays when others are taken out, and nobody tells it.
+    Unbinding needs the very arguments, and nobody tells them: the order is its place when it was bound, which stays
+    when others are taken out. A `long` is what RabbitMQ's tools write; other clients' integers may be of another type,
+    or there may be none. Where there is no such binding, nothing happens.
     """
     number = partition.binding_key
     likely = (partition.place, int(number)) if _is_place(number) else (partition.place,)
-    return likely, range(PARTITIONS_MAX)
-
-
-def _unbind(channel: "BlockingChannel", name: str, partition: Partition, orders: Iterable[int]) -> None:
-    """Take out the binding, which needs the very arguments it was made with. Where there is none such, nothing happens.
-
-    A `long` is what RabbitMQ's tools write; other clients' integers may be of another type, or there may be none.
-    """
-    given: list[dict[str, Any] | None] = [None]
-    for order in orders:
-        given += (_order(order), {ORDER_ARGUMENT: order})
-    for arguments in given:
-        channel.queue_unbind(partition.stream, name, partition.binding_key, arguments)
+    for orders in (likely, range(PARTITIONS_MAX)):
+        yield [None, *(arguments for order in orders for arguments in (_order(order), {ORDER_ARGUMENT: order}))]
 
 
 def _next_order(layout: Layout) -> int:

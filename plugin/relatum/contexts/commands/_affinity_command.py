@@ -147,8 +147,9 @@ def weight(
     given: ContextsServers,
 ) -> None:
     """Set the weights of partitions, for routers that balance by weight; with 0 no new set is placed there."""
+    by_stream = dict(map(_weight, weights))
     with given.looking(AffinitySets, super_stream) as sets:
-        sets.set_weights(dict(map(_weight, weights)))
+        sets.set_weights(by_stream)
 
 
 def _state(found: AffinitySet) -> str:
