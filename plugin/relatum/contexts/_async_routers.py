@@ -72,7 +72,7 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         self._has_threads = True
 
     async def open(self, source: Any = None) -> None:
-        """Connect eagerly; as `ContextRouter.open`, from a connection of aio-pika's. Idempotent."""
+        """Connect eagerly; as `ContextRouter.open`. `source` may be a connection or channel of aio-pika. Idempotent."""
         await self._connect(source)
 
     async def check(self, timeout_s: float | None = None) -> None:
@@ -252,7 +252,7 @@ class AsyncContextRouter(AsyncRouter[ContextOptions]):
     database serves all whose confirms came before it. Arguments are as of `ContextRouter`.
     """
 
-    _kind = ContextOptions
+    _options_class = ContextOptions
 
     async def _publish(self, sending: AsyncSending) -> Any:
         name = self._core.name_of(sending.headers)
@@ -274,7 +274,7 @@ class AsyncAffinityRouter(AsyncRouter[AffinityOptions]):
     `AffinityRouter`.
     """
 
-    _kind = AffinityOptions
+    _options_class = AffinityOptions
 
     def _set_up(self) -> None:
         super()._set_up()

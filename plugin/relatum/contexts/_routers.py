@@ -32,8 +32,7 @@ Options = TypeVar("Options", bound=RouterOptions)
 class RouterBase(Generic[Options]):
     """What routers for threads and for tasks do alike."""
 
-    _kind: Any
-    """The class of its options."""
+    _options_class: Any
 
     def __init__(
         self,
@@ -44,9 +43,9 @@ class RouterBase(Generic[Options]):
         broker: str | None = None,
         stream_url: str | None = None,
     ) -> None:
-        self._options: Options = self._kind() if options is None else options
-        if not isinstance(self._options, self._kind):
-            raise ConfigurationError(f"options= takes {self._kind.__name__}, not {shown(options)}")
+        self._options: Options = self._options_class() if options is None else options
+        if not isinstance(self._options, self._options_class):
+            raise ConfigurationError(f"options= takes {self._options_class.__name__}, not {shown(options)}")
         self._core = RouterCore(super_stream, database, self._options, broker=broker, stream_url=stream_url)
         self._set_up()
         of_one_process(self, "a router")
@@ -271,7 +270,7 @@ class ContextRouter(Router[ContextOptions]):
         InvalidInput: the super stream's name cannot be one.
     """
 
-    _kind = ContextOptions
+    _options_class = ContextOptions
 
     def _publish(self, sending: Sending) -> Any:
         name = self._core.name_of(sending.headers)
@@ -309,7 +308,7 @@ class AffinityRouter(Router[AffinityOptions]):
         InvalidInput: the super stream's name cannot be one.
     """
 
-    _kind = AffinityOptions
+    _options_class = AffinityOptions
 
     def _set_up(self) -> None:
         super()._set_up()
