@@ -13,9 +13,21 @@ docs/adr/0037-opentelemetry.md.
 """
 
 from relatum.otel._instruments import Instrumentor, report_metrics
-from relatum.otel._links import LINKS_MAX, links_of
-from relatum.otel._options import Part, configure, shows_ids, shows_values_of
-from relatum.otel._spans import NO_SPAN, Description, Link, Span, carried, is_on, note, span
+from relatum.otel._spans import (
+    LINKS_MAX,
+    NO_SPAN,
+    Description,
+    Link,
+    Part,
+    Span,
+    carried,
+    configure,
+    is_on,
+    links_of,
+    note,
+    shows_values_of,
+    span,
+)
 
 __all__ = [
     "LINKS_MAX",
@@ -31,7 +43,6 @@ __all__ = [
     "links_of",
     "note",
     "report_metrics",
-    "shows_ids",
     "shows_values_of",
     "span",
 ]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from relatum.errors import ConfigurationError
 from relatum.metrics import Kind, Metric, declared, told, when_reported
-from relatum.otel._options import Part, configure
-from relatum.otel._spans import harmless
+from relatum.otel._spans import Part, configure, harmless
 from relatum.processes import after_fork
 
 if TYPE_CHECKING:
