@@ -31,8 +31,7 @@ class TypeStatistics:
     retries: Annotated[int, Counter("relatum_collector_retries_total", "Failed attempts that are tried again")]
     waiting_bulks: Annotated[int, Gauge("relatum_collector_waiting_bulks", "Closed bulks that wait for a worker")]
     bulk_s: Annotated[
-        Observed,
-        Distribution("relatum_collector_bulk_seconds", "Time from taking a bulk to storing what came of it"),
+        Observed, Distribution("relatum_collector_bulk_seconds", "Time from taking a bulk to storing what came of it")
     ]
 
 
