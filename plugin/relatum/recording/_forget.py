@@ -22,19 +22,12 @@ from relatum.store.members import RECORDERS, holders_of
 from relatum.store.tables import coverage, relationships, streams
 from relatum.store.translation import translated_errors
 
-_NEEDED: Final = {
-    "super stream": "contexts or affinity sets of {!r} are placed in it; retire the partition first",
-    "collector": "the collector {!r} follows it, or has messages of it that are not finished",
-    "consumer": "the consumer {!r} of groups reads it by name; remove that one first",
-    "groups": "the consumer {!r} has not finished groups that began in it",
-}
-"""Why a stream is needed, as a person reads it, by the kind of who needs it."""
-
 _NEEDING: Final = sql("""
-    SELECT 'super stream', name FROM relatum.super_streams JOIN relatum.super_stream_partitions USING (super_stream_id)
+    SELECT format('contexts or affinity sets of %L are placed in it; retire the partition first', name)
+    FROM relatum.super_streams JOIN relatum.super_stream_partitions USING (super_stream_id)
     WHERE vhost = :vhost::text AND stream = :stream::text AND state = 'active'
     UNION ALL
-    SELECT 'collector', collector.name
+    SELECT format('the collector %L follows it, or has messages of it that are not finished', collector.name)
     FROM relatum.collectors AS collector JOIN relatum.collector_sources AS source USING (collector_id)
     WHERE collector.vhost = :vhost::text AND source.stream = :stream::text
         AND (EXISTS (
@@ -44,12 +37,15 @@ _NEEDING: Final = sql("""
                 SELECT FROM relatum.collected_messages AS message
                 WHERE message.source_id = source.source_id AND message.finished_at IS NULL))
     UNION ALL
-    SELECT 'consumer', name FROM relatum.group_consumers
+    SELECT format('the consumer %L of groups reads it by name; remove that one first', name)
+    FROM relatum.group_consumers
     WHERE vhost = :vhost::text AND streams && :names::text[]
     UNION ALL
-    SELECT 'groups', name FROM relatum.group_consumers JOIN relatum.group_states USING (consumer_id)
+    SELECT format('the consumer %L has not finished groups that began in it', name)
+    FROM relatum.group_consumers JOIN relatum.group_states USING (consumer_id)
     WHERE stream_id = ANY (:ids::integer[]) AND state IN ('ready', 'claimed')
     LIMIT 1""")
+"""Why a stream is needed, as a person reads it."""
 
 
 def reason_of(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | None:
@@ -59,8 +55,7 @@ def reason_of(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | Non
         return f"the recorder {holder} records it; stop that one first"
     names = sorted({name for row in rows for name in (row.name, row.super_stream) if name is not None})
     asked = {"vhost": rows[0].vhost, "stream": rows[0].name, "names": names, "ids": ids}
-    found = connection.execute(_NEEDING, asked).first()
-    return None if found is None else _NEEDED[found[0]].format(found[1])
+    return connection.execute(_NEEDING, asked).scalar()
 
 
 _ROWS: Final = [streams.c[name] for name in StreamRow.__dataclass_fields__]

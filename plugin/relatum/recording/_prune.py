@@ -100,7 +100,6 @@ def _delete_span(engine: sa.Engine, stream_id: int, span: Range, tell: Listener,
 _IS_FINAL: Final = "g.state IN ('open', 'done', 'dead')"
 """A group that is ready or claimed stays: whoever gets it learns that its messages are gone."""
 
-
 _CANDIDATES: Final = sql(f"""
     SELECT g.consumer_id, g.group_id FROM relatum.group_states g
     WHERE (g.consumer_id, g.group_id) > (:consumer_id::integer, :group_id::text) AND {_IS_FINAL}
@@ -137,21 +136,24 @@ def prune_groups(engine: sa.Engine, floors: Mapping[int, int], *, replaced: bool
     """
     if replaced:
         with translated_errors(), engine.begin() as connection:
-            yield connection.execute(_DELETE_SCANS).rowcount
+            deleted = connection.execute(_DELETE_SCANS).rowcount
+        yield deleted
     wanted = {"stream_ids": list(floors), "firsts": list(floors.values()), "replaced": replaced, "most": batch_rows}
     after: Mapping[str, Any] | None = {"consumer_id": -1, "group_id": ""}
     while after is not None:
         with translated_errors(), engine.begin() as connection:
             rows = connection.execute(_CANDIDATES, {**wanted, **after}).all()
             after = dict(rows[-1]._mapping) if len(rows) == batch_rows else None
-            if rows:
-                consumer_ids, group_ids = zip(*rows, strict=True)
-                lows, highs = zip(*map(value_bounds, group_ids), strict=True)
-                chosen = {"consumer_ids": consumer_ids, "group_ids": group_ids, "lows": lows, "highs": highs}
-                found = connection.execute(
-                    _DELETE_UNNAMED, {"key": GROUP_KEY.name} | {name: list(each) for name, each in chosen.items()}
-                )
-                yield found.rowcount
+            bounds = [value_bounds(row.group_id) for row in rows]
+            chosen = {
+                "key": GROUP_KEY.name,
+                "consumer_ids": [row.consumer_id for row in rows],
+                "group_ids": [row.group_id for row in rows],
+                "lows": [low for low, _ in bounds],
+                "highs": [high for _, high in bounds],
+            }
+            deleted = connection.execute(_DELETE_UNNAMED, chosen).rowcount if rows else 0
+        yield deleted
 
 
 RECEIPTS_S: Final = 3600
