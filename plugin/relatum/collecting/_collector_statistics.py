@@ -66,14 +66,9 @@ class TypeCounts:
     def settled(self, results: Sequence[Result], seconds: float) -> None:
         """Count what came of a bulk."""
         self.bulk_s.observe(seconds)
-        others = [result.status for result in results if result.status is not OutcomeStatus.SUCCEEDED]
-        if len(others) < len(results):
-            self.outcomes[OutcomeStatus.SUCCEEDED.value] += len(results) - len(others)
-        for status in others:
-            if status is OutcomeStatus.COLLECTED:
-                self.retries += 1
-            else:
-                self.outcomes[status.value] += 1
+        found = Counts(result.status for result in results)
+        self.retries += found.pop(OutcomeStatus.COLLECTED, 0)
+        self.outcomes.update({status.value: count for status, count in found.items()})
 
 
 def statistics_of(core: Core, intake: Intake, counts: Mapping[str, TypeCounts]) -> CollectorStatistics:

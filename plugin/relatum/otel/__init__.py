@@ -8,8 +8,7 @@ span costs a look into `sys.modules`. Metrics take one call, `report_metrics()`;
     otel.configure(values_of=["order_id"])      spans of look-ups tell values of this key, unless it is masked
     otel.report_metrics()                       all metrics of this process, by the OpenTelemetry API
 
-Public for other rooms, too: `span`, `NO_SPAN`, `note`, `is_on`, `links_of`, `carried`. What is decided, and why, is in
-docs/adr/0037-opentelemetry.md.
+The other names are for the rooms that make spans. What is decided, and why, is in docs/adr/0037-opentelemetry.md.
 """
 
 from relatum.otel._instruments import Instrumentor, report_metrics
