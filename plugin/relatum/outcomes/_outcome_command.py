@@ -12,8 +12,10 @@ from relatum.terminal import (
     DatabaseOption,
     ExitCode,
     JsonOption,
+    argument,
     console,
     moment_text,
+    option,
     plain_text,
     print_json,
     require_database,
@@ -21,10 +23,8 @@ from relatum.terminal import (
 
 
 def outcome(
-    message_ids: Annotated[list[str], typer.Argument(metavar="ID…", help="The messages' ids.", show_default=False)],
-    collector: Annotated[
-        str | None, typer.Option(help="What became of them in this collector alone.", show_default=False)
-    ] = None,
+    message_ids: Annotated[list[str], argument("ID…", "The messages' ids.")],
+    collector: Annotated[str | None, option("What became of them in this collector alone.")] = None,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
