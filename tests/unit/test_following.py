@@ -81,6 +81,7 @@ class Bench:
         self.asked: asyncio.Future[Finding] | None = None
         self.is_end = False
         self.begun_at = 0
+        self.begun = asyncio.Event()
 
     def follow(self, next_offset: int = 0, at: Position | None = None, *, stream: str = "s") -> Followed:
         """Follow a stream."""
@@ -99,6 +100,7 @@ class Bench:
     async def subscribe(self, followed: Followed) -> Subscription:
         """As of `Connections`."""
         self.begun_at = followed.begin()
+        self.begun.set()
         self.seen.append(f"begin at {self.begun_at}")
         return Subscription(followed, 0, WINDOW_BYTES)
 
@@ -391,6 +393,31 @@ def test_a_chunk_that_cannot_be_split_fails_its_stream_which_is_read_again_from_
         assert await bench.after() == "give 0, drop, drop, failed"
         assert bench.giving.count == 1
         assert one.next_offset == 1
+        one.end()
+
+    in_loop(run)
+
+
+def test_a_replaced_stream_is_found_again_where_what_came_before_cannot_be_split() -> None:
+    """What is told of it is told behind that."""
+
+    async def run() -> None:
+        bench = Bench()
+        (one,) = await attached(bench, "s")
+        for each in (chunk_of(0, [b"x" * GIVEN_BYTES]), chunk_of(1, [b"x"], count=3), chunk(4)):
+            one.came(each)
+        one.ended(Interrupted())
+        # The owner is not done with the first, so the others wait.
+        assert await bench.after() == "give 0, begin at 4"
+        one.came(chunk(4, other=True))
+        assert await bench.after() == "drop"
+        bench.giving.done(bench.events)
+        assert await bench.after() == "drop, drop, begin at 0, failed"
+        bench.begun.clear()
+        await bench.begun.wait()
+        assert await bench.after() == "begin at 0"
+        one.came(chunk(0, other=True))
+        assert await bench.after() == "drop, differs OTHER"
         one.end()
 
     in_loop(run)

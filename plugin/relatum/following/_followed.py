@@ -15,6 +15,7 @@ import asyncio
 import math
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from relatum.errors import StreamNotHere, StreamUnavailable
@@ -84,7 +85,7 @@ class Followed:
         return self._subscription is not None
 
     async def run(self) -> None:
-        """Follow it for ever, or until it proves to be another stream."""
+        """Follow it for ever; once it proved to be another stream, until it is left."""
         while True:
             try:
                 await self._attempt()
@@ -93,7 +94,9 @@ class Followed:
             except Differs as differs:
                 assert self.known is not None, "else nothing can differ"
                 self._put(Replaced(self.stream, self.number, self.known, differs.found, differs.bounds))
-                return
+                # Left soon; else what is before that could not be given, and it is found again.
+                with suppress(Exception):
+                    await self._first()
             except Exception as error:  # noqa: BLE001 - told, and tried again
                 await self._pause(error)
 
@@ -316,7 +319,6 @@ class Followed:
     def _give(self, held: Held) -> None:
         self._attached()
         held.begin, self.next_offset = self.next_offset, held.last_offset + 1
-        self._has_given = True
         self._put(held)
 
     def _drop(self, held: Held) -> None:
@@ -328,6 +330,7 @@ class Followed:
 
     def gave(self, batch: RecordBatch) -> None:
         """Keep what the last message that was given is known by."""
+        self._has_given = True
         # Not a message yet: this is done for each chunk, and asked for after a break.
         self._last = batch.offsets[-1], batch.records[-1], batch.chunk_ms
         if len(batch.records[-1]) > RECORD_KEPT_BYTES:

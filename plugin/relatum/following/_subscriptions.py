@@ -199,6 +199,7 @@ class Subscriptions:
     def interrupt(self) -> None:
         """Tell all streams that the connection has ended."""
         subscriptions, self._all = self._all, {}
+        self._awaiting.clear()
         for subscription in subscriptions.values():
             subscription.connection = None
             subscription.followed.ended(Interrupted())

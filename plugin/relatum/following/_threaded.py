@@ -59,7 +59,6 @@ class Follower(Closing):
         self._streams = StreamFollower(self._loop, broker, self._put, options=options, outages=outages, **names)
         self._ready = ready
         self._came = threading.Condition()
-        self._taking = threading.Lock()
         self._events: deque[Event] = deque()
         self._left: dict[int, None] = {}
         """Followings of which nothing is given any more, though something may be on its way."""
