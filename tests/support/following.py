@@ -138,9 +138,10 @@ class Owner:
 
     def close(self, timeout_s: float) -> bool:
         """End all; whether it had ended by then."""
-        closing = self.loop.run(self.follower.close)
-        assert closing is not None, "it runs"
-        closing.result(timeout_s)
+        for _ in range(2):
+            closing = self.loop.run(self.follower.close)
+            assert closing is not None, "it runs"
+            closing.result(timeout_s)
         return self.loop.stop(timeout_s)
 
     def __enter__(self) -> Self:

@@ -88,7 +88,8 @@ class Connections:
         """Whether no stream can be read now, as was told."""
 
     def __len__(self) -> int:
-        return sum(len(node.connections) for node in self._nodes.values())
+        # Also asked by the thread that tells metrics.
+        return sum(len(node.connections) for node in list(self._nodes.values()))
 
     def _node(self, where: Broker | None) -> Node:
         if where not in self._nodes:

@@ -272,7 +272,9 @@ class StreamFollower:
     # --- end ----------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End all: connections at once, then the reader's, in a thread."""
+        """End all: connections at once, then the reader's, in a thread. Idempotent."""
+        if self._is_closed:
+            return
         self.end()
         try:
             await in_thread(self._threads, self.questions.close)
