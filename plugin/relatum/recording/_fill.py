@@ -23,7 +23,7 @@ from relatum.recording._losing import is_same, note
 from relatum.recording._part_tender import TURN_S
 from relatum.recording._ranges import Segment, unrecorded
 from relatum.recording._uncover import WINDOW_OFFSETS, lock_ranges, uncover, widened
-from relatum.store.catalog import StreamRow, lock_stream
+from relatum.store.catalog import StreamRow, key_definitions, lock_stream
 from relatum.store.coverage import (
     TIME,
     CoverageRow,
@@ -152,6 +152,7 @@ class Filler:
                 return False
             with translated_errors(), self._engine.begin() as connection:
                 part = widened(connection, self._stream.stream_id, wanted, bounds.first)
+                self._definitions = key_definitions(connection)
             work = self._read(part)
             if work is None:
                 return False
@@ -178,9 +179,11 @@ class Filler:
     ) -> bool:
         stream = self._stream
         with translated_errors(), self._engine.begin() as connection:
-            rows = lock_ranges(connection, stream.stream_id)
+            rows = lock_ranges(connection, stream.stream_id, part)
             if not is_due(connection):
                 return False
+            if key_definitions(connection) != self._definitions:
+                raise CoverageConflict("other keys were defined meanwhile", stream=stream.name)
             taken = uncover(connection, self._reader, stream, part, bounds.first or 0)
             first = ends_of_known(self._reader, stream.name).first
             is_behind = any(row.is_tail and row.to_offset >= part[1] for row in rows)
@@ -189,6 +192,7 @@ class Filler:
             check_same(self._reader, stream.name, rows, bounds)
             write_rows(connection, [(work.batch, None)])
             add_filled(connection, stream.stream_id, coverage_of(connection, [stream.stream_id]), work.filled(part[1]))
+        self._turn()
         return True
 
     @property
@@ -308,12 +312,15 @@ class Filler:
             count_skips(connection, batch.skips)
         self._has_covered = True
         work.skip_to(to_offset)
-        if time.monotonic() - self._turned_at >= TURN_S:
-            # No recorder may be up to do it, and a back-fill may write more than any of them.
-            self._turned_at = time.monotonic()
-            turn_parts(self._engine)
+        self._turn()
         if self._on_commit is not None:
             self._on_commit(batch.messages, batch.rows, to_offset)
+
+    def _turn(self) -> None:
+        """Begin the next part when it is due: no recorder may be up to do it, and more is written here than by any."""
+        if time.monotonic() - self._turned_at >= TURN_S:
+            self._turned_at = time.monotonic()
+            turn_parts(self._engine)
 
     def _check_free(self, rows: Iterable[CoverageRow], part: Segment) -> None:
         covering = list(rows)

@@ -121,7 +121,7 @@ def _cut_back(
     False where nothing that is retained would be left to know the stream by: nothing was changed then.
     """
     with translated_errors(), engine.connect() as connection, connection.begin() as transaction:
-        lock_ranges(connection, stream.stream_id)
+        lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
         now = tail_of(connection, stream.stream_id)
         if now is None or (now.coverage_id, now.to_offset, now.mark) != (tail.coverage_id, tail.to_offset, tail.mark):
             raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)

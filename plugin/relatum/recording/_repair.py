@@ -173,7 +173,7 @@ class _Repair:
         """
         name = stream.name
         with translated_errors(), self._engine.begin() as connection:
-            rows = lock_ranges(connection, stream.stream_id)
+            rows = lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
             # Behind the locks: a recorder may have moved the coverage just before.
             bounds = ends_of_known(self._reader, name)
             end = max((row.to_offset for row in rows), default=0)

@@ -60,16 +60,21 @@ _CUT_SCANS: Final = sql("""
     SELECT :stop::bigint, to_offset, consumer_id, stream_id FROM gone WHERE to_offset > :stop::bigint""")
 
 
-def lock_ranges(connection: sa.Connection, stream_id: int) -> list[CoverageRow]:
-    """Let nobody else move a stream's coverage until the transaction ends; gives its ranges.
+_LOCK_RANGES: Final = sql("""
+    SELECT FROM relatum.coverage
+    WHERE stream_id = :stream_id::integer AND from_offset <= :stop::bigint AND to_offset >= :start::bigint
+    ORDER BY coverage_id FOR UPDATE""")
+
+
+def lock_ranges(connection: sa.Connection, stream_id: int, part: Range) -> list[CoverageRow]:
+    """Let nobody else move the coverage of some offsets until the transaction ends; gives all ranges of the stream.
 
     Raises:
         CoverageConflict: the stream was forgotten meanwhile.
     """
     # Those who only refer to the stream are not waited for: a recorder that opens a range holds another one already.
     lock_stream(connection, stream_id, key_share=True)
-    ranges = sa.select(coverage.c.coverage_id).where(coverage.c.stream_id == stream_id).order_by(coverage.c.coverage_id)
-    connection.execute(ranges.with_for_update())
+    connection.execute(_LOCK_RANGES, {"stream_id": stream_id, "start": part[0], "stop": part[1]})
     return coverage_of(connection, [stream_id])
 
 
@@ -88,7 +93,7 @@ def uncover(connection: sa.Connection, reader: StreamReader, stream: StreamRow, 
         part: Offsets [from, to).
         first: The first offset that is retained, below which nothing is touched.
     """
-    lock_ranges(connection, stream.stream_id)
+    lock_ranges(connection, stream.stream_id, part)
     start, stop = widened(connection, stream.stream_id, part, first)
     if start >= stop:
         return start, start
