@@ -162,6 +162,7 @@ DAMAGE = {
     ],
     "coverage": [
         Damage("deleted", DELETE, "uncovered"),
+        Damage("tail deleted", DELETE, "uncovered coverage", "is_tail"),
         Damage("doubled", f"{INSERT}{RANGE}", "coverage"),
         Damage("marked as hole", "kind = 'hole'", "coverage uncovered"),
         Damage("without time", "with_time = false", "uncovered", "with_time"),

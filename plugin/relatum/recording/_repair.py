@@ -156,7 +156,8 @@ class _Repair:
         with translated_errors(), self._engine.begin() as connection:
             definitions = key_definitions(connection)
         filler = Filler(self._engine, self._reader, stream, definitions)
-        end = self._mend_whole(stream)
+        recorded_to, end = self._mend_whole(stream)
+        filler.fill((max(recorded_to, done.from_offset), end))
         # What the report saw behind the present end, or before what is retained, is gone.
         left = merged((max(done.from_offset, low), min(end, high)) for low, high in ranges)
         while left:
@@ -166,10 +167,11 @@ class _Repair:
             left = merged([*left, (window[1], max(high, min(reach, end)))])
         return done
 
-    def _mend_whole(self, stream: StreamRow) -> int:
-        """Give the ranges the right positions, delete what lies outside of them all, and let recording go on there.
+    def _mend_whole(self, stream: StreamRow) -> Range:
+        """Give the ranges the right positions, and delete what lies outside of them all.
 
-        Gives that offset.
+        Gives the offset up to which is recorded, and the one from which recording goes on: behind rows that were
+        recorded once, and that no range held.
         """
         name = stream.name
         with translated_errors(), self._engine.begin() as connection:
@@ -186,16 +188,18 @@ class _Repair:
                 values = {"last_offset": at and at.offset, "last_fingerprint": at and at.fingerprint}
                 values |= {"last_chunk_ms": at and at.chunk_ms, "coverage_id": row.coverage_id}
                 connection.execute(_REMEMBER, values)
-            for difference in outside(connection, stream.stream_id, end):
+            behind = max(end, first)
+            for difference in outside(connection, stream.stream_id, behind):
                 self._done.add(difference)
             for statement in _DELETE_BEFORE:
                 connection.execute(statement, {"stream_id": stream.stream_id})
             # Blocks that reach over the end are cut there: what they hold before it is compared with the rest.
-            uncover(connection, self._reader, stream, (end, INTEGER_MAX), end)
-            self._set_tail(connection, stream, end)
+            uncover(connection, self._reader, stream, (behind, INTEGER_MAX), behind)
+            goes_on_at = max(end, self._done.to_offset)
+            self._set_tail(connection, stream, goes_on_at)
             if is_replaced(connection, self._reader, name, rows, wrong, bounds):
                 raise Conflict(f"stream {name!r} was replaced meanwhile: verify again")
-        return end
+        return end, goes_on_at
 
     def _set_tail(self, connection: sa.Connection, stream: StreamRow, end: int) -> None:
         """Let recording go on at an offset, unless it does already."""
