@@ -34,7 +34,7 @@ def verify(
     seed: Annotated[
         int | None, typer.Option(help="With --sample: choose the same sample again.", show_default=False)
     ] = None,
-    repair_rows: Annotated[bool, typer.Option("--repair", help="Say what would mend the differences.")] = False,
+    repair_rows: Annotated[bool, typer.Option("--repair", help="Say what would be recorded again.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run/--no-dry-run", help="With --repair: only say it, or do it.")
     ] = True,
