@@ -12,6 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any, Final, TypeVar
 
 from relatum.client_logs import own_connection
@@ -100,9 +101,13 @@ class ComponentLoop:
         if self._loop is None:
             return False
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *args)
+            self._loop.call_soon_threadsafe(self._call, function, args)
             return True
         return False
+
+    def _call(self, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+        # Not in the caller's context: its deadline is not that of what is begun here.
+        self._context.run(function, *args)
 
     def run(self, function: Callable[..., Coroutine[Any, Any, _Result]], *args: Any) -> "Future[_Result] | None":
         """Call a coroutine function in the loop; None where the loop does not run.
@@ -212,6 +217,7 @@ class ComponentLoop:
     @own_connection()
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
+        self._context = copy_context()
         try:
             loop.run_forever()
             loop.run_until_complete(self._cancel_all())

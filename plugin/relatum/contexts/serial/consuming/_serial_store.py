@@ -175,6 +175,8 @@ class ConsumerStore:
         # It is begun anew after a start that failed, and says that it leaves as it is closed.
         self._database = Database(database, refusing=None, ending=self.ending, pool_size=POOL, is_bounded=False)
         self.database = self._database
+        # A connection that nobody else uses up: transactions that applications join may hold all others for long.
+        self._of_lease = Database(self._database.address, refusing=None, ending=self.ending, pool_size=1)
         self.engine = self._database.engine
         self._member = Member(PARTITIONS, 0, lease_s=lease_s)
 
@@ -198,6 +200,7 @@ class ConsumerStore:
     def dispose(self) -> None:
         """Give connections back; the store is not used any more."""
         self._database.close()
+        self._of_lease.close()
 
     # --- the consumer's name ----------------------------------------------------------------------------------------
 
@@ -240,7 +243,9 @@ class ConsumerStore:
             reach: Whether it reaches the broker: cut off, it takes nothing, and others may have what it has.
             is_busy: Whether its application has a batch in hand, for which a member that is cut off keeps its lease.
         """
-        with self._database.transaction() as connection:
+        # Who cannot commit any more keeps no lease.
+        self._database.check_open()
+        with self._of_lease.transaction() as connection:
             connection.execute(ADD_NEW_PARTITIONS, self.me)
             rows = connection.execute(SHARED, self.me).all()
             streams = {row.partition_id: row.stream for row in rows}
@@ -252,12 +257,12 @@ class ConsumerStore:
 
     def release(self, partition_id: int) -> None:
         """Let another member have a partition."""
-        with self._database.transaction() as connection:
+        with self._of_lease.transaction() as connection:
             self._member.release(connection, [partition_id])
 
     def leave(self) -> None:
         """Let others have all that this member has, at once."""
-        with self._database.transaction() as connection:
+        with self._of_lease.transaction() as connection:
             self._member.leave(connection)
 
     # --- opening a partition ----------------------------------------------------------------------------------------
