@@ -12,8 +12,8 @@ from typing import Final, Self
 from relatum.checks import checked_callable, checked_seconds
 from relatum.closing import AsyncClosing
 from relatum.contexts.serial.consuming._batch import AsyncSerialBatch, consuming
+from relatum.contexts.serial.consuming._batches import Taken
 from relatum.contexts.serial.consuming._consumer import CLOSE_S, LOOK_S, ConsumerBase, logger
-from relatum.contexts.serial.consuming._member import Taken
 from relatum.contexts.serial.consuming._serial_status import SerialStatus
 from relatum.errors import PartitionLost
 from relatum.reading import Message
@@ -72,18 +72,18 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
 
     async def next_batch(self, timeout_s: float | None = None) -> AsyncSerialBatch | None:
         """The next batch of any partition; see `SerialConsumer.next_batch`."""
-        until, member = self._until(timeout_s), self._member
-        while not member.stopping.is_set():
+        until, batches = self._until(timeout_s), self._batches
+        while not batches.stopping.is_set():
             left_s = None if until is None else max(0.0, until - time.monotonic())
-            waiting = member.wait(at_once=left_s == 0)
+            waiting = batches.wait(at_once=left_s == 0)
             try:
                 await self._ended(waiting, left_s or None)
             except BaseException:
-                member.give_up(waiting)
+                batches.give_up(waiting)
                 raise
-            taken = member.taken(waiting)
+            taken = batches.taken(waiting)
             if taken is not None:
-                return AsyncSerialBatch(member, *taken, self._threads)
+                return AsyncSerialBatch(batches, *taken, self._threads)
             if left_s == 0:
                 return None
         return None
@@ -96,7 +96,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
             try:
                 loop.call_soon_threadsafe(ended.set)
             except RuntimeError:
-                self._member.give_up(waiting)  # The loop has ended, and nobody takes it.
+                self._batches.give_up(waiting)  # The loop has ended, and nobody takes it.
 
         waiting.add_done_callback(wake)
         with suppress(TimeoutError):
@@ -163,7 +163,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
 
     async def _acknowledge(self, batch: AsyncSerialBatch, stop: asyncio.Event | None = None) -> None:
         """Acknowledge, waiting for PostgreSQL."""
-        pauses, stopping = backoff(), self._member.stopping
+        pauses, stopping = backoff(), self._batches.stopping
         while not stopping.is_set() and not await asyncio.shield(
             in_thread(self._threads, self._try_acknowledge, batch, stop)
         ):

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from typing import TYPE_CHECKING, Any
 
 from relatum import otel
-from relatum.contexts.serial.consuming._member import Member
+from relatum.contexts.serial.consuming._batches import Batches
 from relatum.contexts.serial.consuming._partition_following import Following, Step
 from relatum.contexts.serial.consuming._serial_store import lost
 from relatum.errors import InvalidInput
@@ -31,41 +31,41 @@ class BatchBase:
         is_acknowledged: Whether the position is stored behind them.
     """
 
-    def __init__(self, member: Member, following: Following, step: Step) -> None:
+    def __init__(self, batches: Batches, following: Following, step: Step) -> None:
         self.partition = following.stream
         self.messages: tuple[Message, ...] = tuple(step.messages)
         self.is_acknowledged = False
-        self._member = member
+        self._batches = batches
         self._following = following
         self._step = step
         self._is_given_back = False
 
     def context_of(self, message: Message) -> str | None:
         """A message's serialization context; None for none."""
-        context = message.headers.get(self._member.header or "")
+        context = message.headers.get(self._batches.header or "")
         return context if isinstance(context, str) else None
 
     def give_back(self) -> None:
         """Do without: the same messages are handed out again as the partition's next batch."""
         self._is_given_back = True
-        self._member.give_back(self._following, self._step)
+        self._batches.give_back(self._following, self._step)
 
     def _check(self) -> None:
         if self.is_acknowledged:
             raise InvalidInput(f"this batch of {self.partition!r} is acknowledged already")
         if self._is_given_back:
-            raise lost(self.partition, self._member.store.name)
-        self._member.check(self._following, self._step)
+            raise lost(self.partition, self._batches.store.name)
+        self._batches.check(self._following, self._step)
 
     def _acknowledge(self) -> None:
         self._check()
-        self._member.commit(self._following, self._step)
+        self._batches.commit(self._following, self._step)
         self.is_acknowledged = True
 
     @contextmanager
     def _transaction(self) -> "Iterator[sa.Connection]":
         self._check()
-        with self._member.transaction(self._following, self._step) as connection:
+        with self._batches.transaction(self._following, self._step) as connection:
             yield connection
         self.is_acknowledged = True
 
@@ -112,8 +112,8 @@ class SerialBatch(BatchBase):
 class AsyncSerialBatch(BatchBase):
     __doc__ = BatchBase.__doc__
 
-    def __init__(self, member: Member, following: Following, step: Step, threads: Threads) -> None:
-        super().__init__(member, following, step)
+    def __init__(self, batches: Batches, following: Following, step: Step, threads: Threads) -> None:
+        super().__init__(batches, following, step)
         self._threads = threads
 
     async def acknowledge(self) -> None:

@@ -57,9 +57,10 @@ class ConsumerBase:
         self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         self._store = ConsumerStore(super_stream, name, database, vhost=self._address.vhost, lease_s=options.lease_s)
         self._member = Member(super_stream, self._store, self._address, options=options)
+        self._batches = self._member.batches
         self._is_started = self._is_closed = False
         of_one_process(self, "a serial consumer")
-        metrics.report(self._member, super_stream=super_stream, consumer=name)
+        metrics.report(self._batches, super_stream=super_stream, consumer=name)
 
     def _check_startable(self) -> None:
         if self._is_started or self._is_closed:
@@ -75,7 +76,7 @@ class ConsumerBase:
             raise ConfigurationError("the consumer does not run: start it")
 
     def _is_ending(self, stop: threading.Event | asyncio.Event | None) -> bool:
-        return self._member.stopping.is_set() or (stop is not None and stop.is_set())
+        return self._batches.stopping.is_set() or (stop is not None and stop.is_set())
 
     def _try_acknowledge(self, batch: BatchBase, stop: threading.Event | asyncio.Event | None) -> bool:
         """Acknowledge; False where PostgreSQL does not answer. A batch that is another member's now is that one's."""
@@ -109,12 +110,12 @@ class ConsumerBase:
 
     def statistics(self) -> SerialStatistics:
         """What this member has counted, and what it has. It asks nobody."""
-        return self._member.statistics()
+        return self._batches.statistics()
 
     @property
     def partitions(self) -> tuple[str, ...]:
         """The streams this member reads now."""
-        return tuple(sorted(following.stream for following in self._member.followings))
+        return tuple(sorted(following.stream for following in self._batches.followings))
 
 
 class SerialConsumer(ConsumerBase, Closing):
@@ -189,19 +190,19 @@ class SerialConsumer(ConsumerBase, Closing):
             TlsRefused, AccessRefused, ConfigurationError: The broker does not let this consumer in; it goes on trying,
                 so asking again gives messages once that is put right.
         """
-        until, member = self._until(timeout_s), self._member
-        while not member.stopping.is_set():
+        until, batches = self._until(timeout_s), self._batches
+        while not batches.stopping.is_set():
             left_s = None if until is None else max(0.0, until - time.monotonic())
-            waiting = member.wait(at_once=left_s == 0)
+            waiting = batches.wait(at_once=left_s == 0)
             try:
                 with suppress(CancelledError, TimeoutError):
                     waiting.exception(left_s or None)
             except BaseException:
-                member.give_up(waiting)
+                batches.give_up(waiting)
                 raise
-            taken = member.taken(waiting)
+            taken = batches.taken(waiting)
             if taken is not None:
-                return SerialBatch(member, *taken)
+                return SerialBatch(batches, *taken)
             if left_s == 0:
                 return None
         return None
@@ -270,7 +271,7 @@ class SerialConsumer(ConsumerBase, Closing):
 
     def _acknowledge(self, batch: SerialBatch, stop: threading.Event | None = None) -> None:
         """Acknowledge, waiting for PostgreSQL."""
-        pauses, stopping = backoff(), self._member.stopping
+        pauses, stopping = backoff(), self._batches.stopping
         while not stopping.is_set() and not self._try_acknowledge(batch, stop):
             until = time.monotonic() + next(pauses)
             while (left_s := until - time.monotonic()) > 0 and not stopping.is_set():

@@ -17,7 +17,7 @@ from relatum.contexts.serial._partition_log import PartitionLog
 from relatum.contexts.serial.consuming._partition_following import Following
 from relatum.contexts.serial.consuming._partition_pieces import Piece
 from relatum.contexts.serial.consuming._serial_store import Opened
-from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamUnavailable
+from relatum.errors import OffsetExpired, OffsetNotFound, RelatumError, StreamNotFound, StreamUnavailable
 from relatum.following import Attached, Event, Failed, Hole, Records, Replaced
 from relatum.reading import Message, StreamReader, ends_of_known
 from relatum.waiting import backoff
@@ -59,6 +59,7 @@ class Partition:
         self._store = member.store
         self._events: deque[Event] = deque()
         self._opened: Opened | None = None
+        self._is_lost = False
         self._pauses = backoff()
         self._changed = asyncio.Event()
         self._task = member.loop.spawn(self._run())
@@ -70,6 +71,13 @@ class Partition:
 
     def wake(self) -> None:
         """Go on, as far as that goes now: there is room for more, or all begins anew."""
+        self._changed.set()
+
+    def begin_anew(self) -> None:
+        """Forget what is not stored, as soon as the task comes to it; until then nothing is handed out."""
+        if self.following is not None:
+            self.following.is_over = True
+        self._is_lost, self.number = True, 0
         self._changed.set()
 
     def stop(self) -> None:
@@ -85,6 +93,9 @@ class Partition:
             try:
                 await self._go_on()
             except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
+                if not isinstance(error, RelatumError):
+                    # Something may have been done by half.
+                    self.begin_anew()
                 self._member.outages.failed(reading_of(self.stream), error)
                 await asyncio.sleep(next(self._pauses))
             else:
@@ -92,11 +103,11 @@ class Partition:
 
     async def _go_on(self) -> None:
         """Go through what has come."""
-        if self.following is not None and self.following.is_over:
+        if self._is_lost or (self.following is not None and self.following.is_over):
             self._forget()
         if self._opened is None:
             await self._look_up()
-        while self._events and await self._handle(self._events[0]):
+        while self._events and not self._is_lost and await self._handle(self._events[0]):
             if self._events:
                 self._member.follower.done(self._events.popleft())
             self._pauses = backoff()
@@ -117,7 +128,7 @@ class Partition:
         if self.following is not None:
             self.following.is_over = True
         self.following = self._opened = None
-        self.number = 0
+        self._is_lost, self.number = False, 0
         self._member.follower.done(*self._events)
         self._events.clear()
 
@@ -145,7 +156,8 @@ class Partition:
         """The stream is the one that is known: hand out what is read of it. After a break it is open already."""
         opened = self._opened
         assert opened is not None, "it is followed from there"
-        assert self._member.header is not None, "it was agreed on at the start"
+        header = self._member.batches.header
+        assert header is not None, "it was agreed on at the start"
         if self.following is not None:
             return
         floors = await self._member.loop.ask(self._store.floors, self.partition_id, opened.read_from)
@@ -156,7 +168,7 @@ class Partition:
             position=opened.position,
             version=opened.version,
             read_from=opened.read_from,
-            header=self._member.header,
+            header=header,
             options=self._member.options,
             begun_at={move_id: time.monotonic() - open_s for move_id, open_s in opened.since.items()},
         )
@@ -174,7 +186,7 @@ class Partition:
             # Adopted messages are read, and names looked up.
             piece = await self._member.ask_broker(Piece.of, event.batch, self._read_adopted, self._is_partition)
         following.put(piece, time.monotonic())
-        self._member.look(self)
+        self._member.batches.look(following)
         self._member.outages.over(reading_of(self.stream))
         return True
 
@@ -194,7 +206,7 @@ class Partition:
         for offset, control in controls:
             following.replay(offset, control, now)
         following.lost_to(first, now)
-        self._member.look(self)
+        self._member.batches.look(following)
         if opened.position < first and opened.position > 0:
             extra = {"stream": self.stream, "from": opened.position, "to": first}
             lost = (opened.position, first - 1, self.stream)
