@@ -9,9 +9,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from relatum import metrics
 from relatum.contexts._options import SerialOptions
@@ -44,8 +44,6 @@ BROKER_ASKS_MAX: Final = 3
 AFTER_DEFECT_S: Final = 1.0
 """Seconds after which events are taken again where taking them failed."""
 
-_Result = TypeVar("_Result")
-
 
 class Member:
     """A running member."""
@@ -71,10 +69,12 @@ class Member:
         """Make what runs; again after a start that failed."""
         name = f"relatum-{self.store.name}"
         self.loop = self.batches.loop = ComponentLoop(name, logger, ending=self.store.ending)
+        # Nothing but the lease uses its thread, nor its connection: it waits behind nothing.
         self._lease_thread = Threads(1, f"{name}-lease")
         self._broker_threads = Threads(BROKER_ASKS_MAX, f"{name}-reads")
+        self._ask_for_lease = partial(self.loop.ask, threads=self._lease_thread)
+        self.ask_broker = partial(self.loop.ask, threads=self._broker_threads)
         self._ended = threading.Event()
-        self._follows = False
         self._duties: list[Duty] = []
 
     # --- its life ---------------------------------------------------------------------------------------------------
@@ -133,7 +133,6 @@ class Member:
             who=reading_of,
             ready=self._ready,
         ).open()
-        self._follows = True
         self._reach = Reach(self.follower, self.outages, lambda: min(self._streams))
         await self._keep_lease()
         repeat = partial(self.loop.repeat, outages=self.outages)
@@ -168,9 +167,8 @@ class Member:
             except Exception as error:  # noqa: BLE001 - the lease lapses by itself
                 what = f"partitions {self._of} not given back"
                 log_failure(logger, error, what, level=logging.INFO)
-            if self._follows:
-                self._reach.close()
-                await self.ask_broker(self.follower.close)
+            self._reach.close()
+            await self.ask_broker(self.follower.close)
         finally:
             self._dispose()
             self.loop.stop(0.0)
@@ -182,14 +180,6 @@ class Member:
         self._ended.set()
 
     # --- its lease --------------------------------------------------------------------------------------------------
-
-    async def _ask_for_lease(self, function: Callable[..., _Result], *args: Any) -> _Result:
-        """Ask PostgreSQL in the thread that nothing but the lease uses, one question after the other."""
-        return await self.loop.ask(function, *args, threads=self._lease_thread)
-
-    async def ask_broker(self, function: Callable[..., _Result], *args: Any) -> _Result:
-        """Ask the broker in one of the threads for that."""
-        return await self.loop.ask(function, *args, threads=self._broker_threads)
 
     async def _keep_lease(self) -> float:
         """Renew the lease; begin with partitions that were gained, and end those that were lost."""

@@ -59,7 +59,6 @@ class Partition:
         self._store = member.store
         self._events: deque[Event] = deque()
         self._opened: Opened | None = None
-        self._is_lost = False
         self._pauses = backoff()
         self._changed = asyncio.Event()
         self._task = member.loop.spawn(self._run())
@@ -77,7 +76,7 @@ class Partition:
         """Forget what is not stored, as soon as the task comes to it; until then nothing is handed out."""
         if self.following is not None:
             self.following.is_over = True
-        self._is_lost, self.number = True, 0
+        self._opened, self.number = None, 0
         self._changed.set()
 
     def stop(self) -> None:
@@ -102,17 +101,16 @@ class Partition:
                 await self._changed.wait()
 
     async def _go_on(self) -> None:
-        """Go through what has come."""
-        if self._is_lost or (self.following is not None and self.following.is_over):
-            self._forget()
-        if self._opened is None:
-            await self._look_up()
-        while self._events and not self._is_lost and await self._handle(self._events[0]):
+        """Open it where that is to be done, and go through what has come."""
+        while True:
+            if self._opened is None or (self.following is not None and self.following.is_over):
+                self._forget()
+                await self._look_up()
+            if not self._events or not await self._handle(self._events[0]):
+                return
             if self._events:
                 self._member.follower.done(self._events.popleft())
             self._pauses = backoff()
-            if self._opened is None:
-                await self._look_up()
 
     async def _look_up(self) -> None:
         """Find where the partition was left, and have it followed from there."""
@@ -128,7 +126,7 @@ class Partition:
         if self.following is not None:
             self.following.is_over = True
         self.following = self._opened = None
-        self._is_lost, self.number = False, 0
+        self.number = 0
         self._member.follower.done(*self._events)
         self._events.clear()
 

@@ -15,20 +15,15 @@ class Piece:
     """Consecutive messages of a partition, as they were read.
 
     Most are looked at by the application alone: each is made where it is needed, in the thread that goes on with it.
-
-    Attributes:
-        batch: At least one message.
-        bytes: Their bytes, about.
-        may_control: Whether some may be control messages.
-        adopted: The messages that adoptions among them name, by the adoptions' offsets; None where one is gone.
-        foreign: The offsets of control messages that name no partition of this super stream: copied from elsewhere.
     """
 
     batch: RecordBatch
     bytes: int
     may_control: bool
     adopted: Mapping[int, Message | None] = field(default_factory=dict)
+    """The messages that adoptions among them name, by the adoptions' offsets; None where one is gone."""
     foreign: Collection[int] = ()
+    """The offsets of control messages that name no partition of this super stream: copied from elsewhere."""
 
     @classmethod
     def plain(cls, batch: RecordBatch) -> "Piece | None":
