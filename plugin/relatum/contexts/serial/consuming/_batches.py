@@ -199,7 +199,12 @@ class Batches:
         at = min((at for at in (silent_at, due_at) if at is not None), default=partition.looks_at)
         if at != partition.looks_at:
             partition.looks_at = at
-            self.loop.call_later(at - now, self._change, following)
+            self.loop.call_later(at - now, self._look_again, partition)
+
+    def _look_again(self, partition: "Partition") -> None:
+        partition.looks_at = 0.0
+        if partition.following is not None:
+            self._change(partition.following)
 
     def _change(self, following: Following, change: Callable[..., None] | None = None, *args: Any) -> None:
         """Change a partition, and go on with it."""

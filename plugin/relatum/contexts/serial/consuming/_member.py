@@ -60,9 +60,6 @@ class Member:
         self._partitions = self.batches.partitions
         self._of = f"of a member of {store.name!r}"
         self._streams: frozenset[str] = frozenset()
-        self._holder: str | None = None
-        self._surplus = 0
-        self._renews_at = -math.inf
         self._begin()
 
     def _begin(self) -> None:
@@ -76,6 +73,10 @@ class Member:
         self.ask_broker = partial(self.loop.ask, threads=self._broker_threads)
         self._ended = threading.Event()
         self._duties: list[Duty] = []
+        self._partitions.clear()
+        self._holder: str | None = None
+        self._surplus = 0
+        self.batches.leased_until = self._renews_at = -math.inf
 
     # --- its life ---------------------------------------------------------------------------------------------------
 
