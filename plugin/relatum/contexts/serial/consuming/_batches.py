@@ -91,10 +91,7 @@ class Batches:
     # --- waiting for one, in any thread -----------------------------------------------------------------------------
 
     def wait(self, *, at_once: bool) -> "Future[Taken]":
-        """A future of a batch, to be ended by `taken` or `give_up`.
-
-        `at_once`: Whether it is cancelled where there is none now.
-        """
+        """A future of a batch, to be ended by `taken` or `give_up`; `at_once`: cancelled where there is none now."""
         waiting: Future[Taken] = Future()
         self._waiting.append(waiting)
         if self.stopping.is_set() or not self.loop.call(self._begin_wait, waiting, at_once):
@@ -102,11 +99,7 @@ class Batches:
         return waiting
 
     def taken(self, waiting: "Future[Taken]") -> Taken | None:
-        """What a wait has come to, which is over now; None for nothing.
-
-        Raises:
-            AccessRefused, ConfigurationError: There is none, and the broker does not let this member in.
-        """
+        """What a wait has come to, which is over now; None for nothing. Raised is why the broker lets nobody in."""
         if waiting.cancel():
             self.loop.call(self._end_wait, waiting)
             return None
@@ -281,12 +274,7 @@ class Batches:
             raise lost(following.stream, self.store.name)
 
     def commit(self, following: Following, step: Step) -> None:
-        """Store a step that was handed out.
-
-        Raises:
-            PartitionLost: The partition is not this member's any more, or was opened anew.
-            DatabaseUnavailable: PostgreSQL is away; to be repeated.
-        """
+        """Store a step that was handed out; to be repeated where PostgreSQL is away."""
         self.check(following, step)
         if self._was_committed(following, step):
             return
@@ -303,11 +291,7 @@ class Batches:
         self._note(following, step)
 
     def _was_committed(self, following: Following, step: Step) -> bool:
-        """Whether an earlier try came through whose commit nobody answered; False where there was none.
-
-        Raises:
-            DatabaseUnavailable: There was no answer.
-        """
+        """Whether an earlier try came through whose commit nobody answered; False where there was none."""
         token = following.in_doubt
         if token is None:
             return False

@@ -145,11 +145,7 @@ class MemberStore:
         return next(iter(self._database.rows(FIND_SUPER_STREAM, named)), None)
 
     def ensure(self, beginnings: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
-        """Make the rows of this consumer name, where they are not there.
-
-        Args:
-            beginnings: Finds where to begin in each of these streams, for a name that is new.
-        """
+        """Make the rows of this consumer name, where they are not there; `beginnings` says where a new name begins."""
         super_stream_id = self._super_stream().super_stream_id
         named = {"super_stream_id": super_stream_id, "name": self.name}
         with self._database.transaction() as connection:
@@ -182,11 +178,7 @@ class MemberStore:
         return bool(found)
 
     def forget(self) -> bool:
-        """Forget this consumer name; False where it is not known, or another was first.
-
-        Raises:
-            Conflict: members of it are up; nothing was changed.
-        """
+        """Forget this consumer name, unless members of it are up; False where it is not known, or another was first."""
         if not self.find():
             return False
         with self._database.transaction() as connection:

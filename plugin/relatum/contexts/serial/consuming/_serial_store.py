@@ -209,13 +209,7 @@ class ConsumerStore(MemberStore):
                 connection.execute(FREE_HOLDS, mine)
 
     def go_back(self, partition_id: int, position: int, end: int) -> None:
-        """Go on from an earlier offset of a stream that lost its end; nobody waits for a fence that is lost.
-
-        Args:
-            partition_id: The partition.
-            position: The offset, below the one stored.
-            end: The offset behind the stream's last message, by its leader's word.
-        """
+        """Go on from an earlier offset of a stream that lost its end; nobody waits for a fence behind its new end."""
         at = {**self._mine(partition_id), "position": position}
         with self._database.transaction() as connection:
             if connection.execute(_GO_ON_FROM, at).rowcount:
@@ -266,12 +260,7 @@ class ConsumerStore(MemberStore):
 
     @contextmanager
     def joined(self, following: Following, step: Step, *, stop: threading.Event) -> Iterator[sa.Connection]:
-        """A transaction that an application writes in, and that stores the step at its end.
-
-        Raises:
-            PartitionLost: The partition is another member's; all was rolled back.
-            CommitInDoubt: It is not known whether it was committed; it was asked about for ten seconds.
-        """
+        """A transaction that an application writes in, and that stores the step at its end; see `Tokens`."""
 
         def store(connection: sa.Connection, token: UUID) -> None:
             if not self._write(connection, following, step, token):
