@@ -2,7 +2,8 @@
 
 There are partitions (lists), a database (plain attributes, each request one transaction) and actors: publishers, movers
 and members of serial consumers. An actor is a generator; it does one thing a step, so any other may act in between, and
-it may be killed or left asleep at any step. What a dead actor had sent may still arrive later.
+it may be killed or left asleep at any step. What a dead actor had sent may still arrive later. An answer may be
+late: then others act between the moment it was true and the code that gets it.
 
 Two of three publishers have sessions, and clocks that are as much too fast, or too slow, as is allowed; one of them is
 mostly asleep for longer than its session holds. The third has none, as those of earlier releases.
@@ -44,6 +45,10 @@ RATES = (1.01, 0.99, 1.0)
 
 
 LONG_AGO = datetime.fromtimestamp(0, UTC)
+
+
+NONE_YET = object()
+"""No answer is under way."""
 
 
 class Wrong(AssertionError):
@@ -132,6 +137,8 @@ class Running:
     actor: Actor
     request: Any
     what: Any = None
+    answer: Any = NONE_YET
+    """What its request came to, while that is under way to it."""
 
 
 class Consumer:
@@ -213,23 +220,28 @@ class World:
         self.running.append(running)
         return running
 
-    def step(self, index: int, choice: int = 1) -> None:
-        """Let an actor perform the request it waits with, and go on to its next."""
+    def step(self, index: int, choice: int = 1, *, late: bool = False) -> None:
+        """Let an actor perform the request it waits with, and go on to its next; where it is late, in another step."""
         if not self.running:
             return
-        self._perform(self.running[index % len(self.running)], choice)
+        self._perform(self.running[index % len(self.running)], choice, late=late)
 
-    def _perform(self, running: Running, choice: int = 1) -> None:
+    def _perform(self, running: Running, choice: int = 1, *, late: bool = False) -> None:
         self.steps += 1
         self.clock += 1
-        try:
-            answer = self._answer(running.request, choice)
-        except (Refused, MoveConflict):
-            self._end(running)
-            return
-        self._go_on(running, partial(running.actor.send, answer))
+        if running.answer is NONE_YET:
+            try:
+                running.answer = self._answer(running.request, choice)
+            except (Refused, MoveConflict):
+                self._end(running)
+                return
+            if late:
+                self.counts["answered late"] += 1
+                return
+        self._go_on(running, partial(running.actor.send, running.answer))
 
     def _go_on(self, running: Running, step: Callable[[], Any]) -> None:
+        running.answer = NONE_YET
         try:
             running.request = step()
         except (StopIteration, RelatumError):
@@ -248,7 +260,7 @@ class World:
             self.routers[place] = Router(self, self._next_session(), place)
         for each in killed:
             sent = self._as_sent(each.request)
-            if arrives and sent is not None:
+            if arrives and sent is not None and each.answer is NONE_YET:
                 self.in_flight.append(sent)
             self._end(each)
 
@@ -258,7 +270,7 @@ class World:
         if running is None or running.kind != "publisher":
             return
         sent = self._as_sent(running.request)
-        if arrives and sent is not None:
+        if arrives and sent is not None and running.answer is NONE_YET:
             self._append(sent)
         self.counts["cancelled"] += 1
         self._end(running)
@@ -268,12 +280,15 @@ class World:
         return f"{self._sessions:x}"
 
     def fail(self, index: int, *, arrives: bool = False) -> None:
-        """Let the broker, or the database, go away under an actor. What it was about to send may have arrived."""
+        """Let the broker, or the database, go away under an actor. What it was about to send may have arrived.
+
+        An answer that was under way to it is lost.
+        """
         if not self.running:
             return
         running = self.running[index % len(self.running)]
         sent = self._as_sent(running.request)
-        if arrives and sent is not None:
+        if arrives and sent is not None and running.answer is NONE_YET:
             self._append(sent)
         error = BrokerUnavailable if isinstance(sent, Arriving) else DatabaseUnavailable
         self.counts[f"failed {running.kind}"] += 1

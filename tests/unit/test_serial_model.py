@@ -53,11 +53,13 @@ def run(  # noqa: C901 - one case for each thing that can happen
     releases: int = 1,
     failures: int = 1,
     frozen: int = 0,
+    late: float = 0.0,
     **world: Any,
 ) -> World:
     """Let chance decide who does what; releases and failures are as frequent as is said, of about 115.
 
     `frozen`: For so many choices in a row one of them stands still, then another one.
+    `late`: How many of the answers are late.
     """
     chance = random.Random(seed)
     one = World(contexts, **world)
@@ -68,6 +70,9 @@ def run(  # noqa: C901 - one case for each thing that can happen
     for step in range(steps):
         if frozen and one.running and step % frozen == 0:
             still = chance.choice(one.running)
+            if late and chance.random() < 0.5:
+                # It stands still just before it gets an answer that is there.
+                one.step(one.running.index(still), late=True)
         match chance.choices(range(12), (12, 6, 2, 2, 6, releases, 1, 3, failures, 1, 80, 12))[0]:
             case 0 if len(one.running) < 14:
                 one.publish(chance.randrange(9), chance.choice(contexts), chance.choice(PARTITIONS))
@@ -100,7 +105,7 @@ def run(  # noqa: C901 - one case for each thing that can happen
                 which = chance.randrange(len(one.running)) if chance.random() < 0.7 else len(one.running) - 1
                 for _ in range(chance.choice((1, 1, 2, 4))):
                     if one.running and one.running[which % len(one.running)] is not still:
-                        one.step(which, chance.randint(1, 5))
+                        one.step(which, chance.randint(1, 5), late=late > 0 and chance.random() < late)
     one.finish()
     return one
 
@@ -117,11 +122,12 @@ def test_chance_finds_nothing_wrong() -> None:
             releases=(0, 0, 1, 4)[seed % 4],
             failures=(1, 5)[seed % 2],
             frozen=(0, 40)[seed // 2 % 2],
+            late=(0.0, 0.2)[seed // 4 % 2],
         )
         for what, count in one.counts.items():
             met[what] = met.get(what, 0) + count
     wanted = ("adoptions delivered", "switched", "aborted", "arrived late", "released", "killed publisher")
-    for what in (*wanted, "told by a session", "renewed", "lapsed"):
+    for what in (*wanted, "told by a session", "renewed", "lapsed", "answered late"):
         assert met[what] > EXAMPLES // 4, met
 
 
@@ -209,6 +215,16 @@ class _ReliedOnAtOnce(publication.Publications):
             self.session.renewed(began)
 
 
+class _HoldsFromTheAnswer(publication.Publications):
+    def _go_on(self) -> Any:
+        yield from self.look()
+        while self.session.is_due():
+            self.session.renew()
+            yield publication.RenewSession(self.cache.generation or 0, self.session.session_s)
+            yield from self.look()
+            self.session.renewed(self._clock())
+
+
 def _omitting(*rules: str) -> dict[str, Any]:
     return {"omit": rules}
 
@@ -266,34 +282,62 @@ def test_each_rule_is_needed(what: str) -> None:
     assert seeds_to_failure({**without, **BROKEN[what]}, 400) is not None
 
 
+def begun(world: World, begin: Any, *given: Any) -> Any:
+    """An actor that begins now."""
+    begin(*given)
+    return world.running[-1]
+
+
+def go_on(world: World, actor: Any, until: Any = None) -> None:
+    """Let an actor go on until it stands before such a request, or to its end."""
+    while actor in world.running and not isinstance(actor.request, until or ()):
+        world._perform(actor)
+
+
+@pytest.mark.parametrize("publications", [publication.Publications, _HoldsFromTheAnswer], ids=["begin", "end"])
+def test_a_session_counts_from_where_its_renewal_began(publications: Any) -> None:
+    """The look behind a renewal is answered late: the fence of a move that began after it is there by then."""
+    world = World(("a",), publications=publications)
+    world.add_consumer("first", at_end=False)
+    go_on(world, begun(world, world.publish, 0, "a", "p0"))
+    publication_of_a = begun(world, world.publish, 0, "a", "p0")
+    go_on(world, publication_of_a, publication.Send)
+    keeper = begun(world, world.keep, 0, 3)
+    go_on(world, keeper, Renewal)
+    world._perform(keeper)
+    world._perform(keeper, late=True)
+    mover = begun(world, start_move, world, frozenset("a"), "p1")
+    go_on(world, mover, moving.PublishControl)
+    world._perform(keeper)
+    world._perform(mover)
+    go_on(world, publication_of_a)
+    if publications is _HoldsFromTheAnswer:
+        with pytest.raises(Wrong):
+            world.finish()
+    else:
+        world.finish()
+        assert world.counts["told by a session"] == 0
+
+
 @pytest.mark.parametrize("omit", [(), ("what was gone on to",)], ids=["with the rule", "without"])
 def test_a_renewal_tells_no_more_than_its_publisher_has_gone_on_to(omit: tuple[str, ...]) -> None:
     """A move begins between the look of a publisher and its renewal, which then must not speak for the move."""
     world = World(("a",), omit=omit)
     world.add_consumer("first", at_end=False)
-
-    def begun(begin: Any, *given: Any) -> Any:
-        begin(*given)
-        return world.running[-1]
-
-    def go_on(actor: Any, until: Any = None) -> None:
-        while actor in world.running and not isinstance(actor.request, until or ()):
-            world._perform(actor)
-
-    go_on(begun(world.publish, 0, "a", "p0"))
-    go_on(begun(world.keep, 0, 3))
+    go_on(world, begun(world, world.publish, 0, "a", "p0"))
+    go_on(world, begun(world, world.keep, 0, 3))
     assert world.sessions
     world.clock += 40  # it is to be renewed
-    keeper = begun(world.keep, 0, 3)
-    go_on(keeper, Renewal)
-    publication_of_a = begun(world.publish, 0, "a", "p0")
-    go_on(publication_of_a, publication.Send)
-    mover = begun(start_move, world, frozenset("a"), "p1")
-    go_on(mover, moving.FindSessions)
+    keeper = begun(world, world.keep, 0, 3)
+    go_on(world, keeper, Renewal)
+    publication_of_a = begun(world, world.publish, 0, "a", "p0")
+    go_on(world, publication_of_a, publication.Send)
+    mover = begun(world, start_move, world, frozenset("a"), "p1")
+    go_on(world, mover, moving.FindSessions)
     world._perform(keeper)
     for _ in range(5):
         world._perform(mover)
-    go_on(publication_of_a)
+    go_on(world, publication_of_a)
     if omit:
         with pytest.raises(Wrong):
             world.finish()
