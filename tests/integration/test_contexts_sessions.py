@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aio_pika
+import pika
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -22,6 +23,7 @@ from relatum.contexts import (
     MoveState,
     SerializationContexts,
 )
+from relatum.contexts.placement._entries import Fence, encode
 from relatum.errors import ContextMoving
 from relatum.superstreams import Layout
 from tests.support import broker_connection, wait_until
@@ -152,11 +154,12 @@ def test_movers_that_do_not_wait_are_refused(
     contexts: SerializationContexts,
     channel: BlockingChannel,
     layout: Layout,
+    amqp_url: str,
     database_url: str,
     engine: sa.Engine,
 ) -> None:
-    """Those of an earlier release cannot begin a move, and where they fence one that waits, it is not stored."""
-    router.publish(channel, b"", of_context("x"))
+    """Those of an earlier release cannot begin a move, and a fence of theirs in one that waits is none."""
+    router.publish(channel, b"1", of_context("x"))
     old = (
         "INSERT INTO relatum.context_moves (super_stream_id, source_id, target_id, contexts, fence_epoch, epoch, "
         "scan_from, target_scan_from) SELECT super_stream_id, 1, 2, 1, 9, 9, 0, 0 FROM relatum.super_streams "
@@ -164,11 +167,13 @@ def test_movers_that_do_not_wait_are_refused(
     )
     with pytest.raises(psycopg.errors.NotNullViolation):
         rows(database_url, old, layout.super_stream)
-    add_dead(engine, 1.0)
     with HeldMove(contexts, ["x"], other_than(layout, layout.route("x").stream), "fencing", engine) as held:
         held.begin()
         (move,) = contexts.moves()
         assert move.fence_epoch == 0
+        # They resume it: look, publish the fence under its epoch, find it, and write down where it is.
+        headers, body = encode(Fence(move.move_id, move.fence_epoch, frozenset("x")))
+        channel.basic_publish("", move.source, body, pika.BasicProperties(headers=headers))
         with pytest.raises(psycopg.errors.CheckViolation, match="context_moves_waited"):
             rows(
                 database_url,
@@ -176,6 +181,10 @@ def test_movers_that_do_not_wait_are_refused(
                 move.move_id,
             )
         held.go()
+    (ended,) = contexts.moves(latest=1)
+    assert (ended.state, ended.fence_epoch > 0) == (MoveState.SWITCHED, True)
+    router.publish(channel, b"2", of_context("x"))
+    assert consumed(layout.super_stream, database_url, amqp_url, 2) == {"x": [b"1", b"2"]}
 
 
 # --- moves whose mover is gone ------------------------------------------------------------------------------------

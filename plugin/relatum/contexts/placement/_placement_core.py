@@ -85,7 +85,7 @@ class RouterCore:
         self._holder = new_holder()
         # Made at once: what is wrong with a URL is told where the router is made.
         self._ending = Deadline(None)
-        self._database = Database(database, ending=self._ending, refusing=None)
+        self._database = Database(database, ending=self._ending, refusing=None, writes=True)
         self._broker = broker
         self._stream_url = stream_url
         self._lock = threading.Lock()

@@ -27,11 +27,13 @@ OF_MOVES: Final = """relatum.context_moves m
 FIND_MOVE: Final = sql(f"SELECT {MOVE} FROM {OF_MOVES} WHERE m.move_id = :move_id::bigint")
 
 FENCE_AFTER: Final = sql(f"""
-    SELECT {MOVE} FROM {OF_MOVES} JOIN relatum.moved_contexts c ON c.move_id = m.move_id
-    WHERE c.name = :name::text AND m.super_stream_id = :super_stream_id::integer
-        AND (source.stream = :stream::text AND m.fence_epoch > :above::bigint
-            OR target.stream = :stream::text AND m.epoch > :above::bigint)
-    ORDER BY m.fence_epoch LIMIT 1""")
+    SELECT found.*, pg_is_in_recovery() AS is_standby FROM (VALUES (1)) one LEFT JOIN (
+        SELECT {MOVE} FROM {OF_MOVES} JOIN relatum.moved_contexts c ON c.move_id = m.move_id
+        WHERE c.name = :name::text AND m.super_stream_id = :super_stream_id::integer
+            AND (source.stream = :stream::text AND m.fence_epoch > :above::bigint
+                OR target.stream = :stream::text AND m.epoch > :above::bigint)
+        ORDER BY m.fence_epoch LIMIT 1) found ON true""")
+"""One row: the columns of `Move`, NULLs where there is none, and whether the server may know of too little."""
 
 _FLOORS: Final = sql("""
     SELECT name, max(epoch) FROM (
@@ -59,8 +61,8 @@ LOST_MARKERS: Final = sql(f"""
 
 
 def move_info(row: Sequence[Any]) -> Move:
-    """A move from the columns of `MOVE`."""
-    move = Move(*row)
+    """A move from the columns of `MOVE`; what a statement adds to them comes after."""
+    move = Move(*row[: len(Move.__dataclass_fields__)])
     return replace(move, state=MoveState(move.state), waits_for=tuple(move.waits_for))
 
 
