@@ -23,6 +23,12 @@ EXAMPLES = int(os.environ.get("RELATUM_MODEL_EXAMPLES", "25"))
 CONTEXTS = ("a", "b")
 
 
+@pytest.fixture(autouse=True)
+def _sessions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Movers wait for sessions alone here: what is waited for besides would hide faults of that."""
+    monkeypatch.setattr(moving, "MOVE_WAIT_S", -1.0)
+
+
 def start_move(world: World, moved: frozenset[str], target: str) -> None:
     """Begin a move of those contexts that are where the first of them is."""
     placed = sorted(context for context in moved if context in world.placements)
@@ -31,7 +37,7 @@ def start_move(world: World, moved: frozenset[str], target: str) -> None:
     source = world.placements[placed[0]].stream
     together = frozenset(context for context in placed if world.placements[context].stream == source)
     if source != target:
-        world.start("mover", moving.move(source, target, together, grace_s=0, clock=world.now))
+        world.start("mover", moving.move(source, target, together, clock=world.now))
 
 
 def old_go_on(move_id: int) -> moving.Steps:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from relatum.contexts import MoveState
+from relatum.contexts.placement._trust import TRUST_S
 from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._move_steps import MoveStep
 from relatum.errors import StreamUnavailable
@@ -29,6 +30,8 @@ def waited(sessions: list[dict[str, moving.SessionSeen]], takes_s: float = 0.5) 
         if isinstance(requests[-1], moving.FindSessions):
             answer = next(answers)
             now[0] += takes_s
+        elif isinstance(requests[-1], moving.Sleep):
+            now[0] += requests[-1].seconds
     steps.close()
     return requests[2:]
 
@@ -45,10 +48,17 @@ def test_a_fence_waits_no_longer_than_a_session_holds() -> None:
     """By the mover's own clock, from its first look on; a publisher that died is not waited for again."""
     dead = moving.SessionSeen(3, 2.0)
     alive = replace(dead, beat=4)
-    # Looks that begin 0, 0.5, 1.0, 1.5, 2.0 and 2.5 s after the first was answered: at 2.0 the margin is not over.
+    # Looks that begin 0.01, 0.52, 1.03, 1.54 and 2.05 s after the first was answered.
     requests = waited([{"a": dead}] + [{"a": alive}] * 6)
     assert requests[-2:] == [moving.ForgetSession(7, "a", 3), moving.LetFence(7)]
-    assert sum(isinstance(each, moving.FindSessions) for each in requests) == 6
+    assert sum(isinstance(each, moving.FindSessions) for each in requests) == 5
+
+
+def test_a_fence_waits_for_looks_that_nobody_registers() -> None:
+    """Where nobody has a session, for as long as a look serves by the slowest clock, and some time more."""
+    requests = waited([{}])
+    slept = sum(each.seconds for each in requests if isinstance(each, moving.Sleep))
+    assert TRUST_S * 1.01 / 0.99 + 0.1 < slept < 0.36
 
 
 def test_a_message_that_is_confirmed_and_not_there_ends_the_steps() -> None:

@@ -29,7 +29,7 @@ from relatum.contexts.placement._publication_requests import (
     Sent,
     TakeOver,
 )
-from relatum.contexts.placement._session import elapsed_s
+from relatum.contexts.placement._trust import elapsed_s
 from relatum.contexts.serial.moving._move_store import MoveStore, logger
 from relatum.contexts.serial.moving._mover import go_on_with_abandoned
 from relatum.contexts.steps import run

@@ -11,19 +11,15 @@ No clock is compared with another one, and none has to tell the time. They must 
 not stand still while the world goes on. Source: docs/adr/0025.
 """
 
-import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
 from relatum.contexts.placement._placing import KEEP_COMMITS
+from relatum.contexts.placement._trust import DRIFT
 from relatum.processes import after_fork
 from relatum.store.database import sql
 from relatum.store.members import renewal_s
-
-DRIFT: Final = 0.01
-"""By how much a clock may be faster or slower than it should: quartz is within 0.0002, NTP changes rates by 0.0005."""
 
 SESSION_S: Final = 2.0
 """Seconds a session holds without a renewal, by default: how long a move waits for a publisher that died."""
@@ -60,14 +56,6 @@ RENEW_SESSION: Final = sql(f"""
 END_SESSION: Final = sql("""
     DELETE FROM relatum.publisher_sessions
     WHERE super_stream_id = :super_stream_id::integer AND holder = :holder::text""")
-
-
-def elapsed_s() -> float:
-    """Seconds since some moment, those included that the machine was suspended, where its system counts them."""
-    return time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
-
-
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None) if os.name == "posix" else None
 
 
 class Session:

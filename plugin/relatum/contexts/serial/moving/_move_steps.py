@@ -8,13 +8,14 @@ and a fence or a marker that is published again changes nothing.
 
 ```
 begin ── fencing ──────────────────────────────► fenced ──────────────────► switched
-         sessions waited for, a fence's epoch    marker in the target       placements are the target's
+         publishers waited for, fence's epoch    marker in the target       placements are the target's
          taken, the fence in the source               │
               │                                       │
               └── abort ──────────────────────────────┴── target := source, under a new epoch ──► aborted
 ```
 
-No fence is published before all publishers know of the move that rely on their sessions, see `_session` of placement.
+No fence is published while a publisher may rely on what it knew before the move: on its last look, see `_trust` of
+placement, or on its session, see `_session`.
 Until then the fence has no epoch (0), so that whoever does not know of that rule publishes a fence that says nothing.
 
 An aborted move goes on with its source as the target, since its fence may be in the source already: what the contexts
@@ -27,19 +28,12 @@ from typing import Any, Final, Literal, TypeAlias
 
 from relatum.contexts.placement._entries import Control, Fence, Marker
 from relatum.contexts.placement._model import Move, MoveState
-from relatum.contexts.placement._session import DRIFT, elapsed_s
+from relatum.contexts.placement._trust import DRIFT, MOVE_WAIT_S, elapsed_s
 from relatum.contexts.steps import Request
 from relatum.errors import MoveConflict, StreamUnavailable
 
-GRACE_S: Final = 0.05
-"""Seconds between the moment contexts stop and the fence: what is on its way to the source arrives before it.
-
-Only the number of strays depends on it, not what becomes of them; and it is longer than publishers go without looking
-whether placements changed, so that most know of the move by then.
-"""
-
 WAIT_S: Final = 0.01
-"""Seconds between two looks whether all publishers know of a move."""
+"""Seconds between two looks whether a fence may be published."""
 
 LOOKS_MAX: Final = 5
 """How often a control message is looked for that the broker has confirmed, before the stream counts as unavailable.
@@ -199,15 +193,12 @@ Steps: TypeAlias = Generator[MoveRequest, Any, MoveStep]
 Clock: TypeAlias = Callable[[], float]
 
 
-def move(
-    source: str, target: str, contexts: frozenset[str], *, grace_s: float = GRACE_S, clock: Clock = elapsed_s
-) -> Steps:
+def move(source: str, target: str, contexts: frozenset[str], *, clock: Clock = elapsed_s) -> Steps:
     """Move contexts from one partition to another."""
     scan_from = yield from FindEnd(source)
     target_scan_from = yield from FindEnd(target)
     begun = yield from Begin(source, target, contexts, scan_from, target_scan_from)
-    yield from Sleep(grace_s)
-    found = yield from _wait_for_sessions(begun.move_id, clock)
+    found = yield from _wait_for_publishers(begun.move_id, clock)
     if found.state is MoveState.FENCING:
         yield from PublishControl(source, _fence(found))
     return (yield from _complete(found, clock))
@@ -235,17 +226,20 @@ def abort(move_id: int, *, clock: Clock = elapsed_s) -> Steps:
     return (yield from _complete(found, clock))
 
 
-def _wait_for_sessions(move_id: int, clock: Clock) -> Steps:
-    """Wait until no publisher relies on a session that began before its contexts were stopped; then it may be fenced.
+def _wait_for_publishers(move_id: int, clock: Clock) -> Steps:
+    """Wait until no publisher relies on what it knew before its contexts were stopped; then the move may be fenced.
 
+    Looks are waited for by a bound that nobody has to register for, see `_trust` of placement; sessions by their rows.
     Each that is there at the first look is waited for until it has gone on, or has ended, or for as long as it can hold
     without a renewal. What is renewed meanwhile makes no difference: whoever renews reads what began before.
     """
     sessions = yield from FindSessions(move_id)
     began, waiting = clock(), dict(sessions)
-    while waiting:
+    while waiting or clock() - began <= MOVE_WAIT_S:
         yield from Sleep(WAIT_S)
         waited_s = clock() - began
+        if not waiting:
+            continue
         now = yield from FindSessions(move_id)
         for holder, session in list(waiting.items()):
             if holder not in now:
@@ -261,7 +255,7 @@ def _complete(found: MoveStep, clock: Clock) -> Steps:
     """Perform step after step. After each, the database says how far the move is: it may be further than we know."""
     while not found.state.is_ended:
         if not found.fence_epoch:
-            found = yield from _wait_for_sessions(found.move_id, clock)
+            found = yield from _wait_for_publishers(found.move_id, clock)
         elif found.state is MoveState.FENCING:
             at = yield from _ensure(found.source, _fence(found), found.scan_from)
             found = yield from SetFenced(found.move_id, found.attempt, at)
