@@ -15,18 +15,15 @@ from relatum.contexts import MoveState
 from relatum.contexts.placement import _publication as publication
 from relatum.contexts.placement._entries import Entry, Fence, Marker
 from relatum.contexts.placement._publication_requests import Sent as CheckedSent
+from relatum.contexts.placement._trust import MOVE_WAIT_S, STALL_S
 from relatum.contexts.serial._partition_log import PartitionLog
 from relatum.contexts.serial.moving import _move_steps as moving
-from tests.support.serial_world import PARTITIONS, Renewal, World, Wrong
+from tests.support.serial_world import PARTITIONS, STALL, STEP_S, Router, World, Wrong
 
 EXAMPLES = int(os.environ.get("RELATUM_MODEL_EXAMPLES", "25"))
 CONTEXTS = ("a", "b")
-
-
-@pytest.fixture(autouse=True)
-def _sessions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Movers wait for sessions alone here: what is waited for besides would hide faults of that."""
-    monkeypatch.setattr(moving, "MOVE_WAIT_S", -1.0)
+APART = int(1.1 * MOVE_WAIT_S / STEP_S)
+"""Steps between two times at which a clock stands still: one move waits for one of them."""
 
 
 def start_move(world: World, moved: frozenset[str], target: str) -> None:
@@ -60,12 +57,14 @@ def run(  # noqa: C901 - one case for each thing that can happen
     failures: int = 1,
     frozen: int = 0,
     late: float = 0.0,
+    stalls: bool = False,
     **world: Any,
 ) -> World:
     """Let chance decide who does what; releases and failures are as frequent as is said, of about 115.
 
     `frozen`: For so many choices in a row one of them stands still, then another one.
     `late`: How many of the answers are late.
+    `stalls`: Whether clocks of publishers that stand still may do so, too, for as long as they may.
     """
     chance = random.Random(seed)
     one = World(contexts, **world)
@@ -73,8 +72,15 @@ def run(  # noqa: C901 - one case for each thing that can happen
         one.add_consumer(name, at_end=False)
     later = 0
     still = None
+    stalled_at = -1_000
+    since = 0
     for step in range(steps):
         if frozen and one.running and step % frozen == 0:
+            if stalls and still is not None and isinstance(still.what, Router) and one.clock > stalled_at + APART:
+                stalled_at = one.clock
+                still.what.stood_still += min(one.clock - since, STALL)
+                one.counts["stood still"] += 1
+            since = one.clock
             still = chance.choice(one.running)
             if late and chance.random() < 0.5:
                 # It stands still just before it gets an answer that is there.
@@ -106,7 +112,7 @@ def run(  # noqa: C901 - one case for each thing that can happen
                 one.arrive(chance.randrange(99))
                 one.cancel(chance.randrange(99), arrives=chance.random() < 0.5)
             case 11:
-                one.keep(chance.randrange(9), chance.choice((0, 2, 3)))
+                one.look(chance.randrange(9))
             case _ if one.running:
                 which = chance.randrange(len(one.running)) if chance.random() < 0.7 else len(one.running) - 1
                 for _ in range(chance.choice((1, 1, 2, 4))):
@@ -129,11 +135,12 @@ def test_chance_finds_nothing_wrong() -> None:
             failures=(1, 5)[seed % 2],
             frozen=(0, 40)[seed // 2 % 2],
             late=(0.0, 0.2)[seed // 4 % 2],
+            stalls=seed % 3 == 0,
         )
         for what, count in one.counts.items():
             met[what] = met.get(what, 0) + count
     wanted = ("adoptions delivered", "switched", "aborted", "arrived late", "released", "killed publisher")
-    for what in (*wanted, "told by a session", "renewed", "lapsed", "answered late"):
+    for what in (*wanted, "told by a clock", "answered late", "stood still"):
         assert met[what] > EXAMPLES // 4, met
 
 
@@ -206,29 +213,14 @@ class _DoubtfulAdoptionsSentAgain(publication.Publications):
         return False
 
 
-class _SessionsNeverEnd(publication.Publications):
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.session.holds = lambda: self.session._until > 0  # type: ignore[method-assign]
+class _LooksServeForEver(publication.Publications):
+    def _trusts(self) -> bool:
+        return self._trust_clock and self._looked_at > 0
 
 
-class _ReliedOnAtOnce(publication.Publications):
-    def _go_on(self) -> Any:
-        yield from self.look()
-        while self.session.is_due():
-            began = self.session.renew()
-            yield publication.RenewSession(self.cache.generation or 0, self.session.session_s)
-            self.session.renewed(began)
-
-
-class _HoldsFromTheAnswer(publication.Publications):
-    def _go_on(self) -> Any:
-        yield from self.look()
-        while self.session.is_due():
-            self.session.renew()
-            yield publication.RenewSession(self.cache.generation or 0, self.session.session_s)
-            yield from self.look()
-            self.session.renewed(self._clock())
+class _CountedFromTheEnd(publication.Publications):
+    def _looked(self, mark: int, began: float) -> None:
+        super()._looked(mark, self._clock())
 
 
 def _omitting(*rules: str) -> dict[str, Any]:
@@ -237,6 +229,7 @@ def _omitting(*rules: str) -> dict[str, Any]:
 
 _FAILING: dict[str, Any] = {"releases": 0, "failures": 15}
 _FROZEN: dict[str, Any] = {"releases": 0, "failures": 0, "frozen": 40}
+_STALLED: dict[str, Any] = {**_FROZEN, "stalls": True}
 
 BROKEN: dict[str, dict[str, Any]] = {
     "strays are delivered": {"log": _NoStrays},
@@ -246,7 +239,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "a hold's cursor is forgotten": {"log": _CursorsForgotten},
     "holds that have ended begin again": {"log": _EndedHoldsBeginAgain},
     "the position is forgotten": {"log": _PositionForgotten},
-    "a hold that has ended takes nobody out of one before it": {"log": _EndedHoldsTakeNobody, "first": 171},
+    "a hold that has ended takes nobody out of one before it": {"log": _EndedHoldsTakeNobody, "first": 790},
     "holds end before all was read again": {"log": _CaughtUpAtOnce, **_omitting("wait for the rescan")},
     "nothing is checked after the confirm": {"publications": _NothingChecked},
     "adoptions are not checked": {"publications": _AdoptionsNotChecked},
@@ -260,10 +253,11 @@ BROKEN: dict[str, dict[str, Any]] = {
     "holds end before the source is read": _omitting("source position"),
     "holds end before those of the source": _omitting("holds of the source"),
     "two members write": _omitting("version"),
-    "moves wait for no session": _omitting("wait for sessions"),
-    "moves wait for less than a session": {**_omitting("the whole session"), **_FROZEN},
-    "sessions never end by the publisher's clock": {"publications": _SessionsNeverEnd, **_FROZEN},
-    "a session is relied on before the look behind it": {"publications": _ReliedOnAtOnce, "first": 49},
+    "moves wait for nobody's look": {"wait": 0.0},
+    "moves wait for a fifth of the time": {"wait": 0.2, **_FROZEN},
+    "moves wait for no clock that stood still": {"wait": 1 - STALL_S / MOVE_WAIT_S, **_STALLED},
+    "looks serve for ever": {"publications": _LooksServeForEver, **_FROZEN},
+    "looks serve from where they ended": {"publications": _CountedFromTheEnd, **_FROZEN, "late": 0.3},
     "a name begins wherever the partitions end": {**_omitting("consistent starts"), "releases": 0, "failures": 0},
 }
 
@@ -283,8 +277,8 @@ def seeds_to_failure(broken: dict[str, Any], most: int) -> int | None:
 @pytest.mark.parametrize("what", BROKEN)
 def test_each_rule_is_needed(what: str) -> None:
     """With a rule left out, promises are broken, and the world notices."""
-    # Moves that wait for publishers leave few strays: rules that are not about sessions are looked for without.
-    without = {} if "session" in what else {"session_s": 0.0}
+    # Moves that wait for publishers leave few strays: rules that are not about looks are looked for without.
+    without = {} if "look" in what or "wait" in what else {"trust": False}
     assert seeds_to_failure({**without, **BROKEN[what]}, 400) is not None
 
 
@@ -300,53 +294,24 @@ def go_on(world: World, actor: Any, until: Any = None) -> None:
         world._perform(actor)
 
 
-@pytest.mark.parametrize("publications", [publication.Publications, _HoldsFromTheAnswer], ids=["begin", "end"])
-def test_a_session_counts_from_where_its_renewal_began(publications: Any) -> None:
-    """The look behind a renewal is answered late: the fence of a move that began after it is there by then."""
+@pytest.mark.parametrize("publications", [publication.Publications, _CountedFromTheEnd], ids=["begin", "end"])
+def test_a_look_serves_from_where_it_began(publications: Any) -> None:
+    """The answer of a look is late: the fence of a move that began behind it may be there by then."""
     world = World(("a",), publications=publications)
     world.add_consumer("first", at_end=False)
     go_on(world, begun(world, world.publish, 0, "a", "p0"))
     publication_of_a = begun(world, world.publish, 0, "a", "p0")
     go_on(world, publication_of_a, publication.Send)
-    keeper = begun(world, world.keep, 0, 3)
-    go_on(world, keeper, Renewal)
-    world._perform(keeper)
-    world._perform(keeper, late=True)
+    look = begun(world, world.look, 0)
+    world._perform(look, late=True)
     mover = begun(world, start_move, world, frozenset("a"), "p1")
     go_on(world, mover, moving.PublishControl)
-    world._perform(keeper)
+    world._perform(look)
     world._perform(mover)
     go_on(world, publication_of_a)
-    if publications is _HoldsFromTheAnswer:
+    if publications is _CountedFromTheEnd:
         with pytest.raises(Wrong):
             world.finish()
     else:
         world.finish()
-        assert world.counts["told by a session"] == 0
-
-
-@pytest.mark.parametrize("omit", [(), ("what was gone on to",)], ids=["with the rule", "without"])
-def test_a_renewal_tells_no_more_than_its_publisher_has_gone_on_to(omit: tuple[str, ...]) -> None:
-    """A move begins between the look of a publisher and its renewal, which then must not speak for the move."""
-    world = World(("a",), omit=omit)
-    world.add_consumer("first", at_end=False)
-    go_on(world, begun(world, world.publish, 0, "a", "p0"))
-    go_on(world, begun(world, world.keep, 0, 3))
-    assert world.sessions
-    world.clock += 40  # it is to be renewed
-    keeper = begun(world, world.keep, 0, 3)
-    go_on(world, keeper, Renewal)
-    publication_of_a = begun(world, world.publish, 0, "a", "p0")
-    go_on(world, publication_of_a, publication.Send)
-    mover = begun(world, start_move, world, frozenset("a"), "p1")
-    go_on(world, mover, moving.FindSessions)
-    world._perform(keeper)
-    for _ in range(5):
-        world._perform(mover)
-    go_on(world, publication_of_a)
-    if omit:
-        with pytest.raises(Wrong):
-            world.finish()
-    else:
-        world.finish()
-        assert world.counts["told by a session"] == 1
+        assert world.counts["told by a clock"] == 1  # the first message alone

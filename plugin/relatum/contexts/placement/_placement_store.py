@@ -33,7 +33,6 @@ from relatum.contexts.placement._placement_opening import (
 )
 from relatum.contexts.placement._placement_prune import forget_released
 from relatum.contexts.placement._placing import RELEASE, Candidates, chosen_among, place
-from relatum.contexts.placement._session import END_SESSION, RENEW_SESSION
 from relatum.contexts.placement._stored_moves import FENCE_AFTER, FIND_MOVE, move_info
 from relatum.errors import MoveConflict, PlacementNotFound, SuperStreamConflict
 from relatum.store.database import AnyDatabase, Database, sql
@@ -306,14 +305,6 @@ class PlacementStore:
         wanted = [check_name(name) for name in names]
         if wanted:
             self._database.rows(TOUCH, self._with_id(names=wanted))
-
-    def renew_session(self, holder: str, seen: int, session_s: float) -> None:
-        """Write that a publisher publishes, for so many seconds more, and which generation it has gone on to."""
-        self._database.rows(RENEW_SESSION, self._with_id(holder=holder, seen=seen, session_s=session_s))
-
-    def end_session(self, holder: str) -> None:
-        """Remove a publisher's session, where there is one."""
-        self._database.rows(END_SESSION, self._with_id(holder=holder))
 
     def idle(self, idle_s: float, *, limit: int = 1_000) -> list[Placement]:
         """Open placements that nobody touched for so many seconds, the longest unused first; moving ones are not."""
