@@ -408,8 +408,8 @@ class World:
 
     def _move_answer(self, request: Any) -> Any:
         match request:
-            case moving.Sleep() | moving.FindSessions():
-                return {}
+            case moving.Sleep():
+                return None
             case moving.FindEnd(stream):
                 return max(0, len(self.streams[stream]) - 1)
             case moving.Begin():

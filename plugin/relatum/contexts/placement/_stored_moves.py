@@ -10,13 +10,9 @@ from relatum.contexts.placement._entries import Control, Fence, Marker
 from relatum.contexts.placement._model import Move, MoveState
 from relatum.store.database import sql
 
-IS_WAITED_FOR: Final = "s.super_stream_id = m.super_stream_id AND s.seen < m.generation AND m.fence_epoch = 0"
-"""Whether a publisher's session is one that a move waits for before its fence."""
-
-MOVE: Final = f"""m.move_id, source.stream AS source, target.stream AS target, m.source_id, m.target_id, m.state,
+MOVE: Final = """m.move_id, source.stream AS source, target.stream AS target, m.source_id, m.target_id, m.state,
         m.aborting, m.attempt, m.contexts, m.fence_epoch, m.epoch, m.scan_from, m.target_scan_from, m.fence_offset,
-        m.marker_offset, m.holder, m.lease_expires_at, m.started_at, m.fenced_at, m.ended_at, m.reason,
-        ARRAY (SELECT s.holder FROM relatum.publisher_sessions s WHERE {IS_WAITED_FOR}) AS waits_for"""
+        m.marker_offset, m.holder, m.lease_expires_at, m.started_at, m.fenced_at, m.ended_at, m.reason"""
 """The columns of `Move`, in its order."""
 
 OF_MOVES: Final = """relatum.context_moves m
@@ -63,7 +59,7 @@ LOST_MARKERS: Final = sql(f"""
 def move_info(row: Sequence[Any]) -> Move:
     """A move from the columns of `MOVE`; what a statement adds to them comes after."""
     move = Move(*row[: len(Move.__dataclass_fields__)])
-    return replace(move, state=MoveState(move.state), waits_for=tuple(move.waits_for))
+    return replace(move, state=MoveState(move.state))
 
 
 def floors_before(connection: sa.Connection, partition_id: int, offset: int) -> dict[str, int]:

@@ -14,26 +14,25 @@ begin ── fencing ───────────────────�
               └── abort ──────────────────────────────┴── target := source, under a new epoch ──► aborted
 ```
 
-No fence is published while a publisher may rely on what it knew before the move: on its last look, see `_trust` of
-placement, or on its session, see `_session`.
+No fence is published while a publisher may rely on its last look from before the move, see `_trust` of placement.
 Until then the fence has no epoch (0), so that whoever does not know of that rule publishes a fence that says nothing.
 
 An aborted move goes on with its source as the target, since its fence may be in the source already: what the contexts
 have there counts again only behind a marker of a higher epoch.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from relatum.contexts.placement._entries import Control, Fence, Marker
 from relatum.contexts.placement._model import Move, MoveState
-from relatum.contexts.placement._trust import DRIFT, MOVE_WAIT_S, elapsed_s
+from relatum.contexts.placement._trust import MOVE_WAIT_S, elapsed_s
 from relatum.contexts.steps import Request
 from relatum.errors import MoveConflict, StreamUnavailable
 
 WAIT_S: Final = 0.01
-"""Seconds between two looks whether a fence may be published."""
+"""Seconds of one step of the wait before a fence: between two, the mover says that it lives."""
 
 LOOKS_MAX: Final = 5
 """How often a control message is looked for that the broker has confirmed, before the stream counts as unavailable.
@@ -79,35 +78,6 @@ class Look(Request[MoveStep]):
     """Read the move."""
 
     move_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class SessionSeen:
-    """A publisher's session, as the database has it.
-
-    Attributes:
-        beat: How often it was renewed.
-        session_s: Seconds it holds after a renewal.
-    """
-
-    beat: int
-    session_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class FindSessions(Request[Mapping[str, SessionSeen]]):
-    """Find the sessions, by holder, that have not gone on to the generation at which the move began."""
-
-    move_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetSession(Request[None]):
-    """Remove a session that has lapsed, unless it was renewed since."""
-
-    move_id: int
-    holder: str
-    beat: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +143,7 @@ class SetAborting(Request[MoveStep]):
 
 
 MoveRequest: TypeAlias = (
-    FindEnd
-    | Begin
-    | Look
-    | FindSessions
-    | ForgetSession
-    | LetFence
-    | Sleep
-    | PublishControl
-    | FindControl
-    | SetFenced
-    | Switch
-    | SetAborting
+    FindEnd | Begin | Look | LetFence | Sleep | PublishControl | FindControl | SetFenced | Switch | SetAborting
 )
 """What a step asks for."""
 
@@ -227,27 +186,10 @@ def abort(move_id: int, *, clock: Clock = elapsed_s) -> Steps:
 
 
 def _wait_for_publishers(move_id: int, clock: Clock) -> Steps:
-    """Wait until no publisher relies on what it knew before its contexts were stopped; then the move may be fenced.
-
-    Looks are waited for by a bound that nobody has to register for, see `_trust` of placement; sessions by their rows.
-    Each that is there at the first look is waited for until it has gone on, or has ended, or for as long as it can hold
-    without a renewal. What is renewed meanwhile makes no difference: whoever renews reads what began before.
-    """
-    sessions = yield from FindSessions(move_id)
-    began, waiting = clock(), dict(sessions)
-    while waiting or clock() - began <= MOVE_WAIT_S:
+    """Wait until no publisher relies on a look from before its contexts were stopped; then the move may be fenced."""
+    began = clock()
+    while clock() - began <= MOVE_WAIT_S:
         yield from Sleep(WAIT_S)
-        waited_s = clock() - began
-        if not waiting:
-            continue
-        now = yield from FindSessions(move_id)
-        for holder, session in list(waiting.items()):
-            if holder not in now:
-                del waiting[holder]
-            elif waited_s > session.session_s * (1 + DRIFT):
-                del waiting[holder]
-                # One that was renewed has another beat: it lives, and stays.
-                yield from ForgetSession(move_id, holder, session.beat)
     return (yield from LetFence(move_id))
 
 
