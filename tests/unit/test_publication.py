@@ -285,6 +285,20 @@ def test_a_look_serves_from_where_it_began(world: _World) -> None:
     assert publish(world, publications).asked[0] is ReadGeneration
 
 
+def test_where_the_database_is_far_away_each_message_asks(world: _World) -> None:
+    """No look is ever young enough then: messages take two of them, and count all the same."""
+    publications = started(world, trust_clock=True)
+    for _ in range(3):
+        world.time += 1.0
+        run = _Run(world, publications.publish("x"))
+        while run.request is not None:
+            world.time += 0.25 * isinstance(run.request, ReadGeneration)
+            run.step()
+    assert data_in(world, "p0") == [1, 2, 3, 4]
+    assert publications.asked == 3
+    assert not len(publications.unchecked)
+
+
 def test_a_message_of_a_placement_that_is_over_counts_by_no_clock(world: _World) -> None:
     """A look that shows a move says nothing for what was sent under the placement before."""
     publications = started(world, trust_clock=True)
