@@ -65,6 +65,9 @@ def test_a_standby_tells_no_message_as_published(
             ):
                 router.publish(channel, b"x", of_context("x"))
             assert refused.value.reason == "read_only"
+            with SerializationContexts(name, standby.database_url) as shown:
+                assert shown.assignment_of("x").partition == home  # what is only shown may be of a moment ago
+                assert shown.status().moves == ()
         finally:
             behind(standby, paused=False)
     assert consumed(name, primary.database_url, amqp_url, 0) == {}

@@ -197,9 +197,12 @@ class PlacementStore:
         self._database.run(lambda connection: set_weights(connection, self._opened()[0], self._name, weights))
         self._candidates.forget()
 
-    def generation(self) -> int:
-        """The super stream's generation: what is cached at it is right as long as it does not change."""
-        rows = self._look(GENERATION)
+    def generation(self, *, is_shown: bool = False) -> int:
+        """The super stream's generation: what is cached at it is right as long as it does not change.
+
+        - `is_shown`: Whether nothing is cached by it, so that a standby's will do. Default: False.
+        """
+        rows = self._select(GENERATION) if is_shown else self._look(GENERATION)
         if not rows:
             raise not_found(self._name)
         return int(rows[0][0])
