@@ -43,12 +43,15 @@ from tests.support.clock import Clock
 from tests.support.cluster import Cluster, newer_server
 from tests.support.databases import NEW, Databases, administer, clear, database_name, named
 from tests.support.leases import LEASE_S
+from tests.support.loop_guard import blocked, install
 from tests.support.place import Place
 from tests.support.ports import STREAM_OFFSET, free_port
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq_tools import renew
 from tests.support.sharing_out import BySharedFixtures, longest_first
 from tests.support.threads import Threads
+
+install()
 
 # How long an example takes says how busy the machine is, not whether it is right.
 hypothesis.settings.register_profile("relatum", deadline=None, max_examples=30)
@@ -159,6 +162,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def earlier() -> Threads:
     """What runs as the test begins: what earlier ones left, which may still end, or tell of its own servers."""
     return Threads()
+
+
+@pytest.fixture(autouse=True)
+def nothing_blocks_a_loop() -> Iterator[None]:
+    """Nothing that may block is called in a component's loop, also where the component has caught the error."""
+    blocked.clear()
+    yield
+    assert not blocked, blocked
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ Whatever waits for a server, or tries again, does so by this room: one deadline 
 that may be repeated, one back-off, and one line in the log when something goes away and one when it is back.
 """
 
+from relatum.waiting._component_loop import ComponentLoop, Duty, LoopThread
 from relatum.waiting._deadline import (
     LEAST_S,
     LOOK_S,
@@ -36,8 +37,11 @@ __all__ = [
     "LOOK_S",
     "QUESTION_S",
     "AfterStop",
+    "ComponentLoop",
     "Deadline",
+    "Duty",
     "Keeper",
+    "LoopThread",
     "NoThreadInTime",
     "Outages",
     "Pauses",

@@ -1,0 +1,242 @@
+"""The event loop of a component that runs on: one thread that has all its state, and a few that wait for servers.
+
+Recorders, collectors and serial consumers each own one. What they know is touched in the loop's thread alone, so
+nothing is locked; what waits for PostgreSQL, for a broker's answer or for an application's function runs in `threads`.
+See docs/adr/0052.
+"""
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from relatum.client_logs import own_connection
+from relatum.processes import after_fork, leave_to_parent
+from relatum.waiting._deadline import Deadline
+from relatum.waiting._outages import Outages
+from relatum.waiting._repeating import Pauses
+from relatum.waiting._threads import Threads, in_thread
+
+HELPERS_MAX: Final = 3
+"""Questions that are asked at once by default: one that waits for a frozen node stops no other."""
+
+_Result = TypeVar("_Result")
+
+
+class LoopThread(threading.Thread):
+    """A thread that runs a component's loop: nothing may block in it."""
+
+
+class ComponentLoop:
+    """An asyncio loop in a daemon thread of its own.
+
+    `call`, `run`, `start` and `stop` are for any thread, all else for the loop's. In a child of the process nothing of
+    it runs, and what it has is the parent's.
+
+    Args:
+        name: Of the component, as its threads are named: `relatum-recorder`.
+        logger: Where defects are told: what a callback or a task raises ends neither the loop nor another task.
+        helpers_max: Questions that are asked at once.
+        ending: A deadline of all questions, which is brought forward as the component ends; None for none.
+
+    Attributes:
+        threads: Where questions are asked.
+    """
+
+    def __init__(
+        self, name: str, logger: logging.Logger, *, helpers_max: int = HELPERS_MAX, ending: Deadline | None = None
+    ) -> None:
+        self.threads = Threads(helpers_max, f"{name}-asks")
+        self._name = name
+        self._logger = logger
+        self._ending = ending
+        self._lock = threading.Lock()
+        self._loop: asyncio.SelectorEventLoop | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._thread: threading.Thread | None = None
+        self._is_stopped = False
+        after_fork(self, ComponentLoop._leave)
+
+    def _leave(self) -> None:
+        # To close a copied loop would take the parent's sockets out of the epoll that both have.
+        leave_to_parent(self._lock, self._loop, self._tasks, self._thread)
+        self._lock = threading.Lock()
+        self._is_stopped, self._thread, self._loop = True, None, None
+
+    # --- from any thread ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is the loop's own thread."""
+        return threading.current_thread() is self._thread
+
+    def start(self) -> None:
+        """Start the thread; nothing happens where it runs, or was stopped.
+
+        Raises:
+            RuntimeError: no thread can be started, as while the interpreter ends.
+        """
+        with self._lock:
+            if self._thread is not None or self._is_stopped:
+                return
+            # By its class: a policy that the application sets is the application's.
+            self._loop = loop = asyncio.SelectorEventLoop()
+            loop.set_exception_handler(self._failed)
+            thread = LoopThread(target=self._run, args=(loop,), name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                loop.close()
+                raise
+            self._thread = thread
+
+    def call(self, function: Callable[..., object], *args: Any) -> bool:
+        """Call a function soon, in the loop; False where the loop does not run, and it is never called."""
+        if self._loop is None:
+            return False
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *args)
+            return True
+        return False
+
+    def run(self, function: Callable[..., Coroutine[Any, Any, _Result]], *args: Any) -> "Future[_Result] | None":
+        """Call a coroutine function in the loop; None where the loop does not run.
+
+        The future is cancelled where the loop ends first. Not to be waited for in the loop's own thread.
+        """
+        result: Future[_Result] = Future()
+
+        def begin() -> None:
+            self.spawn(self._answer(result, function(*args)))
+
+        return result if self.call(begin) else None
+
+    async def _answer(self, result: "Future[_Result]", made: Coroutine[Any, Any, _Result]) -> None:
+        try:
+            answer = await made
+        except asyncio.CancelledError:
+            result.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+            if result.set_running_or_notify_cancel():
+                result.set_exception(error)
+        else:
+            if result.set_running_or_notify_cancel():
+                result.set_result(answer)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Cancel all tasks and end the loop. Called in the loop or in one of its threads, it does not wait for itself.
+
+        Returns:
+            False where it had not ended after so many seconds.
+        """
+        with self._lock:
+            self._is_stopped, thread, loop = True, self._thread, self._loop
+        if thread is None or loop is None:
+            return True
+        self.call(loop.stop)
+        if self.is_current or self.threads.has(threading.current_thread()):
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    # --- in the loop --------------------------------------------------------------------------------------------------
+
+    def spawn(self, made: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Run a coroutine as a task; what it raises is logged as a defect."""
+        task = asyncio.get_running_loop().create_task(made)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def call_later(self, seconds: float, function: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        """Call a function in the loop after so many seconds, unless the handle is cancelled."""
+        return asyncio.get_running_loop().call_later(seconds, function, *args)
+
+    async def ask(self, function: Callable[..., _Result], *args: Any, threads: Threads | None = None) -> _Result:
+        """Call what waits for a server in one of `threads`, and wait for its result.
+
+        Args:
+            function: What to call.
+            args: With what.
+            threads: Other threads than the loop's own: what must not queue behind questions has some of its own.
+        """
+        return await in_thread(threads or self.threads, function, *args, ending=self._ending)
+
+    def repeat(self, call: Callable[[], Awaitable[float]], what: str, outages: Outages) -> "Duty":
+        """Do something again and again, each time after so many seconds as it returned the time before.
+
+        What it raises is told to `outages`, and it is tried again after a pause.
+
+        Args:
+            call: What to do; it returns the seconds until the next time, `math.inf` for when it is woken.
+            what: What it is called in the log.
+            outages: Where to tell.
+        """
+        return Duty(self, call, what, outages)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._logger.error("%s has a defect, and goes on", self._name, exc_info=error)
+
+    def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error, message = context.get("exception"), context.get("message")
+        self._logger.error("%s has a defect, and goes on: %s", self._name, message, exc_info=error)
+
+    async def _cancel_all(self) -> None:
+        # What is begun meanwhile, too: a call that came just now.
+        while tasks := list(self._tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    @own_connection()
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            loop.run_until_complete(self._cancel_all())
+        finally:
+            self.threads.shutdown()
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+class Duty:
+    """Something a component does again and again; see `ComponentLoop.repeat`."""
+
+    def __init__(self, loop: ComponentLoop, call: Callable[[], Awaitable[float]], what: str, outages: Outages) -> None:
+        self._loop = loop
+        self._call = call
+        self._what = what
+        self._outages = outages
+        self._woken = asyncio.Event()
+        self._task = loop.spawn(self._repeat())
+
+    def wake(self) -> None:
+        """Do it now; once more where it is being done. In the loop."""
+        self._woken.set()
+
+    def cancel(self) -> None:
+        """Do it no more; one under way lets go. In the loop."""
+        self._task.cancel()
+
+    async def _repeat(self) -> None:
+        pauses = Pauses()
+        while True:
+            self._woken.clear()
+            try:
+                pause_s = await self._call()
+            except Exception as error:  # noqa: BLE001 - said once, and tried again
+                self._outages.failed(self._what, error)
+                pause_s = pauses.after(error)
+            else:
+                self._outages.over(self._what)
+                pauses = Pauses()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), None if pause_s == math.inf else pause_s)

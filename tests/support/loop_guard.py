@@ -1,0 +1,77 @@
+"""Refuses what may block in the thread of a component's loop, in all tests: there it would stop everything at once."""
+
+import queue
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from relatum.store import connection as database_connection
+from relatum.waiting import LoopThread
+
+
+class BlockedLoop(AssertionError):
+    """Something that may block was called in a component's loop."""
+
+
+blocked: list[BlockedLoop] = []
+"""What was refused since the test began: the component itself may have caught the error."""
+
+
+_starting = threading.local()
+"""Set while a thread starts another one, which is a wait of microseconds."""
+
+
+def _refuse(what: str) -> None:
+    if isinstance(threading.current_thread(), LoopThread) and not hasattr(_starting, "thread"):
+        blocked.append(BlockedLoop(f"{what} in the thread of a component's loop"))
+        raise blocked[-1]
+
+
+def _guard(owner: Any, name: str, *, may_block: Callable[..., bool] = lambda *_args, **_options: True) -> None:
+    original = getattr(owner, name)
+
+    def guarded(*args: Any, **options: Any) -> Any:
+        if may_block(*args, **options):
+            _refuse(f"{getattr(owner, '__name__', owner)}.{name}")
+        return original(*args, **options)
+
+    setattr(owner, name, guarded)
+
+
+def _blocks(self: socket.socket, *_args: object, **_options: object) -> bool:
+    return self.gettimeout() != 0
+
+
+def _waits(_self: object, timeout: float | None = None) -> bool:
+    return timeout is None or timeout > 0
+
+
+def _guard_start() -> None:
+    original = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        _starting.thread = self
+        try:
+            original(self)
+        finally:
+            del _starting.thread
+
+    threading.Thread.start = start  # type: ignore[method-assign]
+
+
+def install() -> None:
+    """Guard the loops of this process."""
+    _guard_start()
+    _guard(time, "sleep")
+    _guard(socket, "getaddrinfo")
+    _guard(socket, "create_connection")
+    for kind in (socket.socket, ssl.SSLSocket):
+        for name in ("connect", "recv", "recv_into", "send", "sendall"):
+            _guard(kind, name, may_block=_blocks)
+    _guard(threading.Condition, "wait", may_block=_waits)
+    _guard(threading.Thread, "join", may_block=_waits)
+    _guard(queue.Queue, "get", may_block=lambda _self, block=True, timeout=None: block)
+    _guard(database_connection.TimedConnection, "wait")
