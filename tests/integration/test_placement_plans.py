@@ -170,7 +170,7 @@ OF_CONSUMERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "holds shown": (consuming.HOLDS_SHOWN, ME),
 }
 
-SMALL = {"super_streams", "super_stream_partitions", "publisher_sessions"}
+SMALL = {"super_streams", "super_stream_partitions"}
 """Tables that may be scanned: one row a super stream, one a partition, and one a router that publishes."""
 
 

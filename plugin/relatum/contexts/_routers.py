@@ -251,8 +251,8 @@ class ContextRouter(Router[ContextOptions]):
 
     When `publish` returns, the message is in its context's order, behind all that was published before it, and every
     serial consumer sees it there once, wherever the context is moved, and however long this process slept in between.
-    While it publishes, it has a session, which moves wait for; where that may have lapsed, it looks at the database
-    after the broker's confirm, which costs a round trip to PostgreSQL.
+    While it publishes, a thread looks at the database, and each look serves the messages of a moment. Without one so
+    young, the router looks after the broker's confirm, which costs a round trip to PostgreSQL.
 
     It can be given as the exchange on an intercepted channel: `channel.basic_publish(router, "", body, properties)`.
     One message of a context is under way at a time; threads with channels of their own publish different contexts

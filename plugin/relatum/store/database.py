@@ -104,6 +104,7 @@ class Database:
             None for twice `pool_size`, and half a minute.
         is_kept: True keeps all connections that were opened, for whoever has as much to ask soon again.
         statement_s: Seconds for one statement; None for no limit but the deadline of a call (`relatum.waiting`).
+        writes: True connects only to a host that takes writes, where the URL lists several and does not say otherwise.
 
     What the URL says of `statement_timeout_s`, `pool_size` and `pool_timeout_s` comes before these.
 
@@ -126,6 +127,7 @@ class Database:
         connections_max: int | None = None,
         is_kept: bool = False,
         statement_s: float | None = STATEMENT_S,
+        writes: bool = False,
     ) -> None:
         self._refusing = refusing
         self._ending = ending
@@ -142,8 +144,11 @@ class Database:
         if connections_max is None:
             pool_size = int(limits.get(POOL_SIZE, pool_size))
             most = 2 * pool_size if is_bounded else None
+        parameters = dict(self.address.parameters)
+        if writes and len(self.address.hosts()) > 1:
+            parameters.setdefault("target_session_attrs", "read-write")
         self.pool = Pool(
-            dict(self.address.parameters),
+            parameters,
             kept=most if is_kept and most is not None else pool_size,
             most=most,
             wait_s=limits.get(POOL, _POOL_S if connections_max is None else _POOL_BOUNDED_S),
@@ -193,6 +198,7 @@ class Database:
         *,
         accept: Callable[[Rows], bool] | None = None,
         once: bool = False,
+        on_primary: bool = False,
     ) -> Rows:
         """The rows a statement gives, as named tuples; those of an update that gives none: none.
 
@@ -200,6 +206,7 @@ class Database:
         - `accept`: Whether what it wrote shall stay, by its rows: then it is a transaction. None (default): it stays.
         - `once`: Whether it is not repeated here where the connection is lost, since the caller finds out what became
           of it. Default: False.
+        - `on_primary`: Whether a standby's rows are refused, which may be old: each says `is_standby`. Default: False.
 
         Returns:
             The rows; none where they were not accepted.
@@ -214,7 +221,7 @@ class Database:
                 is_new, connection.is_used = not connection.is_used, True
                 try:
                     text = _text_of(statement, is_prepared=connection.prepare_threshold is not None)
-                    return _executed(connection, text, parameters, accept)
+                    return _executed(connection, text, parameters, accept, on_primary=on_primary)
                 except psycopg.Error as error:
                     if not tries_left or not self._may_go_on(connection, error, is_new=is_new):
                         raise
@@ -285,10 +292,18 @@ def at_one_moment(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def _executed(
-    driver: TimedConnection, text: bytes, given: Mapping[str, Any], accept: Callable[[Rows], bool] | None
+    driver: TimedConnection,
+    text: bytes,
+    given: Mapping[str, Any],
+    accept: Callable[[Rows], bool] | None,
+    *,
+    on_primary: bool,
 ) -> Rows:
     if accept is None:
-        return _fetched(driver, text, given)
+        rows = _fetched(driver, text, given)
+        if on_primary and rows and rows[0].is_standby:
+            raise psycopg.errors.ReadOnlySqlTransaction("the server is a standby")
+        return rows
     with driver.transaction():
         rows = _fetched(driver, text, given)
         if accept(rows):

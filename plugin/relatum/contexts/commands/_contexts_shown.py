@@ -86,9 +86,8 @@ def counted(number: int, what: str) -> str:
 
 
 def state_text(move: Move) -> str:
-    """A move's state in words, and whom it waits for."""
-    text = f"{move.state}, going back" if move.aborting and not move.state.is_ended else str(move.state)
-    return f"{text}, waits for {', '.join(move.waits_for)}" if move.waits_for else text
+    """A move's state in words."""
+    return f"{move.state}, going back" if move.aborting and not move.state.is_ended else str(move.state)
 
 
 def pause_text(move: Move) -> str:

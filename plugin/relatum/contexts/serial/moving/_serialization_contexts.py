@@ -171,7 +171,7 @@ class SerializationContexts(Closing):
         return ContextsStatus(
             self.super_stream,
             self._placements.header,
-            self._placements.generation(),
+            self._placements.generation(is_shown=True),
             tuple(self._placements.partitions()),
             tuple(self._moves.moves()),
         )
