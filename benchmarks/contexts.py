@@ -51,8 +51,8 @@ def _compare(context: Context, name: str, database: str) -> Iterator[Row]:
     with ExitStack() as stack:
         targets = {
             "hash": relatum.SuperStream(name, route_by="serialization_context"),
-            "session": stack.enter_context(relatum.ContextRouter(name, database)),
-            "each": stack.enter_context(relatum.ContextRouter(name, database, ContextOptions(check_s=0))),
+            "trust": stack.enter_context(relatum.ContextRouter(name, database)),
+            "each": stack.enter_context(relatum.ContextRouter(name, database, ContextOptions(trust_clock=False))),
         }
         actions: dict[str, Callable[[], None]] = {
             way: partial(_publish, _channel(context, stack), target, way, messages) for way, target in targets.items()
@@ -60,7 +60,7 @@ def _compare(context: Context, name: str, database: str) -> Iterator[Row]:
         in_turns(actions, WARM_UP_ROUNDS)
         with no_collection():
             taken = in_turns(actions, rounds)
-    yield _row(taken, "session", "by a session", rounds, AIM)
+    yield _row(taken, "trust", "by the router's clock", rounds, AIM)
     yield _row(taken, "each", "each checked after its confirm", rounds, None)
 
 

@@ -149,7 +149,7 @@ def test_sets_hold_together_in_disorder(
         ExitStack() as stack,
         ThreadPoolExecutor(6) as threads,
         Faces("blocking", amqp_url, layout, database_url).opened() as one,
-        Faces("asyncio", amqp_url, layout, database_url).opened(check_s=0) as other,
+        Faces("asyncio", amqp_url, layout, database_url).opened(trust_clock=False) as other,
     ):
         # Threads share a router, each with its channel.
         shared = [stack.enter_context(broker_connection(amqp_url)).channel() for _ in range(3)]

@@ -75,7 +75,7 @@ def leave(contexts: SerializationContexts, names: list[str], after: int) -> int:
     """Begin a move from the first partition to the second and die after so many steps; gives its number."""
     source, target = (f"{contexts.super_stream}-{place}" for place in (0, 1))
     with pytest.raises(Crash):
-        run(contexts, crashing(moving.move(source, target, frozenset(names), grace_s=0), after))
+        run(contexts, crashing(moving.move(source, target, frozenset(names)), after))
     return contexts._moves.moves()[0].move_id
 
 
@@ -106,7 +106,7 @@ def test_contexts_are_moved(contexts: SerializationContexts) -> None:
     [move] = contexts.move(names, f"{contexts.super_stream}-1")
     assert (move.state, move.contexts, move.aborting, move.is_attended) == (MoveState.SWITCHED, 3, False, False)
     assert move.pause_s is not None
-    assert moving.GRACE_S < move.pause_s < 5
+    assert moving.MOVE_WAIT_S < move.pause_s < 5
     assert contexts.assignment_of(names[0]).epoch > before.epoch
     check_ended(contexts, move, names)
     assert contexts.moves(latest=5) == [move]
@@ -169,7 +169,7 @@ def test_a_broker_without_its_stream_for_a_moment_is_waited_for(contexts: Serial
                 ended: moving.MoveStep = end.value
                 return ended
 
-    steps = moving.move(source, target, frozenset(names), grace_s=0)
+    steps = moving.move(source, target, frozenset(names))
     ended = run(contexts, without_source(steps))
     back.join()
     check_ended(contexts, contexts._moves.move(ended.move_id), names)

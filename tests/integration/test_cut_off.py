@@ -166,7 +166,7 @@ def late(consumer: SerialConsumer) -> Iterator[threading.Event]:
 
 def hands_nothing_out(consumer: SerialConsumer) -> bool:
     """Though messages of each partition are read."""
-    are_read = [following.due_at for following in consumer._member.shared.followings]
+    are_read = [following.due_at for following in consumer._batches.followings]
     wait_until(lambda: all(due_at() is not None for due_at in are_read), what="all are read")
     return consumer.next_batch(1.0) is None
 

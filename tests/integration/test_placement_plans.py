@@ -8,16 +8,15 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import registry
 
-from relatum.contexts.affinity._predecessors import recorded_places
+from relatum.contexts.affinity._predecessors import RECORDED
 from relatum.contexts.placement import _placement_opening as opening
 from relatum.contexts.placement import _placement_prune as prune
 from relatum.contexts.placement import _placement_store as store
 from relatum.contexts.placement import _placing as placing
 from relatum.contexts.placement import _stored_moves as stored
-from relatum.contexts.serial.consuming import _registration as registration
+from relatum.contexts.serial.consuming import _member_store as members
 from relatum.contexts.serial.consuming import _serial_status as status
 from relatum.contexts.serial.consuming import _serial_store as consuming
-from relatum.contexts.serial.consuming import _stored_holds as holds
 from relatum.contexts.serial.moving import _move_store as moving
 from relatum.contexts.serial.moving import _retiring as retiring
 from tests.support.plans import MAKE_PARTS, PARTS, nodes_of, plan_of
@@ -147,31 +146,31 @@ OF_CONSUMERS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "advance unread": (consuming.ADVANCE_UNREAD, {**ME, "version": 0, "position": 5, **TOKEN}),
     "begin": (consuming.BEGIN, ME),
-    "renew": (consuming.PARTITIONS.renew, {**MEMBER, "lease_s": 4.0}),
-    "alive": (consuming.PARTITIONS.alive, MEMBER),
-    "bury": (consuming.PARTITIONS.bury, MEMBER),
-    "shared": (consuming.SHARED, ME),
-    "look": (consuming.PARTITIONS.look, {**MEMBER, "keys": KEYS}),
-    "take": (consuming.PARTITIONS.take, {**MEMBER, "keys": KEYS, "holders": ["m10"] * len(KEYS), "at_most": 3}),
-    "release": (consuming.PARTITIONS.release, {**MEMBER, "keys": KEYS}),
-    "leave": (consuming.PARTITIONS.leave, MEMBER),
-    "members up": (registration.MEMBERS_UP, ME),
-    "holds": (holds.HOLDS_OF, ME),
+    "renew": (members.PARTITIONS.renew, {**MEMBER, "lease_s": 4.0}),
+    "alive": (members.PARTITIONS.alive, MEMBER),
+    "bury": (members.PARTITIONS.bury, MEMBER),
+    "shared": (members.SHARED, ME),
+    "look": (members.PARTITIONS.look, {**MEMBER, "keys": KEYS}),
+    "take": (members.PARTITIONS.take, {**MEMBER, "keys": KEYS, "holders": ["m10"] * len(KEYS), "at_most": 3}),
+    "release": (members.PARTITIONS.release, {**MEMBER, "keys": KEYS}),
+    "leave": (members.PARTITIONS.leave, MEMBER),
+    "members up": (members.MEMBERS_UP, ME),
+    "holds": (consuming.HOLDS_OF, ME),
     "scans": (consuming.SCANS, ME),
     "lost fences": (stored.LOST_FENCES, RANGE),
     "lost markers": (stored.LOST_MARKERS, RANGE),
     "begin a hold": (
-        holds.BEGIN_HOLD,
+        consuming.BEGIN_HOLD,
         {**ME, "move_id": 77, "source": "s3", "epoch": 9, "marker_offset": 1, "cursor": 2, "fence_offset": 3},
     ),
-    "move a hold": (holds.MOVE_HOLD, {**ME, "move_id": 6, "cursor": 9, "held": 4}),
-    "end a hold": (holds.END_HOLD, {**ME, "move_id": 6}),
-    "complete holds": (holds.COMPLETE_HOLDS, {**ME, "partition_ids": [3, 4, 5, 6, 7]}),
+    "move a hold": (consuming.MOVE_HOLD, {**ME, "move_id": 6, "cursor": 9, "held": 4}),
+    "end a hold": (consuming.END_HOLD, {**ME, "move_id": 6}),
+    "complete holds": (consuming.COMPLETE_HOLDS, {**ME, "partition_ids": [3, 4, 5, 6, 7]}),
     "status": (status.POSITIONS_SHOWN, ME),
-    "holds shown": (holds.HOLDS_SHOWN, ME),
+    "holds shown": (consuming.HOLDS_SHOWN, ME),
 }
 
-SMALL = {"super_streams", "super_stream_partitions", "publisher_sessions"}
+SMALL = {"super_streams", "super_stream_partitions"}
 """Tables that may be scanned: one row a super stream, one a partition, and one a router that publishes."""
 
 
@@ -229,8 +228,9 @@ def test_moving_a_position_moves_nothing_in_an_index(filled: psycopg.Connection[
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 def test_predecessor_is_found_by_the_index(filled: psycopg.Connection[Any], mode: str) -> None:
     """The rows of an id are found by the index of values, few pages read, and no row of another id is looked at."""
-    sql, parameters = sql_of(recorded_places(1, "m7774", ["orders-1", "orders-25", "orders-50"], "/"))
-    plan = plan_of(filled, mode, sql, parameters)
+    sql, own = sql_of(RECORDED)
+    parameters = {"key_id": 1, "value": "m7774", "partitions": ["orders-1", "orders-25", "orders-50"], "vhost": "/"}
+    plan = plan_of(filled, mode, sql, own | parameters)
     reads = [node for node in nodes_of(plan) if node.get("Relation Name") == "relationships"]
     assert {node["Index Name"] for node in reads} == {"relationships_lookup"}, plan
     assert plan["Actual Rows"] == 1, plan

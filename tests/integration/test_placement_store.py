@@ -14,6 +14,7 @@ from relatum.contexts.placement._placement_prune import forget_moves, forget_rel
 from relatum.contexts.placement._placement_store import CHANGES_MAX, PlacementStore
 from relatum.contexts.serial.moving._move_steps import Begin, SetFenced, Switch
 from relatum.errors import (
+    DatabaseUnavailable,
     MoveConflict,
     RowRefused,
     SuperStreamConflict,
@@ -54,6 +55,29 @@ def counted(store: PlacementStore) -> list[int]:
     placed = Counter(placement.stream for placement in store.placements())
     assert counts == [placed[partition.stream] for partition in store.partitions()]
     return counts
+
+
+def test_what_publishers_rely_on_comes_from_no_standby(
+    store: PlacementStore, engine: sa.Engine, database_url: str
+) -> None:
+    """A standby may be behind: none of these answers is taken from it. Here a function says that it is one."""
+    store.place(["x"], in_place(0))
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE SCHEMA behind"))
+        connection.execute(sa.text("CREATE FUNCTION behind.pg_is_in_recovery() RETURNS boolean RETURN true"))
+    path = "?options=-csearch_path%3Dbehind%2Cpg_catalog"
+    with PlacementStore(database_url + path, "/", "orders") as standby:
+        standby.open(HEADER, LAYOUT)
+        for ask in (
+            standby.generation,
+            lambda: standby.changes(0),
+            lambda: standby.fence_after("x", 0, "orders-0"),
+            lambda: standby.fence_after("unknown", 0, "orders-0"),
+            lambda: standby.place(["x"], in_place(0)),
+        ):
+            with pytest.raises(DatabaseUnavailable, match="standby"):
+                ask()
+        assert list(standby.find(["x"])) == ["x"]  # what is only shown may be of a moment ago
 
 
 def in_state(store: PlacementStore, state: PlacementState) -> int:

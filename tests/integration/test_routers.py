@@ -17,7 +17,7 @@ from pamqp.commands import Basic
 from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
-from relatum.contexts import SerializationContexts
+from relatum.contexts import ContextOptions, SerializationContexts
 from relatum.contexts.placement._entries import Placed
 from relatum.contexts.placement._publication_requests import Adopt
 from relatum.errors import (
@@ -406,7 +406,8 @@ def test_a_database_that_goes_away_after_the_confirm_leaves_the_outcome_unknown(
     faces: Faces, partitions: Partitions, home: str, database_url: str
 ) -> None:
     """The caller is not told before the check; `settle` does it when PostgreSQL is back, and nothing is sent twice."""
-    with Proxy.to(database_url) as proxy, faces.opened(proxy.url(database_url), timeout_s=WAIT_S) as router:
+    options = {"timeout_s": WAIT_S, "trust_clock": False}
+    with Proxy.to(database_url) as proxy, faces.opened(proxy.url(database_url), **options) as router:
         router.publish(b"1", "x")
 
         def go_away() -> None:
@@ -477,7 +478,7 @@ def test_a_confirm_that_does_not_come_is_settled_from_the_stream(moves: Moves, i
 
 def test_a_router_that_is_closed_meanwhile_does_not_know(layout: Layout, database_url: str, amqp_url: str) -> None:
     """Where a router is closed between the confirm and the check, the caller is told that the outcome is unknown."""
-    router = relatum.ContextRouter(layout.super_stream, database_url)
+    router = relatum.ContextRouter(layout.super_stream, database_url, ContextOptions(trust_clock=False))
     with broker_connection(amqp_url) as connection:
         channel: Any = connection.channel()
         channel.confirm_delivery()

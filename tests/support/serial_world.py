@@ -2,10 +2,11 @@
 
 There are partitions (lists), a database (plain attributes, each request one transaction) and actors: publishers, movers
 and members of serial consumers. An actor is a generator; it does one thing a step, so any other may act in between, and
-it may be killed or left asleep at any step. What a dead actor had sent may still arrive later.
+it may be killed or left asleep at any step. What a dead actor had sent may still arrive later. An answer may be
+late: then others act between the moment it was true and the code that gets it.
 
-Two of three publishers have sessions, and clocks that are as much too fast, or too slow, as is allowed; one of them is
-mostly asleep for longer than its session holds. The third has none, as those of earlier releases.
+Publishers have clocks that are as much too fast, or too slow, as is allowed, and may stand still for a while with their
+machine. Two of three rely on them; the third asks after each message, as those of earlier releases.
 
 The movers and the members' verdicts are the real code. What the world asserts while it runs, and in `finish`:
 
@@ -27,23 +28,30 @@ from relatum.contexts.placement import _publication as publication
 from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
 from relatum.contexts.placement._model import Placement, PlacementState
 from relatum.contexts.placement._publication_requests import PublicationRequest, StrayFinder
+from relatum.contexts.placement._trust import DRIFT, STALL_S
 from relatum.contexts.serial._partition_log import Hold, MovedBefore, PartitionLog, Verdict, consistent_starts
 from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._move_steps import MoveStep
 from relatum.errors import BrokerUnavailable, DatabaseUnavailable, MoveConflict, RelatumError
 
 PARTITIONS = ("p0", "p1", "p2")
-STEP_S = 0.01
-"""Seconds that the publishers' clocks go on with each step of anybody."""
-TIMEOUT_S = 1.0
+STEP_S = 0.002
+"""Seconds that right clocks go on with each step of anybody."""
+TIMEOUT_S = 0.5
 """Seconds after which a publisher does not wait any longer."""
-SESSION_S = 1.0
-"""Seconds a publisher's session holds."""
-RATES = (1.01, 0.99, 1.0)
+RATES = (1 + DRIFT, 1 - DRIFT, 1.0)
 """How fast publishers' clocks are: as much too fast, and too slow, as they may be."""
+AT_ONCE = 1e9
+"""How fast the clock of a mover is that does not wait."""
+STALL = int(STALL_S / STEP_S)
+"""Steps for which a publisher's clock may stand still."""
 
 
 LONG_AGO = datetime.fromtimestamp(0, UTC)
+
+
+NONE_YET = object()
+"""No answer is under way."""
 
 
 class Wrong(AssertionError):
@@ -100,14 +108,6 @@ class Arriving:
 
 
 @dataclass(frozen=True)
-class Renewal:
-    """What is written of a publisher's session."""
-
-    holder: str
-    seen: int
-
-
-@dataclass(frozen=True)
 class Call:
     """One transaction, or one look into the database or a stream."""
 
@@ -132,6 +132,8 @@ class Running:
     actor: Actor
     request: Any
     what: Any = None
+    answer: Any = NONE_YET
+    """What its request came to, while that is under way to it."""
 
 
 class Consumer:
@@ -151,7 +153,8 @@ class World:
         contexts: The names of contexts.
         log: Makes the log of a partition; another one than the real one in checks of the model itself.
         omit: Rules that are left out, in checks of the model itself.
-        session_s: Seconds the sessions of publishers hold that have one; 0: none has.
+        trust: Whether two of three publishers rely on their clocks; without, movers do not wait for them either.
+        wait: How long movers wait, as a part of what they should.
     """
 
     def __init__(
@@ -162,15 +165,17 @@ class World:
         omit: Iterable[str] = (),
         routers: int = 3,
         publications: PublicationsFactory = publication.Publications,
-        session_s: float = SESSION_S,
+        trust: bool = True,
+        wait: float = 1.0,
     ) -> None:
         self.contexts = tuple(contexts)
         self.publications = publications
-        self.session_s = session_s
+        self.trust = trust
+        self.mover_rate = (1 + DRIFT) / wait if trust and wait else AT_ONCE
         self.log = log
         self.omit = frozenset(omit)
         self.clock = 0
-        self._sessions = 0
+        self._names = 0
         self.streams: dict[str, list[Entry]] = {partition: [] for partition in PARTITIONS}
         self.placements: dict[str, Placement] = {}
         self.openings: dict[str, int] = defaultdict(int)
@@ -180,11 +185,9 @@ class World:
         self.epochs = 0
         self.consumers: dict[str, Consumer] = {}
         self.sent: dict[tuple[str, Placed], Sent] = {}
-        self.sessions: dict[str, tuple[int, int]] = {}
-        """Of each publisher that has one, what it has gone on to, and how often it was renewed."""
-        self.in_flight: list[Arriving | Renewal] = []
+        self.in_flight: list[Arriving] = []
         self.running: list[Running] = []
-        self.routers = [Router(self, self._next_session(), place) for place in range(routers)]
+        self.routers = [Router(self, self._next_name(), place) for place in range(routers)]
         self.steps = 0
         self.counts: dict[str, int] = defaultdict(int)
 
@@ -193,14 +196,14 @@ class World:
         chosen = self.routers[router % len(self.routers)]
         self.start("publisher", chosen.publish(context, preferred), chosen)
 
-    def keep(self, router: int, published: int) -> None:
-        """Let a publisher keep its session, or end it where it has not published for a while."""
+    def look(self, router: int) -> None:
+        """Let a publisher look, as its thread does now and then."""
         chosen = self.routers[router % len(self.routers)]
-        self.start("keeper", chosen.keep(published), chosen)
+        self.start("looker", chosen.look(), chosen)
 
     def now(self) -> float:
-        """The movers' clock."""
-        return self.clock * STEP_S
+        """The movers' clock: as much too fast as it may be, or so fast that they wait for less than they should."""
+        return self.clock * STEP_S * self.mover_rate
 
     # --- actors ---------------------------------------------------------------------------------------------------
 
@@ -213,23 +216,28 @@ class World:
         self.running.append(running)
         return running
 
-    def step(self, index: int, choice: int = 1) -> None:
-        """Let an actor perform the request it waits with, and go on to its next."""
+    def step(self, index: int, choice: int = 1, *, late: bool = False) -> None:
+        """Let an actor perform the request it waits with, and go on to its next; where it is late, in another step."""
         if not self.running:
             return
-        self._perform(self.running[index % len(self.running)], choice)
+        self._perform(self.running[index % len(self.running)], choice, late=late)
 
-    def _perform(self, running: Running, choice: int = 1) -> None:
+    def _perform(self, running: Running, choice: int = 1, *, late: bool = False) -> None:
         self.steps += 1
         self.clock += 1
-        try:
-            answer = self._answer(running.request, choice)
-        except (Refused, MoveConflict):
-            self._end(running)
-            return
-        self._go_on(running, partial(running.actor.send, answer))
+        if running.answer is NONE_YET:
+            try:
+                running.answer = self._answer(running.request, choice)
+            except (Refused, MoveConflict):
+                self._end(running)
+                return
+            if late:
+                self.counts["answered late"] += 1
+                return
+        self._go_on(running, partial(running.actor.send, running.answer))
 
     def _go_on(self, running: Running, step: Callable[[], Any]) -> None:
+        running.answer = NONE_YET
         try:
             running.request = step()
         except (StopIteration, RelatumError):
@@ -245,10 +253,10 @@ class World:
         if running.kind == "publisher":
             killed = [each for each in self.running if each.what is running.what]
             place = self.routers.index(running.what)
-            self.routers[place] = Router(self, self._next_session(), place)
+            self.routers[place] = Router(self, self._next_name(), place)
         for each in killed:
             sent = self._as_sent(each.request)
-            if arrives and sent is not None:
+            if arrives and sent is not None and each.answer is NONE_YET:
                 self.in_flight.append(sent)
             self._end(each)
 
@@ -258,22 +266,25 @@ class World:
         if running is None or running.kind != "publisher":
             return
         sent = self._as_sent(running.request)
-        if arrives and sent is not None:
+        if arrives and sent is not None and running.answer is NONE_YET:
             self._append(sent)
         self.counts["cancelled"] += 1
         self._end(running)
 
-    def _next_session(self) -> str:
-        self._sessions += 1
-        return f"{self._sessions:x}"
+    def _next_name(self) -> str:
+        self._names += 1
+        return f"{self._names:x}"
 
     def fail(self, index: int, *, arrives: bool = False) -> None:
-        """Let the broker, or the database, go away under an actor. What it was about to send may have arrived."""
+        """Let the broker, or the database, go away under an actor. What it was about to send may have arrived.
+
+        An answer that was under way to it is lost.
+        """
         if not self.running:
             return
         running = self.running[index % len(self.running)]
         sent = self._as_sent(running.request)
-        if arrives and sent is not None:
+        if arrives and sent is not None and running.answer is NONE_YET:
             self._append(sent)
         error = BrokerUnavailable if isinstance(sent, Arriving) else DatabaseUnavailable
         self.counts[f"failed {running.kind}"] += 1
@@ -291,10 +302,8 @@ class World:
         self.running = [other for other in self.running if other is not running]
 
     @staticmethod
-    def _as_sent(request: Any) -> Arriving | Renewal | None:
+    def _as_sent(request: Any) -> Arriving | None:
         match request:
-            case Renewal():
-                return request
             case moving.PublishControl(stream, control):
                 return Arriving(stream, control)
             case publication.Send(placement, placed):
@@ -358,12 +367,7 @@ class World:
             self.placements[name] = placement
         return placement
 
-    def _append(self, sent: Arriving | Renewal) -> None:
-        if isinstance(sent, Renewal):
-            seen = self.generation if "what was gone on to" in self.omit else sent.seen
-            self.sessions[sent.holder] = (seen, self.sessions.get(sent.holder, (0, 0))[1] + 1)
-            self.counts["renewed"] += 1
-            return
+    def _append(self, sent: Arriving) -> None:
         self.streams[sent.stream].append(sent.entry)
         adoption = sent.entry
         if isinstance(adoption, Adoption):
@@ -414,8 +418,8 @@ class World:
                 return self.moves[move_id].step
             case moving.FindControl():
                 return self._find_control(request)
-            case moving.FindSessions() | moving.ForgetSession() | moving.LetFence():
-                return self._session_answer(request, self.moves[request.move_id])
+            case moving.LetFence(move_id):
+                return self._let_fence(self.moves[move_id])
             case moving.SetFenced(move_id, attempt, fence_offset):
                 row = self.moves[move_id]
                 if not row.step.fence_epoch:
@@ -466,28 +470,6 @@ class World:
         self.moves[move_id] = MoveRow(step, self.generation)
         self.counts["moves"] += 1
         return step
-
-    def _session_answer(self, request: Any, row: MoveRow) -> Any:
-        match request:
-            case moving.FindSessions():
-                return self._find_sessions(row)
-            case moving.LetFence():
-                return self._let_fence(row)
-        if self.sessions.get(request.holder, (0, 0))[1] == request.beat:
-            del self.sessions[request.holder]
-        self.counts["lapsed"] += 1
-        return None
-
-    def _find_sessions(self, row: MoveRow) -> dict[str, moving.SessionSeen]:
-        """The sessions that may not know of a move, with how long they hold."""
-        if "wait for sessions" in self.omit or row.step.fence_epoch:
-            return {}
-        session_s = SESSION_S / 5 if "the whole session" in self.omit else SESSION_S
-        return {
-            holder: moving.SessionSeen(beat, session_s)
-            for holder, (seen, beat) in self.sessions.items()
-            if seen < row.generation
-        }
 
     def _let_fence(self, row: MoveRow) -> MoveStep:
         if not row.step.fence_epoch:
@@ -806,15 +788,20 @@ class World:
 class Router:
     """A publisher: the real steps of publications, performed in the world."""
 
-    def __init__(self, world: World, session: str, place: int) -> None:
+    def __init__(self, world: World, name: str, place: int) -> None:
         self.world = world
-        rate = RATES[place % len(RATES)]
-        self.steps = world.publications(
-            lambda: world.clock * STEP_S * rate, timeout_s=TIMEOUT_S, session_s=0.0 if rate == 1 else world.session_s
-        )
-        self.steps.name = session
-        self.is_keeping = False
+        self._rate = RATES[place % len(RATES)]
+        self.stood_still = 0
+        """Steps for which its clock did not go on."""
+        trust_clock = world.trust and self._rate != 1
+        self.steps = world.publications(self.now, timeout_s=TIMEOUT_S, trust_clock=trust_clock)
+        self.steps.name = name
+        self.is_looking = False
         self.busy: set[str] = set()
+
+    def now(self) -> float:
+        """Its clock."""
+        return (self.world.clock - self.stood_still) * STEP_S * self._rate
 
     def publish(self, context: str, preferred: str) -> Actor:
         """Publish one message of a context; one at a time."""
@@ -826,24 +813,15 @@ class Router:
         finally:
             self.busy.discard(context)
 
-    def keep(self, published: int) -> Actor:
-        """Keep its session; one at a time."""
-        if self.is_keeping:
+    def look(self) -> Actor:
+        """Look at the database; one at a time."""
+        if self.is_looking:
             return
-        self.is_keeping = True
-        steps, answer = self.steps.keep(published), None
+        self.is_looking = True
         try:
-            while True:
-                request = steps.send(answer)
-                if isinstance(request, publication.RenewSession):
-                    request = Renewal(self.steps.name, request.seen)
-                elif isinstance(request, publication.EndSession):
-                    request = Call(lambda: self.world.sessions.pop(self.steps.name, None))
-                answer = yield request
-        except StopIteration:
-            return
+            yield from self.steps.look()
         finally:
-            self.is_keeping = False
+            self.is_looking = False
 
     def _publish(self, context: str, preferred: str) -> Actor:
         world, began = self.world, self.world.clock
@@ -870,7 +848,7 @@ class Router:
                 return
         assert sent is not None
         sent.told = world.clock
-        world.counts["told by a session"] += not asked
+        world.counts["told by a clock"] += not asked
         world.counts["told"] += 1
 
     def settle(self, context: str) -> Actor:

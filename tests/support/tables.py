@@ -29,5 +29,4 @@ context_moves = _table(
 )
 moved_contexts = _table("moved_contexts", "move_id name from_epoch")
 placement_epochs = sa.Sequence("placement_epochs", schema="relatum")
-publisher_sessions = _table("publisher_sessions", "super_stream_id holder seen beat session_s lease_expires_at")
 settlements = _table("settlements", "token is_void written_at")

@@ -215,7 +215,7 @@ def placements() -> None:
     take("AffinityOptions", sets_options, {}, known_sets_max=[*COUNTS, 0], predecessors_max=COUNTS)
     take("AffinityOptions", sets_options, {}, when_database_away=CHOICES)
     for options in (room.ContextOptions, sets_options):
-        take(options.__name__, options, {}, balance=CHOICES, check_s=[*SECONDS, 0.05], session_s=SECONDS)
+        take(options.__name__, options, {}, balance=CHOICES, trust_clock=[0, 1, None, "no"])
         take(options.__name__, options, {}, header=NAMES, timeout_s=SECONDS)
     for router, other in (
         (relatum.ContextRouter, sets_options),

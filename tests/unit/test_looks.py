@@ -13,7 +13,7 @@ from relatum.errors import DatabaseUnavailable
 def test_each_message_is_followed_by_a_look() -> None:
     """A look begins after each time one is wanted, and none where none is."""
     looked: queue.Queue[int] = queue.Queue()
-    looks = Looks(lambda published: bool(looked.put(published)), 0.002)
+    looks = Looks(looked.put, 0.002)
     for _ in range(3):
         looks.want()
         assert looked.get(timeout=90) == 1
@@ -27,11 +27,10 @@ def test_looks_go_on_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> N
     fails = [DatabaseUnavailable("away"), DatabaseUnavailable("away")]
     looked = threading.Event()
 
-    def look(_published: int) -> bool:
+    def look(_published: int) -> None:
         if fails:
             raise fails.pop()
         looked.set()
-        return False
 
     looks = Looks(look, 0.002)
     looks.want()
@@ -42,7 +41,7 @@ def test_looks_go_on_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_nothing_begins_after_the_end() -> None:
     """A router that is closed looks no more, whoever still publishes."""
     looked: list[int] = []
-    looks = Looks(lambda _published: bool(looked.append(1)), 0.002)
+    looks = Looks(looked.append, 0.002)
     looks.close()
     looks.want()
     assert looks._thread is None

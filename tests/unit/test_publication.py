@@ -16,12 +16,10 @@ from relatum.contexts.placement._model import Placement, PlacementState
 from relatum.contexts.placement._publication import Publications, Unsettled
 from relatum.contexts.placement._publication_requests import (
     Adopt,
-    EndSession,
     FindMove,
     Place,
     ReadChanges,
     ReadGeneration,
-    RenewSession,
     Search,
     Send,
     Sent,
@@ -30,7 +28,7 @@ from relatum.contexts.placement._publication_requests import (
 from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._move_steps import MoveStep
 from relatum.errors import BrokerUnavailable, DatabaseUnavailable
-from tests.support.serial_world import Renewal, World
+from tests.support.serial_world import World
 
 
 class _World(World):
@@ -43,7 +41,7 @@ class _World(World):
         self.refuses: list[Exception] = []
 
     def perform(self, request: Any) -> Any:
-        if isinstance(request, ReadGeneration | ReadChanges | Place | FindMove | RenewSession) and self.is_away:
+        if isinstance(request, ReadGeneration | ReadChanges | Place | FindMove) and self.is_away:
             raise DatabaseUnavailable("away")
         match request:
             case Send(placement, placed):
@@ -55,10 +53,6 @@ class _World(World):
                     self.streams[stream].append(adoption)
                 if refusal is not None:
                     raise refusal
-            case RenewSession(seen):
-                self._append(Renewal("x", seen))
-            case EndSession():
-                self.sessions.clear()
             case Sleep(seconds):
                 self.time += seconds
             case _:
@@ -130,8 +124,8 @@ def world() -> _World:
 
 
 def routed(world: _World, **options: Any) -> Publications:
-    """The publications of one router."""
-    return Publications(lambda: world.time, **options)
+    """The publications of one router, which asks after each message where it is not told to trust its clock."""
+    return Publications(lambda: world.time, **{"trust_clock": False} | options)
 
 
 def publish(world: _World, publications: Publications, name: str = "x") -> _Run:
@@ -220,29 +214,17 @@ def test_what_lies_behind_an_end_is_a_stray(world: _World, what: str) -> None:
     assert (world.streams["p1"][-1] == Adoption("x", 2, "p0", 2)) == (facts.get("fence_offset") != 5)
 
 
-# --- sessions: what the publisher's own clock tells -------------------------------------------------------------------
+# --- what the publisher's own clock tells -----------------------------------------------------------------------------
 
 
-def keep(world: _World, publications: Publications, published: int = 2) -> _Run:
-    """What the thread of a router does now and then."""
-    return _Run(world, publications.keep(published)).end()
-
-
-def kept(world: _World, *, session_s: float = 2.0) -> Publications:
-    """Publications whose session is kept."""
-    publications = started(world, session_s=session_s)
-    keep(world, publications)
-    return publications
-
-
-@pytest.mark.parametrize("session_s", [0.0, 2.0])
+@pytest.mark.parametrize("trust_clock", [False, True])
 @pytest.mark.parametrize("how", ["cancelled", "arrives", "is lost"])
-def test_nothing_overtakes_an_adoption_whose_confirm_did_not_come(world: _World, how: str, session_s: float) -> None:
-    """Also where the next message need not look, just after a look or in a session, it comes behind the adoption."""
-    publications = kept(world, session_s=session_s)
+def test_nothing_overtakes_an_adoption_whose_confirm_did_not_come(world: _World, how: str, trust_clock: bool) -> None:
+    """Also where the next message need not look, just after a look, it comes behind the adoption."""
+    publications = started(world, trust_clock=trust_clock)
     run = _Run(world, publications.publish("x")).until(Send)
     world.move("x", "p1")
-    keep(world, publications)
+    _Run(world, publications.look()).end()
     run.until(Adopt)
     if how == "cancelled":
         run.steps.close()
@@ -278,49 +260,60 @@ def test_nothing_overtakes_a_stray_that_was_not_looked_for(world: _World, how: s
     assert ("known" in how) or not len(publications.unchecked)
 
 
-def test_movers_are_told_at_once(world: _World) -> None:
-    """A session that is not due is renewed where somebody may wait for it, also where the first try fails."""
-    publications = kept(world, session_s=2.0)
-    assert keep(world, publications).asked == [ReadGeneration]
-    world.begin("x", "p1")
-    run = _Run(world, publications.keep(1)).until(RenewSession)
-    world.is_away = True
-    with pytest.raises(DatabaseUnavailable):
-        run.end()
-    world.is_away = False
-    assert RenewSession in keep(world, publications, 0).asked
+def test_a_look_serves_for_a_moment(world: _World) -> None:
+    """A message counts by the look before it, for less than 0.2 s from where that began; then it is looked again."""
+    publications = started(world, trust_clock=True)
+    world.time += 0.19
+    assert publish(world, publications).asked == [Send]
+    run = _Run(world, publications.publish("x")).until(Send)
+    world.time += 0.01
+    assert run.end().asked == [Send, ReadGeneration]
+    world.time += 0.2
+    assert publish(world, publications).asked == [ReadGeneration, Send]
+    assert publications.asked == 1
 
 
-def test_who_publishes_little_has_no_session(world: _World) -> None:
-    """A session begins with the second message between two looks, and ends a moment after the last one."""
-    publications = started(world, session_s=2.0)
-    assert keep(world, publications, 1).asked == []
-    assert keep(world, publications, 2).result is True
-    world.time += 0.5
-    assert keep(world, publications, 0).asked == [ReadGeneration]
-    world.time += 0.5
-    run = keep(world, publications, 0)
-    assert (run.asked, run.result, world.sessions) == ([EndSession], False, {})
-    assert publish(world, publications).asked == [ReadGeneration, Send, ReadGeneration]
-
-
-def test_a_renewal_brings_no_session_back_that_was_ended(world: _World) -> None:
-    """Closing the router ends it for good, whatever its thread does just then."""
-    publications = started(world, session_s=2.0)
-    run = _Run(world, publications.keep(2)).until(RenewSession)
-    assert _Run(world, publications.end_session(for_good=True)).end().asked == [EndSession]
+def test_a_look_serves_from_where_it_began(world: _World) -> None:
+    """However long its answer was under way."""
+    publications = started(world, trust_clock=True)
+    world.time += 0.2
+    run = _Run(world, publications.look())
+    world.time += 0.19
     run.end()
-    assert not publications.session.holds()
-    assert keep(world, publications).result is False
+    assert publish(world, publications).asked == [Send]
+    world.time += 0.01
+    assert publish(world, publications).asked[0] is ReadGeneration
 
 
-def test_a_child_has_no_session(world: _World) -> None:
-    """In a process that was forked off nobody renews it, and the row is the parent's."""
-    publications = kept(world, session_s=2.0)
-    assert publications.session.holds()
+def test_where_the_database_is_far_away_each_message_asks(world: _World) -> None:
+    """No look is ever young enough then: messages take two of them, and count all the same."""
+    publications = started(world, trust_clock=True)
+    for _ in range(3):
+        world.time += 1.0
+        run = _Run(world, publications.publish("x"))
+        while run.request is not None:
+            world.time += 0.25 * isinstance(run.request, ReadGeneration)
+            run.step()
+    assert data_in(world, "p0") == [1, 2, 3, 4]
+    assert publications.asked == 3
+    assert not len(publications.unchecked)
+
+
+def test_a_message_of_a_placement_that_is_over_counts_by_no_clock(world: _World) -> None:
+    """A look that shows a move says nothing for what was sent under the placement before."""
+    publications = started(world, trust_clock=True)
+    run = _Run(world, publications.publish("x")).until(Send)
+    world.begin("x", "p1")
+    _Run(world, publications.look()).end()
+    assert ReadGeneration in run.end().asked
+
+
+def test_a_child_has_looked_at_nothing(world: _World) -> None:
+    """In a process that was forked off, its parent's looks prove nothing."""
+    publications = started(world, trust_clock=True)
     child = os.fork()
     if not child:
-        os._exit(int(publications.session.holds()))
+        os._exit(int(publish(world, publications).asked[0] is not ReadGeneration))
     assert os.waitpid(child, 0)[1] == 0
 
 

@@ -15,12 +15,15 @@ from relatum.contexts import MoveState
 from relatum.contexts.placement import _publication as publication
 from relatum.contexts.placement._entries import Entry, Fence, Marker
 from relatum.contexts.placement._publication_requests import Sent as CheckedSent
+from relatum.contexts.placement._trust import MOVE_WAIT_S, STALL_S
 from relatum.contexts.serial._partition_log import PartitionLog
 from relatum.contexts.serial.moving import _move_steps as moving
-from tests.support.serial_world import PARTITIONS, Renewal, World, Wrong
+from tests.support.serial_world import PARTITIONS, STALL, STEP_S, Router, World, Wrong
 
 EXAMPLES = int(os.environ.get("RELATUM_MODEL_EXAMPLES", "25"))
 CONTEXTS = ("a", "b")
+APART = int(1.1 * MOVE_WAIT_S / STEP_S)
+"""Steps between two times at which a clock stands still: one move waits for one of them."""
 
 
 def start_move(world: World, moved: frozenset[str], target: str) -> None:
@@ -31,7 +34,7 @@ def start_move(world: World, moved: frozenset[str], target: str) -> None:
     source = world.placements[placed[0]].stream
     together = frozenset(context for context in placed if world.placements[context].stream == source)
     if source != target:
-        world.start("mover", moving.move(source, target, together, grace_s=0, clock=world.now))
+        world.start("mover", moving.move(source, target, together, clock=world.now))
 
 
 def old_go_on(move_id: int) -> moving.Steps:
@@ -53,11 +56,15 @@ def run(  # noqa: C901 - one case for each thing that can happen
     releases: int = 1,
     failures: int = 1,
     frozen: int = 0,
+    late: float = 0.0,
+    stalls: bool = False,
     **world: Any,
 ) -> World:
     """Let chance decide who does what; releases and failures are as frequent as is said, of about 115.
 
     `frozen`: For so many choices in a row one of them stands still, then another one.
+    `late`: How many of the answers are late.
+    `stalls`: Whether clocks of publishers that stand still may do so, too, for as long as they may.
     """
     chance = random.Random(seed)
     one = World(contexts, **world)
@@ -65,9 +72,19 @@ def run(  # noqa: C901 - one case for each thing that can happen
         one.add_consumer(name, at_end=False)
     later = 0
     still = None
+    stalled_at = -1_000
+    since = 0
     for step in range(steps):
         if frozen and one.running and step % frozen == 0:
+            if stalls and still is not None and isinstance(still.what, Router) and one.clock > stalled_at + APART:
+                stalled_at = one.clock
+                still.what.stood_still += min(one.clock - since, STALL)
+                one.counts["stood still"] += 1
+            since = one.clock
             still = chance.choice(one.running)
+            if late and chance.random() < 0.5:
+                # It stands still just before it gets an answer that is there.
+                one.step(one.running.index(still), late=True)
         match chance.choices(range(12), (12, 6, 2, 2, 6, releases, 1, 3, failures, 1, 80, 12))[0]:
             case 0 if len(one.running) < 14:
                 one.publish(chance.randrange(9), chance.choice(contexts), chance.choice(PARTITIONS))
@@ -95,12 +112,12 @@ def run(  # noqa: C901 - one case for each thing that can happen
                 one.arrive(chance.randrange(99))
                 one.cancel(chance.randrange(99), arrives=chance.random() < 0.5)
             case 11:
-                one.keep(chance.randrange(9), chance.choice((0, 2, 3)))
+                one.look(chance.randrange(9))
             case _ if one.running:
                 which = chance.randrange(len(one.running)) if chance.random() < 0.7 else len(one.running) - 1
                 for _ in range(chance.choice((1, 1, 2, 4))):
                     if one.running and one.running[which % len(one.running)] is not still:
-                        one.step(which, chance.randint(1, 5))
+                        one.step(which, chance.randint(1, 5), late=late > 0 and chance.random() < late)
     one.finish()
     return one
 
@@ -117,11 +134,13 @@ def test_chance_finds_nothing_wrong() -> None:
             releases=(0, 0, 1, 4)[seed % 4],
             failures=(1, 5)[seed % 2],
             frozen=(0, 40)[seed // 2 % 2],
+            late=(0.0, 0.2)[seed // 4 % 2],
+            stalls=seed % 3 == 0,
         )
         for what, count in one.counts.items():
             met[what] = met.get(what, 0) + count
     wanted = ("adoptions delivered", "switched", "aborted", "arrived late", "released", "killed publisher")
-    for what in (*wanted, "told by a session", "renewed", "lapsed"):
+    for what in (*wanted, "told by a clock", "answered late", "stood still"):
         assert met[what] > EXAMPLES // 4, met
 
 
@@ -194,19 +213,14 @@ class _DoubtfulAdoptionsSentAgain(publication.Publications):
         return False
 
 
-class _SessionsNeverEnd(publication.Publications):
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.session.holds = lambda: self.session._until > 0  # type: ignore[method-assign]
+class _LooksServeForEver(publication.Publications):
+    def _trusts(self) -> bool:
+        return self._trust_clock and self._looked_at > 0
 
 
-class _ReliedOnAtOnce(publication.Publications):
-    def _go_on(self) -> Any:
-        yield from self.look()
-        while self.session.is_due():
-            began = self.session.renew()
-            yield publication.RenewSession(self.cache.generation or 0, self.session.session_s)
-            self.session.renewed(began)
+class _CountedFromTheEnd(publication.Publications):
+    def _looked(self, mark: int, began: float) -> None:
+        super()._looked(mark, self._clock())
 
 
 def _omitting(*rules: str) -> dict[str, Any]:
@@ -224,7 +238,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "a hold's cursor is forgotten": {"log": _CursorsForgotten},
     "holds that have ended begin again": {"log": _EndedHoldsBeginAgain},
     "the position is forgotten": {"log": _PositionForgotten},
-    "a hold that has ended takes nobody out of one before it": {"log": _EndedHoldsTakeNobody, "first": 171},
+    "a hold that has ended takes nobody out of one before it": {"log": _EndedHoldsTakeNobody, "first": 790},
     "holds end before all was read again": {"log": _CaughtUpAtOnce, **_omitting("wait for the rescan")},
     "nothing is checked after the confirm": {"publications": _NothingChecked},
     "adoptions are not checked": {"publications": _AdoptionsNotChecked},
@@ -238,11 +252,11 @@ BROKEN: dict[str, dict[str, Any]] = {
     "holds end before the source is read": _omitting("source position"),
     "holds end before those of the source": _omitting("holds of the source"),
     "two members write": _omitting("version"),
-    "moves wait for no session": _omitting("wait for sessions"),
-    "moves wait for less than a session": {**_omitting("the whole session"), **_FROZEN},
-    "sessions never end by the publisher's clock": {"publications": _SessionsNeverEnd, **_FROZEN},
-    "a session is relied on before the look behind it": {"publications": _ReliedOnAtOnce, "first": 49},
-    "a name begins wherever the partitions end": {**_omitting("consistent starts"), "releases": 0, "failures": 0},
+    "moves wait for nobody's look": {"wait": 0.0},
+    "moves wait for a fifth of the time": {"wait": 0.2, **_FROZEN},
+    "looks serve for ever": {"publications": _LooksServeForEver, **_FROZEN},
+    "looks serve from where they ended": {"publications": _CountedFromTheEnd, **_FROZEN, "late": 0.3},
+    "a name begins wherever the partitions end": {**_omitting("consistent starts"), **_FROZEN, "first": 320},
 }
 
 
@@ -261,42 +275,64 @@ def seeds_to_failure(broken: dict[str, Any], most: int) -> int | None:
 @pytest.mark.parametrize("what", BROKEN)
 def test_each_rule_is_needed(what: str) -> None:
     """With a rule left out, promises are broken, and the world notices."""
-    # Moves that wait for publishers leave few strays: rules that are not about sessions are looked for without.
-    without = {} if "session" in what else {"session_s": 0.0}
+    # Moves that wait for publishers leave few strays: rules that are not about looks are looked for without.
+    without = {} if "look" in what or "wait" in what else {"trust": False}
     assert seeds_to_failure({**without, **BROKEN[what]}, 400) is not None
 
 
-@pytest.mark.parametrize("omit", [(), ("what was gone on to",)], ids=["with the rule", "without"])
-def test_a_renewal_tells_no_more_than_its_publisher_has_gone_on_to(omit: tuple[str, ...]) -> None:
-    """A move begins between the look of a publisher and its renewal, which then must not speak for the move."""
-    world = World(("a",), omit=omit)
+def begun(world: World, begin: Any, *given: Any) -> Any:
+    """An actor that begins now."""
+    begin(*given)
+    return world.running[-1]
+
+
+def go_on(world: World, actor: Any, until: Any = None) -> None:
+    """Let an actor go on until it stands before such a request, or to its end."""
+    while actor in world.running and not isinstance(actor.request, until or ()):
+        world._perform(actor)
+
+
+@pytest.mark.parametrize("publications", [publication.Publications, _CountedFromTheEnd], ids=["begin", "end"])
+def test_a_look_serves_from_where_it_began(publications: Any) -> None:
+    """The answer of a look is late: the fence of a move that began behind it may be there by then."""
+    world = World(("a",), publications=publications)
     world.add_consumer("first", at_end=False)
-
-    def begun(begin: Any, *given: Any) -> Any:
-        begin(*given)
-        return world.running[-1]
-
-    def go_on(actor: Any, until: Any = None) -> None:
-        while actor in world.running and not isinstance(actor.request, until or ()):
-            world._perform(actor)
-
-    go_on(begun(world.publish, 0, "a", "p0"))
-    go_on(begun(world.keep, 0, 3))
-    assert world.sessions
-    world.clock += 40  # it is to be renewed
-    keeper = begun(world.keep, 0, 3)
-    go_on(keeper, Renewal)
-    publication_of_a = begun(world.publish, 0, "a", "p0")
-    go_on(publication_of_a, publication.Send)
-    mover = begun(start_move, world, frozenset("a"), "p1")
-    go_on(mover, moving.FindSessions)
-    world._perform(keeper)
-    for _ in range(5):
-        world._perform(mover)
-    go_on(publication_of_a)
-    if omit:
+    go_on(world, begun(world, world.publish, 0, "a", "p0"))
+    publication_of_a = begun(world, world.publish, 0, "a", "p0")
+    go_on(world, publication_of_a, publication.Send)
+    look = begun(world, world.look, 0)
+    world._perform(look, late=True)
+    mover = begun(world, start_move, world, frozenset("a"), "p1")
+    go_on(world, mover, moving.PublishControl)
+    world._perform(look)
+    world._perform(mover)
+    go_on(world, publication_of_a)
+    if publications is _CountedFromTheEnd:
         with pytest.raises(Wrong):
             world.finish()
     else:
         world.finish()
-        assert world.counts["told by a session"] == 1
+        assert world.counts["told by a clock"] == 1  # the first message alone
+
+
+@pytest.mark.parametrize("wait", [1.0, 1 - STALL_S / MOVE_WAIT_S], ids=["with the margin", "without"])
+def test_a_move_waits_for_a_clock_that_stood_still(wait: float) -> None:
+    """A publisher's machine is paused with its clock between look and confirm, for as long as that may be."""
+    world = World(("a",), wait=wait)
+    world.add_consumer("first", at_end=False)
+    slow = world.routers[1]
+    go_on(world, begun(world, world.publish, 1, "a", "p0"))
+    publication_of_a = begun(world, world.publish, 1, "a", "p0")
+    go_on(world, publication_of_a, publication.Send)
+    go_on(world, begun(world, world.look, 1))
+    mover = begun(world, start_move, world, frozenset("a"), "p1")
+    go_on(world, mover, moving.PublishControl)
+    world._perform(mover)
+    slow.stood_still += STALL
+    go_on(world, publication_of_a)
+    if wait < 1:
+        with pytest.raises(Wrong):
+            world.finish()
+    else:
+        world.finish()
+        assert world.counts["told by a clock"] == 1  # the first message alone

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from relatum.contexts import MoveState
+from relatum.contexts.placement._trust import TRUST_S
 from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._move_steps import MoveStep
 from relatum.errors import StreamUnavailable
@@ -17,38 +18,28 @@ STOPPED = MoveStep(7, "s", "t", 1, 2, *STATE, names=C)
 BEGUN = replace(STOPPED, fence_epoch=40, epoch=40)
 
 
-def waited(sessions: list[dict[str, moving.SessionSeen]], takes_s: float = 0.5) -> list[moving.MoveRequest]:
-    """What is asked for until a move that somebody else began is let be fenced; each look takes a while."""
-    now = [100.0]
-    steps = moving.go_on(7, clock=lambda: now[0])
-    requests, answer = [next(steps)], STOPPED
-    answers = iter(sessions)
-    while not isinstance(requests[-1], moving.LetFence):
-        requests.append(steps.send(answer))
-        answer = None
-        if isinstance(requests[-1], moving.FindSessions):
-            answer = next(answers)
-            now[0] += takes_s
+def waited(found: MoveStep) -> float:
+    """How long is slept before somebody who goes on with a move publishes its fence."""
+    now = 100.0
+    steps = moving.go_on(7, clock=lambda: now)
+    request, answer = next(steps), found
+    while not isinstance(request, moving.PublishControl):
+        request = steps.send(answer)
+        answer = BEGUN if isinstance(request, moving.LetFence) else None
+        if isinstance(request, moving.Sleep):
+            now += request.seconds
     steps.close()
-    return requests[2:]
+    return now - 100.0
 
 
-def test_a_fence_waits_for_those_who_publish() -> None:
-    """Until each has gone on, or has ended its session; who comes later is not waited for."""
-    one, other = moving.SessionSeen(3, 2.0), moving.SessionSeen(9, 2.0)
-    requests = waited([{"a": one, "b": other}, {"a": one, "late": other}, {"late": other}])
-    assert [type(each) for each in requests].count(moving.FindSessions) == 2
-    assert not any(isinstance(each, moving.ForgetSession) for each in requests)
+def test_a_fence_waits_for_as_long_as_a_look_serves() -> None:
+    """By the slowest clock, and some time more; also where somebody else began the move, and may have waited."""
+    assert TRUST_S * 1.01 / 0.99 + 0.1 < waited(STOPPED) < 0.36
 
 
-def test_a_fence_waits_no_longer_than_a_session_holds() -> None:
-    """By the mover's own clock, from its first look on; a publisher that died is not waited for again."""
-    dead = moving.SessionSeen(3, 2.0)
-    alive = replace(dead, beat=4)
-    # Looks that begin 0, 0.5, 1.0, 1.5, 2.0 and 2.5 s after the first was answered: at 2.0 the margin is not over.
-    requests = waited([{"a": dead}] + [{"a": alive}] * 6)
-    assert requests[-2:] == [moving.ForgetSession(7, "a", 3), moving.LetFence(7)]
-    assert sum(isinstance(each, moving.FindSessions) for each in requests) == 6
+def test_a_fence_that_has_its_epoch_waits_no_more() -> None:
+    """Whoever took the epoch has waited."""
+    assert waited(BEGUN) == 0
 
 
 def test_a_message_that_is_confirmed_and_not_there_ends_the_steps() -> None:

@@ -15,6 +15,7 @@ CORES: Final = (
     "relatum.contexts.placement._entries",
     "relatum.contexts.placement._publication",
     "relatum.contexts.placement._publication_requests",
+    "relatum.contexts.placement._trust",
     "relatum.contexts.serial._order",
     "relatum.contexts.serial._partition_log",
     "relatum.contexts.serial.moving._move_steps",

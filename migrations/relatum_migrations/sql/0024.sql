@@ -73,16 +73,6 @@ CREATE TABLE relatum.taps (
   CONSTRAINT taps_binding UNIQUE (vhost, exchange, stream, binding_key, arguments)
 );
 
-CREATE TABLE relatum.publisher_sessions (
-  seen bigint NOT NULL,
-  beat bigint NOT NULL DEFAULT '1',
-  session_s double precision NOT NULL,
-  lease_expires_at timestamptz NOT NULL,
-  super_stream_id integer NOT NULL REFERENCES relatum.super_streams ON DELETE CASCADE,
-  holder text NOT NULL,
-  CONSTRAINT publisher_sessions_holder PRIMARY KEY (super_stream_id, holder)
-) WITH (fillfactor = 50);
-
 CREATE TABLE relatum.table_parts (
   part integer PRIMARY KEY,
   made_at timestamptz NOT NULL DEFAULT now(),

@@ -25,7 +25,7 @@ BEGIN
       TO relatum_recorder;
     GRANT SELECT ON
       relatum.alembic_version, relatum.super_streams, relatum.super_stream_partitions, relatum.serial_consumers,
-      relatum.serial_members, relatum.serial_positions, relatum.serial_holds, relatum.publisher_sessions
+      relatum.serial_members, relatum.serial_positions, relatum.serial_holds
       TO relatum_recorder;
     GRANT SELECT, DELETE ON
       relatum.collectors, relatum.collector_members, relatum.collector_sources, relatum.collected_messages,
@@ -51,7 +51,7 @@ BEGIN
       relatum.time_blocks, relatum.checkpoints, relatum.receipts, relatum.skips, relatum.events, relatum.expectations,
       relatum.taps, relatum.brokers, relatum.collectors, relatum.collector_members, relatum.collector_sources,
       relatum.collected_messages, relatum.super_streams, relatum.super_stream_partitions, relatum.placements,
-      relatum.context_moves, relatum.moved_contexts, relatum.publisher_sessions, relatum.masking
+      relatum.context_moves, relatum.moved_contexts, relatum.masking
       TO relatum_consumer;
   END IF;
 
@@ -66,7 +66,7 @@ BEGIN
       relatum.collector_members, relatum.collector_sources, relatum.collected_messages, relatum.super_streams,
       relatum.super_stream_partitions, relatum.placements, relatum.context_moves, relatum.moved_contexts,
       relatum.serial_consumers, relatum.serial_members, relatum.serial_positions, relatum.serial_holds,
-      relatum.publisher_sessions, relatum.masking
+      relatum.masking
       TO relatum_reader;
   END IF;
 
@@ -84,7 +84,7 @@ BEGIN
     GRANT SELECT, INSERT, UPDATE, DELETE ON
       relatum.super_streams, relatum.super_stream_partitions, relatum.placements, relatum.context_moves,
       relatum.moved_contexts, relatum.serial_consumers, relatum.serial_members, relatum.serial_positions,
-      relatum.serial_holds, relatum.publisher_sessions, relatum.settlements
+      relatum.serial_holds, relatum.settlements
       TO relatum_router;
   END IF;
 END $$;

@@ -496,7 +496,7 @@ CREATE TABLE relatum.context_moves (
   aborting boolean NOT NULL DEFAULT false,
   attempt integer NOT NULL DEFAULT 1,
   contexts integer NOT NULL,
-  -- 0 while it waits for publishers: a fence that is published then says nothing, and is not stored.
+  -- 0 while it waits before its fence (docs/adr/0051): one that is published then says nothing, and is not stored.
   fence_epoch bigint NOT NULL,
   -- The contexts' epoch when it has ended: that of the fence, or a later one where it was aborted.
   epoch bigint NOT NULL,
@@ -512,8 +512,8 @@ CREATE TABLE relatum.context_moves (
   fenced_at timestamptz,
   ended_at timestamptz,
   reason text,
-  -- What publishers must have gone on to before its fence. No default: movers of release 0.4, which do not wait for
-  -- them, are refused.
+  -- The super stream's when its contexts were stopped. No default: movers of release 0.4, which do not wait before the
+  -- fence, are refused.
   generation bigint NOT NULL,
   CONSTRAINT context_moves_state CHECK (state IN ('fencing', 'fenced', 'switched', 'aborted')),
   CONSTRAINT context_moves_ended_at CHECK ((ended_at IS NOT NULL) = (state IN ('switched', 'aborted'))),
@@ -534,21 +534,6 @@ CREATE TABLE relatum.moved_contexts (
   CONSTRAINT moved_contexts_place PRIMARY KEY (move_id, name)
 );
 CREATE INDEX moved_contexts_name ON relatum.moved_contexts (name, move_id);
-
--- Routers that are publishing. See docs/adr/0025.
-CREATE TABLE relatum.publisher_sessions (
-  -- The generation its publisher has gone on to: it publishes nothing under a placement that was wrong by then.
-  seen bigint NOT NULL,
-  -- Raised by each renewal: one who waits sees by it that there was none.
-  beat bigint NOT NULL DEFAULT '1',
-  -- Seconds it holds without a renewal, by anybody's clock.
-  session_s double precision NOT NULL,
-  -- When it is forgotten, and what is shown; nothing else rests on it.
-  lease_expires_at timestamptz NOT NULL,
-  super_stream_id integer NOT NULL REFERENCES relatum.super_streams ON DELETE CASCADE,
-  holder text NOT NULL,
-  CONSTRAINT publisher_sessions_holder PRIMARY KEY (super_stream_id, holder)
-) WITH (fillfactor = 50);
 
 -- One row for each consumer name of a super stream.
 CREATE TABLE relatum.serial_consumers (

@@ -14,8 +14,8 @@ from relatum.contexts.placement._placement_prune import forget_placements
 from relatum.contexts.serial._order import ContextMessage, Finding, FindingKind, SerialReport
 from relatum.contexts.serial._order_verify import verify
 from relatum.contexts.serial.consuming._async_consumer import AsyncSerialConsumer
+from relatum.contexts.serial.consuming._batch import AsyncSerialBatch, SerialBatch
 from relatum.contexts.serial.consuming._consumer import SerialConsumer
-from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch, SerialBatch
 from relatum.contexts.serial.consuming._serial_status import (
     HoldStatus,
     PartitionStatus,

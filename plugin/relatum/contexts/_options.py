@@ -4,18 +4,15 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
-from relatum.checks import as_options, checked_choice, checked_count, checked_name, checked_seconds
+from relatum.checks import as_options, checked_choice, checked_count, checked_name, checked_seconds, shown
 from relatum.contexts.placement._placement_opening import IDLE_S_MIN
 from relatum.contexts.placement._publication_requests import WhenAway
-from relatum.contexts.placement._session import SESSION_S, SESSION_S_MAX, SESSION_S_MIN
+from relatum.errors import ConfigurationError
 from relatum.headers import AFFINITY_HEADER, CONTEXT_HEADER
 from relatum.limits import INTEGER_MAX
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of
-
-CHECK_S_MAX: Final = 0.04
-"""Seconds between two looks: below the 0.05 s that a mover waits anyway, so that sessions make it wait no longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +30,7 @@ class RouterOptions:
 
     header: str
     balance: BalanceName | Balance
-    check_s: float = CHECK_S_MAX
-    session_s: float = SESSION_S
+    trust_clock: bool = True
     timeout_s: float = 10.0
     when_database_away: WhenAway
 
@@ -61,8 +57,8 @@ class RouterOptions:
     def __post_init__(self) -> None:
         with as_options():
             checked_name("header", self.header)
-            checked_seconds("check_s", self.check_s, most=CHECK_S_MAX)
-            checked_seconds("session_s", self.session_s, least=SESSION_S_MIN, most=SESSION_S_MAX)
+            if not isinstance(self.trust_clock, bool):
+                raise ConfigurationError(f"trust_clock= takes True or False, not {shown(self.trust_clock)}")
             checked_seconds("timeout_s", self.timeout_s)
             checked_choice("when_database_away", self.when_database_away, self.when_away)
             if self.open_sets_max is not None:
@@ -79,11 +75,9 @@ class ContextOptions(RouterOptions):
         balance: Where a context is placed by its first message. "hash" (default): by its name, as RabbitMQ's stream
             clients route keys; or "round_robin", "least_loaded", "weighted" or a function. Partitions that are added
             later move no context.
-        check_s: Seconds between two looks at the database by a thread, while messages are published. Default: 0.04,
-            which is also the most. While they go on, `publish` returns with the confirm. 0: without a session, each
-            message is followed by a look of its own, and no clock has a say.
-        session_s: Seconds for which a move waits for this router, where that does not answer. Default: 2; from 0.1 to
-            60. After so long without PostgreSQL, messages wait for it again.
+        trust_clock: True (default): a message counts once it is confirmed, where the router's last look at the database
+            began less than 0.2 s before, by this machine's clock; a thread looks while messages are published. False:
+            each message is followed by a look of its own. For machines that are paused together with their clock.
         timeout_s: Seconds to wait for a move to end, and for the database where it is away. Default: 10. 0: not at all.
         contexts_max: Contexts whose partitions are remembered; others are read again when they are used.
         when_database_away: "wait" (default): up to `timeout_s` for a database that is away. "fail": not at all.
@@ -112,27 +106,19 @@ class ContextOptions(RouterOptions):
             checked_count("contexts_max", self.contexts_max, most=INTEGER_MAX)
 
 
-class MessageBalance:
-    """The rule for sets, for messages of none, with turns of its own: their load is what was sent here.
+def _by_messages(rule: Balance) -> Balance:
+    """The rule for sets, for messages of none, with turns of its own: their load is what was sent here."""
+    sent: Counter[str] = Counter()
+    lock = threading.Lock()
 
-    Threads may share it.
-
-    Raises:
-        ConfigurationError: there is no such rule.
-    """
-
-    def __init__(self, balance: BalanceName | Balance) -> None:
-        self._rule = balance_of(balance)
-        self._sent: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    def __call__(self, name: str | None, candidates: Sequence[Candidate], /) -> int:
-        """The index of the chosen partition, to which the message counts as sent."""
-        with self._lock:
-            seen = [Candidate(each.stream, each.weight, self._sent[each.stream]) for each in candidates]
-            index = self._rule(name, seen)
-            self._sent[candidates[index].stream] += 1
+    def choose(name: str | None, candidates: Sequence[Candidate], /) -> int:
+        with lock:
+            seen = [Candidate(each.stream, each.weight, sent[each.stream]) for each in candidates]
+            index = rule(name, seen)
+            sent[candidates[index].stream] += 1
             return index
+
+    return choose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +129,7 @@ class AffinityOptions(RouterOptions):
         header: The header that names a message's set. All who use the super stream must agree.
         balance: Where a set is placed by its first message: "round_robin" (default), "least_loaded" (fewest open
             sets), "weighted" (by those `AffinitySets.set_weights` stored), "hash" (of its name), or a function.
-        check_s: Seconds between two looks at the database by a thread, up to 0.04 (default: 0.02): how long it may be
-            unknown here that a set was closed or moved. 0: each message is followed by a look of its own.
-        session_s: Seconds for which a move waits for this router, where that does not answer. Default: 2; 0.1 to 60.
+        trust_clock: As of `ContextOptions`.
         timeout_s: Seconds to wait for a move to end, and for what else is waited for. Default: 10. 0: not at all.
         when_database_away: "known" (default): messages of known sets go on, a first message is `DatabaseUnavailable`.
             "wait": all wait up to `timeout_s`. "fail": all are `DatabaseUnavailable`.
@@ -168,7 +152,6 @@ class AffinityOptions(RouterOptions):
 
     header: str = AFFINITY_HEADER
     balance: BalanceName | Balance = "round_robin"
-    check_s: float = 0.02
     when_database_away: WhenAway = "known"
     idle_s: float | None = None
     open_sets_max: int | None = None
@@ -182,7 +165,7 @@ class AffinityOptions(RouterOptions):
 
     def rules(self) -> tuple[Balance, Balance]:
         """The rule for sets, and the one for messages of none, begun anew."""
-        return balance_of(self.balance), MessageBalance(self.balance)
+        return balance_of(self.balance), _by_messages(balance_of(self.balance))
 
     def __post_init__(self) -> None:
         RouterOptions.__post_init__(self)

@@ -14,7 +14,7 @@ class RouterStatistics:
     Attributes:
         published: Messages of a context, or an affinity set, that were published.
         unnamed: Messages of none, which went by the rule.
-        asked: Messages of which the database was asked before they were told of, since no session held.
+        asked: Messages of which the database was asked before they were told of, since no look was young enough.
         adopted: Messages that a move had overtaken, and that were taken in again where their context is now.
         move_wait_s: Seconds that messages waited for a move to end.
         known_names: Contexts, or sets, whose partition is remembered.

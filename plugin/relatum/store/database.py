@@ -93,7 +93,8 @@ class Database:
     """PostgreSQL as one component uses it. Threads may share it.
 
     Args:
-        database: PostgreSQL's URL, or a `Database`, which stays the caller's and whose connections are shared.
+        database: PostgreSQL's URL, or a `Database`, which stays the caller's and whose connections are shared; or the
+            address of one, for connections of its own.
         refusing: What `UsedAfterClose` says once it is closed; None where what is under way goes on, and it may be
             used again.
         ending: Lets go of a database that does not answer as it is brought forward; None for never.
@@ -103,6 +104,7 @@ class Database:
             None for twice `pool_size`, and half a minute.
         is_kept: True keeps all connections that were opened, for whoever has as much to ask soon again.
         statement_s: Seconds for one statement; None for no limit but the deadline of a call (`relatum.waiting`).
+        writes: True connects only to a host that takes writes, where the URL lists several and does not say otherwise.
 
     What the URL says of `statement_timeout_s`, `pool_size` and `pool_timeout_s` comes before these.
 
@@ -116,7 +118,7 @@ class Database:
 
     def __init__(
         self,
-        database: "AnyDatabase",
+        database: "AnyDatabase | DatabaseAddress",
         *,
         refusing: str | None = CLOSED,
         ending: Deadline | None = None,
@@ -125,6 +127,7 @@ class Database:
         connections_max: int | None = None,
         is_kept: bool = False,
         statement_s: float | None = STATEMENT_S,
+        writes: bool = False,
     ) -> None:
         self._refusing = refusing
         self._ending = ending
@@ -135,14 +138,17 @@ class Database:
         if isinstance(database, Database):
             self.address, self.pool = database.address, database.pool
             return
-        self.address = parse_database(database)
+        self.address = database if isinstance(database, DatabaseAddress) else parse_database(database)
         limits = self.address.limits
         most: int | None = connections_max
         if connections_max is None:
             pool_size = int(limits.get(POOL_SIZE, pool_size))
             most = 2 * pool_size if is_bounded else None
+        parameters = dict(self.address.parameters)
+        if writes and len(self.address.hosts()) > 1:
+            parameters.setdefault("target_session_attrs", "read-write")
         self.pool = Pool(
-            dict(self.address.parameters),
+            parameters,
             kept=most if is_kept and most is not None else pool_size,
             most=most,
             wait_s=limits.get(POOL, _POOL_S if connections_max is None else _POOL_BOUNDED_S),
@@ -193,6 +199,7 @@ class Database:
         *,
         accept: Callable[[Rows], bool] | None = None,
         once: bool = False,
+        on_primary: bool = False,
     ) -> Rows:
         """The rows a statement gives, as named tuples; those of an update that gives none: none.
 
@@ -200,6 +207,7 @@ class Database:
         - `accept`: Whether what it wrote shall stay, by its rows: then it is a transaction. None (default): it stays.
         - `once`: Whether it is not repeated here where the connection is lost, since the caller finds out what became
           of it. Default: False.
+        - `on_primary`: Whether a standby's rows are refused, which may be old: each says `is_standby`. Default: False.
 
         Returns:
             The rows; none where they were not accepted.
@@ -214,7 +222,7 @@ class Database:
                 is_new, connection.is_used = not connection.is_used, True
                 try:
                     text = _text_of(statement, is_prepared=connection.prepare_threshold is not None)
-                    return _executed(connection, text, parameters, accept)
+                    return _executed(connection, text, parameters, accept, on_primary=on_primary)
                 except psycopg.Error as error:
                     if not tries_left or not self._may_go_on(connection, error, is_new=is_new):
                         raise
@@ -295,10 +303,18 @@ def _initialized(initialize: Callable[[sa.Connection], None], connection: sa.Con
 
 
 def _executed(
-    driver: TimedConnection, text: bytes, given: Mapping[str, Any], accept: Callable[[Rows], bool] | None
+    driver: TimedConnection,
+    text: bytes,
+    given: Mapping[str, Any],
+    accept: Callable[[Rows], bool] | None,
+    *,
+    on_primary: bool,
 ) -> Rows:
     if accept is None:
-        return _fetched(driver, text, given)
+        rows = _fetched(driver, text, given)
+        if on_primary and rows and rows[0].is_standby:
+            raise psycopg.errors.ReadOnlySqlTransaction("the server is a standby")
+        return rows
     with driver.transaction():
         rows = _fetched(driver, text, given)
         if accept(rows):

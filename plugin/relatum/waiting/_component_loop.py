@@ -12,6 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any, Final, TypeVar
 
 from relatum.client_logs import own_connection
@@ -57,13 +58,14 @@ class ComponentLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.SelectorEventLoop | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._results: set[Future[Any]] = set()
         self._thread: threading.Thread | None = None
         self._is_stopped = False
         after_fork(self, ComponentLoop._leave)
 
     def _leave(self) -> None:
         # To close a copied loop would take the parent's sockets out of the epoll that both have.
-        leave_to_parent(self._lock, self._loop, self._tasks, self._thread)
+        leave_to_parent(self._lock, self._loop, self._tasks, self._results, self._thread)
         self._lock = threading.Lock()
         self._is_stopped, self._thread, self._loop = True, None, None
 
@@ -99,25 +101,39 @@ class ComponentLoop:
         if self._loop is None:
             return False
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *args)
+            self._loop.call_soon_threadsafe(self._call, function, args)
             return True
         return False
+
+    def _call(self, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+        # Not in the caller's context: its deadline is not that of what is begun here.
+        self._context.run(function, *args)
 
     def run(self, function: Callable[..., Coroutine[Any, Any, _Result]], *args: Any) -> "Future[_Result] | None":
         """Call a coroutine function in the loop; None where the loop does not run.
 
-        The future is cancelled where the loop ends first. Not to be waited for in the loop's own thread.
+        The future is cancelled where the loop ends first, and cancelling it cancels the call. Not to be waited for in
+        the loop's own thread.
         """
         result: Future[_Result] = Future()
 
         def begin() -> None:
-            self.spawn(self._answer(result, function(*args)))
+            task = self.spawn(self._answer(result, function, args))
+            result.add_done_callback(lambda _: self.call(task.cancel) if result.cancelled() else None)
 
-        return result if self.call(begin) else None
+        # Kept until it is done: a loop that ends forgets what it was to call.
+        self._results.add(result)
+        result.add_done_callback(self._results.discard)
+        if self.call(begin):
+            return result
+        self._results.discard(result)
+        return None
 
-    async def _answer(self, result: "Future[_Result]", made: Coroutine[Any, Any, _Result]) -> None:
+    async def _answer(
+        self, result: "Future[_Result]", function: Callable[..., Coroutine[Any, Any, _Result]], args: tuple[Any, ...]
+    ) -> None:
         try:
-            answer = await made
+            answer = await function(*args)
         except asyncio.CancelledError:
             result.cancel()
             raise
@@ -135,10 +151,13 @@ class ComponentLoop:
             False where it had not ended after so many seconds.
         """
         with self._lock:
-            self._is_stopped, thread, loop = True, self._thread, self._loop
+            is_first, self._is_stopped = not self._is_stopped, True
+            thread, loop = self._thread, self._loop
         if thread is None or loop is None:
             return True
-        self.call(loop.stop)
+        if is_first:
+            # Once: the second would break off what cancels the tasks.
+            self.call(loop.stop)
         if self.is_current or self.threads.has(threading.current_thread()):
             return True
         thread.join(timeout_s)
@@ -198,6 +217,7 @@ class ComponentLoop:
     @own_connection()
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
+        self._context = copy_context()
         try:
             loop.run_forever()
             loop.run_until_complete(self._cancel_all())
@@ -205,6 +225,8 @@ class ComponentLoop:
             self.threads.shutdown()
             asyncio.set_event_loop(None)
             loop.close()
+            for result in list(self._results):
+                result.cancel()
 
 
 class Duty:

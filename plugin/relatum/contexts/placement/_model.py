@@ -159,7 +159,6 @@ class Move:
         fenced_at: When the fence was found.
         ended_at: When its contexts went on; None while they wait.
         reason: Why it was aborted.
-        waits_for: The publishers it waits for before its fence: host, process id, and a name.
     """
 
     move_id: int
@@ -183,7 +182,6 @@ class Move:
     fenced_at: datetime | None
     ended_at: datetime | None
     reason: str | None
-    waits_for: tuple[str, ...] = ()
 
     @property
     def pause_s(self) -> float | None:

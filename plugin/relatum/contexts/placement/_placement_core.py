@@ -4,32 +4,29 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from relatum import metrics
 from relatum.contexts._options import RouterOptions
 from relatum.contexts._statistics import RouterStatistics
 from relatum.contexts.placement._controls import ControlStreams, Strays
-from relatum.contexts.placement._looks import Looks
+from relatum.contexts.placement._looks import BUSY, Looks
 from relatum.contexts.placement._model import PartitionRow, PartitionState, Placement, check_name
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.placement._publication import WAITED_S, Publications
 from relatum.contexts.placement._publication_requests import (
     Adopt,
-    EndSession,
     FindMove,
     Place,
     PublicationRequest,
     ReadChanges,
     ReadGeneration,
-    RenewSession,
     Search,
     Send,
     Sent,
     TakeOver,
 )
-from relatum.contexts.placement._session import elapsed_s
+from relatum.contexts.placement._trust import elapsed_s
 from relatum.contexts.serial.moving._move_store import MoveStore, logger
 from relatum.contexts.serial.moving._mover import go_on_with_abandoned
 from relatum.contexts.steps import run
@@ -43,11 +40,11 @@ from relatum.errors import (
 )
 from relatum.headers import PLACED_HEADER
 from relatum.ids import MessageId
-from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store.database import AnyDatabase, Database
-from relatum.superstreams import Candidate, address_of, describe_super_stream
-from relatum.superstreams import checked_stream_name as checked_super_stream
+from relatum.superstreams import Candidate, describe_super_stream
+from relatum.superstreams.connections import address_of
+from relatum.superstreams.layout import checked_stream_name as checked_super_stream
 from relatum.waiting import LEAST_S, Deadline, log_failure, within
 
 END_S: Final = 1.0
@@ -77,15 +74,14 @@ class RouterCore:
         self.publications = Publications(
             elapsed_s,
             timeout_s=options.timeout_s,
-            session_s=options.session_s if options.check_s else 0.0,
+            trust_clock=options.trust_clock,
             names_max=options.names_max,
             when_away=options.when_database_away,
         )
-        self._looks = Looks(self.keep, options.check_s) if options.check_s else None
-        self._holder = new_holder()
+        self._looks = Looks(self._look_for) if options.trust_clock else None
         # Made at once: what is wrong with a URL is told where the router is made.
         self._ending = Deadline(None)
-        self._database = Database(database, ending=self._ending, refusing=None)
+        self._database = Database(database, ending=self._ending, refusing=None, writes=True)
         self._broker = broker
         self._stream_url = stream_url
         self._lock = threading.Lock()
@@ -112,8 +108,6 @@ class RouterCore:
                 request.sent, request.from_offset, anywhere=request.anywhere
             ),
             Adopt: lambda request: self._stray_keeper.publish(request.stream, request.adoption),
-            RenewSession: lambda request: self.store.renew_session(self._holder, request.seen, request.session_s),
-            EndSession: lambda _request: self.store.end_session(self._holder),
             TakeOver: self._take_over,
         }
         metrics.report(self, super_stream=self.super_stream, kind=options.kind)
@@ -234,7 +228,6 @@ class RouterCore:
         self._ending.end_in(END_S)
         if self._looks is not None:
             self._looks.close()
-        self._end_session()
         with self._lock:
             self._is_closed = True
             self.is_open = self.has_layout = False
@@ -278,20 +271,10 @@ class RouterCore:
         """
         run(self.publications.look(), self.perform)
 
-    def keep(self, published: int) -> bool:
-        """Keep the session of those who publish, as `Publications.keep` says. It blocks.
-
-        Raises:
-            DatabaseUnavailable: it is away; nothing is lost by that.
-        """
-        return run(self.publications.keep(published), self.perform)
-
-    def _end_session(self) -> None:
-        """Let no move wait for this router any more; where the database is away, it waits until that has lapsed."""
-        if self._store is None:
-            return
-        with suppress(RelatumError):
-            run(self.publications.end_session(for_good=True), self.perform)
+    def _look_for(self, published: int) -> None:
+        """Look for the next messages of who has just published several, and for those not known to count yet."""
+        if published >= BUSY or len(self.publications.unchecked):
+            self.look()
 
     def _take_over(self, request: TakeOver) -> None:
         """Of many messages that wait, one looks at a time; what stops a move is logged, and left to others."""

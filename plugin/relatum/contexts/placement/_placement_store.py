@@ -33,7 +33,6 @@ from relatum.contexts.placement._placement_opening import (
 )
 from relatum.contexts.placement._placement_prune import forget_released
 from relatum.contexts.placement._placing import RELEASE, Candidates, chosen_among, place
-from relatum.contexts.placement._session import END_SESSION, RENEW_SESSION
 from relatum.contexts.placement._stored_moves import FENCE_AFTER, FIND_MOVE, move_info
 from relatum.errors import MoveConflict, PlacementNotFound, SuperStreamConflict
 from relatum.store.database import AnyDatabase, Database, sql
@@ -50,17 +49,24 @@ FORGET_MOST: Final = 20_000
 _TRIES: Final = 5
 """Times names are placed anew since the partition that was chosen was retired meanwhile."""
 
-_PLACEMENTS: Final = """
-    SELECT p.name, p.partition_id, s.stream, s.binding_key, p.epoch, p.state, p.move_id, p.generation, p.opened_at,
-        p.used_at, p.released_at
-    FROM relatum.placements p JOIN relatum.super_stream_partitions s ON s.partition_id = p.partition_id
-    WHERE p.super_stream_id = :super_stream_id::integer"""
+_PLACEMENT: Final = """
+        p.name, p.partition_id, s.stream, s.binding_key, p.epoch, p.state, p.move_id, p.generation, p.opened_at,
+        p.used_at, p.released_at"""
 """The columns of `Placement`, in its order."""
 
-FIND: Final = sql(f"{_PLACEMENTS} AND p.name = ANY (:names::text[]) AND p.state <> 'released'")
+_OF_PLACEMENTS: Final = """
+    FROM relatum.placements p JOIN relatum.super_stream_partitions s ON s.partition_id = p.partition_id
+    WHERE p.super_stream_id = :super_stream_id::integer"""
+"""Where these come from."""
+
+_PLACEMENTS: Final = f"SELECT {_PLACEMENT} {_OF_PLACEMENTS}"
+
+FIND: Final = sql(f"""
+    SELECT {_PLACEMENT}, pg_is_in_recovery() AS is_standby {_OF_PLACEMENTS}
+        AND p.name = ANY (:names::text[]) AND p.state <> 'released'""")
 
 CHANGES: Final = sql(f"""
-    SELECT t.generation AS now, t.floor, changed.*
+    SELECT t.generation AS now, t.floor, pg_is_in_recovery() AS is_standby, changed.*
     FROM relatum.super_streams t LEFT JOIN (
         {_PLACEMENTS} AND p.generation > :since::bigint
         ORDER BY p.generation LIMIT :most::integer) changed ON true
@@ -104,7 +110,7 @@ class PlacementStore:
 
     def __init__(self, database: "AnyDatabase", vhost: str, super_stream: str) -> None:
         self._is_own = not isinstance(database, Database)
-        self._database = database if isinstance(database, Database) else Database(database)
+        self._database = database if isinstance(database, Database) else Database(database, writes=True)
         self._vhost = vhost
         self._name = super_stream
         self._known: tuple[int, str] | None = None
@@ -191,9 +197,12 @@ class PlacementStore:
         self._database.run(lambda connection: set_weights(connection, self._opened()[0], self._name, weights))
         self._candidates.forget()
 
-    def generation(self) -> int:
-        """The super stream's generation: what is cached at it is right as long as it does not change."""
-        rows = self._select(GENERATION)
+    def generation(self, *, is_shown: bool = False) -> int:
+        """The super stream's generation: what is cached at it is right as long as it does not change.
+
+        - `is_shown`: Whether nothing is cached by it, so that a standby's will do. Default: False.
+        """
+        rows = self._select(GENERATION) if is_shown else self._look(GENERATION)
         if not rows:
             raise not_found(self._name)
         return int(rows[0][0])
@@ -203,13 +212,13 @@ class PlacementStore:
 
         None instead of these where they are not remembered: everything cached may be wrong.
         """
-        rows = self._select(CHANGES, since=since, most=CHANGES_MAX + 1)
+        rows = self._look(CHANGES, since=since, most=CHANGES_MAX + 1)
         if not rows:
             raise not_found(self._name)
         now, floor = rows[0][:2]
         if since < floor or len(rows) > CHANGES_MAX:
             return now, None
-        return now, [_placement(row[2:]) for row in rows if row[2] is not None]
+        return now, [_placement(row[3:]) for row in rows if row[3] is not None]
 
     def find(self, names: Collection[str]) -> dict[str, Placement]:
         """The placements of names that are placed, by name; those that were released are not among them."""
@@ -237,7 +246,7 @@ class PlacementStore:
             SuperStreamConflict: the super stream has no active partition.
             InvalidInput: a name is empty, too long or holds a character that PostgreSQL does not store.
         """
-        found = {} if are_new else self.find(names)
+        found = {} if are_new else self._find_now(names)
         for attempt in range(_TRIES):
             missing = sorted(check_name(name) for name in set(names) - found.keys())
             if not missing:
@@ -247,7 +256,7 @@ class PlacementStore:
             self._candidates.count(chosen.values())
             # What others placed in the meantime.
             if missing := [name for name in missing if name not in found]:
-                found |= self.find(missing)
+                found |= self._find_now(missing)
         if found.keys() < set(names):
             raise SuperStreamConflict(
                 f"the partitions of {self._name!r} are being retired; place the names again",
@@ -300,14 +309,6 @@ class PlacementStore:
         if wanted:
             self._database.rows(TOUCH, self._with_id(names=wanted))
 
-    def renew_session(self, holder: str, seen: int, session_s: float) -> None:
-        """Write that a publisher publishes, for so many seconds more, and which generation it has gone on to."""
-        self._database.rows(RENEW_SESSION, self._with_id(holder=holder, seen=seen, session_s=session_s))
-
-    def end_session(self, holder: str) -> None:
-        """Remove a publisher's session, where there is one."""
-        self._database.rows(END_SESSION, self._with_id(holder=holder))
-
     def idle(self, idle_s: float, *, limit: int = 1_000) -> list[Placement]:
         """Open placements that nobody touched for so many seconds, the longest unused first; moving ones are not."""
         return [_placement(row) for row in self._select(IDLE, idle_s=float(idle_s), most=limit)]
@@ -349,8 +350,8 @@ class PlacementStore:
         then a later one of the name there is kept, whose own fence or marker retention has dropped, too: what is
         still in the partition lies behind it. None: a message of this epoch cannot be a stray there.
         """
-        rows = self._select(FENCE_AFTER, name=check_name(name), stream=stream, above=epoch)
-        return move_info(rows[0]) if rows else None
+        [row] = self._look(FENCE_AFTER, name=check_name(name), stream=stream, above=epoch)
+        return None if row.move_id is None else move_info(row)
 
     # What the calls are made of
 
@@ -380,6 +381,14 @@ class PlacementStore:
             return
         self._forget_at = time.monotonic() + FORGET_EVERY_S
         forget_released(self._database.engine, self.super_stream_id, most=FORGET_MOST)
+
+    def _find_now(self, names: Collection[str]) -> dict[str, Placement]:
+        wanted = [check_name(name) for name in names]
+        return {row.name: _placement(row) for row in self._look(FIND, names=wanted)} if wanted else {}
+
+    def _look(self, statement: sa.TextClause, **wanted: Any) -> Sequence[Any]:
+        """The rows of what publishers rely on: a standby, which may be behind, gives none."""
+        return self._database.rows(statement, self._with_id(**wanted), on_primary=True)
 
     def _select(self, statement: sa.TextClause, **wanted: Any) -> Sequence[Any]:
         return self._database.rows(statement, self._with_id(**wanted))

@@ -26,8 +26,7 @@ KEEP_COMMITS: Final = """
          THEN set_config('synchronous_commit', 'on', true) END AS kept"""
 """Has the transaction wait for the disk, even where others do not.
 
-A placement that a crash of PostgreSQL takes back would be made again elsewhere, with messages in the first place; a
-session that it takes back would be waited for by nobody.
+A placement that a crash of PostgreSQL takes back would be made again elsewhere, with messages in the first place.
 """
 
 

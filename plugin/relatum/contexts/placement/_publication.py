@@ -5,17 +5,17 @@ and returns when the caller may be told. Whoever performs the steps sleeps betwe
 
 1. The placement is looked up, or made. Where its context moves just now, the router waits.
 2. The message is published to that partition, and confirmed.
-3. Only then, where the publisher's session holds by its own clock and the placement is still in force, the message
-   counts: a mover waits for sessions before its fence (`_session`). Otherwise the generation is read again. Unchanged,
-   no move of the context had begun: a mover writes `moving` into the database before it publishes its fence, so the
-   message lies before any fence that follows.
+3. Only then, where the last look began a moment ago by the publisher's clock and the placement is still in force, the
+   message counts: a mover waits for longer before its fence (`_trust`). Otherwise the generation is read again.
+   Unchanged, no move of the context had begun: a mover writes `moving` into the database before it publishes its
+   fence, so the message lies before any fence that follows.
 4. Changed, and the context with it: the partition itself tells. Read from where the move's fence can lie at the
    earliest: where the fence comes first and the message behind it, the message is a stray, which consumers pass over.
    Then an `Adoption`, published to where the context is now, takes it into the context again; and it is checked like
    any message, since the context may have moved once more.
 
 One message of a name is published at a time by one router, and the next only when it is known to count, so strays do
-not overtake each other. No clock has a say in any of that but the session's, of which only the rate matters.
+not overtake each other. No clock has a say in any of that but the publisher's own in 3, of which only the rate matters.
 """
 
 import itertools
@@ -31,12 +31,10 @@ from relatum.contexts.placement._entries import Adoption, Placed
 from relatum.contexts.placement._model import Move, Placement, PlacementState
 from relatum.contexts.placement._publication_requests import (
     Adopt,
-    EndSession,
     FindMove,
     Place,
     ReadChanges,
     ReadGeneration,
-    RenewSession,
     Search,
     Send,
     Sent,
@@ -45,9 +43,10 @@ from relatum.contexts.placement._publication_requests import (
     TakeOver,
     WhenAway,
 )
-from relatum.contexts.placement._session import Session
+from relatum.contexts.placement._trust import TRUST_S
 from relatum.errors import ContextMoving, DatabaseUnavailable, RelatumError
 from relatum.metrics import Histogram
+from relatum.processes import after_fork
 
 POLL_S: Final = 0.005
 """Seconds between two looks whether a move has ended."""
@@ -61,12 +60,7 @@ WAITED_S: Final = 1.0
 AWAY_S: Final = 1.0
 """Seconds for which a database that was away is not asked again by those who can go on without it."""
 
-FRESH_S: Final = 0.02
-"""Seconds for which a generation that was read spares the look before a message is sent, at most.
-
-For those without a session. Shorter than the 0.05 s a mover waits before its fence: so hardly a message is a stray.
-Nothing else depends on it.
-"""
+_NEVER: Final = float("-inf")
 
 
 class Published(NamedTuple):
@@ -101,7 +95,7 @@ class Publications:
         clock: Callable[[], float],
         *,
         timeout_s: float = 10.0,
-        session_s: float = 0.0,
+        trust_clock: bool = True,
         names_max: int = 100_000,
         unchecked_max: int = 10_000,
         when_away: WhenAway = "wait",
@@ -110,18 +104,20 @@ class Publications:
         self.unchecked = Unchecked(unchecked_max)
         self.name = secrets.token_hex(8)
         """What the messages of this publisher name it by."""
-        self.session = Session(clock, session_s)
         self._numbers = itertools.count(1)
         self._clock = clock
+        self._trust_clock = trust_clock
         self._timeout_s = timeout_s
         self._when_away = when_away
         self._lock = threading.Lock()
-        self._checked_at: float | None = None
+        self._looked_at = _NEVER
         self._checked_mark = 0
         self._away_until = 0.0
         self.adopted = 0
         self.asked = 0
         self.move_wait_s = Histogram()
+        # A child has looked at nothing.
+        after_fork(self, Publications._forget_look)
 
     def publish(self, name: str, *, stream: str | None = None) -> Steps[Published]:
         """Publish one message of a name.
@@ -139,8 +135,8 @@ class Publications:
         placed = Placed(known.placement.epoch, self.name, next(self._numbers))
         result = yield from Send(known.placement, placed, known.as_of)
         sent = Sent(name, known.placement.stream, placed, known.as_of)
-        # In this order: were the cache asked first, a session that was renewed since would speak for what it was.
-        if not (self.session.holds() and self.cache.still(sent)):
+        # In this order: were the cache asked first, a look that came since would speak for what it was.
+        if not (self._trusts() and self.cache.still(sent)):
             self.unchecked.add(sent)
             self.asked += 1
             try:
@@ -172,43 +168,23 @@ class Publications:
         yield from self._look(self._clock() + self._timeout_s, must=True)
         return (yield from self._stray(sent)) is None
 
-    def keep(self, published: int) -> Steps[bool]:
-        """Keep the session, or end it where none is needed; gives whether to go on so without a further message.
+    # --- what the last look is good for ---------------------------------------------------------------------------
 
-        Args:
-            published: Messages that were published since this was performed last.
+    def _trusts(self) -> bool:
+        """Whether what the last look showed proves something of a message that was confirmed before this was asked."""
+        return self._trust_clock and self._looked_lately()
 
-        Raises:
-            DatabaseUnavailable: The database is away; the session ends by itself where that lasts.
-        """
-        if self.session.is_wanted(published):
-            yield from self._go_on()
-            return True
-        yield from self.end_session()
-        if len(self.unchecked):
-            yield from self.look()
-        return False
+    def _looked_lately(self) -> bool:
+        return self._clock() - self._looked_at < TRUST_S
 
-    def _go_on(self) -> Steps[None]:
-        """Look, renew the session where that is due, and tell movers at once that might wait for it."""
-        yield from self.look()
-        while self.session.is_due():
-            began = self.session.renew()
-            seen = self.cache.generation
-            assert seen is not None, "a look knows it"
-            yield from RenewSession(seen, self.session.session_s)
-            # Only behind the renewal: a move that began before it need not have known of this publisher.
-            yield from self.look()
-            self.session.renewed(began)
+    def _looked(self, mark: int, began: float) -> None:
+        """Note what a look followed, and when it began; the latest of all counts."""
+        with self._lock:
+            self._checked_mark = max(mark, self._checked_mark)
+            self._looked_at = max(began, self._looked_at)
 
-    def end_session(self, *, for_good: bool = False) -> Steps[None]:
-        """Rely on no session any more, and let movers know.
-
-        Raises:
-            DatabaseUnavailable: The database is away; movers wait for as long as a session holds.
-        """
-        if self.session.end(for_good=for_good):
-            yield from EndSession()
+    def _forget_look(self) -> None:
+        self._looked_at = _NEVER
 
     # --- before the message ---------------------------------------------------------------------------------------
 
@@ -217,7 +193,8 @@ class Publications:
         must_look, began = False, self._clock()
         take_over_at = began + WAITED_S
         while True:
-            if must_look or self._is_stale():
+            # So that hardly a message is a stray: a mover waits for longer before its fence.
+            if must_look or self.unchecked.is_full or not self._looked_lately():
                 yield from self._look(deadline, must=self.unchecked.is_full)
             known = self.cache.get(name)
             if known is None:
@@ -256,12 +233,6 @@ class Publications:
             self.cache.add(placement, as_of)
             return Known(placement, as_of)
 
-    def _is_stale(self) -> bool:
-        if self.unchecked.is_full:
-            return True
-        is_fresh = self._checked_at is not None and self._clock() - self._checked_at < FRESH_S
-        return not (is_fresh or self.session.holds())
-
     def _comes_first(self, name: str, placement: Placement) -> bool:
         """Whether something of a name is to be settled before anything is sent under a placement.
 
@@ -294,8 +265,6 @@ class Publications:
                 while (since := self.cache.generation) is not None and since < generation:
                     as_of, changed = yield from ReadChanges(since)
                     self.cache.advance(as_of, changed)
-                    if changed is None or any(each.state is PlacementState.MOVING for each in changed):
-                        self.session.must_tell = True
             except DatabaseUnavailable:
                 if self._when_away == "known":
                     self._away_until = self._clock() + AWAY_S
@@ -308,12 +277,6 @@ class Publications:
             self.unchecked.checked(mark, self.cache)
             self._looked(mark, began)
             return True
-
-    def _looked(self, mark: int, began: float) -> None:
-        """Note what a look followed, and when it began; the latest of all counts."""
-        with self._lock:
-            self._checked_mark = max(mark, self._checked_mark)
-            self._checked_at = began if self._checked_at is None else max(began, self._checked_at)
 
     # --- after the confirm ----------------------------------------------------------------------------------------
 

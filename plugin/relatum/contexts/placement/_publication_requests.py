@@ -120,22 +120,6 @@ class Adopt(Request[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class RenewSession(Request[None]):
-    """Write that this publisher publishes, for so many seconds from now, and which generation it has gone on to.
-
-    When it is answered, the row is there for all whose look begins later.
-    """
-
-    seen: int
-    session_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class EndSession(Request[None]):
-    """Remove this publisher's session."""
-
-
-@dataclass(frozen=True, slots=True)
 class TakeOver(Request[None]):
     """Go on with moves of the super stream whose mover is gone, if there are any, for so many seconds at most."""
 
@@ -150,17 +134,7 @@ class Sleep(Request[None]):
 
 
 PublicationRequest: TypeAlias = (
-    ReadGeneration
-    | ReadChanges
-    | Place
-    | Send
-    | FindMove
-    | Search
-    | Adopt
-    | RenewSession
-    | EndSession
-    | TakeOver
-    | Sleep
+    ReadGeneration | ReadChanges | Place | Send | FindMove | Search | Adopt | TakeOver | Sleep
 )
 """What a step asks for."""
 

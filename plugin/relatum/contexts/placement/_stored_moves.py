@@ -10,13 +10,9 @@ from relatum.contexts.placement._entries import Control, Fence, Marker
 from relatum.contexts.placement._model import Move, MoveState
 from relatum.store.database import sql
 
-IS_WAITED_FOR: Final = "s.super_stream_id = m.super_stream_id AND s.seen < m.generation AND m.fence_epoch = 0"
-"""Whether a publisher's session is one that a move waits for before its fence."""
-
-MOVE: Final = f"""m.move_id, source.stream AS source, target.stream AS target, m.source_id, m.target_id, m.state,
+MOVE: Final = """m.move_id, source.stream AS source, target.stream AS target, m.source_id, m.target_id, m.state,
         m.aborting, m.attempt, m.contexts, m.fence_epoch, m.epoch, m.scan_from, m.target_scan_from, m.fence_offset,
-        m.marker_offset, m.holder, m.lease_expires_at, m.started_at, m.fenced_at, m.ended_at, m.reason,
-        ARRAY (SELECT s.holder FROM relatum.publisher_sessions s WHERE {IS_WAITED_FOR}) AS waits_for"""
+        m.marker_offset, m.holder, m.lease_expires_at, m.started_at, m.fenced_at, m.ended_at, m.reason"""
 """The columns of `Move`, in its order."""
 
 OF_MOVES: Final = """relatum.context_moves m
@@ -27,11 +23,13 @@ OF_MOVES: Final = """relatum.context_moves m
 FIND_MOVE: Final = sql(f"SELECT {MOVE} FROM {OF_MOVES} WHERE m.move_id = :move_id::bigint")
 
 FENCE_AFTER: Final = sql(f"""
-    SELECT {MOVE} FROM {OF_MOVES} JOIN relatum.moved_contexts c ON c.move_id = m.move_id
-    WHERE c.name = :name::text AND m.super_stream_id = :super_stream_id::integer
-        AND (source.stream = :stream::text AND m.fence_epoch > :above::bigint
-            OR target.stream = :stream::text AND m.epoch > :above::bigint)
-    ORDER BY m.fence_epoch LIMIT 1""")
+    SELECT found.*, pg_is_in_recovery() AS is_standby FROM (VALUES (1)) one LEFT JOIN (
+        SELECT {MOVE} FROM {OF_MOVES} JOIN relatum.moved_contexts c ON c.move_id = m.move_id
+        WHERE c.name = :name::text AND m.super_stream_id = :super_stream_id::integer
+            AND (source.stream = :stream::text AND m.fence_epoch > :above::bigint
+                OR target.stream = :stream::text AND m.epoch > :above::bigint)
+        ORDER BY m.fence_epoch LIMIT 1) found ON true""")
+"""One row: the columns of `Move`, NULLs where there is none, and whether the server may know of too little."""
 
 _FLOORS: Final = sql("""
     SELECT name, max(epoch) FROM (
@@ -59,9 +57,9 @@ LOST_MARKERS: Final = sql(f"""
 
 
 def move_info(row: Sequence[Any]) -> Move:
-    """A move from the columns of `MOVE`."""
-    move = Move(*row)
-    return replace(move, state=MoveState(move.state), waits_for=tuple(move.waits_for))
+    """A move from the columns of `MOVE`; what a statement adds to them comes after."""
+    move = Move(*row[: len(Move.__dataclass_fields__)])
+    return replace(move, state=MoveState(move.state))
 
 
 def floors_before(connection: sa.Connection, partition_id: int, offset: int) -> dict[str, int]:

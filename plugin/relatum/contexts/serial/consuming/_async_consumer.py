@@ -4,19 +4,23 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
-from typing import Self
+from functools import cached_property
+from typing import Final, Self
 
 from relatum.checks import checked_callable, checked_seconds
 from relatum.closing import AsyncClosing
-from relatum.contexts.serial.consuming._consumer import CLOSE_S, LOOK_S, ConsumerBase
-from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch, consuming, in_thread
-from relatum.contexts.serial.consuming._serial_state import log_defect
+from relatum.contexts.serial.consuming._batch import AsyncSerialBatch, consuming
+from relatum.contexts.serial.consuming._batches import Taken
+from relatum.contexts.serial.consuming._consumer import CLOSE_S, LOOK_S, ConsumerBase, logger
 from relatum.contexts.serial.consuming._serial_status import SerialStatus
 from relatum.errors import PartitionLost
 from relatum.reading import Message
-from relatum.waiting import backoff
+from relatum.waiting import Threads, backoff, in_thread, log_failure
+
+THREADS_MAX: Final = 32
+"""Commits, and other questions, that wait for PostgreSQL at once."""
 
 
 class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
@@ -28,6 +32,10 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
     Args: as for `SerialConsumer`.
     """
 
+    @cached_property
+    def _threads(self) -> Threads:
+        return Threads(THREADS_MAX, f"relatum-{self.name}-asks")
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self
@@ -38,16 +46,19 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
         Cancelled, it waits until what it began is ended, and was not started.
         """
         self._check_startable()
-        self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
-        self._member.shared.listeners.append(self._notify)
-        await in_thread(self._member.start, undo=partial(self._member.close, CLOSE_S))
+        starting = asyncio.ensure_future(in_thread(self._threads, self._member.start))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._undo(starting))
+            raise
         self._is_started = True
 
-    def _notify(self) -> None:
-        # Of a loop that was closed first, nobody waits any more.
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._changed.set)
+    async def _undo(self, starting: "asyncio.Future[None]") -> None:
+        # The error of a start that was cancelled is nobody's.
+        with suppress(Exception):
+            await starting
+        await in_thread(self._threads, self._member.close, CLOSE_S)
 
     async def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Stop reading and let other members have the partitions at once; see `SerialConsumer.close`."""
@@ -55,25 +66,42 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
         if self._is_closed:
             return True
         self._is_closed = True
-        return await asyncio.shield(asyncio.to_thread(self._member.close, timeout_s))
+        has_ended = await asyncio.shield(in_thread(self._threads, self._member.close, timeout_s))
+        self._threads.shutdown()
+        return has_ended
 
     async def next_batch(self, timeout_s: float | None = None) -> AsyncSerialBatch | None:
         """The next batch of any partition; see `SerialConsumer.next_batch`."""
-        until, shared = self._until(timeout_s), self._member.shared
-        while not shared.stopping.is_set():
-            self._changed.clear()
-            now = time.monotonic()
-            taken = shared.take(now)
-            if isinstance(taken, tuple):
-                # Another task may wait for what else there is.
-                self._changed.set()
-                return AsyncSerialBatch(self._member, *taken)
-            if until is not None and now >= until:
+        until, batches = self._until(timeout_s), self._batches
+        while not batches.stopping.is_set():
+            left_s = None if until is None else max(0.0, until - time.monotonic())
+            waiting = batches.wait(at_once=left_s == 0)
+            try:
+                await self._ended(waiting, left_s or None)
+            except BaseException:
+                batches.give_up(waiting)
+                raise
+            taken = batches.taken(waiting)
+            if taken is not None:
+                return AsyncSerialBatch(batches, *taken, self._threads)
+            if left_s == 0:
                 return None
-            waits = [at - now for at in (taken, until) if at is not None]
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), min(waits) if waits else None)
         return None
+
+    async def _ended(self, waiting: "Future[Taken]", timeout_s: float | None) -> None:
+        """Wait until a wait for a batch has ended, or for so long."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake(_: object) -> None:
+            try:
+                loop.call_soon_threadsafe(ended.set)
+            except RuntimeError:
+                self._batches.give_up(waiting)  # The loop has ended, and nobody takes it.
+
+        waiting.add_done_callback(wake)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await ended.wait()
 
     async def batches(self, timeout_s: float | None = None) -> AsyncIterator[AsyncSerialBatch]:
         """Batches as they come, each to be acknowledged.
@@ -125,7 +153,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
                     await handler(batch)
             except PartitionLost as error:
                 # Its messages are another member's; this one goes on with what it has.
-                log_defect(error, "batch not consumed here", level=logging.INFO)
+                log_failure(logger, error, "batch not consumed here", level=logging.INFO)
                 continue
             except BaseException:
                 batch.give_back()
@@ -135,8 +163,10 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
 
     async def _acknowledge(self, batch: AsyncSerialBatch, stop: asyncio.Event | None = None) -> None:
         """Acknowledge, waiting for PostgreSQL."""
-        pauses, stopping = backoff(), self._member.shared.stopping
-        while not stopping.is_set() and not await asyncio.shield(asyncio.to_thread(self._try_acknowledge, batch, stop)):
+        pauses, stopping = backoff(), self._batches.stopping
+        while not stopping.is_set() and not await asyncio.shield(
+            in_thread(self._threads, self._try_acknowledge, batch, stop)
+        ):
             until = time.monotonic() + next(pauses)
             while (left_s := until - time.monotonic()) > 0 and not stopping.is_set():
                 if self._is_ending(stop):
@@ -150,4 +180,5 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
             DatabaseUnavailable: PostgreSQL does not answer.
             BrokerUnavailable: The broker does not answer.
         """
-        return await asyncio.to_thread(self._status)
+        self._check_open()
+        return await in_thread(self._threads, self._status)

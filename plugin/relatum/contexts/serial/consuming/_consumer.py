@@ -6,6 +6,8 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Final, Self
 
 from relatum import metrics
@@ -13,16 +15,17 @@ from relatum.checks import checked_callable, checked_name, checked_seconds, show
 from relatum.closing import Closing
 from relatum.contexts._options import SerialOptions
 from relatum.contexts._statistics import SerialStatistics
-from relatum.contexts.serial.consuming._serial_batch import BatchBase, SerialBatch, consuming
-from relatum.contexts.serial.consuming._serial_member import Member
-from relatum.contexts.serial.consuming._serial_state import log_defect
+from relatum.contexts.serial.consuming._batch import BatchBase, SerialBatch, consuming
+from relatum.contexts.serial.consuming._member import Member
 from relatum.contexts.serial.consuming._serial_status import SerialStatus, read_status
 from relatum.contexts.serial.consuming._serial_store import ConsumerStore
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, PartitionLost, UsedAfterClose
 from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress, Message, StreamReader
 from relatum.store.database import AnyDatabase
-from relatum.waiting import AfterStop, backoff, within
+from relatum.waiting import AfterStop, backoff, log_failure, within
+
+logger = logging.getLogger("relatum.serial")
 
 CLOSE_S: Final = 10.0
 """Seconds `close` waits for threads by default."""
@@ -54,9 +57,10 @@ class ConsumerBase:
         self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         self._store = ConsumerStore(super_stream, name, database, vhost=self._address.vhost, lease_s=options.lease_s)
         self._member = Member(super_stream, self._store, self._address, options=options)
+        self._batches = self._member.batches
         self._is_started = self._is_closed = False
         of_one_process(self, "a serial consumer")
-        metrics.report(self._member.shared, super_stream=super_stream, consumer=name)
+        metrics.report(self._batches, super_stream=super_stream, consumer=name)
 
     def _check_startable(self) -> None:
         if self._is_started or self._is_closed:
@@ -72,17 +76,17 @@ class ConsumerBase:
             raise ConfigurationError("the consumer does not run: start it")
 
     def _is_ending(self, stop: threading.Event | asyncio.Event | None) -> bool:
-        return self._member.shared.stopping.is_set() or (stop is not None and stop.is_set())
+        return self._batches.stopping.is_set() or (stop is not None and stop.is_set())
 
     def _try_acknowledge(self, batch: BatchBase, stop: threading.Event | asyncio.Event | None) -> bool:
         """Acknowledge; False where PostgreSQL does not answer. A batch that is another member's now is that one's."""
-        outages, who = self._member.shared.outages, _acknowledging(batch)
+        outages, who = self._member.outages, _acknowledging(batch)
         try:
             with within(None if stop is None else AfterStop(stop)):
                 batch._acknowledge()
         except PartitionLost as error:
             outages.forget(who)
-            log_defect(error, "batch not acknowledged", level=logging.INFO)
+            log_failure(logger, error, "batch not acknowledged", level=logging.INFO)
         except DatabaseUnavailable as error:
             outages.failed(who, error)
             return False
@@ -92,24 +96,26 @@ class ConsumerBase:
 
     def _leave(self, batch: BatchBase) -> None:
         """Acknowledge no more of a batch: it is delivered again later."""
-        self._member.shared.outages.forget(_acknowledging(batch))
+        self._member.outages.forget(_acknowledging(batch))
         batch.give_back()
 
-    def _status(self) -> SerialStatus:
+    def _check_open(self) -> None:
         self._check_running()
         if self._is_closed:
             raise UsedAfterClose("the consumer was closed: make another one")
+
+    def _status(self) -> SerialStatus:
         with StreamReader.open(self._address) as reader:
             return read_status(self._store, reader)
 
     def statistics(self) -> SerialStatistics:
         """What this member has counted, and what it has. It asks nobody."""
-        return self._member.shared.statistics()
+        return self._batches.statistics()
 
     @property
     def partitions(self) -> tuple[str, ...]:
         """The streams this member reads now."""
-        return tuple(sorted(following.stream for following in self._member.shared.followings))
+        return tuple(sorted(following.stream for following in self._batches.followings))
 
 
 class SerialConsumer(ConsumerBase, Closing):
@@ -184,17 +190,21 @@ class SerialConsumer(ConsumerBase, Closing):
             TlsRefused, AccessRefused, ConfigurationError: The broker does not let this consumer in; it goes on trying,
                 so asking again gives messages once that is put right.
         """
-        until, shared = self._until(timeout_s), self._member.shared
-        with shared.changed:
-            while not shared.stopping.is_set():
-                now = time.monotonic()
-                taken = shared.take(now)
-                if isinstance(taken, tuple):
-                    return SerialBatch(self._member, *taken)
-                if until is not None and now >= until:
-                    return None
-                waits = [at - now for at in (taken, until) if at is not None]
-                shared.changed.wait(min(waits) if waits else None)
+        until, batches = self._until(timeout_s), self._batches
+        while not batches.stopping.is_set():
+            left_s = None if until is None else max(0.0, until - time.monotonic())
+            waiting = batches.wait(at_once=left_s == 0)
+            try:
+                with suppress(CancelledError, TimeoutError):
+                    waiting.exception(left_s or None)
+            except BaseException:
+                batches.give_up(waiting)
+                raise
+            taken = batches.taken(waiting)
+            if taken is not None:
+                return SerialBatch(batches, *taken)
+            if left_s == 0:
+                return None
         return None
 
     def batches(self, timeout_s: float | None = None) -> Iterator[SerialBatch]:
@@ -251,7 +261,7 @@ class SerialConsumer(ConsumerBase, Closing):
                     handler(batch)
             except PartitionLost as error:
                 # Its messages are another member's; this one goes on with what it has.
-                log_defect(error, "batch not consumed here", level=logging.INFO)
+                log_failure(logger, error, "batch not consumed here", level=logging.INFO)
                 continue
             except BaseException:
                 batch.give_back()
@@ -261,7 +271,7 @@ class SerialConsumer(ConsumerBase, Closing):
 
     def _acknowledge(self, batch: SerialBatch, stop: threading.Event | None = None) -> None:
         """Acknowledge, waiting for PostgreSQL."""
-        pauses, stopping = backoff(), self._member.shared.stopping
+        pauses, stopping = backoff(), self._batches.stopping
         while not stopping.is_set() and not self._try_acknowledge(batch, stop):
             until = time.monotonic() + next(pauses)
             while (left_s := until - time.monotonic()) > 0 and not stopping.is_set():
@@ -276,6 +286,7 @@ class SerialConsumer(ConsumerBase, Closing):
             DatabaseUnavailable: PostgreSQL does not answer.
             BrokerUnavailable: The broker does not answer.
         """
+        self._check_open()
         return self._status()
 
 

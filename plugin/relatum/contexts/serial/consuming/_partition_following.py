@@ -24,13 +24,7 @@ LAZY_S: Final = 0.5
 
 
 class HoldState(NamedTuple):
-    """How far an open hold is.
-
-    Attributes:
-        move_id: Its move.
-        cursor: Held messages before this offset are delivered.
-        held: Messages that wait.
-    """
+    """How far an open hold is: held messages before the cursor are delivered, so many wait."""
 
     move_id: int
     cursor: int
@@ -39,29 +33,18 @@ class HoldState(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """What one commit covers.
-
-    Attributes:
-        position: The partition's position then.
-        count: How many messages there are for the application.
-        bytes: Their bytes, about.
-        last: The last message read; None where none was.
-        begun: Holds that begin.
-        holds: The holds that are open then.
-        ended: The moves whose holds end.
-        is_closed: Whether it is to be committed without waiting for more: somebody else waits for it.
-        first_at: When its first message was gathered.
-        since: When something was gathered first.
-    """
+    """What one commit covers: the position and the open holds then, and what lies before."""
 
     position: int
     count: int = 0
     bytes: int = 0
     last: Message | None = None
+    """The last message read, also of those that are not the application's."""
     begun: list[Hold] = field(default_factory=list)
     holds: tuple[HoldState, ...] = ()
     ended: list[int] = field(default_factory=list)
     is_closed: bool = False
+    """Whether it is committed without waiting for more, since somebody else waits for it."""
     first_at: float | None = None
     since: float | None = None
     _runs: list[RecordBatch | list[Message]] = field(default_factory=list)
@@ -82,7 +65,7 @@ class Step:
 
 
 class Following:
-    """One partition, from the moment this member has it. Not thread-safe: its owner locks."""
+    """One partition, from the moment this member has it. For one thread; `in_doubt` is of who commits its step."""
 
     def __init__(
         self,

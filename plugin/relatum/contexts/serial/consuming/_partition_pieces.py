@@ -15,20 +15,22 @@ class Piece:
     """Consecutive messages of a partition, as they were read.
 
     Most are looked at by the application alone: each is made where it is needed, in the thread that goes on with it.
-
-    Attributes:
-        batch: At least one message.
-        bytes: Their bytes, about.
-        may_control: Whether some may be control messages.
-        adopted: The messages that adoptions among them name, by the adoptions' offsets; None where one is gone.
-        foreign: The offsets of control messages that name no partition of this super stream: copied from elsewhere.
     """
 
     batch: RecordBatch
     bytes: int
     may_control: bool
     adopted: Mapping[int, Message | None] = field(default_factory=dict)
+    """The messages that adoptions among them name, by the adoptions' offsets; None where one is gone."""
     foreign: Collection[int] = ()
+    """The offsets of control messages that name no partition of this super stream: copied from elsewhere."""
+
+    @classmethod
+    def plain(cls, batch: RecordBatch) -> "Piece | None":
+        """The piece in a batch of records that has no control message; None where it may have some."""
+        # One search for all: joining them is faster than looking into each.
+        joined = b"".join(batch.records)
+        return None if CONTROL_BYTES in joined else cls(batch, len(joined), may_control=False)
 
     @classmethod
     def of(
@@ -37,19 +39,20 @@ class Piece:
         read: Callable[[Adoption], Message | None],
         is_partition: Callable[[str], bool] = lambda stream: True,
     ) -> "Piece":
-        """The piece in a batch of records."""
-        # One search for all: joining them is faster than looking into each.
-        joined = b"".join(batch.records)
-        bytes_, may_control = len(joined), CONTROL_BYTES in joined
+        """The piece in a batch of records, for which adopted messages are read."""
+        piece = cls.plain(batch)
+        if piece is not None:
+            return piece
         adopted: dict[int, Message | None] = {}
         foreign: set[int] = set()
-        for offset, entry in ((each.offset, control_in(each)) for each in batch.each_message()) if may_control else ():
+        for message in batch.each_message():
+            entry = control_in(message)
             named = _partition_in(entry)
             if named is not None and not is_partition(named):
-                foreign.add(offset)
+                foreign.add(message.offset)
             elif isinstance(entry, Adoption):
-                adopted[offset] = read(entry)
-        return cls(batch, bytes_, may_control, adopted, foreign)
+                adopted[message.offset] = read(entry)
+        return cls(batch, sum(map(len, batch.records)), True, adopted, foreign)
 
     def __len__(self) -> int:
         return len(self.batch)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from relatum.checks import checked_name
-from relatum.contexts.serial.consuming._serial_store import DRAINED, PARTITIONS, ConsumerStore
-from relatum.contexts.serial.consuming._stored_holds import HOLDS_SHOWN
+from relatum.contexts.serial.consuming._member_store import DRAINED, PARTITIONS
+from relatum.contexts.serial.consuming._serial_store import HOLDS_SHOWN, ConsumerStore
 from relatum.errors import NotFound, StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store.database import AnyDatabase, Database, sql

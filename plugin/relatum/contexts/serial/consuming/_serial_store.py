@@ -15,60 +15,14 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.contexts._options import SerialOptions
 from relatum.contexts.placement._entries import Control
-from relatum.contexts.placement._placement_opening import FIND_SUPER_STREAM
 from relatum.contexts.placement._stored_moves import floors_before, lost_controls
+from relatum.contexts.serial.consuming._member_store import DRAINED, MemberStore
 from relatum.contexts.serial.consuming._partition_following import Following, Step
-from relatum.contexts.serial.consuming._registration import (
-    ADD_NEW_PARTITIONS,
-    Initial,
-    find_consumer,
-    forget_consumer,
-    register,
-)
-from relatum.contexts.serial.consuming._stored_holds import (
-    COMPLETE_HOLDS,
-    HOLDS_OF,
-    drop_holds,
-    forget_holds,
-    move_holds_back,
-    write_holds,
-)
 from relatum.errors import PartitionLost
-from relatum.following import Reach
 from relatum.reading import Position, position_of
-from relatum.store.database import AnyDatabase, Database, sql
-from relatum.store.members import Member, Share, Sharing
-from relatum.store.settling import Tokens, marked
-from relatum.waiting import Deadline
-
-DRAINED: Final = 2**63 - 1
-"""The position in a stream that was deleted: behind everything."""
-
-PARTITIONS: Final = Sharing(
-    "serial_members",
-    ("consumer_id", "integer"),
-    "serial_positions",
-    "partition_id",
-    "holder",
-    of_rows="consumer_id",
-    are=f"position < {DRAINED}",
-    # Whatever is still on its way of who had it before is fenced off.
-    taken="version = version + 1",
-)
-"""Partitions, shared by the members of one consumer name."""
-
-_STREAMS: Final = sql("""
-    SELECT s.stream FROM relatum.super_stream_partitions s
-    JOIN relatum.serial_consumers c ON c.super_stream_id = s.super_stream_id
-    WHERE c.consumer_id = :consumer_id::integer""")
-
-SHARED: Final = sql(f"""
-    SELECT p.partition_id, s.stream
-    FROM relatum.serial_positions p JOIN relatum.super_stream_partitions s ON s.partition_id = p.partition_id
-    WHERE p.consumer_id = :consumer_id::integer AND p.position < {DRAINED}
-    ORDER BY p.partition_id""")
+from relatum.store.database import sql
+from relatum.store.settling import marked
 
 _MINE: Final = """consumer_id = :consumer_id::integer AND partition_id = :partition_id::integer
         AND holder = :holder::text"""
@@ -111,25 +65,82 @@ ADVANCE: Final = marked(f"""
         WHERE {_MINE} AND version = :version::bigint""")
 
 
+_IN_PARTITION: Final = "consumer_id = :consumer_id::integer AND partition_id = :partition_id::integer"
+_FROM_PARTITION: Final = "consumer_id = :consumer_id::integer AND source_id = :partition_id::integer"
+
+HOLDS_OF: Final = sql(f"""
+    SELECT move_id, marker_offset, cursor, extract(epoch FROM clock_timestamp() - since)::float AS since_s
+    FROM relatum.serial_holds WHERE {_IN_PARTITION}""")
+
+DROP_HOLDS: Final = sql(f"DELETE FROM relatum.serial_holds WHERE {_IN_PARTITION}")
+
+FREE_HOLDS: Final = sql(f"UPDATE relatum.serial_holds SET fence_offset = -1 WHERE {_FROM_PARTITION}")
+
+DROP_HOLDS_BEHIND: Final = sql(f"""
+    DELETE FROM relatum.serial_holds WHERE {_IN_PARTITION} AND marker_offset >= :position::bigint""")
+
+MOVE_HOLDS_BACK: Final = sql(f"""
+    UPDATE relatum.serial_holds SET cursor = least(cursor, :position::bigint) WHERE {_IN_PARTITION}""")
+
+FREE_HOLDS_BEHIND: Final = sql(f"""
+    UPDATE relatum.serial_holds SET fence_offset = -1 WHERE {_FROM_PARTITION} AND fence_offset >= :end::bigint""")
+
+BEGIN_HOLD: Final = sql("""
+    INSERT INTO relatum.serial_holds (consumer_id, partition_id, move_id, source_id, epoch, marker_offset, cursor,
+        fence_offset)
+    SELECT :consumer_id::integer, :partition_id::integer, :move_id::bigint, source.partition_id, :epoch::bigint,
+        :marker_offset::bigint, :cursor::bigint, :fence_offset::bigint
+    FROM relatum.super_stream_partitions source
+    JOIN relatum.serial_consumers c ON c.super_stream_id = source.super_stream_id
+    WHERE c.consumer_id = :consumer_id::integer AND source.stream = :source::text""")
+
+MOVE_HOLD: Final = sql(f"""
+    UPDATE relatum.serial_holds SET cursor = :cursor::bigint, held = :held::bigint
+    WHERE {_IN_PARTITION} AND move_id = :move_id::bigint""")
+
+END_HOLD: Final = sql(f"DELETE FROM relatum.serial_holds WHERE {_IN_PARTITION} AND move_id = :move_id::bigint")
+
+_IS_COMPLETE: Final = """at_source.position > h.fence_offset AND NOT EXISTS (
+            SELECT FROM relatum.serial_holds before
+            JOIN relatum.moved_contexts waiting_before ON waiting_before.move_id = before.move_id
+            JOIN relatum.moved_contexts waiting ON waiting.name = waiting_before.name
+            WHERE before.consumer_id = h.consumer_id AND before.partition_id = h.source_id
+                AND before.marker_offset < h.fence_offset AND waiting.move_id = h.move_id)"""
+"""Whether a hold has nothing to wait for any more: neither behind its fence, nor in holds of its source before that."""
+
+_AT_SOURCE: Final = """relatum.serial_positions at_source
+        ON at_source.consumer_id = h.consumer_id AND at_source.partition_id = h.source_id"""
+
+COMPLETE_HOLDS: Final = sql(f"""
+    SELECT h.partition_id, h.move_id FROM relatum.serial_holds h JOIN {_AT_SOURCE}
+    WHERE h.consumer_id = :consumer_id::integer AND h.partition_id = ANY (:partition_ids::integer[])
+        AND {_IS_COMPLETE}""")
+
+HOLDS_SHOWN: Final = sql(f"""
+    SELECT h.partition_id, h.move_id, source.stream AS source, h.fence_offset, h.held,
+        extract(epoch FROM clock_timestamp() - h.since)::float AS since_s,
+        coalesce({_IS_COMPLETE}, false) AS is_complete
+    FROM relatum.serial_holds h
+    JOIN relatum.super_stream_partitions source ON source.partition_id = h.source_id
+    LEFT JOIN {_AT_SOURCE}
+    WHERE h.consumer_id = :consumer_id::integer
+    ORDER BY h.partition_id, h.marker_offset""")
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What is stored of a partition this member has now.
-
-    Attributes:
-        position: Where to go on delivering.
-        version: The position's version.
-        known_by: What lay at the last offset read; None where nothing was.
-        holds: The cursor of each open hold, by move.
-        since: For how long each has been open, seconds.
-        read_from: Where to go on reading: what is held lies before the position.
-    """
+    """What is stored of a partition this member has now."""
 
     position: int
     version: int
     known_by: Position | None
+    """What lay at the last offset read; None where nothing was."""
     holds: Mapping[int, int]
+    """The cursor of each open hold, by move."""
     since: Mapping[int, float]
+    """For how long each has been open, seconds."""
     read_from: int
+    """Where to go on reading: what is held lies before the position."""
 
 
 def known_by(position: Position) -> dict[str, int | None]:
@@ -150,115 +161,8 @@ def lost(stream: str, name: str) -> PartitionLost:
     )
 
 
-POOL: Final = 4
-"""Connections kept. More are opened where it takes them: each transaction an application joins holds one."""
-
-
-class ConsumerStore:
+class ConsumerStore(MemberStore):
     """The rows of one consumer name, as one member reads and writes them."""
-
-    def __init__(
-        self,
-        super_stream: str,
-        name: str,
-        database: AnyDatabase,
-        *,
-        vhost: str,
-        lease_s: float = SerialOptions().lease_s,
-    ) -> None:
-        self.super_stream = super_stream
-        self.name = name
-        self.vhost = vhost
-        self.tokens = Tokens()
-        self.ending = Deadline(None)
-        """Brought forward as the member ends, which must not wait for a database that does not answer."""
-        # It is begun anew after a start that failed, and says that it leaves as it is closed.
-        self._database = Database(database, refusing=None, ending=self.ending, pool_size=POOL, is_bounded=False)
-        self.database = self._database
-        self.engine = self._database.engine
-        self._member = Member(PARTITIONS, 0, lease_s=lease_s)
-
-    @property
-    def renewal_s(self) -> float:
-        """Seconds between two times the lease is renewed."""
-        return self._member.renewal_s
-
-    @property
-    def _consumer_id(self) -> int:
-        return int(self._member.within)
-
-    @property
-    def me(self) -> dict[str, Any]:
-        """The parameters that name the consumer and this member."""
-        return {"consumer_id": self._consumer_id, "holder": self._member.holder}
-
-    def _mine(self, partition_id: int) -> dict[str, Any]:
-        return {**self.me, "partition_id": partition_id}
-
-    def dispose(self) -> None:
-        """Give connections back; the store is not used any more."""
-        self._database.close()
-
-    # --- the consumer's name ----------------------------------------------------------------------------------------
-
-    def find_header(self) -> str | None:
-        """The header that names the super stream's contexts; None where nobody has said so yet."""
-        row = self._super_stream()
-        return None if row is None else str(row.header)
-
-    def _super_stream(self) -> Any:
-        named = {"vhost": self.vhost, "name": self.super_stream}
-        return next(iter(self._database.rows(FIND_SUPER_STREAM, named)), None)
-
-    def ensure(self, initial: Initial) -> None:
-        """Make the rows of this consumer name, where they are not there."""
-        self._member.within = register(self._database, self._super_stream().super_stream_id, self.name, initial)
-
-    def find(self) -> bool:
-        """Whether this consumer name is known. It is not made where it is not."""
-        row = self._super_stream()
-        found = None if row is None else find_consumer(self._database, row.super_stream_id, self.name)
-        self._member.within = found or 0
-        return found is not None
-
-    def forget(self) -> bool:
-        """Forget this consumer name; False where it is not known.
-
-        Raises:
-            Conflict: members of it are up; nothing was changed.
-        """
-        return self.find() and forget_consumer(self._database, self._consumer_id, self.name)
-
-    # --- this member ------------------------------------------------------------------------------------------------
-
-    def share(self, reach: Reach, *, is_busy: bool) -> tuple[Share, dict[int, str]]:
-        """Renew the lease, and take what this member should have and nobody has; gives that, with the streams.
-
-        Where the lease has run out, this is a new member: what is under way of the one before is not taken for its own.
-
-        Args:
-            reach: Whether it reaches the broker: cut off, it takes nothing, and others may have what it has.
-            is_busy: Whether its application has a batch in hand, for which a member that is cut off keeps its lease.
-        """
-        with self._database.transaction() as connection:
-            connection.execute(ADD_NEW_PARTITIONS, self.me)
-            rows = connection.execute(SHARED, self.me).all()
-            streams = {row.partition_id: row.stream for row in rows}
-            if reach.is_cut_off or reach.is_returning:
-                share = self._member.hold_on(connection, streams, leased=is_busy or reach.is_returning)
-            else:
-                share = self._member.beat(connection, streams)
-        return share, {partition_id: streams[partition_id] for partition_id in sorted(share.held)}
-
-    def release(self, partition_id: int) -> None:
-        """Let another member have a partition."""
-        with self._database.transaction() as connection:
-            self._member.release(connection, [partition_id])
-
-    def leave(self) -> None:
-        """Let others have all that this member has, at once."""
-        with self._database.transaction() as connection:
-            self._member.leave(connection)
 
     # --- opening a partition ----------------------------------------------------------------------------------------
 
@@ -296,29 +200,22 @@ class ConsumerStore:
         with self._database.transaction() as connection:
             return lost_controls(connection, partition_id, from_offset, to_offset)
 
-    def partitions(self) -> frozenset[str]:
-        """The streams of all partitions the super stream has, or had."""
-        return frozenset(row.stream for row in self._database.rows(_STREAMS, self.me))
-
     def begin_anew(self, partition_id: int, position: int) -> None:
         """Begin with a stream that was declared again: nobody waits for what lay in it any more."""
         mine = self._mine(partition_id)
         with self._database.transaction() as connection:
             if connection.execute(_GO_ON_FROM, {**mine, "position": position}).rowcount:
-                forget_holds(connection, mine)
+                connection.execute(DROP_HOLDS, mine)
+                connection.execute(FREE_HOLDS, mine)
 
     def go_back(self, partition_id: int, position: int, end: int) -> None:
-        """Go on from an earlier offset of a stream that lost its end; nobody waits for a fence that is lost.
-
-        Args:
-            partition_id: The partition.
-            position: The offset, below the one stored.
-            end: The offset behind the stream's last message, by its leader's word.
-        """
+        """Go on from an earlier offset of a stream that lost its end; nobody waits for a fence behind its new end."""
         at = {**self._mine(partition_id), "position": position}
         with self._database.transaction() as connection:
             if connection.execute(_GO_ON_FROM, at).rowcount:
-                move_holds_back(connection, at, end)
+                connection.execute(DROP_HOLDS_BEHIND, at)
+                connection.execute(MOVE_HOLDS_BACK, at)
+                connection.execute(FREE_HOLDS_BEHIND, {**at, "end": end})
 
     def drain(self, partition_id: int) -> bool:
         """Note that a partition's stream is gone, if it was retired: there is nothing left to wait for in it."""
@@ -327,7 +224,7 @@ class ConsumerStore:
             if connection.execute(_IS_RETIRED, {"partition_id": partition_id}).first() is None:
                 return False
             connection.execute(_DRAIN, mine)
-            drop_holds(connection, mine)
+            connection.execute(DROP_HOLDS, mine)
             return True
 
     # --- steps ------------------------------------------------------------------------------------------------------
@@ -343,14 +240,11 @@ class ConsumerStore:
 
     def _write(self, connection: sa.Connection, following: Following, step: Step, token: UUID) -> bool:
         """Store a step in a transaction; False, and nothing is written, where the partition is another member's."""
-        if not self._advance(connection, following, step, token):
-            return False
-        write_holds(connection, self._mine(following.partition_id), step)
-        return True
-
-    def _advance(self, connection: sa.Connection, following: Following, step: Step, token: UUID) -> bool:
         statement, moved = self._moved(following, step, token)
-        return connection.execute(statement, moved).first() is not None
+        if connection.execute(statement, moved).first() is None:
+            return False
+        _write_holds(connection, self._mine(following.partition_id), step)
+        return True
 
     def _moved(self, following: Following, step: Step, token: UUID) -> tuple[sa.TextClause, dict[str, Any]]:
         """The statement that moves a position, and its parameters; it gives a row where it has moved it."""
@@ -366,12 +260,7 @@ class ConsumerStore:
 
     @contextmanager
     def joined(self, following: Following, step: Step, *, stop: threading.Event) -> Iterator[sa.Connection]:
-        """A transaction that an application writes in, and that stores the step at its end.
-
-        Raises:
-            PartitionLost: The partition is another member's; all was rolled back.
-            CommitInDoubt: It is not known whether it was committed; it was asked about for ten seconds.
-        """
+        """A transaction that an application writes in, and that stores the step at its end; see `Tokens`."""
 
         def store(connection: sa.Connection, token: UUID) -> None:
             if not self._write(connection, following, step, token):
@@ -387,3 +276,24 @@ class ConsumerStore:
         """The holds in these partitions that have nothing to wait for any more: partition and move of each."""
         wanted = {**self.me, "partition_ids": list(partition_ids)}
         return [(row.partition_id, row.move_id) for row in self._database.rows(COMPLETE_HOLDS, wanted)]
+
+
+def _write_holds(connection: sa.Connection, mine: Mapping[str, Any], step: Step) -> None:
+    """Write which holds a step begins, moves and ends."""
+    begun = {hold.move_id for hold in step.begun}
+    for hold in step.begun:
+        new = {
+            **mine,
+            "move_id": hold.move_id,
+            "source": hold.source,
+            "epoch": hold.epoch,
+            "marker_offset": hold.marker_offset,
+            "cursor": hold.marker_offset + 1,
+            "fence_offset": hold.fence_offset,
+        }
+        connection.execute(BEGIN_HOLD, new)
+    for move_id, cursor, held in step.holds:
+        if move_id not in begun:
+            connection.execute(MOVE_HOLD, {**mine, "move_id": move_id, "cursor": cursor, "held": held})
+    for move_id in step.ended:
+        connection.execute(END_HOLD, {**mine, "move_id": move_id})

@@ -8,38 +8,31 @@ and a fence or a marker that is published again changes nothing.
 
 ```
 begin ── fencing ──────────────────────────────► fenced ──────────────────► switched
-         sessions waited for, a fence's epoch    marker in the target       placements are the target's
+         publishers waited for, fence's epoch    marker in the target       placements are the target's
          taken, the fence in the source               │
               │                                       │
               └── abort ──────────────────────────────┴── target := source, under a new epoch ──► aborted
 ```
 
-No fence is published before all publishers know of the move that rely on their sessions, see `_session` of placement.
+No fence is published while a publisher may rely on its last look from before the move, see `_trust` of placement.
 Until then the fence has no epoch (0), so that whoever does not know of that rule publishes a fence that says nothing.
 
 An aborted move goes on with its source as the target, since its fence may be in the source already: what the contexts
 have there counts again only behind a marker of a higher epoch.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from relatum.contexts.placement._entries import Control, Fence, Marker
 from relatum.contexts.placement._model import Move, MoveState
-from relatum.contexts.placement._session import DRIFT, elapsed_s
+from relatum.contexts.placement._trust import MOVE_WAIT_S, elapsed_s
 from relatum.contexts.steps import Request
 from relatum.errors import MoveConflict, StreamUnavailable
 
-GRACE_S: Final = 0.05
-"""Seconds between the moment contexts stop and the fence: what is on its way to the source arrives before it.
-
-Only the number of strays depends on it, not what becomes of them; and it is longer than publishers go without looking
-whether placements changed, so that most know of the move by then.
-"""
-
 WAIT_S: Final = 0.01
-"""Seconds between two looks whether all publishers know of a move."""
+"""Seconds of one step of the wait before a fence: between two, the mover says that it lives."""
 
 LOOKS_MAX: Final = 5
 """How often a control message is looked for that the broker has confirmed, before the stream counts as unavailable.
@@ -85,35 +78,6 @@ class Look(Request[MoveStep]):
     """Read the move."""
 
     move_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class SessionSeen:
-    """A publisher's session, as the database has it.
-
-    Attributes:
-        beat: How often it was renewed.
-        session_s: Seconds it holds after a renewal.
-    """
-
-    beat: int
-    session_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class FindSessions(Request[Mapping[str, SessionSeen]]):
-    """Find the sessions, by holder, that have not gone on to the generation at which the move began."""
-
-    move_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetSession(Request[None]):
-    """Remove a session that has lapsed, unless it was renewed since."""
-
-    move_id: int
-    holder: str
-    beat: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,18 +143,7 @@ class SetAborting(Request[MoveStep]):
 
 
 MoveRequest: TypeAlias = (
-    FindEnd
-    | Begin
-    | Look
-    | FindSessions
-    | ForgetSession
-    | LetFence
-    | Sleep
-    | PublishControl
-    | FindControl
-    | SetFenced
-    | Switch
-    | SetAborting
+    FindEnd | Begin | Look | LetFence | Sleep | PublishControl | FindControl | SetFenced | Switch | SetAborting
 )
 """What a step asks for."""
 
@@ -199,15 +152,12 @@ Steps: TypeAlias = Generator[MoveRequest, Any, MoveStep]
 Clock: TypeAlias = Callable[[], float]
 
 
-def move(
-    source: str, target: str, contexts: frozenset[str], *, grace_s: float = GRACE_S, clock: Clock = elapsed_s
-) -> Steps:
+def move(source: str, target: str, contexts: frozenset[str], *, clock: Clock = elapsed_s) -> Steps:
     """Move contexts from one partition to another."""
     scan_from = yield from FindEnd(source)
     target_scan_from = yield from FindEnd(target)
     begun = yield from Begin(source, target, contexts, scan_from, target_scan_from)
-    yield from Sleep(grace_s)
-    found = yield from _wait_for_sessions(begun.move_id, clock)
+    found = yield from _wait_for_publishers(begun.move_id, clock)
     if found.state is MoveState.FENCING:
         yield from PublishControl(source, _fence(found))
     return (yield from _complete(found, clock))
@@ -235,25 +185,11 @@ def abort(move_id: int, *, clock: Clock = elapsed_s) -> Steps:
     return (yield from _complete(found, clock))
 
 
-def _wait_for_sessions(move_id: int, clock: Clock) -> Steps:
-    """Wait until no publisher relies on a session that began before its contexts were stopped; then it may be fenced.
-
-    Each that is there at the first look is waited for until it has gone on, or has ended, or for as long as it can hold
-    without a renewal. What is renewed meanwhile makes no difference: whoever renews reads what began before.
-    """
-    sessions = yield from FindSessions(move_id)
-    began, waiting = clock(), dict(sessions)
-    while waiting:
+def _wait_for_publishers(move_id: int, clock: Clock) -> Steps:
+    """Wait until no publisher relies on a look from before its contexts were stopped; then the move may be fenced."""
+    began = clock()
+    while clock() - began <= MOVE_WAIT_S:
         yield from Sleep(WAIT_S)
-        waited_s = clock() - began
-        now = yield from FindSessions(move_id)
-        for holder, session in list(waiting.items()):
-            if holder not in now:
-                del waiting[holder]
-            elif waited_s > session.session_s * (1 + DRIFT):
-                del waiting[holder]
-                # One that was renewed has another beat: it lives, and stays.
-                yield from ForgetSession(move_id, holder, session.beat)
     return (yield from LetFence(move_id))
 
 
@@ -261,7 +197,7 @@ def _complete(found: MoveStep, clock: Clock) -> Steps:
     """Perform step after step. After each, the database says how far the move is: it may be further than we know."""
     while not found.state.is_ended:
         if not found.fence_epoch:
-            found = yield from _wait_for_sessions(found.move_id, clock)
+            found = yield from _wait_for_publishers(found.move_id, clock)
         elif found.state is MoveState.FENCING:
             at = yield from _ensure(found.source, _fence(found), found.scan_from)
             found = yield from SetFenced(found.move_id, found.attempt, at)

@@ -14,12 +14,10 @@ import sqlalchemy as sa
 
 from relatum.contexts.placement._model import Move, MoveState, PartitionState, PlacementState
 from relatum.contexts.placement._placement_opening import RAISE_GENERATION
-from relatum.contexts.placement._stored_moves import IS_WAITED_FOR, MOVE, OF_MOVES, move_info
+from relatum.contexts.placement._stored_moves import MOVE, OF_MOVES, move_info
 from relatum.contexts.serial.moving._move_steps import (
     Begin,
-    ForgetSession,
     MoveStep,
-    SessionSeen,
     SetAborting,
     SetFenced,
     Switch,
@@ -93,15 +91,6 @@ TAKE_ABANDONED: Final = sql(f"""
         WHERE super_stream_id = :super_stream_id::integer AND ended_at IS NULL AND lease_expires_at < clock_timestamp()
         ORDER BY move_id LIMIT 1 FOR UPDATE SKIP LOCKED)
     RETURNING move_id""")
-
-_SESSIONS: Final = sql(f"""
-    SELECT s.holder, s.beat, s.session_s
-    FROM relatum.context_moves m JOIN relatum.publisher_sessions s ON {IS_WAITED_FOR}
-    WHERE m.move_id = :move_id::bigint""")
-
-_FORGET_SESSION: Final = sql("""
-    DELETE FROM relatum.publisher_sessions
-    WHERE super_stream_id = :super_stream_id::integer AND holder = :holder::text AND beat = :beat::bigint""")
 
 # The epochs are taken one behind the other: of an aborted move the marker is behind the fence in the same partition,
 # and above it.
@@ -272,18 +261,8 @@ class MoveStore:
         taken = {"super_stream_id": self._id, "holder": holder, "lease_s": LEASE_S}
         return next((row.move_id for row in self._database.rows(TAKE_ABANDONED, taken, once=True)), None)
 
-    def sessions(self, move_id: int) -> dict[str, SessionSeen]:
-        """The publishers, by holder, that may not know of a move yet."""
-        rows = self._database.rows(_SESSIONS, {"move_id": move_id})
-        return {row.holder: SessionSeen(row.beat, row.session_s) for row in rows}
-
-    def forget_session(self, wanted: ForgetSession) -> None:
-        """Remove a session that has lapsed."""
-        gone = {"super_stream_id": self._id, "holder": wanted.holder, "beat": wanted.beat}
-        self._database.rows(_FORGET_SESSION, gone)
-
     def let_fence(self, move_id: int) -> MoveStep:
-        """Have a move fenced, now that all publishers know of it."""
+        """Have a move fenced, now that no publisher relies on what was before it."""
         with kept(self._database) as connection:
             connection.execute(_LET_FENCE, {"super_stream_id": self._id, "move_id": move_id})
             return self._step(connection, move_id)
@@ -324,7 +303,7 @@ class MoveStore:
                 rows = connection.execute(UNDER_WAY, of_super_stream)
             else:
                 rows = connection.execute(LATEST, {**of_super_stream, "latest": latest})
-            return [_info_of(row) for row in rows]
+            return [move_info(row) for row in rows]
 
     def move(self, move_id: int) -> Move:
         """A move as it is shown.
@@ -333,7 +312,7 @@ class MoveStore:
             NotFound: there is none of that number.
         """
         with self._transaction() as connection:
-            return _info_of(self._row(connection, move_id))
+            return move_info(self._row(connection, move_id))
 
 
 def _count(connection: sa.Connection, source_id: int, target_id: int, moved: int) -> None:
@@ -346,8 +325,4 @@ def _count(connection: sa.Connection, source_id: int, target_id: int, moved: int
 
 def _step_of(row: Any) -> MoveStep:
     step = MoveStep(*row[:_FACTS], names=frozenset(row.names))
-    return replace(step, state=MoveState(step.state), waits_for=tuple(step.waits_for))
-
-
-def _info_of(row: Any) -> Move:
-    return move_info(row[:_FACTS])
+    return replace(step, state=MoveState(step.state))

@@ -33,7 +33,8 @@ from relatum.limits import INTEGER_MAX, PARTITIONS_MAX
 from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress
 from relatum.store.database import AnyDatabase
-from relatum.superstreams import Layout, add_partition, blocking_connection, describe_super_stream, unbind_partition
+from relatum.superstreams import Layout, add_partition, describe_super_stream, unbind_partition
+from relatum.superstreams.connections import blocking_connection
 
 LOOK_S: Final = 0.1
 """Seconds between two looks at how far consumers are."""
@@ -170,7 +171,7 @@ class SerializationContexts(Closing):
         return ContextsStatus(
             self.super_stream,
             self._placements.header,
-            self._placements.generation(),
+            self._placements.generation(is_shown=True),
             tuple(self._placements.partitions()),
             tuple(self._moves.moves()),
         )

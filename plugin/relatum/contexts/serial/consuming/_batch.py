@@ -1,44 +1,21 @@
 """What a serial consumer hands its application: messages of one partition, acknowledged together."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
 
 from relatum import otel
+from relatum.contexts.serial.consuming._batches import Batches
 from relatum.contexts.serial.consuming._partition_following import Following, Step
-from relatum.contexts.serial.consuming._serial_member import Member
+from relatum.contexts.serial.consuming._serial_store import lost
 from relatum.errors import InvalidInput
 from relatum.otel import Description, Part
 from relatum.reading import Message
+from relatum.waiting import Threads, in_thread
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
-
-T = TypeVar("T")
-
-
-async def in_thread(call: Callable[[], T], *, undo: Callable[[], Any]) -> T:
-    """Call a function in a thread; gives what it returned.
-
-    Args:
-        call: The function.
-        undo: Called in a thread where the task was cancelled meanwhile, once the function has returned after all.
-    """
-    calling = asyncio.create_task(asyncio.to_thread(call))
-    try:
-        return await asyncio.shield(calling)
-    except asyncio.CancelledError:
-        # Shielded: a task that is cancelled once more leaves, and what was begun is undone all the same.
-        await asyncio.shield(asyncio.create_task(_undone(calling, undo)))
-        raise
-
-
-async def _undone(calling: "asyncio.Task[Any]", undo: Callable[[], Any]) -> None:
-    # A function that raised has left nothing behind; the error of a call that was cancelled is nobody's.
-    with suppress(Exception):
-        await calling
-        await asyncio.to_thread(undo)
 
 
 class BatchBase:
@@ -54,36 +31,41 @@ class BatchBase:
         is_acknowledged: Whether the position is stored behind them.
     """
 
-    def __init__(self, member: Member, following: Following, step: Step) -> None:
+    def __init__(self, batches: Batches, following: Following, step: Step) -> None:
         self.partition = following.stream
         self.messages: tuple[Message, ...] = tuple(step.messages)
         self.is_acknowledged = False
-        self._member = member
+        self._batches = batches
         self._following = following
         self._step = step
+        self._is_given_back = False
 
     def context_of(self, message: Message) -> str | None:
         """A message's serialization context; None for none."""
-        context = message.headers.get(self._member.header or "")
+        context = message.headers.get(self._batches.header or "")
         return context if isinstance(context, str) else None
 
     def give_back(self) -> None:
         """Do without: the same messages are handed out again as the partition's next batch."""
-        self._member.shared.give_back(self._following, self._step)
+        self._is_given_back = True
+        self._batches.give_back(self._following, self._step)
 
     def _check(self) -> None:
         if self.is_acknowledged:
             raise InvalidInput(f"this batch of {self.partition!r} is acknowledged already")
+        if self._is_given_back:
+            raise lost(self.partition, self._batches.store.name)
+        self._batches.check(self._following, self._step)
 
     def _acknowledge(self) -> None:
         self._check()
-        self._member.commit(self._following, self._step)
+        self._batches.commit(self._following, self._step)
         self.is_acknowledged = True
 
     @contextmanager
     def _transaction(self) -> "Iterator[sa.Connection]":
         self._check()
-        with self._member.transaction(self._following, self._step) as connection:
+        with self._batches.transaction(self._following, self._step) as connection:
             yield connection
         self.is_acknowledged = True
 
@@ -130,9 +112,14 @@ class SerialBatch(BatchBase):
 class AsyncSerialBatch(BatchBase):
     __doc__ = BatchBase.__doc__
 
+    def __init__(self, batches: Batches, following: Following, step: Step, threads: Threads) -> None:
+        super().__init__(batches, following, step)
+        self._threads = threads
+
     async def acknowledge(self) -> None:
         """Store that these messages are consumed; see `SerialBatch.acknowledge`."""
-        await asyncio.shield(asyncio.to_thread(self._acknowledge))
+        self._check()
+        await asyncio.shield(in_thread(self._threads, self._acknowledge))
 
     @asynccontextmanager
     async def transaction(self) -> "AsyncIterator[sa.Connection]":
@@ -140,17 +127,21 @@ class AsyncSerialBatch(BatchBase):
 
         The connection is a blocking one: use it in threads, `await asyncio.to_thread(connection.execute, statement)`.
         """
-        joined = self._transaction()
-        connection = await in_thread(
-            joined.__enter__, undo=lambda: joined.__exit__(asyncio.CancelledError, asyncio.CancelledError(), None)
-        )
+        # A thread of its own: it is never behind others that wait for PostgreSQL, and ends with the transaction.
+        joined, threads = self._transaction(), Threads(1, f"relatum-transaction-{self.partition}")
+        cancelled = asyncio.CancelledError, asyncio.CancelledError(), None
         try:
-            yield connection
-        except BaseException as error:
-            if not await asyncio.shield(asyncio.to_thread(joined.__exit__, type(error), error, error.__traceback__)):
-                raise
-        else:
-            await asyncio.shield(asyncio.to_thread(joined.__exit__, None, None, None))
+            connection = await in_thread(threads, joined.__enter__, returned=lambda _: joined.__exit__(*cancelled))
+            try:
+                yield connection
+            except BaseException as error:
+                ended = type(error), error, error.__traceback__
+                if not await asyncio.shield(in_thread(threads, joined.__exit__, *ended)):
+                    raise
+            else:
+                await asyncio.shield(in_thread(threads, joined.__exit__, None, None, None))
+        finally:
+            threads.shutdown()
 
 
 def consuming(super_stream: str, consumer: str, batch: BatchBase) -> AbstractContextManager[Any]:

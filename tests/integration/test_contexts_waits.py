@@ -1,4 +1,4 @@
-"""Moves that wait for publishers, for how long, and who goes on with them when their mover is gone."""
+"""Moves that wait before their fence, for how long, and who goes on with them when their mover is gone."""
 
 import logging
 import threading
@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aio_pika
+import pika
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -22,25 +23,21 @@ from relatum.contexts import (
     MoveState,
     SerializationContexts,
 )
+from relatum.contexts.placement._entries import Fence, encode
 from relatum.errors import ContextMoving
 from relatum.superstreams import Layout
 from tests.support import broker_connection, wait_until
 from tests.support.leases import let_lapse
 from tests.support.routing import HeldMove, consumed, of_context, other_than
-from tests.support.tables import publisher_sessions
 
 PARTITIONS = 2
 """Of the fixture `layout`."""
 
-SESSION_S = 60.0
-"""Longer than a move may take here: one that ends was told by its publisher."""
-
 
 @pytest.fixture
 def router(layout: Layout, database_url: str, amqp_url: str) -> Iterator[relatum.ContextRouter]:
-    """A router whose session holds for long."""
-    options = ContextOptions(session_s=SESSION_S)
-    with relatum.ContextRouter(layout.super_stream, database_url, options, broker=amqp_url) as opened:
+    """A router, as it is by default."""
+    with relatum.ContextRouter(layout.super_stream, database_url, broker=amqp_url) as opened:
         opened.open()
         yield opened
 
@@ -51,41 +48,25 @@ def rows(database_url: str, query: str, *values: object) -> list[tuple[Any, ...]
         return connection.execute(query.encode(), values).fetchall()
 
 
-def sessions(database_url: str, layout: Layout) -> list[str]:
-    """Who has a session."""
-    query = "SELECT holder FROM relatum.publisher_sessions JOIN relatum.super_streams USING (super_stream_id)"
-    return [row[0] for row in rows(database_url, f"{query} WHERE name = %s", layout.super_stream)]
+def test_who_publishes_asks_no_more(router: relatum.ContextRouter, channel: BlockingChannel) -> None:
+    """While messages go out, they ask for nothing: a thread looks meanwhile."""
 
-
-def add_dead(engine: sa.Engine, session_s: float) -> str:
-    """The session of a publisher that died."""
-    columns = ["super_stream_id", "holder", "seen", "session_s", "lease_expires_at"]
-    row = sa.text("SELECT super_stream_id, 'dead:1:x', 0, :s, now() + interval '1 year' FROM relatum.super_streams")
-    with engine.begin() as connection:
-        connection.execute(sa.insert(publisher_sessions).from_select(columns, row.bindparams(s=session_s).columns()))
-    return "dead:1:x"
-
-
-def test_who_publishes_has_a_session_and_asks_no_more(
-    router: relatum.ContextRouter, channel: BlockingChannel, layout: Layout, database_url: str
-) -> None:
-    """While messages go out the session is there, and they ask for nothing; a moment after the last it is gone.
-
-    No move waits for one that was closed amid its messages.
-    """
-
-    def told_by_a_session() -> bool:
-        asked = router.statistics().asked
-        for _ in range(5):
+    def told_by_the_clock() -> bool:
+        asked, until = router.statistics().asked, time.monotonic() + 0.5
+        while time.monotonic() < until:
             router.publish(channel, b"", of_context("x"))
         return router.statistics().asked == asked
 
-    wait_until(told_by_a_session, what="messages that ask for nothing")
-    assert len(sessions(database_url, layout)) == 1
-    wait_until(lambda: not sessions(database_url, layout), what="the session's end")
-    wait_until(lambda: told_by_a_session() and sessions(database_url, layout), what="a session")
-    router.close()
-    assert sessions(database_url, layout) == []
+    wait_until(told_by_the_clock, what="messages that ask for nothing")
+
+
+def test_who_trusts_no_clock_asks_for_each_message(layout: Layout, channel: BlockingChannel, database_url: str) -> None:
+    """No thread looks, and each message is followed by a look of its own."""
+    options = ContextOptions(trust_clock=False)
+    with relatum.ContextRouter(layout.super_stream, database_url, options) as router:
+        for _ in range(5):
+            router.publish(channel, b"", of_context("x"))
+        assert router.statistics().asked == 5
 
 
 def test_moves_go_on_as_soon_as_publishers_know(
@@ -96,7 +77,7 @@ def test_moves_go_on_as_soon_as_publishers_know(
     amqp_url: str,
     database_url: str,
 ) -> None:
-    """Contexts move to and fro under a publisher whose sessions no move could wait for, and each stays in order."""
+    """Contexts move to and fro under a publisher that trusts its clock, and each stays in order."""
     stop, published = threading.Event(), [0]
 
     def move_to_and_fro() -> None:
@@ -117,34 +98,17 @@ def test_moves_go_on_as_soon_as_publishers_know(
     }
 
 
-def test_a_dead_publisher_is_named_and_waited_for_once(
-    router: relatum.ContextRouter,
-    contexts: SerializationContexts,
-    channel: BlockingChannel,
-    layout: Layout,
-    database_url: str,
-    engine: sa.Engine,
+def test_a_killed_publisher_delays_no_move(
+    contexts: SerializationContexts, layout: Layout, database_url: str, amqp_url: str, channel: BlockingChannel
 ) -> None:
-    """The move says for whom it waits, for as long as the session holds and no less; then it is forgotten."""
-    router.publish(channel, b"", of_context("x"))
-    wait_until(lambda: not sessions(database_url, layout), what="the session's end")
-    holder = add_dead(engine, 1.0)
-    seen: list[tuple[str, ...]] = []
-    done = threading.Event()
-
-    def look() -> None:
-        while not done.wait(0.05):
-            seen.extend(each.waits_for for each in contexts.moves())
-
-    looker = threading.Thread(target=look)
-    looker.start()
+    """Nobody is waited for: what a router may rely on has an end by itself, which each move waits for."""
+    router = relatum.ContextRouter(layout.super_stream, database_url)
+    for _ in range(5):
+        router.publish(channel, b"", of_context("x"))
     (moved,) = contexts.move(["x"], other_than(layout, layout.route("x").stream))
-    done.set()
-    looker.join()
-    assert (holder,) in seen
     assert moved.pause_s is not None
-    assert moved.pause_s > 1.0
-    assert (moved.waits_for, sessions(database_url, layout)) == ((), [])
+    assert 0.3 < moved.pause_s < 1.8
+    router.close()
 
 
 def test_movers_that_do_not_wait_are_refused(
@@ -152,11 +116,12 @@ def test_movers_that_do_not_wait_are_refused(
     contexts: SerializationContexts,
     channel: BlockingChannel,
     layout: Layout,
+    amqp_url: str,
     database_url: str,
     engine: sa.Engine,
 ) -> None:
-    """Those of an earlier release cannot begin a move, and where they fence one that waits, it is not stored."""
-    router.publish(channel, b"", of_context("x"))
+    """Those of an earlier release cannot begin a move, and a fence of theirs in one that waits is none."""
+    router.publish(channel, b"1", of_context("x"))
     old = (
         "INSERT INTO relatum.context_moves (super_stream_id, source_id, target_id, contexts, fence_epoch, epoch, "
         "scan_from, target_scan_from) SELECT super_stream_id, 1, 2, 1, 9, 9, 0, 0 FROM relatum.super_streams "
@@ -164,11 +129,13 @@ def test_movers_that_do_not_wait_are_refused(
     )
     with pytest.raises(psycopg.errors.NotNullViolation):
         rows(database_url, old, layout.super_stream)
-    add_dead(engine, 1.0)
     with HeldMove(contexts, ["x"], other_than(layout, layout.route("x").stream), "fencing", engine) as held:
         held.begin()
         (move,) = contexts.moves()
         assert move.fence_epoch == 0
+        # They resume it: look, publish the fence under its epoch, find it, and write down where it is.
+        headers, body = encode(Fence(move.move_id, move.fence_epoch, frozenset("x")))
+        channel.basic_publish("", move.source, body, pika.BasicProperties(headers=headers))
         with pytest.raises(psycopg.errors.CheckViolation, match="context_moves_waited"):
             rows(
                 database_url,
@@ -176,9 +143,16 @@ def test_movers_that_do_not_wait_are_refused(
                 move.move_id,
             )
         held.go()
+    (ended,) = contexts.moves(latest=1)
+    assert (ended.state, ended.fence_epoch > 0) == (MoveState.SWITCHED, True)
+    router.publish(channel, b"2", of_context("x"))
+    assert consumed(layout.super_stream, database_url, amqp_url, 2) == {"x": [b"1", b"2"]}
 
 
 # --- moves whose mover is gone ------------------------------------------------------------------------------------
+
+WAIT = "relatum.contexts.serial.moving._move_steps.MOVE_WAIT_S"
+"""How long a mover waits before its fence, to be patched."""
 
 TAKEN = "is gone on with: its mover is gone"
 
@@ -189,7 +163,7 @@ class Dies(Exception):
 
 @pytest.fixture
 def c(contexts: SerializationContexts) -> SerializationContexts:
-    """Contexts of which "c" and "d" are in the first partition; nobody has a session."""
+    """Contexts of which "c" and "d" are in the first partition."""
     contexts.assign(["c", "d"], f"{contexts.super_stream}-0")
     return contexts
 
@@ -256,16 +230,17 @@ def test_one_of_many_goes_on_with_it(
     assert [each.getMessage() for each in caplog.records if TAKEN in each.getMessage()] == [f"move {move_id} {TAKEN}"]
 
 
-def test_a_mover_that_lives_says_so(c: SerializationContexts, engine: sa.Engine) -> None:
+def test_a_mover_that_lives_says_so(
+    c: SerializationContexts, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A mover that waits for longer than it counts as heard of says meanwhile that it is there."""
-    add_dead(engine, SESSION_S)
+    monkeypatch.setattr(WAIT, 90.0)
     mover = threading.Thread(target=c.move, args=("c", f"{c.super_stream}-1"))
     mover.start()
-    wait_until(lambda: any(each.waits_for for each in c.moves()), what="the mover waits")
+    wait_until(lambda: bool(c.moves()), what="the mover waits")
     let_lapse(engine)
     wait_until(lambda: c.moves()[0].is_attended, what="it is said that somebody is there")
-    with engine.begin() as connection:
-        connection.execute(sa.delete(publisher_sessions))
+    monkeypatch.undo()
     mover.join()
     assert c.moves() == []
 
@@ -297,12 +272,13 @@ def test_going_on_with_a_move_ends_with_the_time_out(
     database_url: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A move that waits for a publisher that does not answer keeps no message for longer than told; nothing is away."""
+    """A move that waits for somebody's lock keeps no message for longer than told; nothing is away."""
     leave(c, engine)
-    add_dead(engine, SESSION_S)
-    with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE relatum.context_moves SET fence_epoch = 0"))
-    with ContextRouter(c.super_stream, database_url, ContextOptions(timeout_s=4.0)) as router:
+    with (
+        engine.begin() as connection,
+        ContextRouter(c.super_stream, database_url, ContextOptions(timeout_s=4.0)) as router,
+    ):
+        connection.execute(sa.text("SELECT FROM relatum.placements WHERE name = 'c' FOR UPDATE"))
         began = time.monotonic()
         with pytest.raises(ContextMoving):
             router.publish(channel, b"c1", of_context("c"))

@@ -1,0 +1,167 @@
+"""The loop of a serial consumer: what closes it from inside, what fails in it, and who keeps it from its lease."""
+
+import asyncio
+import random
+import threading
+import time
+from contextlib import ExitStack, closing, suppress
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from relatum.contexts import AsyncSerialConsumer, SerialConsumer, SerialOptions
+from relatum.errors import PartitionLost
+from relatum.store.database import Database
+from tests.support import wait_until
+from tests.support.leases import LEASE_S
+from tests.support.serial_consuming import Stage, bodies, consume, next_batches
+
+pytestmark = pytest.mark.usefixtures("quick_rhythm")
+
+PARTITIONS = 2
+"""Of the fixture `stage`."""
+
+
+def made(stage: Stage, kind: Any = SerialConsumer, **options: Any) -> Any:
+    """A consumer that is not started."""
+    chosen = SerialOptions(**{"lease_s": LEASE_S, "batch_s": 0.0, **options})
+    return kind(stage.bed.name, "test", chosen, database=stage.database_url, broker=stage.amqp_url)
+
+
+def test_a_handler_closes_its_own_consumer(stage: Stage) -> None:
+    """It does not wait for itself, and what it has in hand is delivered again."""
+    stage.bed.publish(0, "a", "a1")
+    consumer, closed = made(stage), list[bool]()
+    consumer.start()
+    consumer.run(lambda batch: closed.append(consumer.close(60.0)))
+    assert closed == [True]
+    with stage.consumer() as another:
+        assert consume(another, 1) == ["a1"]
+
+
+async def test_a_task_closes_its_own_consumer(stage: Stage) -> None:
+    """As a thread does."""
+    stage.bed.publish(0, "a", "a1")
+    consumer, closed = made(stage, AsyncSerialConsumer), list[bool]()
+
+    async def close(_: object) -> None:
+        closed.append(await consumer.close(60.0))
+
+    await consumer.start()
+    await consumer.run(close)
+    assert closed == [True]
+
+
+@pytest.mark.parametrize("method", ["share", "open", "floors", "complete", "commit"])
+def test_what_asks_postgresql_is_asked_again_after_a_defect(
+    stage: Stage, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told once, and no duty and no partition ends by it."""
+    bed, consumer = stage.bed, made(stage)
+    store, failures = consumer._member.store, [KeyError("first"), KeyError("second")]
+    original = getattr(store, method)
+
+    def fail(*args: Any, **options: Any) -> Any:
+        if failures and (method != "share" or consumer._is_started):
+            raise failures.pop()
+        return original(*args, **options)
+
+    setattr(store, method, fail)
+    with consumer:
+        # Silent steps are committed by the loop alone: a marker's, and a fence's.
+        bed.move(["a"], 0, 1)
+        bed.publish(1, "a", "a1")
+        wait_until(lambda: not failures, what="both defects")
+        assert consume(consumer, 1) == ["a1"]
+    assert "by a defect" in caplog.text
+
+
+@pytest.mark.parametrize("call", ["_told", "_committed", "_given_back", "look"])
+def test_a_partition_is_opened_anew_after_a_defect_in_the_loop(stage: Stage, call: str) -> None:
+    """Nothing that is in memory then is relied on: no message is lost, and none comes out of order."""
+    bed, consumer = stage.bed, made(stage, batch_messages=2)
+    batches, found = consumer._batches, list[str]()
+    owner = consumer._member if call == "_told" else batches
+    original, calls = getattr(owner, call), [0]
+
+    def fail(*args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise KeyError("a defect")
+        return original(*args)
+
+    setattr(owner, call, fail)
+    with consumer:
+        bed.publish(0, "a", *map(str, range(12)))
+        while "11" not in found:
+            (batch,) = next_batches(consumer, 1)
+            if len(found) in (0, 1) and call == "_given_back" and calls[0] < 3:
+                batch.give_back()
+                continue
+            # One that was in hand as its partition was opened anew is delivered again.
+            with suppress(PartitionLost):
+                batch.acknowledge()
+                found += bodies(batch)
+    assert calls[0] > 2
+    assert found == [str(number) for number in range(12)]
+
+
+def test_transactions_that_use_up_the_connections_cost_no_lease(stage: Stage) -> None:
+    """The lease is renewed over a connection of its own, whatever the application does with those of its database."""
+    options, bed = SerialOptions(lease_s=1.0), stage.bed
+    bed.publish(0, "a", "a1")
+    bed.publish(1, "b", "b1")
+    with ExitStack() as stack:
+        shared = stack.enter_context(closing(Database(stage.engine.url, pool_size=1, connections_max=2)))
+        consumer = SerialConsumer(bed.name, "test", options, database=shared, broker=stage.amqp_url)
+        stack.enter_context(consumer)
+        with ExitStack() as transactions:
+            for batch in next_batches(consumer, 2):
+                connection = transactions.enter_context(batch.transaction())
+                connection.execute(sa.text("SELECT 1"))
+            assert shared.pool.in_use == 2
+            time.sleep(2.5)  # Not a wait for a condition: leases pass.
+        assert (stage.position(0), stage.position(1)) == (1, 1)
+
+
+def test_busy_threads_of_the_application_cost_no_lease(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """They have the interpreter most of the time."""
+    ended = threading.Event()
+
+    def spin() -> None:
+        while not ended.is_set():
+            sum(range(1_000))
+
+    busy = [threading.Thread(target=spin) for _ in range(4)]
+    with stage.consumer(lease_s=2.0) as consumer:
+        stage.bed.publish(0, "a", "a1")
+        assert consume(consumer, 1) == ["a1"]
+        for thread in busy:
+            thread.start()
+        try:
+            time.sleep(5.0)  # Not a wait for a condition: leases pass.
+        finally:
+            ended.set()
+        assert "had run out" not in caplog.text
+    for thread in busy:
+        thread.join()
+
+
+async def test_a_cancelled_wait_takes_no_batch_whenever_it_ends(stage: Stage) -> None:
+    """Also where the batch is on its way: it is handed to who asks next, in its order."""
+    chance, found = random.Random(1), list[str]()
+    async with made(stage, AsyncSerialConsumer, batch_messages=1) as consumer:
+        await asyncio.to_thread(stage.bed.publish, 0, "a", *map(str, range(40)))
+        while len(found) < 40:
+            waiting = asyncio.create_task(consumer.next_batch())
+            await asyncio.sleep(chance.random() * 0.002)
+            waiting.cancel()
+            try:
+                batch = await waiting
+            except asyncio.CancelledError:
+                batch = await consumer.next_batch(0) if chance.random() < 0.2 else None
+            if batch is not None:
+                found += bodies(batch)
+                await batch.acknowledge()
+    assert found == [str(number) for number in range(40)]
