@@ -17,7 +17,8 @@ import sqlalchemy as sa
 
 from relatum.errors import AccessRefused, DatabaseUnavailable
 from relatum.store.connection import TimedConnection
-from relatum.store.database import Database, sql
+from relatum.store.database import Database, at_one_moment, sql
+from relatum.store.translation import translated_errors
 from relatum.waiting import Deadline, within
 from tests.support import wait_until
 from tests.support.fake_postgresql import answering, refusal
@@ -178,6 +179,32 @@ def test_a_call_that_ends_amid_the_first_questions_about_a_server_gives_its_conn
         with pytest.raises(DatabaseUnavailable), database.transaction():
             raise AssertionError("not reached")
         assert database.pool.in_use == 0
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+def test_a_transaction_of_another_isolation_gives_its_connection_back_as_its_time_ends(
+    database_url: str, level: str
+) -> None:
+    """SQLAlchemy sets the level back behind the transaction, and forgets a connection where that fails."""
+    ending = Deadline(None)
+    with closing(Database(database_url, ending=ending)) as database:
+        engine = database.engine.execution_options(isolation_level=level)
+        with pytest.raises(DatabaseUnavailable), translated_errors(), engine.begin() as connection:
+            ending.end_in(0)
+            connection.execute(ONE)
+        assert database.pool.in_use == 0
+
+
+def test_the_isolation_of_one_transaction_is_not_that_of_the_next(database_url: str) -> None:
+    """Both have the same connection."""
+    isolation = sql("SELECT current_setting('transaction_isolation') AS level, pg_backend_pid() AS session")
+    with closing(Database(database_url, connections_max=1)) as database:
+        with at_one_moment(database.engine) as connection:
+            before = connection.execute(isolation).one()
+        with database.transaction() as connection:
+            after = connection.execute(isolation).one()
+    assert (before.level, after.level) == ("repeatable read", "read committed")
+    assert before.session == after.session
 
 
 def test_no_private_name_of_psycopg_is_ours(database: Database) -> None:
