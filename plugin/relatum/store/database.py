@@ -170,7 +170,7 @@ class Database:
         sa.event.listen(engine, "handle_error", self._leave_read_only)
         engine.dialect.initialize = partial(_initialized, engine.dialect.initialize)  # type: ignore[method-assign]
         # The pool sets it back: where that fails behind a transaction, SQLAlchemy forgets the connection.
-        engine.dialect.reset_isolation_level = lambda _: None  # type: ignore[method-assign]
+        engine.dialect.reset_isolation_level = lambda dbapi_connection: None  # type: ignore[method-assign]
         if self._shared is None:
             sa.event.listen(engine, "engine_disposed", lambda _: self.pool.close())
         return engine
