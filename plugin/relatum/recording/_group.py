@@ -1,5 +1,6 @@
 """The recorder of any number of streams in one process: what owns its loop, and what is called from other threads."""
 
+import asyncio
 import logging
 import threading
 import time
@@ -9,7 +10,7 @@ from typing import Final
 
 from relatum import metrics
 from relatum.errors import AccessRefused, NotFound, RelatumError
-from relatum.following import Follower, FollowerOptions
+from relatum.following import FollowerOptions, StreamFollower
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._committer import Committer, RecordedListener
@@ -73,12 +74,13 @@ class RecorderGroup:
         self.outages = Outages(logger, stop=self._stop, broker=str(address), database=database.address.name)
         self.metrics = RecorderMetrics(self.outages)
         self._loop = ComponentLoop("relatum-recorder", logger, helpers_max=HELPERS_MAX, ending=self._ending)
-        self.follower = Follower(
+        self.follower = StreamFollower(
+            self._loop,
             address,
+            lambda event: self._intake.told(event),
             options=FollowerOptions(gather_s=GATHER_S if on_recorded is None else GATHER_RECEIPTS_S),
             outages=self.outages,
             who="reading of stream {!r}".format,
-            ready=lambda: self._intake.ready(),
         )
         member = Member(RECORDERS, name or new_holder(), lease_s=lease_s, holder=holder)
         self._membership = Membership(
@@ -111,7 +113,6 @@ class RecorderGroup:
         self._streams.add(StreamRecording(stream, super_stream, self.metrics.stream(stream)))
         if not self._has_begun:
             self._has_begun = True
-            self.follower.open()
             self._loop.start()
             self._loop.call(self._begin)
         self._loop.call(self._streams.seek)
@@ -175,8 +176,11 @@ class RecorderGroup:
         self.end()
         if self._finishing is None:
             self._finishing = self._loop.run(self._finish)
-        self.follower.close(timeout_s / 3)
-        if self._finishing is not None:
+        if self._finishing is None:
+            # Nothing was to be recorded.
+            self.follower.end()
+            self.follower.questions.close()
+        else:
             # Also where another thread stops it as well.
             with suppress(TimeoutError, CancelledError):
                 self._finishing.result(max(0.0, until - time.monotonic()))
@@ -184,8 +188,10 @@ class RecorderGroup:
         metrics.retire(self)
 
     async def _finish(self) -> None:
+        closing = self._loop.spawn(self.follower.close())
         await self._intake.finish()
         await self._membership.leave()
+        await asyncio.wait([closing], timeout=max(0.0, self._ending.left_s()))
 
 
 def _end_of(reader: StreamReader, stream: str) -> int:

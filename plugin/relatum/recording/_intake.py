@@ -8,7 +8,7 @@ from collections import deque
 from typing import Final
 
 from relatum.errors import AccessRefused, NotFound
-from relatum.following import Attached, CaughtUp, Event, Failed, Follower, Hole, Records, Replaced
+from relatum.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced, StreamFollower
 from relatum.reading import RecordBatch
 from relatum.recording._batch import is_readable, readable, sliced
 from relatum.recording._committer import Committer
@@ -37,7 +37,7 @@ class Intake:
     def __init__(
         self,
         loop: ComponentLoop,
-        follower: Follower,
+        follower: StreamFollower,
         streams: Streams,
         committer: Committer,
         outages: Outages,
@@ -54,23 +54,17 @@ class Intake:
         self._done: list[Event] = []
         self._has_turn = False
 
-    def ready(self) -> None:
-        """The follower has something after it had nothing: it says so in its own thread."""
-        self._loop.call(self._begin)
-
-    def _begin(self) -> None:
-        if not self._has_turn:
-            self._has_turn = True
-            self._turn()
-
     def told(self, event: Event) -> None:
-        """Take an event of the follower."""
+        """Take an event of the follower: it is dealt with behind all that this turn of the loop brings."""
         if not isinstance(event, Records):
             self._came.append((event, None))
         elif len(event.batch) <= SLICE_RECORDS or not is_readable(event.batch):
             self._came.append((event, event.batch))
         else:
             self._came.extend((event, part) for part in sliced(event.batch, SLICE_RECORDS))
+        if not self._has_turn:
+            self._has_turn = True
+            asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
         """Deal with what came, and give way after a while."""
@@ -87,13 +81,7 @@ class Intake:
 
     def _goes_on(self, until: float) -> bool:
         """Deal with what came; True where there is more."""
-        while True:
-            if not self._came:
-                self._hand_on()
-                for event in self._follower.take(0):
-                    self.told(event)
-                if not self._came or time.perf_counter() >= until:
-                    return bool(self._came)
+        while self._came:
             event, batch = self._came.popleft()
             if isinstance(event, Records) and batch is not None:
                 is_last = batch.last_offset == event.batch.last_offset
@@ -103,7 +91,10 @@ class Intake:
             elif not isinstance(event, Records):
                 self._note(event)
             if time.perf_counter() >= until:
-                return True
+                break
+        if not self._came:
+            self._hand_on()
+        return bool(self._came)
 
     def _hand_on(self) -> bool:
         """Let more come of what is done, and commit; True where that begins now."""

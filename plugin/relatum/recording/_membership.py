@@ -15,7 +15,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.following import Follower, Reach
+from relatum.following import Reach, StreamFollower
 from relatum.store.catalog import StreamRow, key_definitions
 from relatum.store.database import sql
 from relatum.store.members import Member, Share
@@ -52,7 +52,7 @@ class Membership:
         loop: ComponentLoop,
         engine: sa.Engine,
         member: Member,
-        follower: Follower,
+        follower: StreamFollower,
         outages: Outages,
         stream: Callable[[], str],
     ) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.errors import Conflict, RelatumError, StreamNotFound
-from relatum.following import Follower, Hole, Replaced
+from relatum.following import Hole, Replaced, StreamFollower
 from relatum.reading import StreamBounds
 from relatum.recording._broker import OwnBroker, adopt
 from relatum.recording._losing import after_loss, note_missing, pass_hole, pass_over
@@ -40,7 +40,7 @@ class Streams:
         loop: ComponentLoop,
         engine: sa.Engine,
         vhost: str,
-        follower: Follower,
+        follower: StreamFollower,
         outages: Outages,
         membership: Membership,
     ) -> None:

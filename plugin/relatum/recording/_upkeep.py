@@ -16,7 +16,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.errors import BrokerUnavailable, CoverageConflict, DatabaseUnavailable, StreamNotFound, StreamUnavailable
-from relatum.following import Follower
+from relatum.following import StreamFollower
 from relatum.recording._fill import Filler
 from relatum.recording._opening import late_holes
 from relatum.recording._part_tender import PartTender
@@ -60,7 +60,7 @@ class Upkeep:
         self,
         loop: ComponentLoop,
         engine: sa.Engine,
-        follower: Follower,
+        follower: StreamFollower,
         recorded: Callable[[], list[Recorded]],
         outages: Outages,
         stop: threading.Event,
