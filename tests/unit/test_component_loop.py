@@ -164,3 +164,38 @@ def test_other_threads_block_as_they_like() -> None:
     time.sleep(0)
     assert not threading.Event().wait(0.001)
     assert not blocked
+
+
+def test_a_call_that_is_cancelled_is_cancelled_in_the_loop(loop: ComponentLoop) -> None:
+    """Whoever asked for it has gone."""
+    begun, ended = threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    future = loop.run(wait)
+    assert future is not None
+    assert begun.wait(LIMIT_S)
+    assert future.cancel()
+    assert ended.wait(LIMIT_S)
+
+
+def test_a_call_that_a_loop_never_comes_to_is_cancelled() -> None:
+    """Nobody waits for ever who called while it ended."""
+    loop = ComponentLoop("relatum-test", logger)
+    loop.start()
+    futures = []
+
+    async def nothing() -> None:
+        pass
+
+    stopping = threading.Thread(target=loop.stop, args=(LIMIT_S,))
+    stopping.start()
+    while (future := loop.run(nothing)) is not None:
+        futures.append(future)
+    stopping.join(LIMIT_S)
+    wait_until(lambda: all(future.done() for future in futures), what="all done, or cancelled")

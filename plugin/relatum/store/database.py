@@ -93,7 +93,8 @@ class Database:
     """PostgreSQL as one component uses it. Threads may share it.
 
     Args:
-        database: PostgreSQL's URL, or a `Database`, which stays the caller's and whose connections are shared.
+        database: PostgreSQL's URL, or a `Database`, which stays the caller's and whose connections are shared; or the
+            address of one, for connections of its own.
         refusing: What `UsedAfterClose` says once it is closed; None where what is under way goes on, and it may be
             used again.
         ending: Lets go of a database that does not answer as it is brought forward; None for never.
@@ -116,7 +117,7 @@ class Database:
 
     def __init__(
         self,
-        database: "AnyDatabase",
+        database: "AnyDatabase | DatabaseAddress",
         *,
         refusing: str | None = CLOSED,
         ending: Deadline | None = None,
@@ -135,7 +136,7 @@ class Database:
         if isinstance(database, Database):
             self.address, self.pool = database.address, database.pool
             return
-        self.address = parse_database(database)
+        self.address = database if isinstance(database, DatabaseAddress) else parse_database(database)
         limits = self.address.limits
         most: int | None = connections_max
         if connections_max is None:

@@ -57,13 +57,14 @@ class ComponentLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.SelectorEventLoop | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._results: set[Future[Any]] = set()
         self._thread: threading.Thread | None = None
         self._is_stopped = False
         after_fork(self, ComponentLoop._leave)
 
     def _leave(self) -> None:
         # To close a copied loop would take the parent's sockets out of the epoll that both have.
-        leave_to_parent(self._lock, self._loop, self._tasks, self._thread)
+        leave_to_parent(self._lock, self._loop, self._tasks, self._results, self._thread)
         self._lock = threading.Lock()
         self._is_stopped, self._thread, self._loop = True, None, None
 
@@ -106,18 +107,28 @@ class ComponentLoop:
     def run(self, function: Callable[..., Coroutine[Any, Any, _Result]], *args: Any) -> "Future[_Result] | None":
         """Call a coroutine function in the loop; None where the loop does not run.
 
-        The future is cancelled where the loop ends first. Not to be waited for in the loop's own thread.
+        The future is cancelled where the loop ends first, and cancelling it cancels the call. Not to be waited for in
+        the loop's own thread.
         """
         result: Future[_Result] = Future()
 
         def begin() -> None:
-            self.spawn(self._answer(result, function(*args)))
+            task = self.spawn(self._answer(result, function, args))
+            result.add_done_callback(lambda _: self.call(task.cancel) if result.cancelled() else None)
 
-        return result if self.call(begin) else None
+        # Kept until it is done: a loop that ends forgets what it was to call.
+        self._results.add(result)
+        result.add_done_callback(self._results.discard)
+        if self.call(begin):
+            return result
+        self._results.discard(result)
+        return None
 
-    async def _answer(self, result: "Future[_Result]", made: Coroutine[Any, Any, _Result]) -> None:
+    async def _answer(
+        self, result: "Future[_Result]", function: Callable[..., Coroutine[Any, Any, _Result]], args: tuple[Any, ...]
+    ) -> None:
         try:
-            answer = await made
+            answer = await function(*args)
         except asyncio.CancelledError:
             result.cancel()
             raise
@@ -135,10 +146,13 @@ class ComponentLoop:
             False where it had not ended after so many seconds.
         """
         with self._lock:
-            self._is_stopped, thread, loop = True, self._thread, self._loop
+            is_first, self._is_stopped = not self._is_stopped, True
+            thread, loop = self._thread, self._loop
         if thread is None or loop is None:
             return True
-        self.call(loop.stop)
+        if is_first:
+            # Once: the second would break off what cancels the tasks.
+            self.call(loop.stop)
         if self.is_current or self.threads.has(threading.current_thread()):
             return True
         thread.join(timeout_s)
@@ -205,6 +219,8 @@ class ComponentLoop:
             self.threads.shutdown()
             asyncio.set_event_loop(None)
             loop.close()
+            for result in list(self._results):
+                result.cancel()
 
 
 class Duty:

@@ -186,9 +186,15 @@ class Threads:
         with self._lock:
             self._is_shut = True
             self._queue.put(None)
-            threads = list(self._calls)
-        for thread in threads if wait else []:
-            thread.join()
+        if wait:
+            self.join(None)
+
+    def join(self, timeout_s: float | None) -> None:
+        """Wait until the threads have ended, once they are shut down: so many seconds at most, None for any number."""
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        for thread in list(self._calls):
+            left_s = until - time.monotonic()
+            thread.join(None if left_s == math.inf else max(0.0, left_s))
 
 
 def _is_overdue(call: _Call | None) -> bool:
