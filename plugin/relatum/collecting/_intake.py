@@ -97,8 +97,6 @@ class Intake:
         self._followed: dict[str, Gathered] = {}
         self._next: dict[str, int] = {}
         self._storing: Counter[str] = Counter()
-        self.lost_streams: dict[str, Exception | None] = {}
-        """Streams not followed any more since nothing of them was stored; whoever follows them takes them out."""
         self._begun = 0
         self._ended = 0
 
@@ -238,6 +236,5 @@ class Intake:
         self._core.cancel(gathered.messages)
         if gathered.advance is not None:
             self.unfollow(gathered.advance.stream)
-            self.lost_streams[gathered.advance.stream] = error
         elif error is not None:
             self.refused += len(gathered.messages)

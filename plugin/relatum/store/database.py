@@ -93,13 +93,13 @@ class Database:
     """PostgreSQL as one component uses it. Threads may share it.
 
     Args:
-        database: PostgreSQL's URL, or a `Database`, which stays the caller's and whose connections are shared; or the
-            address of one, for connections of its own.
+        database: PostgreSQL's URL, or a `Database`, which stays the caller's and whose connections are shared.
         refusing: What `UsedAfterClose` says once it is closed; None where what is under way goes on, and it may be
             used again.
         ending: Lets go of a database that does not answer as it is brought forward; None for never.
         pool_size: Connections kept; as many again may be opened under load.
-        is_bounded: False where more may be opened, one for each thread that asks: nobody waits for another then.
+        is_bounded: False where more may be opened, one for each thread that asks: nobody waits for another then, also
+            where all connections of the `Database` that is shared are in use.
         connections_max: Connections at most; who needs one while all are busy waits for it, ten minutes if need be.
             None for twice `pool_size`, and half a minute.
         is_kept: True keeps all connections that were opened, for whoever has as much to ask soon again.
@@ -117,7 +117,7 @@ class Database:
 
     def __init__(
         self,
-        database: "AnyDatabase | DatabaseAddress",
+        database: "AnyDatabase",
         *,
         refusing: str | None = CLOSED,
         ending: Deadline | None = None,
@@ -129,6 +129,7 @@ class Database:
     ) -> None:
         self._refusing = refusing
         self._ending = ending
+        self._is_bounded = is_bounded
         self._is_closed = False
         self._shared = database if isinstance(database, Database) else None
         self.address: DatabaseAddress
@@ -136,7 +137,7 @@ class Database:
         if isinstance(database, Database):
             self.address, self.pool = database.address, database.pool
             return
-        self.address = database if isinstance(database, DatabaseAddress) else parse_database(database)
+        self.address = parse_database(database)
         limits = self.address.limits
         most: int | None = connections_max
         if connections_max is None:
@@ -184,7 +185,7 @@ class Database:
 
     def _taken(self, *, autocommit: bool) -> TimedConnection:
         self.check_open()
-        return self.pool.take(ending=self._ending, autocommit=autocommit)
+        return self.pool.take(ending=self._ending, autocommit=autocommit, is_bounded=self._is_bounded)
 
     def rows(
         self,

@@ -181,7 +181,9 @@ class ComponentLoop:
         """
         return await in_thread(threads or self.threads, function, *args, ending=self._ending)
 
-    def repeat(self, call: Callable[[], Awaitable[float]], what: str, outages: Outages) -> "Duty":
+    def repeat(
+        self, call: Callable[[], Awaitable[float]], what: str, outages: Outages, longest_s: float = math.inf
+    ) -> "Duty":
         """Do something again and again, each time after so many seconds as it returned the time before.
 
         What it raises is told to `outages`, and it is tried again after a pause.
@@ -190,8 +192,9 @@ class ComponentLoop:
             call: What to do; it returns the seconds until the next time, `math.inf` for when it is woken.
             what: What it is called in the log.
             outages: Where to tell.
+            longest_s: The longest pause after what it raised.
         """
-        return Duty(self, call, what, outages)
+        return Duty(self, call, what, outages, longest_s)
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
@@ -226,8 +229,16 @@ class ComponentLoop:
 class Duty:
     """Something a component does again and again; see `ComponentLoop.repeat`."""
 
-    def __init__(self, loop: ComponentLoop, call: Callable[[], Awaitable[float]], what: str, outages: Outages) -> None:
+    def __init__(
+        self,
+        loop: ComponentLoop,
+        call: Callable[[], Awaitable[float]],
+        what: str,
+        outages: Outages,
+        longest_s: float = math.inf,
+    ) -> None:
         self._loop = loop
+        self._longest_s = longest_s
         self._call = call
         self._what = what
         self._outages = outages
@@ -250,7 +261,7 @@ class Duty:
                 pause_s = await self._call()
             except Exception as error:  # noqa: BLE001 - said once, and tried again
                 self._outages.failed(self._what, error)
-                pause_s = pauses.after(error)
+                pause_s = min(pauses.after(error), self._longest_s)
             else:
                 self._outages.over(self._what)
                 pauses = Pauses()
