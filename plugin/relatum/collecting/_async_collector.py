@@ -144,8 +144,8 @@ class AsyncMessageCollector(CollectorLife[AsyncExecutor], AsyncClosing):
     def _tell(self, outcomes: Sequence[Outcome]) -> None:
         """Have the handlers called in the loop; from a thread."""
         if outcomes and self._application is not None:
-            # A handler that was cancelled is nobody's failure.
-            with suppress(Abandoned, asyncio.CancelledError):
+            # A handler that was cancelled is nobody's failure; an exit ends the application's loop, and so all of this.
+            with suppress(Abandoned, asyncio.CancelledError, SystemExit, KeyboardInterrupt):
                 self._application.call(self._shared.handlers.tell_async, outcomes)
 
     # --- messages in ----------------------------------------------------------------------------------------------

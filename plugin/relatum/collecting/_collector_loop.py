@@ -8,13 +8,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from relatum.collecting._bulk import Bulk, Collected
 from relatum.collecting._collector_core import Abandoned, CollectorLimits, Core, Stored, Verdict
 from relatum.collecting._collector_statistics import CollectorStatistics, TypeCounts, statistics_of
 from relatum.collecting._collector_store import CollectorStore
-from relatum.collecting._consuming import NAMED_MAX, Consumed, log_defect, outcome_of
+from relatum.collecting._consuming import NAMED_MAX, BulkConsumer, Consumed, log_defect, outcome_of
 from relatum.collecting._handlers import Handlers, inside, logger
 from relatum.collecting._intake import Gathered, Intake
 from relatum.errors import Conflict, DatabaseUnavailable
@@ -55,20 +55,6 @@ NOT_STORED: Final = "collector %r: %d messages (of the stream %r, or given where
 T = TypeVar("T")
 
 
-class Worker(Protocol):
-    """Consumes the bulks of a type, each in one call in one of `threads`."""
-
-    @property
-    def threads(self) -> Threads:
-        """One more than bulks are consumed at the same time, since it is free a moment after its call has ended."""
-
-    def take(self, bulk: Bulk) -> Consumed:
-        """Consume a bulk."""
-
-    def close(self) -> None:
-        """Close what it reads by."""
-
-
 class CollectorLoop:
     """The state of a collector. `persist`, `tell` and what only reads are for any thread, all else for the loop's.
 
@@ -94,7 +80,7 @@ class CollectorLoop:
         self.counts: defaultdict[str, TypeCounts] = defaultdict(TypeCounts)
         self.outages = Outages(logger, broker=broker, database=store.server)
         self.loop = ComponentLoop(name, logger, ending=store.ending)
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, BulkConsumer] = {}
         self.following: Following | None = None
         self.is_stopping = self.in_time = False
         self.abandoned = threading.Event()
@@ -346,7 +332,7 @@ class CollectorLoop:
 
     # --- out of it ----------------------------------------------------------------------------------------------------
 
-    async def _consume(self, worker: Worker, bulk: Bulk) -> None:
+    async def _consume(self, worker: BulkConsumer, bulk: Bulk) -> None:
         began, consumed = time.monotonic(), Consumed([])
         try:
             consumed = await in_thread(worker.threads, worker.take, bulk)
@@ -400,10 +386,12 @@ class CollectorLoop:
         while self.core.is_running and await self.changed(unwound):
             pass
         try:
-            if self._storer is not None:
-                await asyncio.wait([self._storer], timeout=END_S)
-            if following is not None:
-                await self.loop.ask(following.close)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(END_S):
+                    if self._storer is not None:
+                        await asyncio.wait([self._storer])
+                    if following is not None:
+                        await self.loop.ask(following.close)
             await self.loop.ask(leave, threads=self._keeping)
         finally:
             self.in_time = in_time

@@ -133,6 +133,7 @@ class BulkConsumer:
         dead_letters: DeadLetters | None,
     ) -> None:
         self.options = options
+        # One more than bulks are consumed at once: a thread is free a moment after its call has ended.
         self.threads = Threads(options.workers + 1, f"relatum-{type}")
         self._shared = shared
         self._type = type
@@ -235,7 +236,10 @@ class BulkConsumer:
 
     def _read(self, places: Sequence[MessageId]) -> dict[MessageId, Found]:
         assert self._open_reader is not None, "bodies are left in streams only where there is a broker"
-        reader = self._readers.pop() if self._readers else self._open_reader()
+        try:
+            reader = self._readers.pop()
+        except IndexError:
+            reader = self._open_reader()
         try:
             found = dict(zip(places, reader.read_all(places), strict=True))
         except BaseException:

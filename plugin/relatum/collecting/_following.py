@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from relatum.collecting._bulk import Collected, id_of, id_of_place
@@ -218,9 +219,10 @@ class CollectedStream:
             await self._rest(pause_s)
 
     async def _rest(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while not self._shared.is_stopping and await self._shared.changed(until):
-            pass
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self._shared.is_stopping:
+                    await self._wait()
 
     async def _follow(self) -> float:
         """Follow it once, as soon as no other member does; gives the seconds until it is tried again."""

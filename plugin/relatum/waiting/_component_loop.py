@@ -54,7 +54,8 @@ class ComponentLoop:
         self._name = name
         self._logger = logger
         self._ending = ending
-        self._lock = threading.Lock()
+        # One thread may come twice: a signal's handler stops what is being stopped.
+        self._lock = threading.RLock()
         self._loop: asyncio.SelectorEventLoop | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._results: set[Future[Any]] = set()
@@ -65,7 +66,7 @@ class ComponentLoop:
     def _leave(self) -> None:
         # To close a copied loop would take the parent's sockets out of the epoll that both have.
         leave_to_parent(self._lock, self._loop, self._tasks, self._results, self._thread)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._is_stopped, self._thread, self._loop = True, None, None
 
     # --- from any thread ----------------------------------------------------------------------------------------------
@@ -212,11 +213,21 @@ class ComponentLoop:
                 task.cancel()
             await asyncio.wait(tasks)
 
+    def _runs_to_its_end(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Run until it is stopped; False where an exit broke that off, which an application's function has raised."""
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            self._logger.exception("%s has a defect, and goes on: an exit", self._name)
+            return False
+        return True
+
     @own_connection()
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
-            loop.run_forever()
+            while not self._runs_to_its_end(loop):
+                pass
             loop.run_until_complete(self._cancel_all())
         finally:
             self.threads.shutdown()
