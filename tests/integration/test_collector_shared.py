@@ -510,6 +510,23 @@ def test_joined_executors_that_hold_all_connections_cost_no_lease(collecting: Co
     assert [outcome.attempts for outcome in outcomes] == [1, 1, 1]
 
 
+def test_executors_that_keep_the_interpreter_busy_cost_no_lease(collecting: Collecting) -> None:
+    """The loop and the lease have to wait for their turn, and have it in time: nobody takes over what they consume."""
+    workers, lease_s = 4, 2.0
+    collecting.put(*map(str, range(workers)))
+
+    def calculate(bulk: Bulk) -> None:
+        until = time.monotonic() + 2 * lease_s
+        while time.monotonic() < until:
+            sum(range(1000))
+
+    taken = Consumer()
+    options = {"bulk_messages": 1, "workers": workers, "queue_bulks": workers, "lease_s": lease_s}
+    with collecting.collector(calculate, **options) as collector, collecting.collector(taken, lease_s=lease_s):
+        outcomes = wait_status(collector, SUCCEEDED, *map(str, range(workers)))
+    assert ({outcome.attempts for outcome in outcomes}, taken.bodies) == ({1}, [])
+
+
 def test_streams_have_no_threads_of_their_own(collecting: Collecting) -> None:
     """Twelve streams are followed by as many threads as one is, and each is collected."""
     told: list[str] = []

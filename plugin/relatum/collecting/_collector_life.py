@@ -9,7 +9,6 @@ from typing import Any, Final, TypeVar
 
 from relatum import metrics
 from relatum.collecting._collector_base import Collector, ExecutorT
-from relatum.collecting._collector_loop import END_S
 from relatum.collecting._consuming import BulkConsumer
 from relatum.collecting._following import Following
 from relatum.collecting._handlers import call_of, logger
@@ -22,6 +21,9 @@ PARTITIONS_S: Final = 30.0
 
 CLOSE_S: Final = 30.0
 """Seconds `close` waits by default."""
+
+JOIN_S: Final = 1.0
+"""Seconds to wait for threads that have ended but for one that a server still holds."""
 
 T = TypeVar("T")
 
@@ -174,7 +176,7 @@ class CollectorLife(Collector[ExecutorT]):
         """Stop in order; whether all was done in time."""
         shared = self._shared
         self._result_of(shared.close, timeout_s, self._unwinding_s, self._leave, otherwise=lambda: None)
-        shared.joined(END_S)
+        shared.joined(JOIN_S)
         return shared.in_time
 
     def _leave(self) -> None:

@@ -59,17 +59,9 @@ class CollectorLoop:
     """The state of a collector. `persist`, `tell` and what only reads are for any thread, all else for the loop's.
 
     Whatever changes something says so by `stir`: bulks that are closed go to workers, and who waits for a change looks.
-
-    Args:
-        store: Where messages are stored.
-        limits: Over all types.
-        lease_s: Seconds that the member's lease holds.
-        broker: The broker's name, in the log.
     """
 
-    def __init__(
-        self, store: CollectorStore, limits: CollectorLimits, *, lease_s: float = 15.0, broker: str = ""
-    ) -> None:
+    def __init__(self, store: CollectorStore, limits: CollectorLimits, *, lease_s: float, broker: str) -> None:
         name = f"relatum-{store.name}"
         self.core = Core(limits)
         self.intake = Intake(self.core)

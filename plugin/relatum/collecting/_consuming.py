@@ -111,16 +111,7 @@ class Consumed:
 
 
 class BulkConsumer:
-    """Consumes bulks of a type: `take` is one call, in one of `threads`, from reading a bulk to storing its results.
-
-    Args:
-        shared: The collector's.
-        type: The type.
-        options: How.
-        executor: Is called with each bulk.
-        open_reader: Opens what reads bodies that were left in their streams; None where none are.
-        dead_letters: Where messages go that are given up; None for nowhere.
-    """
+    """Consumes bulks of a type: `take` is one call, in one of `threads`, from reading a bulk to storing its results."""
 
     def __init__(
         self,
