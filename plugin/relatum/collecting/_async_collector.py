@@ -62,7 +62,7 @@ class ApplicationLoop:
             Abandoned: the loop has ended, or is about to: the call counts as never made.
         """
         done: Future[T] = Future()
-        self._soon(lambda: self._begin(self._call(function, arguments, done)))
+        self._soon(lambda: self._begin(self._call(function, arguments, done), done))
         while True:
             with suppress(TimeoutError):
                 return done.result(LOOK_S)
@@ -73,10 +73,16 @@ class ApplicationLoop:
                 self._ended()
                 raise Abandoned
 
-    def _begin(self, made: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, made: Coroutine[Any, Any, None], done: "Future[Any]") -> None:
+        def end(task: "asyncio.Task[None]") -> None:
+            self._tasks.discard(task)
+            if not done.done():
+                # It was cancelled before it had begun.
+                done.set_exception(Abandoned())
+
         task = self._loop.create_task(made)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(end)
 
     def _soon(self, call: Callable[[], object]) -> None:
         # One that was closed calls nothing any more.
