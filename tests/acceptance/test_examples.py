@@ -26,9 +26,7 @@ STREAMS += [f"example-{name}" for name in ("flights", "planes", "weather")]
 SUPER_STREAMS = {"example-affinity": 3}
 
 PRINTED: dict[str, list[str]] = {
-    "README: publisher": ["orders@0", "invoices@0", "parcels@0"],
-    "README: groups": ["4 chairs, 1 table, 2 lamps", "4 CHAIRS, 1 TABLE"],
-    "README: collector": ["succeeded", "failed no such address", "succeeded"],
+    "publisher": ["orders@0", "invoices@0", "parcels@0"],
     "affinity_sets.py": [
         "invoice 17 lies in one partition: 4 chairs, 1 table, total: 830 EUR",
         "invoice 18 lies in one partition: 4 chairs, 1 table, total: 830 EUR",
@@ -68,16 +66,14 @@ PRINTED: dict[str, list[str]] = {
 
 
 def example(name: str) -> str:
-    """The block of Python the README marks by that name."""
-    found = re.search(rf"<!-- example:{name} -->\n```python\n(.*?)```", README, re.DOTALL)
-    assert found, f"the README has no example {name!r}"
-    return found[1]
+    """The block that README or docs mark by that name."""
+    blocks = (re.search(rf"<!-- example:{name} -->\n```\w*\n(.*?)```", each.read_text(), re.S) for each in DOCUMENTS)
+    return next(found[1] for found in blocks if found)
 
 
 def printed(name: str, environment: dict[str, str]) -> list[str]:
-    """The lines that a program prints: a file of `examples/`, or a block of the README."""
-    block = name.removeprefix("README: ")
-    program = [str(EXAMPLES / name)] if block == name else ["-c", example(block)]
+    """The lines that a program prints: a file of `examples/`, or a block of a document."""
+    program = [str(EXAMPLES / name)] if name.endswith(".py") else ["-c", example(name)]
     words = [sys.executable, "-W", "error", *program]
     ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -101,7 +97,7 @@ def environment(amqp_url: str, stream_url: str, database_url: str) -> Iterator[d
 
 def test_each_example_is_run() -> None:
     """The table below has each file of `examples/`; the first two programs that a reader sees stay short."""
-    assert {name for name in PRINTED if ":" not in name} == {path.name for path in EXAMPLES.glob("*.py")}
+    assert {*PRINTED, "contexts.py"} - {"publisher"} == {path.name for path in EXAMPLES.glob("*.py")}
     for name in ("publisher", "consumer"):
         assert len([line for line in example(name).splitlines() if line.strip()]) <= 12
 
@@ -114,8 +110,8 @@ def test_a_program_prints_what_it_should(name: str, environment: dict[str, str])
 
 def test_consumer_and_sql_find_what_the_publisher_published(environment: dict[str, str], database_url: str) -> None:
     """The consumer finds what belongs to the order; the SQL of README and docs finds it, too, and its invoice."""
-    printed("README: publisher", environment)
-    *related, parcel, second = printed("README: consumer", environment)
+    printed("publisher", environment)
+    *related, parcel, second = printed("consumer", environment)
     assert related == ["invoices@0 480 EUR", "parcels@0 32 kg"]
     assert re.fullmatch(r"the parcel left 0:00:\d\d\.\d+ after the order", parcel)
     assert second == "a second parcel? no"
@@ -147,10 +143,8 @@ def test_the_first_look_of_a_new_user_is_answered_as_shown(
     relatum.ok("migrate")
     relatum.ok("keys", "add", "order_id", "host")
     ended = relatum.run("find", "order_id", "4711")
-    shown = re.search(r"<!-- example:first-look -->\n```\n(.*?)```", README, re.DOTALL)
-    assert shown, "the README shows it"
     assert (ended.returncode, ended.stdout) == (3, "")
-    assert ended.stderr.split() == shown[1].split()
+    assert ended.stderr.split() == example("first-look").split()
 
 
 def test_an_existing_service_gets_an_answer_as_shown(
@@ -163,16 +157,16 @@ def test_an_existing_service_gets_an_answer_as_shown(
     for stream, bodies in zip(("requests", "replies"), pairs, strict=True):
         named = [(body, pika.BasicProperties(correlation_id=body.decode()[0])) for body in bodies]
         publish_plain(amqp_url, stream, named)
-    shown = re.search(r"## For an existing service.*?```\n(.*?)```", README, re.DOTALL)
-    assert shown, "the README shows the commands"
-    migrate, define, record = (shlex.split(line)[1:] for line in shown[1].splitlines())
+    page = (ROOT / "docs" / "existing-service.md").read_text()
+    commands = page.partition("```\n")[2].partition("```")[0]
+    migrate, define, record = (shlex.split(line)[1:] for line in commands.splitlines())
     relatum.ok(*migrate)
     relatum.ok(*define)
     with relatum.start(*record) as recorder:
         try:
             for stream in ("requests", "replies"):
                 relatum.await_recorded(stream)
-            assert printed("README: existing", environment) == ["a! answers a?", "b! answers b?"]
+            assert printed("existing", environment) == ["a! answers a?", "b! answers b?"]
         finally:
             recorder.terminate()
             recorder.communicate(timeout=90)
@@ -181,7 +175,7 @@ def test_an_existing_service_gets_an_answer_as_shown(
 def test_a_plane_keeps_its_order_as_shown(environment: dict[str, str], amqp_url: str) -> None:
     """Two messages come from the partition the context was in, then two from the one it was moved to."""
     try:
-        moved, *flown = printed("README: contexts", environment)
+        moved, *flown = printed("contexts.py", environment)
     finally:
         delete_super_stream(amqp_url, "flights", stream_url=environment.get("RELATUM_STREAM_URL"))
     assert re.fullmatch(r"moved from flights-\d to flights-2, and nothing else waited", moved)
@@ -201,21 +195,25 @@ for words in {programs!r}:
 
 @pytest.mark.own_jvms
 @pytest.mark.timeout(900)
-def test_spark_works_as_shown(environment: dict[str, str], relatum: Relatum, amqp_url: str, tmp_path: Path) -> None:
-    """README finds each order with its invoice; a back-fill and joins find pairs; flights are joined as by pandas."""
-    printed("README: publisher", environment)
-    (tmp_path / "readme.py").write_text(example("spark"))
+def test_spark_works_as_shown(environment: dict[str, str], relatum: Relatum, amqp_url: str) -> None:
+    """It finds each order with its invoice; a back-fill and joins find pairs; flights are joined as by pandas."""
+    printed("publisher", environment)
     for stream, count in (("lines", 3), ("mails", 2)):
         declare_stream(amqp_url, stream)
         publish_plain(amqp_url, stream, [(b"%d" % n, {"order_id": f"o{n}"}) for n in range(count)])
-    words = [["backfill.py", "lines", "mails"], ["joins.py", "lines", "mails", "order_id"], ["flights.py", "2000"]]
-    programs = [[str(tmp_path / "readme.py")], *([str(EXAMPLES / "spark" / name), *more] for name, *more in words)]
+    words = [
+        ["related.py"],
+        ["backfill.py", "lines", "mails"],
+        ["joins.py", "lines", "mails", "order_id"],
+        ["flights.py", "2000"],
+    ]
+    programs = [[str(EXAMPLES / "spark" / name), *more] for name, *more in words]
     command = [sys.executable, "-c", SPARK.format(programs=programs)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=840, check=False)
     assert ended.returncode == 0, ended.stderr
-    _, readme, filled, joined, flights = (each.splitlines() for each in ended.stdout.split("---\n"))
-    assert any(re.fullmatch(r"\|\s*0\|20.*\|\s*4711\|\s*32 kg\|", line) for line in readme), readme
-    assert readme[-1] == "4711 4 chairs 480 EUR"
+    _, related, filled, joined, flights = (each.splitlines() for each in ended.stdout.split("---\n"))
+    assert any(re.fullmatch(r"\|\s*0\|20.*\|\s*4711\|\s*32 kg\|", line) for line in related), related
+    assert related[-1] == "4711 4 chairs 480 EUR"
     told = ["lines: 3 messages read, 3 rows written", "mails: 2 messages read, 2 rows written"]
     assert [line.rpartition(" in ")[0] for line in filled] == told
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in joined if line.startswith("|o")]

@@ -22,6 +22,7 @@ RUN = {
     "docs/affinity.md": "integration/test_pages.py",
     "docs/collector.md": "integration/test_pages.py",
     "docs/contexts.md": "integration/test_contexts_pages.py",
+    "docs/existing-service.md": "acceptance/test_examples.py",
     "docs/groups.md": "integration/test_pages.py",
     "docs/metrics.md": "integration/test_metrics_told.py",
     "docs/opentelemetry.md": "integration/test_pages.py",
