@@ -46,11 +46,11 @@ GATHER_MESSAGES: Final = 500
 GATHER_S: Final = 0.02
 """How long they are waited for, at most."""
 
+AFTER_DEFECT_S: Final = 1.0
+"""Seconds between two defects of our own, so that none fills the log or a processor."""
+
 END_S: Final = 5.0
 """Seconds to leave, once nobody is waited for: a database that does not answer is let go."""
-
-NOT_STORED: Final = "collector %r: %d messages (of the stream %r, or given where that is None) are not stored: %s"
-"""What is logged of messages that go back to where they came from."""
 
 T = TypeVar("T")
 
@@ -83,6 +83,8 @@ class CollectorLoop:
         self._keeping = Threads(1, f"{name}-lease")
         self._taking_over = Threads(2, f"{name}-others")
         self._storing = Threads(2, f"{name}-stores")
+        self._leaving = Threads(1, f"{name}-leaves")
+        self._threads = self._keeping, self._taking_over, self._storing, self._leaving
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at: float | None = None
@@ -176,49 +178,40 @@ class CollectorLoop:
     # --- its beginning ------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin to store, to hand bulks on, and to keep the lease."""
-        Context().run(self._begin)
-
-    def _begin(self) -> None:
+        """Begin to store, to hand bulks on, and to keep the lease; in the context of no call, which has a deadline."""
         rest_s = min(TAKE_OVER_S, renewal_s(self.lease_s))
-        self._storer = self.spawn(self._store_until_end())
+        self._storer = self.spawn(self._store_on())
         self.loop.repeat(self._renew, self.who("keeping its lease"), self.outages, rest_s)
         self.loop.repeat(self._look_after_others, self.who("looking after other members"), self.outages, rest_s)
         self.stir()
 
     async def _renew(self) -> float:
-        renewed_in_s = renewal_s(self.lease_s)
         if not await self.loop.ask(self.store.renew, self.member, threads=self._keeping):
             # Another member took all there was. What is still in memory is found to be another's when it is stored.
             logger.info("collector %r: the lease had run out, joining anew", self.store.name)
             self.member = await self.loop.ask(self.store.open, self.core.types, self.lease_s, threads=self._keeping)
             self._wake_streams()
-        return renewed_in_s
+        return renewal_s(self.lease_s)
 
     async def _look_after_others(self) -> float:
-        """Take over messages of members whose lease has lapsed."""
+        """Take over what members that died have left, as far as there is room."""
         if self.following is not None:
             was_cut_off = self.is_cut_off
             self.following.reach.look()
             if self.is_cut_off != was_cut_off:
                 self._wake_streams()
-        if not self.is_cut_off:
-            await self._take_over()
-        return min(TAKE_OVER_S, renewal_s(self.lease_s))
-
-    async def _take_over(self) -> None:
-        """Take over what members that died have left, as far as there is room."""
-        while True:
+        while not self.is_cut_off:
             room, types = self.core.room_for_entries(TAKE_OVER_MESSAGES), self.core.types_with_room()
             if not room or not types:
-                return
+                break
             entries = await self.loop.ask(self.store.take_over, self.member, types, room, threads=self._taking_over)
             if not entries:
-                return
+                break
             text = "collector %r: %d messages of members that ended are taken over"
             logger.info(text, self.store.name, len(entries), extra={"messages": len(entries)})
             self.core.adopt(entries, time.monotonic())
             self.stir()
+        return min(TAKE_OVER_S, renewal_s(self.lease_s))
 
     def _wake_streams(self) -> None:
         """Have all streams look whether they are still this member's to read."""
@@ -257,6 +250,16 @@ class CollectorLoop:
 
     # --- into the store -----------------------------------------------------------------------------------------------
 
+    async def _store_on(self) -> None:
+        while True:
+            try:
+                await self._store_until_end()
+            except Exception as error:  # noqa: BLE001 - no defect may end it for all that comes
+                log_defect(error, self.who("storing messages"))
+                await asyncio.sleep(AFTER_DEFECT_S)
+            else:
+                return
+
     async def _store_until_end(self) -> None:
         """Store what is gathered, again and again: while one lot is committed, the next one is gathered."""
         while True:
@@ -278,10 +281,12 @@ class CollectorLoop:
     async def _store(self, gathered: Gathered) -> None:
         """Store messages, tell of them, and hand them to the core: a result is never told before `collected` is."""
         try:
-            stored = await self._in_storing(self.persist, partial(self._add, gathered), "storing messages")
+            stored = await in_thread(self._storing, self.persist, partial(self._add, gathered), "storing messages")
             ours = self.intake.stored(gathered, stored)
         except (Conflict, Abandoned) as error:
-            logger.warning(NOT_STORED, self.store.name, len(gathered.messages), gathered.stream, ended(error))
+            # They go back to where they came from.
+            text = "collector %r: %d messages (of the stream %r, or given where that is None) are not stored: %s"
+            logger.warning(text, self.store.name, len(gathered.messages), gathered.stream, ended(error))
             self._lost(gathered, None)
             return
         except Exception as error:  # noqa: BLE001 - one lot must not end what stores all others
@@ -294,14 +299,11 @@ class CollectorLoop:
         wanted = self.handlers.is_wanted
         outcomes = [outcome_of(self.store.name, message) for message in ours if wanted(message.type)]
         if outcomes:
-            await self._in_storing(self._tell_collected, outcomes)
+            await in_thread(self._storing, self._tell_collected, outcomes)
         for message in ours:
             self.counts[message.type].collected += 1
         self.intake.add(gathered, ours, time.monotonic())
         self.stir()
-
-    async def _in_storing(self, function: Callable[..., T], *args: object) -> T:
-        return await in_thread(self._storing, function, *args)
 
     def _add(self, gathered: Gathered) -> Stored:
         try:
@@ -355,10 +357,7 @@ class CollectorLoop:
     async def close(self, timeout_s: float, unwinding_s: float, leave: Callable[[], None]) -> None:
         """Stop in order: once, whoever asks. `in_time` says then whether all was done in time.
 
-        Args:
-            timeout_s: Seconds to wait for what is under way; it ends early where `abandon` is called.
-            unwinding_s: Seconds to wait for executors that were not done in time: they may be told to end.
-            leave: Leaves all servers.
+        Executors that were not have `unwinding_s` more to end; `leave` leaves all servers.
         """
         if self._end is None:
             self._end = self.spawn(self._close(timeout_s, unwinding_s, leave))
@@ -384,21 +383,18 @@ class CollectorLoop:
                         await asyncio.wait([self._storer])
                     if following is not None:
                         await self.loop.ask(following.close)
-            await self.loop.ask(leave, threads=self._keeping)
+            # In a thread that nothing else can hold; what it asks of a server has an end of its own.
+            await in_thread(self._leaving, leave)
         finally:
             self.in_time = in_time
-            for threads in (
-                self._keeping,
-                self._taking_over,
-                self._storing,
-                *(worker.threads for worker in self.workers.values()),
-            ):
+            for threads in self._threads:
                 threads.shutdown()
+            for worker in self.workers.values():
+                worker.threads.shutdown()
             self.loop.stop(0.0)
 
     def joined(self, timeout_s: float) -> None:
         """Wait until its threads have ended, beside those of executors that go on. Not in one of them."""
-        until = time.monotonic() + timeout_s
         self.loop.stop(timeout_s)
-        for threads in (self._keeping, self._taking_over, self._storing, self.loop.threads):
-            threads.join(max(0.0, until - time.monotonic()))
+        for threads in (*self._threads, self.loop.threads):
+            threads.join(timeout_s)
