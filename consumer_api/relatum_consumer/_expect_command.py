@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from relatum.terminal import JsonOption, ServerOptions, console, parse_span, print_json, spread
+from relatum.terminal import JsonOption, ServerOptions, console, option, parse_span, print_json, spread
 from relatum_consumer.expectations import (
     GRACE_S,
     Expectation,
@@ -25,22 +25,16 @@ expect = typer.Typer(
 )
 
 NameArgument = Annotated[str, typer.Argument(help="The expectation's name.", show_default=False)]
-VhostOption = Annotated[
-    str | None, typer.Option(help="The streams' virtual host, if not the broker's.", show_default=False)
-]
+VhostOption = Annotated[str | None, option("The streams' virtual host, if not the broker's.")]
 
 
 @expect.command("add")
 @spread
 def add(
     name: NameArgument,
-    of: Annotated[
-        str, typer.Option(metavar="STREAM", help="The stream or super stream to be followed.", show_default=False)
-    ],
-    by: Annotated[str, typer.Option(metavar="KEY", help="The key that both messages share.", show_default=False)],
-    follows: Annotated[
-        str, typer.Option(metavar="STREAM", help="The stream or super stream that follows.", show_default=False)
-    ],
+    of: Annotated[str, option("The stream or super stream to be followed.", metavar="STREAM")],
+    by: Annotated[str, option("The key that both messages share.", metavar="KEY")],
+    follows: Annotated[str, option("The stream or super stream that follows.", metavar="STREAM")],
     within: Annotated[
         float,
         typer.Option(

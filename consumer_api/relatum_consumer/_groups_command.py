@@ -17,6 +17,7 @@ from relatum.terminal import (
     ServerOptions,
     console,
     moment_text,
+    option,
     parse_span,
     plain_text,
     print_facts,
@@ -50,18 +51,12 @@ def groups(
             show_default=False,
         ),
     ] = None,
-    group: Annotated[
-        str | None, typer.Option("--group", metavar="ID", help="Show this group instead.", show_default=False)
-    ] = None,
-    consumer: Annotated[
-        str | None, typer.Option("--consumer", metavar="NAME", help="Show this consumer instead.", show_default=False)
-    ] = None,
+    group: Annotated[str | None, option("Show this group instead.", "--group", metavar="ID")] = None,
+    consumer: Annotated[str | None, option("Show this consumer instead.", "--consumer", metavar="NAME")] = None,
     every: Annotated[
         bool, typer.Option("--all", help="List all groups instead, as they are recorded, the newest first.")
     ] = False,
-    before: Annotated[
-        str | None, typer.Option(metavar="ID", help="With --all: those that are older than it.", show_default=False)
-    ] = None,
+    before: Annotated[str | None, option("With --all: those that are older than it.", metavar="ID")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", help="With --all: at most so many.", min=1, max=1_000)] = 20,
     recorded: Annotated[
         bool, typer.Option("--recorded", help="Look at what is recorded alone, however much of the streams is not.")

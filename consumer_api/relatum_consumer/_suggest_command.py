@@ -9,7 +9,7 @@ from rich.table import Table
 from relatum.reading import StreamReader
 from relatum.store.catalog import add_keys, backfill_command
 from relatum.store.database import as_engine
-from relatum.terminal import JsonOption, ServerOptions, console, plain_text, print_json, spread
+from relatum.terminal import JsonOption, ServerOptions, argument, console, plain_text, print_json, spread
 from relatum_consumer.suggesting import SAMPLE_MESSAGES, Suggestion, sample
 from relatum_consumer.suggesting import suggest as suggested
 
@@ -18,7 +18,7 @@ __all__ = ["suggest"]
 
 @spread
 def suggest(
-    streams: Annotated[list[str], typer.Argument(metavar="STREAM…", help="The streams' names.", show_default=False)],
+    streams: Annotated[list[str], argument("STREAM…", "The streams' names.")],
     messages: Annotated[
         int, typer.Option(min=1, max=100_000, help="Messages of each stream that are looked at.")
     ] = SAMPLE_MESSAGES,

@@ -15,9 +15,11 @@ from relatum.terminal import (
     ServerOptions,
     SinceOption,
     UntilOption,
+    argument,
     console,
     errors,
     message_document,
+    option,
     plain_text,
     print_json,
     spread,
@@ -55,23 +57,13 @@ _STOPS_SHOWN: Final = 5
 
 @spread
 def trace(
-    name: Annotated[
-        str, typer.Argument(metavar="STREAM|KEY", help="The message's stream; or a key's name.", show_default=False)
-    ],
-    value: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="OFFSET|VALUE…", help="Its offset; or the value, a composite's in order.", show_default=False
-        ),
-    ],
+    name: Annotated[str, argument("STREAM|KEY", "The message's stream; or a key's name.")],
+    value: Annotated[list[str], argument("OFFSET|VALUE…", "Its offset; or the value, a composite's in order.")],
     is_message: Annotated[
         bool, typer.Option("--message", help="The name is a stream's, also where a key has that name.")
     ] = False,
     by: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--by", "-b", metavar="KEY", help="Follow this key; repeatable. Any key where left out.", show_default=False
-        ),
+        list[str] | None, option("Follow this key; repeatable. Any key where left out.", "--by", "-b", metavar="KEY")
     ] = None,
     streams: StreamsOption = None,
     hops: Annotated[int, typer.Option(help="Hops from the start at most.", min=1)] = 8,

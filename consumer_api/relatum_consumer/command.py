@@ -17,8 +17,10 @@ from relatum.terminal import (
     ServerOptions,
     SinceOption,
     UntilOption,
+    argument,
     console,
     message_document,
+    option,
     parse_moment,
     parse_span,
     print_json,
@@ -73,8 +75,7 @@ StreamsOption = Annotated[
     list[str] | None, typer.Option("--streams", "-s", metavar="STREAM", help=LOOK_IN, show_default=False)
 ]
 LogLevelOption = Annotated[
-    LogLevel | None,
-    typer.Option(help="Log on stderr from this level on: debug tells what was asked of servers.", show_default=False),
+    LogLevel | None, option("Log on stderr from this level on: debug tells what was asked of servers.")
 ]
 CompleteOption = Annotated[
     bool, typer.Option("--complete", help="Also read what is not recorded yet, from the streams' tails.")
@@ -93,10 +94,7 @@ class AnswerOptions:
 @spread
 def find(
     key: Annotated[str, typer.Argument(help="The key's name.", show_default=False)],
-    value: Annotated[
-        list[str],
-        typer.Argument(metavar="VALUE…", help="Its value; a composite's values in order.", show_default=False),
-    ],
+    value: Annotated[list[str], argument("VALUE…", "Its value; a composite's values in order.")],
     streams: StreamsOption = None,
     to: Annotated[list[str] | None, typer.Option("--to", "-t", hidden=True, help="Before 0.5: --streams.")] = None,
     since: SinceOption = None,
@@ -133,18 +131,10 @@ def related(
         typer.Option("--to", "-t", metavar="STREAM", help=LOOK_IN, show_default=False),
     ] = None,
     by: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--by", "-b", metavar="KEY", help="By this key; repeatable. Any key where left out.", show_default=False
-        ),
+        list[str] | None, option("By this key; repeatable. Any key where left out.", "--by", "-b", metavar="KEY")
     ] = None,
     in_time: Annotated[
-        InTime | None,
-        typer.Option(
-            "--time",
-            help="The message next to it in time, in the one stream of --to; --by restricts it.",
-            show_default=False,
-        ),
+        InTime | None, option("The message next to it in time, in the one stream of --to; --by restricts it.", "--time")
     ] = None,
     *,
     options: AnswerOptions,
@@ -176,12 +166,8 @@ def around(
     span: Annotated[
         str, typer.Option("--for", metavar="SPAN", help="So long before and after it: 30s, 5m, 2h.")
     ] = "30s",
-    before: Annotated[
-        str | None, typer.Option(metavar="SPAN", help="So long before it, instead.", show_default=False)
-    ] = None,
-    after: Annotated[
-        str | None, typer.Option(metavar="SPAN", help="So long after it, instead.", show_default=False)
-    ] = None,
+    before: Annotated[str | None, option("So long before it, instead.", metavar="SPAN")] = None,
+    after: Annotated[str | None, option("So long after it, instead.", metavar="SPAN")] = None,
     *,
     options: AnswerOptions,
     servers: ServerOptions,

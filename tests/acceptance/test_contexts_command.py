@@ -18,8 +18,15 @@ from tests.support import delete_stream, wait_until
 from tests.support.leases import let_last
 from tests.support.super_streams import super_stream as made
 
-PAGE = (Path(__file__).parents[2] / "docs" / "contexts.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "contexts.md").read_text()
+COMMANDS = (DOCS / "commands.md").read_text()
 PART = PAGE[PAGE.index("\n## Moving") :]
+
+MOVE = set(re.findall(r"`(\w+)`", re.findall(r"^A move is (.*?)\. ", COMMANDS, re.DOTALL | re.MULTILINE)[0]))
+"""The fields of a move for programs, as docs/commands.md names them."""
+
+PARTITION = {"partition_id", "stream", "binding_key", "place", "state", "weight", "open_sets"}
 
 
 class Crash(Exception):
@@ -58,6 +65,8 @@ def test_what_the_page_shows_of_moving_works(relatum: Relatum, super_stream: str
     status = relatum.json("contexts", "status", super_stream)
     assert sorted(row["open_sets"] for row in status["partitions"]) == [0] * 5 + [1] * 2
     assert (status["header"], status["moves"]) == ("serialization_context", [])
+    assert set(status) == {"super_stream", "header", "generation", "partitions", "moves"}
+    assert set(status["partitions"][0]) == PARTITION
 
 
 def test_contexts_are_assigned_moved_and_shown(relatum: Relatum, super_stream: str) -> None:
@@ -65,7 +74,9 @@ def test_contexts_are_assigned_moved_and_shown(relatum: Relatum, super_stream: s
     relatum.ok("contexts", "assign", super_stream, "a", "b", "c", "--to", f"{super_stream}-0")
     [moved] = relatum.json("contexts", "move", super_stream, "a", "b", "--to", f"{super_stream}-1")
     assert (moved["contexts"], moved["state"], 0 < moved["pause_s"] < 10) == (2, "switched", True)
+    assert set(moved) >= MOVE
     listed = [json.loads(line) for line in relatum.ok("contexts", "list", super_stream, "--json").splitlines()]
+    assert {tuple(each) for each in listed} == {("context", "partition", "epoch", "move_id")}
     assert {each["context"]: each["partition"][-1] for each in listed} == {"a": "1", "b": "1", "c": "0"}
     rebalance = ("contexts", "rebalance", super_stream, f"{super_stream}-2")
     assert list(map(sorted, relatum.json(*rebalance, "--dry-run").values())) == [["a", "b", "c"]]

@@ -356,7 +356,9 @@ def test_the_command_lists_closes_and_moves(
         return ended.stdout
 
     assert [each["name"] for each in json.loads(run("list", "--prefix", "b", "--json"))] == ["b1", "b2", "b3"]
-    assert json.loads(run("show", "c1", "--json"))["partition"] == six.inspect("c1").partition
+    shown = json.loads(run("show", "c1", "--json"))
+    assert shown["partition"] == six.inspect("c1").partition
+    assert list(shown) == ["name", "partition", "epoch", "state", "move_id", "opened_at", "used_at"]
     assert "c1" in run("list")
     assert "open" in run("show", "c1")
     target, source = layout.partitions[0].stream, layout.partitions[1].stream

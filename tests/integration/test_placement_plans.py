@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import registry
 
-from relatum.contexts.affinity._predecessors import recorded_places
+from relatum.contexts.affinity._predecessors import RECORDED
 from relatum.contexts.placement import _placement_opening as opening
 from relatum.contexts.placement import _placement_prune as prune
 from relatum.contexts.placement import _placement_store as store
@@ -229,8 +229,9 @@ def test_moving_a_position_moves_nothing_in_an_index(filled: psycopg.Connection[
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 def test_predecessor_is_found_by_the_index(filled: psycopg.Connection[Any], mode: str) -> None:
     """The rows of an id are found by the index of values, few pages read, and no row of another id is looked at."""
-    sql, parameters = sql_of(recorded_places(1, "m7774", ["orders-1", "orders-25", "orders-50"], "/"))
-    plan = plan_of(filled, mode, sql, parameters)
+    sql, own = sql_of(RECORDED)
+    parameters = {"key_id": 1, "value": "m7774", "partitions": ["orders-1", "orders-25", "orders-50"], "vhost": "/"}
+    plan = plan_of(filled, mode, sql, own | parameters)
     reads = [node for node in nodes_of(plan) if node.get("Relation Name") == "relationships"]
     assert {node["Index Name"] for node in reads} == {"relationships_lookup"}, plan
     assert plan["Actual Rows"] == 1, plan

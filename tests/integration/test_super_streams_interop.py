@@ -8,13 +8,7 @@ from pika.compat import long
 
 from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader
-from relatum.superstreams import (
-    Layout,
-    add_partition,
-    declare_super_stream,
-    delete_super_stream,
-    describe_super_stream,
-)
+from relatum.superstreams import Layout, add_partition, declare_super_stream, delete_super_stream, describe_super_stream
 from tests.support import broker_connection, server_version, unique_name
 from tests.support.rabbitmq_tools import run_tool
 

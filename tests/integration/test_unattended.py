@@ -12,8 +12,10 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from relatum.command import complete_app
+from relatum.errors import BrokerUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
+from relatum.recording import recorded_status
 from relatum.store.catalog import add_keys
 from relatum_consumer import Answer, NewKey, Relations, Status
 from tests.acceptance._command import Relatum
@@ -54,6 +56,24 @@ def recorded(place: Place) -> str:
     place.put((b"", {"order_id": "a"}), (b"", {"ordr_id": "a"}), (b"", {"order_id": "x" * 2000}))
     place.record(keys=["order_id"])
     return place.stream
+
+
+def test_the_status_of_many_streams_takes_as_many_statements_as_that_of_one(place: Place, recorded: str) -> None:
+    """Events, skips, coverage and recorders are each asked for once, in all streams; each stream has its own."""
+    place.sql("INSERT INTO relatum.events (stream_id, kind) SELECT stream_id, 'hole' FROM relatum.streams")
+    for n in range(3):
+        place.sql("INSERT INTO relatum.streams (vhost, name) VALUES ('/', :name)", name=f"{recorded}-{n}")
+    taken: list[str] = []
+    sa.event.listen(place.engine, "before_cursor_execute", lambda *told: taken.append(told[2]))
+    counts = []
+    for names in ([recorded], [recorded, *(f"{recorded}-{n}" for n in range(3))]):
+        taken.clear()
+        found = recorded_status(place.engine, "/", names, BrokerUnavailable("away"))
+        counts.append(len(taken))
+        first, *others = sorted(found, key=lambda each: each.stream)
+        assert (first.skipped, [each.kind for each in first.events]) == ({"order_id": {"too_long": 1}}, ["hole"])
+        assert [(each.skipped, each.events) for each in others] == [({}, [])] * (len(names) - 1)
+    assert counts[0] == counts[1]
 
 
 def test_a_message_without_the_key_is_told_from_one_without_relata(

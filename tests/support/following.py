@@ -1,10 +1,13 @@
 """A follower as tests use it: what it gives, gathered by stream, and waited for."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
-from relatum.following import Event, Failed, Follower, Records
+from relatum.following import Event, Failed, Follower, FollowerOptions, Records, StreamFollower
+from relatum.reading import BrokerAddress
+from relatum.waiting import ComponentLoop, Outages
 from tests.support._waiting import wait_until
 
 TAKE_S = 0.2
@@ -85,3 +88,66 @@ class Taker:
 
     def __exit__(self, *_: object) -> None:
         self.follower.close()
+
+
+class Owner:
+    """Owns a loop, and a follower on it; done with all at once. A context manager.
+
+    Args:
+        broker: The broker.
+        on_event: Called with each event before it is kept; what it raises is the follower's to bear.
+        outages: Where to tell what waits.
+        options: Of `FollowerOptions`.
+
+    Attributes:
+        events: What was given, by stream.
+    """
+
+    def __init__(
+        self,
+        broker: BrokerAddress | str,
+        on_event: Callable[[Event], object] = lambda _event: None,
+        *,
+        outages: Outages | None = None,
+        **options: Any,
+    ) -> None:
+        self.events: dict[str | None, list[Event]] = defaultdict(list)
+        self.loop = ComponentLoop("relatum-test-owner", logging.getLogger("relatum.test-owner"))
+        self.follower = StreamFollower(
+            self.loop, broker, self._keep, options=FollowerOptions(**options), outages=outages
+        )
+        self._on_event = on_event
+
+    def _keep(self, event: Event) -> None:
+        self._on_event(event)
+        self.events[event.stream].append(event)
+        self.follower.done(event)
+
+    def follow(self, *streams: str) -> None:
+        """Follow streams from their beginning."""
+        for stream in streams:
+            self.loop.call(self.follower.follow, stream, 0)
+
+    def of(self, stream: str | None, kind: type[_Event]) -> list[_Event]:
+        """The events of a kind."""
+        return [event for event in self.events[stream] if isinstance(event, kind)]
+
+    def offsets(self, stream: str) -> list[int]:
+        """The offsets that came, in the order in which they did."""
+        return [offset for event in self.of(stream, Records) for offset in event.batch.offsets]
+
+    def close(self, timeout_s: float) -> bool:
+        """End all; whether it had ended by then."""
+        for _ in range(2):
+            closing = self.loop.run(self.follower.close)
+            assert closing is not None, "it runs"
+            closing.result(timeout_s)
+        return self.loop.stop(timeout_s)
+
+    def __enter__(self) -> Self:
+        self.loop.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.loop.call(lambda: None):
+            assert self.close(30)

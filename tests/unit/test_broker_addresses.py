@@ -10,7 +10,7 @@ import pytest
 
 from relatum.errors import ConfigurationError
 from relatum.reading import BrokerAddress, BrokerLogin
-from relatum.superstreams import address_of
+from relatum.superstreams.connections import address_of
 from tests.support.tls import FILES
 
 CERTIFICATE, KEY = FILES / "certificate.pem", FILES / "key.pem"

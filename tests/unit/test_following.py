@@ -1,23 +1,27 @@
-"""The pure parts of following: a stream's course, what waits for the taker, credit, and subscriptions."""
+"""Following without a broker: how a stream is recognised, what is given of many, credit, and subscriptions."""
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import pytest
 
-from relatum.following import Event
-from relatum.following._course import Course, Differs, Doubt, Finding, Give, Missed
-from relatum.following._followed import BYTES, STREAMS, WINDOW_MAX, Followed, Gathering
-from relatum.following._shelf import TAKE_BYTES, Held, Shelf, Shelves
-from relatum.following._subscriptions import CROWD, Subscriptions
-from relatum.reading import Agreement, Message, Position, Properties, StreamBounds, position_of
+from relatum.errors import BrokerUnavailable, ConnectionLost
+from relatum.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
+from relatum.following._connection import UNSENT_BYTES_MAX, Connection
+from relatum.following._followed import Finding, Followed
+from relatum.following._giving import BYTES, GIVEN_BYTES, STREAMS, Gathering, Giving
+from relatum.following._subscriptions import CHUNKS_MAX, CROWD, Interrupted, Subscription, Subscriptions
+from relatum.reading import Agreement, Message, Position, Properties, SocketConnection, StreamBounds, position_of
 from relatum.wire import Chunk, Login, StreamSession
 from tests.unit.wire_samples import record
 
 WINDOW_BYTES = 1 << 20
 """Bytes of chunks of a stream that are under way and held."""
 
-# --- whether a stream is the one that is known, and what of it is given -----------------------------------------------
+LIMIT_S = 60.0
 
 
 def message(offset: int, body: bytes = b"") -> Message:
@@ -25,11 +29,17 @@ def message(offset: int, body: bytes = b"") -> Message:
     return Message("s", offset, None, None, lambda: ({}, Properties(), body or b"%d" % offset, True))
 
 
-def held(*offsets: int, other: bool = False) -> Held:
-    """Messages that were read at once; `other` ones are another stream's."""
+def chunk(*offsets: int, other: bool = False) -> Chunk:
+    """Messages that are read at once; `other` ones are another stream's."""
     bodies = [b"other" if other else b"%d" % offset for offset in offsets]
-    data = b"".join(record(b"\0\x53\x75\xa0%c%b" % (len(body), body)) for body in bodies)
-    return Held(Chunk(0, offsets[0], len(offsets), len(offsets), 1_700_000_000_000, 1, data, 0, len(data)))
+    return chunk_of(offsets[0], [b"\0\x53\x75\xa0%c%b" % (len(body), body) for body in bodies])
+
+
+def chunk_of(first: int, records: list[bytes], *, count: int | None = None) -> Chunk:
+    """Records that are read at once; `count` is what the chunk says of their number."""
+    data = b"".join(map(record, records))
+    count = len(records) if count is None else count
+    return Chunk(0, first, count, count, 1_700_000_000_000, 1, data, 0, len(data))
 
 
 def known(offset: int) -> Position:
@@ -37,17 +47,138 @@ def known(offset: int) -> Position:
     return Position(offset, position_of(message(offset)).fingerprint, None)
 
 
+class Logged(Giving):
+    """Says which chunks are dropped."""
+
+    log: Callable[[str], None]
+
+    def drop(self, held: Any) -> None:
+        """Count it no more."""
+        self.log("drop")
+        super().drop(held)
+
+
+class Bench:
+    """A follower's streams without a broker: the test lets chunks come, and answers for leaders. For one loop.
+
+    Args:
+        on_event: Called with each event.
+
+    Attributes:
+        seen: What happened since it was looked at, in words.
+        events: What was given.
+    """
+
+    def __init__(self, on_event: Callable[[Event], object] = lambda _event: None) -> None:
+        self.seen: list[str] = []
+        self.events: list[Event] = []
+        self.is_away = False
+        self.is_paused = False
+        self.connections = self.questions = self
+        self._on_event = on_event
+        self.giving = Logged(self._tell, 1 << 30, Gathering(0.0), self._pause)
+        self.giving.log = self.seen.append
+        self.asked: asyncio.Future[Finding] | None = None
+        self.is_end = False
+        self.begun_at = 0
+        self.begun = asyncio.Event()
+
+    def follow(self, next_offset: int = 0, at: Position | None = None, *, stream: str = "s") -> Followed:
+        """Follow a stream."""
+        followed = Followed(cast(Any, self), stream, 1, next_offset, at)
+        followed.task = asyncio.get_running_loop().create_task(followed.run())
+        return followed
+
+    def _pause(self, is_paused: bool) -> None:
+        self.is_paused = is_paused
+
+    def _tell(self, event: Event) -> None:
+        self.events.append(event)
+        self.seen.append(shown(event))
+        self._on_event(event)
+
+    async def subscribe(self, followed: Followed) -> Subscription:
+        """As of `Connections`."""
+        self.begun_at = followed.begin()
+        self.begun.set()
+        self.seen.append(f"begin at {self.begun_at}")
+        return Subscription(followed, 0, WINDOW_BYTES)
+
+    def unsubscribe(self, _subscription: Subscription) -> None:
+        """As of `Connections`."""
+
+    def grant(self, _subscription: Subscription) -> None:
+        """As of `Connections`."""
+
+    def look(self) -> None:
+        """What is asked."""
+
+    async def ask(self, _what: object, _stream: str, position: Position | None, is_end: bool) -> Finding:
+        """As of `StreamFollower`: the test answers."""
+        of = f" of {position.offset}" if position else ""
+        self.seen.append("ask" + of + (" and not of the begin" if is_end else ""))
+        self.asked, self.is_end = asyncio.get_running_loop().create_future(), is_end
+        return await self.asked
+
+    def goes_on(self, _followed: Followed) -> None:
+        """As of `StreamFollower`."""
+
+    def failed(self, followed: Followed, error: Exception) -> None:
+        """As of `StreamFollower`."""
+        self.giving.put(followed, Failed(followed.stream, followed.number, error))
+
+    async def after(self) -> str:
+        """What has happened, once nothing is left to be done."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        said = ", ".join(self.seen)
+        self.seen.clear()
+        return said
+
+
+def shown(event: Event) -> str:
+    """An event in words."""
+    match event:
+        case Attached():
+            return f"attached {event.next_offset}"
+        case Records():
+            return f"give {event.batch.first_offset}"
+        case Hole():
+            return f"miss {event.from_offset} to {event.to_offset}"
+        case Replaced():
+            return " ".join(["differs", event.found.name, *map(str, event.bounds or ())])
+        case CaughtUp():
+            return f"caught up {event.next_offset}"
+        case _:
+            return "failed"
+
+
+def in_loop(function: Callable[[], Awaitable[None]]) -> None:
+    """Run a test in a loop."""
+
+    async def limited() -> None:
+        await asyncio.wait_for(function(), LIMIT_S)
+
+    asyncio.run(limited())
+
+
+# --- whether a stream is the one that is known, and what of it is given -----------------------------------------------
+
 COURSES: dict[str, tuple[int, int | None, list[str]]] = {
-    "what is known is read first and not given": (7, 6, ["6: drop", "7 8: give 7"]),
-    "a chunk with it and more is given from what is wanted on": (7, 6, ["4 5 6 7 8: give 7"]),
-    "something else there is another stream": (7, 6, ["other 6 7: differs OTHER", "8:", "nothing:"]),
+    "what is known is read first and not given": (7, 6, ["6: drop, attached 7", "7 8: give 7"]),
+    "a chunk with it and more is given from what is wanted on": (7, 6, ["4 5 6 7 8: attached 7, give 7"]),
+    "something else there is another stream": (7, 6, ["other 6 7: drop, differs OTHER"]),
     "nothing there is asked about once, and waited for where the leader has it": (
         *(7, 6),
-        ["nothing: ask of 6 and not of the begin", "nothing:", "SAME 0 7:", "nothing:", "6 7: give 7"],
+        ["nothing: ask of 6 and not of the begin", "nothing:", "SAME 0 7: attached 7", "nothing:", "6 7: give 7"],
+    ),
+    "nothing there is all there is where retention took what is known": (
+        *(7, 6),
+        ["nothing: ask of 6 and not of the begin", "EXPIRED 0 0: attached 7, caught up 7", "7: give 7"],
     ),
     "what lies before proves nothing: the node is behind": (
         *(7, 6),
-        ["2 3: drop, ask of 6 and not of the begin", "4 5:", "SAME 0 7: drop", "6 7: give 7"],
+        ["2 3: ask of 6 and not of the begin", "4 5:", "SAME 0 7: drop, drop, attached 7", "6 7: give 7"],
     ),
     "an end before is another stream where the leader says so": (
         *(7, 6),
@@ -55,151 +186,241 @@ COURSES: dict[str, tuple[int, int | None, list[str]]] = {
     ),
     "what retention took is missed: what is known has expired, too": (
         *(7, 6),
-        ["20 21: ask of 6", "22:", "EXPIRED 18 22: miss 7 to 20, give 20, give 22"],
+        ["20 21: ask of 6", "22:", "EXPIRED 18 22: attached 7, miss 7 to 20, give 20, give 22"],
     ),
-    "a gap of a healthy stream is nothing: the broker uses offsets itself": (7, None, ["9: ask", "NONE 0 9: give 9"]),
-    "from what is known behind what is wanted one goes back": (3, 6, ["6 7: rewind", "again: 6", "3 4: give 3"]),
-    "an answer to what has ended is nobody's: all is read again": (
-        7,
-        None,
-        ["9: ask", "again: 9", "7 8: give 7"],
+    "retention may take what is known while that is asked": (
+        *(7, 6),
+        [
+            "nothing: ask of 6 and not of the begin",
+            "20:",
+            "EXPIRED 18 20: ask, attached 7",
+            "NONE 18 20: miss 7 to 20, give 20",
+        ],
     ),
+    "a gap of a healthy stream is nothing: the broker uses offsets itself": (
+        *(7, None),
+        ["9: ask", "NONE 0 9: attached 7, give 9", "nothing: caught up 10"],
+    ),
+    "from what is known behind what is wanted one goes back": (
+        *(3, 6),
+        ["6 7: drop, begin at 3", "3 4: attached 3, give 3"],
+    ),
+    "an answer holds for what came before a break, and reading begins at it": (
+        *(7, None),
+        ["9: ask", "break:", "NONE 0 9: begin at 9, attached 7, give 9", "9 10: attached 10, give 10"],
+    ),
+    "a question that fails after a break is no failure of the stream": (
+        *(7, None),
+        ["9: ask", "break:", "fails: drop, begin at 7", "7 8: attached 7, give 7"],
+    ),
+    "what was given already is passed over": (7, None, ["5 6: drop", "6 7: attached 7, give 7"]),
 }
 """By what they show: what is wanted, what is known, and what follows from what happens."""
 
 
-def happen(course: Course, what: str) -> str:
-    """Let happen what the table says: what is read, nothing, a break, or the leader's answer; gives what follows."""
+def happen(bench: Bench, followed: Followed, what: str) -> None:
+    """Let happen what the table says: what is read, nothing, a break, or the leader's answer."""
     word, *numbers = what.split()
-    if word == "again":
-        return ", ".join(str(each.first_offset) for each in course.begin())
-    if word == "nothing":
-        steps = course.nothing_came()
+    if word == "break":
+        followed.ended(Interrupted())
+    elif word == "nothing":
+        followed.quiet()
+    elif word == "fails":
+        assert bench.asked is not None
+        bench.asked.set_exception(BrokerUnavailable("away"))
     elif word.isupper():
+        assert bench.asked is not None
         bounds = StreamBounds(*map(int, numbers), is_proven=True)
-        steps = course.answered(Finding(Agreement.__members__.get(word), bounds))
-    elif word == "other":
-        steps = course.arrived(held(*map(int, numbers), other=True))
+        agreement = Agreement.__members__.get(word)
+        # As `Questions.look` has it: its begin is not asked for where nothing was seen of it.
+        is_enough = bench.is_end and agreement in (Agreement.SAME, Agreement.EXPIRED)
+        bench.asked.set_result(Finding(agreement, None if is_enough else bounds))
     else:
-        steps = course.arrived(held(*map(int, what.split())))
-    return ", ".join(map(shown, steps))
-
-
-def shown(step: Any) -> str:
-    """A step as the table has it."""
-    match step:
-        case Give(given):
-            return f"give {max(given.begin, given.first_offset)}"
-        case Missed(from_offset, to_offset):
-            return f"miss {from_offset} to {to_offset}"
-        case Differs(found, bounds):
-            return " ".join(["differs", found.name, *map(str, bounds or ())])
-        case Doubt(position, is_end):
-            return "ask" + (f" of {position.offset}" if position else "") + (" and not of the begin" if is_end else "")
-        case _:
-            return type(step).__name__.lower()
+        followed.came(chunk(*map(int, numbers if word == "other" else [word, *numbers]), other=word == "other"))
 
 
 @pytest.mark.parametrize("course", COURSES)
-def test_a_course_gives_what_is_wanted_of_the_stream_that_is_known(course: str) -> None:
+def test_what_is_wanted_is_given_of_the_stream_that_is_known(course: str) -> None:
     """Step by step; reading begins at what is known, and ends behind what was given last."""
-    next_offset, at, happenings = COURSES[course]
-    one = Course(next_offset, None if at is None else known(at))
-    one.begin()
-    assert one.start == (next_offset if at is None else at)
-    for what, _, expected in (each.partition(":") for each in happenings):
-        assert happen(one, what) == expected.strip()
-        if what == "again":
-            assert one.start == next_offset
-    if "give" in expected:
-        assert one.next_offset == int(what.split()[-1]) + 1
+
+    async def run() -> None:
+        next_offset, at, happenings = COURSES[course]
+        bench = Bench()
+        followed = bench.follow(next_offset, None if at is None else known(at))
+        assert await bench.after() == f"begin at {next_offset if at is None else at}"
+        for what, _, expected in (each.partition(":") for each in happenings):
+            happen(bench, followed, what)
+            assert await bench.after() == expected.strip()
+        followed.end()
+
+    in_loop(run)
 
 
-def test_a_stream_is_known_by_its_leaders_word_before_it_is_seen() -> None:
-    """It has agreed once the message that is known was read."""
-    course = Course(7, known(6))
-    course.begin()
-    seen = []
-    for what in ("nothing", "SAME 0 7", "6"):
-        happen(course, what)
-        seen.append((course.is_known, course.is_agreed))
-    assert seen == [(False, False), (True, False), (True, True)]
+# --- what is given: in turn among streams, bounded, and held until the owner is done ----------------------------------
 
 
-# --- what waits for a taker: in turn among streams, bounded, and done when it says so ---------------------------------
+async def attached(bench: Bench, *streams: str) -> list[Followed]:
+    """Streams that are read from their beginning."""
+    found = [bench.follow(stream=stream) for stream in streams]
+    await bench.after()
+    for followed in found:
+        followed.quiet()
+    await bench.after()
+    bench.events.clear()
+    return found
 
 
-class Waiting:
-    """Shelves, and what they called."""
+def test_streams_have_their_turn_one_after_the_other() -> None:
+    """However much of one waits."""
 
-    def __init__(self, bytes_max: int = 1 << 20) -> None:
-        self.called: list[str] = []
-        self.shelves = Shelves(bytes_max, lambda: self.called.append("changed"), lambda: self.called.append("ready"))
+    async def run() -> None:
+        bench = Bench()
+        one, other = await attached(bench, "one", "other")
+        for offset in range(3):
+            one.came(chunk(offset))
+        other.came(chunk(0))
+        await bench.after()
+        assert [event.stream for event in bench.events] == ["one", "other", "one", "one"]
 
-    def put(self, shelf: Shelf, item: Held) -> None:
-        """Put something that was read on a shelf and announce it, as the reading thread does at the end of a turn."""
-        self.shelves.put(shelf, item, is_new=True)
-        self.shelves.announce()
-
-    def take(self) -> list[Event]:
-        """What there is to take."""
-        return self.shelves.take(0.0)
+    in_loop(run)
 
 
-@pytest.fixture
-def waiting() -> Waiting:
-    """Shelves with room."""
-    return Waiting()
+def test_what_is_held_is_released_once_the_owner_is_done() -> None:
+    """Also where it says so twice, or has left the stream meanwhile."""
+
+    async def run() -> None:
+        bench = Bench()
+        one, other = await attached(bench, "one", "other")
+        for followed in (one, other):
+            followed.came(chunk(0))
+        await bench.after()
+        other.came(chunk(1))
+        assert bench.giving.count == 3
+        other.end()
+        assert bench.giving.count == 2
+        for _ in range(2):
+            bench.giving.done(bench.events)
+            assert (bench.giving.count, bench.giving.bytes) == (0, 0)
+        assert len(bench.events) == 2
+
+    in_loop(run)
 
 
-def sized(offset: int, size: int = 10) -> Held:
-    """A message that was read."""
-    data = record(b"x" * size)
-    read = Held(Chunk(0, offset, 1, 1, 1_700_000_000_000, 1, data, 0, len(data)))
-    read.bytes = size
-    return read
+def test_reading_pauses_where_too_much_is_held() -> None:
+    """Until the owner is done with a quarter of it."""
+
+    async def run() -> None:
+        bench = Bench()
+        bench.giving = Logged(bench._tell, 1_000, Gathering(0.0), bench._pause)
+        bench.giving.log = bench.seen.append
+        (one,) = await attached(bench, "one")
+        for offset in range(10):
+            one.came(chunk_of(offset, [b"x" * 96]))
+            assert bench.is_paused is (offset == 9)
+        await bench.after()
+        for number, event in enumerate(bench.events):
+            assert bench.is_paused is (number < 3)
+            bench.giving.done([event])
+
+    in_loop(run)
 
 
-def streams(events: list[Event]) -> list[str | None]:
-    """The streams of events."""
-    return [event.stream for event in events]
+def test_a_stream_of_which_the_owner_has_much_is_given_no_more_until_it_is_done() -> None:
+    """What chunks unpack to is bounded; the other streams go on."""
+
+    async def run() -> None:
+        bench = Bench()
+        one, other = await attached(bench, "one", "other")
+        one.came(chunk_of(0, [b"x" * GIVEN_BYTES]))
+        one.came(chunk(1))
+        other.came(chunk(0))
+        await bench.after()
+        assert [event.stream for event in bench.events] == ["one", "other"]
+        bench.giving.done(bench.events[:1])
+        await bench.after()
+        assert [event.stream for event in bench.events] == ["one", "other", "one"]
+
+    in_loop(run)
 
 
-def test_a_taker_is_woken_by_what_comes_and_by_the_end(waiting: Waiting) -> None:
-    """Who waits gets what comes, and nothing where it is closed."""
-    with ThreadPoolExecutor(1) as thread:
-        taken = thread.submit(waiting.shelves.take, 60.0)
-        waiting.put(Shelf("s", 1), sized(0))
-        assert len(taken.result(90)) == 1
-        taken = thread.submit(waiting.shelves.take, 60.0)
-        waiting.shelves.close()
-        assert taken.result(90) == []
+@pytest.mark.parametrize("kind", [Attached, Records, Hole, CaughtUp])
+def test_what_the_owner_raised_at_is_given_again(kind: type, caplog: pytest.LogCaptureFixture) -> None:
+    """In order, and nothing is lost or given twice."""
+    is_broken = True
+    good: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        nonlocal is_broken
+        if isinstance(event, kind) and is_broken:
+            is_broken = False
+            raise ZeroDivisionError
+        good.append(event)
+
+    async def run() -> None:
+        bench = Bench(on_event)
+        followed = bench.follow(3)
+        await bench.after()
+        while not any(isinstance(event, CaughtUp) for event in good):
+            # As a broker: what lies there from the begin of a reading on.
+            if followed.is_read:
+                for offset in range(max(bench.begun_at, 8), 12):
+                    followed.came(chunk(offset))
+                followed.quiet()
+            await bench.after()
+            if bench.asked is not None and not bench.asked.done():
+                bench.asked.set_result(Finding(None, StreamBounds(8, 11)))
+            await bench.after()
+            await asyncio.sleep(0.1)
+        followed.end()
+
+    with caplog.at_level(logging.CRITICAL, "relatum.follower"):
+        in_loop(run)
+    assert not is_broken
+    offsets = [offset for event in good if isinstance(event, Records) for offset in event.batch.offsets]
+    assert offsets == [8, 9, 10, 11]
+    assert [event.to_offset for event in good if isinstance(event, Hole)] == [8]
 
 
-def test_a_take_is_bounded_in_bytes_and_the_others_keep_their_turn() -> None:
-    """Streams that were not reached come first the next time, and nothing of them is lost or released before."""
-    waiting = Waiting(bytes_max=1 << 30)
-    parts = [Shelf(str(number), number) for number in range(5)]
-    for shelf in parts:
-        waiting.put(shelf, sized(0, TAKE_BYTES // 2))
-    waiting.put(parts[0], sized(1))
-    first = waiting.take()
-    assert streams(first) == ["0", "1"]
-    waiting.shelves.end(parts[3])
-    assert waiting.shelves.count == 5
-    assert [streams(waiting.take()) for _ in range(2)] == [["2", "4"], ["0"]]
-    waiting.shelves.done(tuple(first))
-    assert waiting.shelves.count == 3
+def test_a_chunk_that_cannot_be_split_fails_its_stream_which_is_read_again_from_there() -> None:
+    """What came before it is given; what came behind it is read again."""
+
+    async def run() -> None:
+        bench = Bench()
+        (one,) = await attached(bench, "one")
+        one.came(chunk(0))
+        one.came(chunk_of(1, [b"x"], count=3))
+        one.came(chunk(4))
+        assert await bench.after() == "give 0, drop, drop, failed"
+        assert bench.giving.count == 1
+        assert one.next_offset == 1
+        one.end()
+
+    in_loop(run)
 
 
-def test_the_taker_hears_once_of_all_that_a_turn_brought(waiting: Waiting) -> None:
-    """However many chunks were put, and not again of what it has not taken yet."""
-    for called in ([], ["ready"]):
-        for number in range(3):
-            waiting.shelves.put(Shelf(str(number), number), sized(0), is_new=True)
-        assert waiting.called == called
-        waiting.shelves.announce()
-    assert waiting.called == ["ready"]
+def test_a_replaced_stream_is_found_again_where_what_came_before_cannot_be_split() -> None:
+    """What is told of it is told behind that."""
+
+    async def run() -> None:
+        bench = Bench()
+        (one,) = await attached(bench, "s")
+        for each in (chunk_of(0, [b"x" * GIVEN_BYTES]), chunk_of(1, [b"x"], count=3), chunk(4)):
+            one.came(each)
+        one.ended(Interrupted())
+        # The owner is not done with the first, so the others wait.
+        assert await bench.after() == "give 0, begin at 4"
+        one.came(chunk(4, other=True))
+        assert await bench.after() == "drop"
+        bench.giving.done(bench.events)
+        assert await bench.after() == "drop, drop, begin at 0, failed"
+        bench.begun.clear()
+        await bench.begun.wait()
+        assert await bench.after() == "begin at 0"
+        one.came(chunk(0, other=True))
+        assert await bench.after() == "drop, differs OTHER"
+        one.end()
+
+    in_loop(run)
 
 
 def test_reading_pauses_where_little_comes_of_many_streams() -> None:
@@ -208,7 +429,7 @@ def test_reading_pauses_where_little_comes_of_many_streams() -> None:
     def pause_s(count: int, bytes_: int, gather_s: float = 1.0) -> float:
         gathering = Gathering(gather_s)
         for number in range(count):
-            followed = Followed(str(number), number, 0, None, WINDOW_BYTES)
+            followed = Followed(cast(Any, None), str(number), number, 0, None)
             gathering.came(followed, bytes_)
             gathering.came(followed, bytes_)
         return gathering.pause_s()
@@ -219,33 +440,34 @@ def test_reading_pauses_where_little_comes_of_many_streams() -> None:
     assert pause_s(STREAMS, 100, 0.0) == 0
 
 
+# --- credit, and the subscriptions of one connection -----------------------------------------------------------------
+
+
+def sized(size: int) -> Chunk:
+    """A chunk of so many bytes."""
+    return Chunk(0, 0, 1, 1, 1_700_000_000_000, 1, b"x" * size, 0, size)
+
+
 def test_a_quiet_stream_is_granted_credit_when_half_of_it_is_used_up() -> None:
     """Before it was seen to be quiet, with each chunk: a question goes with it."""
-    followed = Followed("s", 1, 0, None, WINDOW_BYTES)
-    followed.begin()
+    subscription = Subscription(cast(Any, None), 0, WINDOW_BYTES)
     granted = []
-    for number in range(4 * WINDOW_MAX):
-        followed.is_quiet = number >= WINDOW_MAX
-        item = sized(number)
-        followed.came(item)
-        followed.free(item)
-        granted.append(followed.credit())
-    assert all(granted[:WINDOW_MAX])
-    assert set(granted[WINDOW_MAX:]) == {0, WINDOW_MAX // 2}
+    for number in range(4 * CHUNKS_MAX):
+        subscription.is_quiet = number >= CHUNKS_MAX
+        subscription.came(sized(10))
+        subscription.free()
+        granted.append(subscription.credit())
+    assert all(granted[:CHUNKS_MAX])
+    assert set(granted[CHUNKS_MAX:]) == {0, CHUNKS_MAX // 2}
 
 
 def test_what_came_says_at_once_how_much_may_be_under_way() -> None:
     """Of small chunks as many as may be, of large ones as many as fit, of one that is larger still, the next."""
-    for size, granted in ((10, WINDOW_MAX), (WINDOW_BYTES // 4, 4), (2 * WINDOW_BYTES, 1)):
-        followed = Followed("s", 1, 0, None, WINDOW_BYTES)
-        followed.begin()
-        item = sized(0, size)
-        followed.came(item)
-        followed.free(item)
-        assert followed.credit() == granted
-
-
-# --- the subscriptions of one connection -----------------------------------------------------------------------------
+    for size, granted in ((10, CHUNKS_MAX), (WINDOW_BYTES // 4, 4), (2 * WINDOW_BYTES, 1)):
+        subscription = Subscription(cast(Any, None), 0, WINDOW_BYTES)
+        subscription.came(sized(size))
+        subscription.free()
+        assert subscription.credit() == granted
 
 
 @pytest.mark.parametrize(
@@ -256,11 +478,33 @@ def test_a_connection_is_crowded_where_the_broker_waits_for_each_stream(version:
     session = StreamSession(Login("user", "password"))
     session.server_properties = {"version": version}
     subscriptions = Subscriptions(session)
-    all_followed = [Followed(f"s{number}", number, 0, None, WINDOW_BYTES) for number in range(CROWD)]
-    for followed in all_followed:
+    added = list[Subscription]()
+    for number in range(CROWD):
         assert not subscriptions.is_crowded
-        subscriptions.add(followed, 0)
+        added.append(subscriptions.add(Followed(cast(Any, None), f"s{number}", number, 0, None), 0, WINDOW_BYTES))
     assert subscriptions.is_crowded is waits
     assert subscriptions.room > 0
-    subscriptions.remove(all_followed[0])
+    subscriptions.remove(added[0])
     assert not subscriptions.is_crowded
+
+
+def test_a_connection_of_which_the_other_side_reads_nothing_ends() -> None:
+    """What waits to be sent is bounded; it is told once, and closed at once."""
+
+    async def run() -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            opened, lost = SocketConnection(ours, Login("user", "password")), list[Exception]()
+            connection = Connection(opened, lambda *_: None, lambda _, error: lost.append(error))
+            sent = 0
+            while not lost:
+                opened.session.send(b"x" * 65_536)
+                connection.flush()
+                sent += 65_536
+                assert sent < 16 * UNSENT_BYTES_MAX
+            connection.flush()
+            connection.close()
+            assert [type(error) for error in lost] == [ConnectionLost]
+            assert not opened.is_usable
+
+    in_loop(run)

@@ -14,7 +14,7 @@ import pytest
 
 from relatum.errors import BrokerUnavailable, ConfigurationError, InvalidInput
 from relatum.reading import BrokerAddress, HeldPassword
-from relatum.superstreams import address_of
+from relatum.superstreams.connections import address_of
 
 SECRET = "s3cret"
 

@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from relatum_consumer import Expectation
+from relatum_consumer.expectations import add_expectations
 from relatum_consumer.web import WebOptions, WebServer
 from tests.support import wait_until
 from tests.support.agents import Agent, over_http, over_stdio, text_of
@@ -113,10 +115,11 @@ def _texts(value: Any, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 def test_masked_values_are_digests_in_each_tool_and_in_the_log(
-    serving: Agent, masked: str, caplog: pytest.LogCaptureFixture
+    serving: Agent, place: Place, masked: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever calls sees which are equal, follows them by a message, and sees neither value nor body."""
     caplog.set_level(logging.INFO)
+    add_expectations(place.database, Expectation("paid", masked, "card", masked, 60))
     message = {"stream": masked, "offset": 0}
     calls: list[tuple[str, dict[str, Any]]] = [
         ("keys", {}),
@@ -131,7 +134,10 @@ def test_masked_values_are_digests_in_each_tool_and_in_the_log(
         ("trace", {"key": "number", "value": NUMBER}),
         ("around", message),
         ("read", message),
+        ("expectations", {}),
+        ("missing", {"name": "paid", "span": "all"}),
     ]
+    assert {tool for tool, _ in calls} == {each.name for each in serving.run(serving.client.list_tools).tools}
     said = [serving.result(tool, **arguments) for tool, arguments in calls]
     shown = serving.answer("read", stream=masked, offset=3)["body"]
     assert (shown["kind"], shown["part"]) == ("text", "shown")

@@ -16,7 +16,17 @@ from relatum.errors import ConfigurationError
 from relatum.local import LocalServers, reader_url
 from relatum.reading import StreamReader
 from relatum.recording import Recorder
-from relatum.terminal import ExitCode, JsonOption, ServerOptions, console, errors, print_exports, print_json, spread
+from relatum.terminal import (
+    ExitCode,
+    JsonOption,
+    ServerOptions,
+    console,
+    errors,
+    option,
+    print_exports,
+    print_json,
+    spread,
+)
 from relatum_consumer import Relations
 from relatum_consumer.demo import _show
 from relatum_consumer.demo._asking import Asking
@@ -45,11 +55,10 @@ def demo(
     seed: Annotated[int, typer.Option(help="Which random flights they are about.")] = 2013,
     directory: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Where private servers keep their data; a temporary one, removed at the end, by default.",
             "--directory",
             "-d",
-            show_default=False,
-            help="Where private servers keep their data; a temporary one, removed at the end, by default.",
         ),
     ] = None,
     prefix: Annotated[str, typer.Option(help="Put before the streams' names flights, planes and weather.")] = "",

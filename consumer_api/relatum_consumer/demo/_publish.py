@@ -14,7 +14,7 @@ from relatum.checks import seconds_text
 from relatum.errors import BrokerUnavailable, ConfigurationError, NotRecordedInTime
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import recorded_ends
-from relatum.superstreams import queue_exists
+from relatum.superstreams.streams import queue_exists
 from relatum_consumer.demo._data import STREAMS, Data, Row
 from relatum_consumer.demo._questions import KEYS
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from relatum.terminal import ServerOptions, spread
+from relatum.terminal import ServerOptions, option, spread
 from relatum_consumer.web._serving import of_extra, serve
 
 
@@ -15,10 +15,9 @@ from relatum_consumer.web._serving import of_extra, serve
 class Access:
     """What a command line says of who may look."""
 
-    host_name: Annotated[
-        list[str] | None,
-        typer.Option(help="A name by which it is called, besides localhost; repeatable.", show_default=False),
-    ] = None
+    host_name: Annotated[list[str] | None, option("A name by which it is called, besides localhost; repeatable.")] = (
+        None
+    )
     https: Annotated[
         bool, typer.Option("--https", help="A proxy serves it by https: the cookie goes by that alone.")
     ] = False
@@ -36,21 +35,13 @@ class Access:
 class Shown:
     """What a command line says of what is shown."""
 
-    mask: Annotated[
-        list[str] | None,
-        typer.Option(help="Show this key's values as digests; repeatable.", metavar="KEY", show_default=False),
-    ] = None
+    mask: Annotated[list[str] | None, option("Show this key's values as digests; repeatable.", metavar="KEY")] = None
     mask_bodies: Annotated[bool, typer.Option("--mask-bodies", help="Show no bodies.")] = False
     show_bodies: Annotated[
         bool, typer.Option("--show-bodies", help="Show bodies of messages that have a masked value, too.")
     ] = False
     trace_url: Annotated[
-        str | None,
-        typer.Option(
-            help="Link messages to their traces: as https://jaeger.example/trace/{trace_id}.",
-            metavar="URL",
-            show_default=False,
-        ),
+        str | None, option("Link messages to their traces: as https://jaeger.example/trace/{trace_id}.", metavar="URL")
     ] = None
 
     @property
@@ -68,9 +59,7 @@ class Shown:
 def web(
     host: Annotated[str, typer.Option(help="The address it listens at; any but loopback wants a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 for a free one.", min=0, max=65_535)] = 8440,
-    root_path: Annotated[
-        str, typer.Option(help="What a proxy has before every path, as /relatum.", metavar="PATH", show_default=False)
-    ] = "",
+    root_path: Annotated[str, option("What a proxy has before every path, as /relatum.", metavar="PATH")] = "",
     mcp: Annotated[
         bool, typer.Option("--mcp", help="Serve tools for agents, too, at /mcp (Model Context Protocol).")
     ] = False,

@@ -31,8 +31,7 @@ class TypeStatistics:
     retries: Annotated[int, Counter("relatum_collector_retries_total", "Failed attempts that are tried again")]
     waiting_bulks: Annotated[int, Gauge("relatum_collector_waiting_bulks", "Closed bulks that wait for a worker")]
     bulk_s: Annotated[
-        Observed,
-        Distribution("relatum_collector_bulk_seconds", "Time from taking a bulk to storing what came of it"),
+        Observed, Distribution("relatum_collector_bulk_seconds", "Time from taking a bulk to storing what came of it")
     ]
 
 
@@ -67,14 +66,9 @@ class TypeCounts:
     def settled(self, results: Sequence[Result], seconds: float) -> None:
         """Count what came of a bulk."""
         self.bulk_s.observe(seconds)
-        others = [result.status for result in results if result.status is not OutcomeStatus.SUCCEEDED]
-        if len(others) < len(results):
-            self.outcomes[OutcomeStatus.SUCCEEDED.value] += len(results) - len(others)
-        for status in others:
-            if status is OutcomeStatus.COLLECTED:
-                self.retries += 1
-            else:
-                self.outcomes[status.value] += 1
+        found = Counts(result.status for result in results)
+        self.retries += found.pop(OutcomeStatus.COLLECTED, 0)
+        self.outcomes.update({status.value: count for status, count in found.items()})
 
 
 def statistics_of(core: Core, intake: Intake, counts: Mapping[str, TypeCounts]) -> CollectorStatistics:

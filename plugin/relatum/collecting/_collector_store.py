@@ -33,8 +33,8 @@ from relatum.collecting._collector_sources import CollectorSources
 from relatum.errors import Conflict, RowRefused
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome, read_outcomes
+from relatum.processes import new_holder
 from relatum.reading import Position
-from relatum.recording import new_holder
 from relatum.store.database import AnyDatabase, Database
 from relatum.store.settling import Tokens, forget_settlements
 from relatum.store.translation import translated_errors

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from relatum.checks import checked_seconds
 from relatum.closing import AsyncClosing
 from relatum.contexts._options import AffinityOptions, ContextOptions
-from relatum.contexts._routers import RouterBase
-from relatum.contexts.affinity._affinity_headers import NO_WISH, wish_of
-from relatum.contexts.affinity._predecessors import Found
+from relatum.contexts._routers import Options, RouterBase
+from relatum.contexts.affinity._predecessors import NO_WISH, Found, Predecessors, wish_of
 from relatum.contexts.affinity._set_keeping import SetKeeper
 from relatum.contexts.placement._model import PartitionRow
 from relatum.contexts.placement._name_locks import NameLocks
@@ -30,7 +29,6 @@ from relatum.contexts.placement._publication_requests import (
 from relatum.contexts.placement._sending import AsyncSending
 from relatum.contexts.steps import async_run
 from relatum.errors import PublishOutcomeUnknown, RelatumError, UsedAfterClose
-from relatum.store.database import AnyDatabase
 from relatum.waiting import Threads, in_thread
 
 if TYPE_CHECKING:
@@ -64,51 +62,28 @@ class SharedRead:
         return await self._read()
 
 
-class AsyncRouter(RouterBase, AsyncClosing):
+class AsyncRouter(RouterBase[Options], AsyncClosing):
     """`Router` for aio-pika's channels, used in one event loop. What blocks is done by threads; looks are shared."""
 
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    def _set_up(self) -> None:
         self._locks = NameLocks(asyncio.Lock)
         self._generation = SharedRead(lambda: self._in_thread(ReadGeneration()))
         self._threads = Threads(THREADS, "relatum-router")
         self._has_threads = True
 
     async def open(self, source: Any = None) -> None:
-        """Connect eagerly. Idempotent.
-
-        Args:
-            source: A URL, or a channel or connection of the client's, where the router was given no URL.
-
-        Raises:
-            ConfigurationError: it knows no broker, or is closed.
-            SuperStreamNotFound: the broker has no such super stream.
-            SuperStreamConflict: its contexts, or sets, are named by another header.
-            BrokerUnavailable, DatabaseUnavailable, AccessRefused, SchemaMissing: one of the servers cannot be used.
-        """
+        """Connect eagerly; as `ContextRouter.open`. `source` may be a connection or channel of aio-pika. Idempotent."""
         await self._connect(source)
 
     async def check(self, timeout_s: float | None = None) -> None:
-        """Wait until every message published so far is known to be in its order.
-
-        Args:
-            timeout_s: Seconds for each name with messages that are not known to be; None (default): the router's.
-
-        Raises:
-            ContextMoving: a move did not end in time.
-            DatabaseUnavailable, BrokerUnavailable: it is not known yet; call it again.
-        """
+        """Wait until every message published so far is known to be in its order; as `ContextRouter.check`."""
         if timeout_s is not None:
             checked_seconds("timeout_s", timeout_s)
         for name in self._core.publications.unchecked.names():
             await self._settle_name(name, timeout_s)
 
     async def close(self) -> None:
-        """Wait as `check` does, and give the connections back.
-
-        Raises:
-            ContextMoving, DatabaseUnavailable, BrokerUnavailable: as `check`; the connections are given back.
-        """
+        """Wait as `check` does, and give the connections back; as `ContextRouter.close`."""
         try:
             if self._core.is_open:
                 await self.check()
@@ -153,13 +128,6 @@ class AsyncRouter(RouterBase, AsyncClosing):
 
     # --- for routers of contexts and of sets ----------------------------------------------------------------------
 
-    async def _publish_named(self, sending: AsyncSending, name: str) -> Published:
-        """Publish a message of a name; its header names it afterwards, whether it did before or not."""
-        # Nothing is awaited before: tasks of a name queue in the order they called.
-        with self._locks(name) as lock:
-            async with lock:
-                return await self._publish_locked(sending, name)
-
     async def _publish_locked(self, sending: AsyncSending, name: str, *, stream: str | None = None) -> Published:
         """Publish a message of a name whose lock is held; a stream: where to place it, if it is not placed yet."""
         sending.require_confirms()
@@ -174,12 +142,8 @@ class AsyncRouter(RouterBase, AsyncClosing):
         core.published()
         return published
 
-    async def _publish_unnamed(self, sending: AsyncSending, partition: PartitionRow | None = None) -> Any:
-        """Publish a message of no name, to a partition or by the rule; it never waits for the database."""
-        return await sending.send_unnamed(self._core, partition or await self._unnamed_partition(sending))
-
     async def _unnamed_partition(self, sending: AsyncSending) -> PartitionRow:
-        """Where a message of no name goes, by the rule."""
+        """Where a message of no name goes, by the rule; it never waits for the database."""
         core = self._core
         if not core.has_layout:
             await self._connect(await sending.source(), with_database=False)
@@ -278,7 +242,7 @@ class AsyncRouter(RouterBase, AsyncClosing):
             raise
 
 
-class AsyncContextRouter(AsyncRouter):
+class AsyncContextRouter(AsyncRouter[ContextOptions]):
     """Publishes messages to the partitions their serialization contexts are in: the twin of `ContextRouter`.
 
         async with relatum.AsyncContextRouter("orders", DATABASE_URL) as router:
@@ -288,25 +252,19 @@ class AsyncContextRouter(AsyncRouter):
     database serves all whose confirms came before it. Arguments are as of `ContextRouter`.
     """
 
-    def __init__(
-        self,
-        super_stream: str,
-        database: "AnyDatabase",
-        options: ContextOptions = ContextOptions(),
-        *,
-        broker: str | None = None,
-        stream_url: str | None = None,
-    ) -> None:
-        super().__init__(super_stream, database, options, ContextOptions, broker=broker, stream_url=stream_url)
+    _options_class = ContextOptions
 
     async def _publish(self, sending: AsyncSending) -> Any:
         name = self._core.name_of(sending.headers)
         if name is None:
-            return await self._publish_unnamed(sending)
-        return (await self._publish_named(sending, name)).result
+            return await sending.send_unnamed(self._core, await self._unnamed_partition(sending))
+        # Nothing is awaited before: tasks of a name queue in the order they called.
+        with self._locks(name) as lock:
+            async with lock:
+                return (await self._publish_locked(sending, name)).result
 
 
-class AsyncAffinityRouter(AsyncRouter):
+class AsyncAffinityRouter(AsyncRouter[AffinityOptions]):
     """Publishes all messages of an affinity set to the partition where its first one went: `AffinityRouter`'s twin.
 
         async with relatum.AsyncAffinityRouter("invoices", DATABASE_URL) as router:
@@ -316,29 +274,26 @@ class AsyncAffinityRouter(AsyncRouter):
     `AffinityRouter`.
     """
 
-    def __init__(
-        self,
-        super_stream: str,
-        database: "AnyDatabase",
-        options: AffinityOptions = AffinityOptions(),
-        *,
-        broker: str | None = None,
-        stream_url: str | None = None,
-    ) -> None:
-        super().__init__(super_stream, database, options, AffinityOptions, broker=broker, stream_url=stream_url)
-        self._sets = SetKeeper(self._core, self._settle_set, predecessors_max=options.predecessors_max)
+    _options_class = AffinityOptions
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._predecessors = Predecessors(self._core, self._options.predecessors_max)
+        self._sets = SetKeeper(self._core, self._settle_set)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def _publish(self, sending: AsyncSending) -> Any:
-        core, sets = self._core, self._sets
+        core, sets, predecessors = self._core, self._sets, self._predecessors
         wish = wish_of(sending.headers, core.options.header)
         if wish is NO_WISH:
             return await self._publish_of_none(sending)
         self._loop = asyncio.get_running_loop()
-        if not sets.knows(wish):
+        if predecessors.knows(wish):
+            # Nothing is awaited before the set's lock: tasks queue in the order they called.
+            place = predecessors.place_of(wish)
+        else:
             await self._connect(await sending.source())
-        # Nothing is awaited before the set's lock where its name is known: tasks queue in the order they called.
-        place = sets.place_of(wish) if sets.knows(wish) else await asyncio.to_thread(sets.place_of, wish)
+            place = await asyncio.to_thread(predecessors.place_of, wish)
         if place.name is None:
             return await self._publish_of_none(sending, core.active(place.stream or ""))
         with self._locks(place.name) as lock:
@@ -348,25 +303,19 @@ class AsyncAffinityRouter(AsyncRouter):
                     await asyncio.to_thread(sets.end_now, place.name)
                 published = await self._publish_locked(sending, place.name, stream=place.stream)
                 placement = published.placement
-                sets.published(Found(placement.name, placement.stream), sending.message_id)
+                predecessors.published(Found(placement.name, placement.stream), sending.message_id)
                 sets.used(placement.name, placement.epoch, is_last=wish.is_last)
         return published.result
 
     async def _publish_of_none(self, sending: AsyncSending, partition: PartitionRow | None = None) -> Any:
         """Publish a message of no set, where its predecessor went or by the rule."""
         partition = partition or await self._unnamed_partition(sending)
-        result = await self._publish_unnamed(sending, partition)
-        self._sets.published(Found(None, partition.stream), sending.message_id)
+        result = await sending.send_unnamed(self._core, partition)
+        self._predecessors.published(Found(None, partition.stream), sending.message_id)
         return result
 
     async def close(self) -> None:
-        """Close the sets that have ended, wait as `check` does, and give the connections back.
-
-        Sets that have not ended stay open.
-
-        Raises:
-            ContextMoving, DatabaseUnavailable, BrokerUnavailable: as `check`; the connections are given back.
-        """
+        """Close the sets that have ended, and go on as `AsyncContextRouter.close`. Others stay open."""
         try:
             await asyncio.to_thread(self._sets.close)
         finally:
@@ -381,7 +330,7 @@ class AsyncAffinityRouter(AsyncRouter):
 class RouterExchange:
     """An asyncio router on one aio-pika channel, in the form of an exchange."""
 
-    def __init__(self, router: AsyncRouter, channel: Any) -> None:
+    def __init__(self, router: "AsyncRouter[Any]", channel: Any) -> None:
         self.router = router
         self.channel = channel
 

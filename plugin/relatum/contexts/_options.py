@@ -112,27 +112,19 @@ class ContextOptions(RouterOptions):
             checked_count("contexts_max", self.contexts_max, most=INTEGER_MAX)
 
 
-class MessageBalance:
-    """The rule for sets, for messages of none, with turns of its own: their load is what was sent here.
+def _by_messages(rule: Balance) -> Balance:
+    """The rule for sets, for messages of none, with turns of its own: their load is what was sent here."""
+    sent: Counter[str] = Counter()
+    lock = threading.Lock()
 
-    Threads may share it.
-
-    Raises:
-        ConfigurationError: there is no such rule.
-    """
-
-    def __init__(self, balance: BalanceName | Balance) -> None:
-        self._rule = balance_of(balance)
-        self._sent: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    def __call__(self, name: str | None, candidates: Sequence[Candidate], /) -> int:
-        """The index of the chosen partition, to which the message counts as sent."""
-        with self._lock:
-            seen = [Candidate(each.stream, each.weight, self._sent[each.stream]) for each in candidates]
-            index = self._rule(name, seen)
-            self._sent[candidates[index].stream] += 1
+    def choose(name: str | None, candidates: Sequence[Candidate], /) -> int:
+        with lock:
+            seen = [Candidate(each.stream, each.weight, sent[each.stream]) for each in candidates]
+            index = rule(name, seen)
+            sent[candidates[index].stream] += 1
             return index
+
+    return choose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +174,7 @@ class AffinityOptions(RouterOptions):
 
     def rules(self) -> tuple[Balance, Balance]:
         """The rule for sets, and the one for messages of none, begun anew."""
-        return balance_of(self.balance), MessageBalance(self.balance)
+        return balance_of(self.balance), _by_messages(balance_of(self.balance))
 
     def __post_init__(self) -> None:
         RouterOptions.__post_init__(self)

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pika import BasicProperties
 
@@ -12,8 +12,7 @@ from relatum.checks import checked_seconds, shown
 from relatum.closing import Closing
 from relatum.contexts._options import AffinityOptions, ContextOptions, RouterOptions
 from relatum.contexts._statistics import RouterStatistics
-from relatum.contexts.affinity._affinity_headers import NO_WISH, wish_of
-from relatum.contexts.affinity._predecessors import Found
+from relatum.contexts.affinity._predecessors import NO_WISH, Found, Predecessors, wish_of
 from relatum.contexts.affinity._set_keeping import SetKeeper
 from relatum.contexts.placement._model import PartitionRow
 from relatum.contexts.placement._name_locks import NameLocks
@@ -27,24 +26,33 @@ from relatum.processes import of_one_process
 from relatum.store.database import AnyDatabase
 from relatum.superstreams import Target
 
+Options = TypeVar("Options", bound=RouterOptions)
 
-class RouterBase:
+
+class RouterBase(Generic[Options]):
     """What routers for threads and for tasks do alike."""
+
+    _options_class: Any
 
     def __init__(
         self,
         super_stream: str,
         database: "AnyDatabase",
-        options: RouterOptions,
-        kind: type[RouterOptions],
+        options: Options | None = None,
         *,
-        broker: str | None,
-        stream_url: str | None,
+        broker: str | None = None,
+        stream_url: str | None = None,
     ) -> None:
-        if not isinstance(options, kind):
-            raise ConfigurationError(f"options= takes {kind.__name__}, not {shown(options)}")
-        self._core = RouterCore(super_stream, database, options, broker=broker, stream_url=stream_url)
+        self._options: Options = self._options_class() if options is None else options
+        if not isinstance(self._options, self._options_class):
+            raise ConfigurationError(f"options= takes {self._options_class.__name__}, not {shown(options)}")
+        self._core = RouterCore(super_stream, database, self._options, broker=broker, stream_url=stream_url)
+        self._set_up()
         of_one_process(self, "a router")
+
+    def _set_up(self) -> None:
+        """Make what a router of its kind has beside its core."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._core.super_stream!r}>"
@@ -59,11 +67,10 @@ class RouterBase:
         return self._core.statistics()
 
 
-class Router(RouterBase, Target, Closing):
+class Router(RouterBase[Options], Target, Closing):
     """Publishes messages by pika with a name where that is placed, others by a rule. Threads may share it."""
 
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    def _set_up(self) -> None:
         self._locks = NameLocks(threading.Lock)
 
     def open(self, source: Any = None) -> None:
@@ -157,12 +164,6 @@ class Router(RouterBase, Target, Closing):
 
     # --- for routers of contexts and of sets ----------------------------------------------------------------------
 
-    def _publish_named(self, sending: Sending, name: str) -> Published:
-        """Publish a message of a name; its header names it afterwards, whether it did before or not."""
-        # Nothing is awaited before: threads of a name queue in the order they called.
-        with self._locks(name) as lock, lock:
-            return self._publish_locked(sending, name)
-
     def _publish_locked(self, sending: Sending, name: str, *, stream: str | None = None) -> Published:
         """Publish a message of a name whose lock is held; a stream: where to place it, if it is not placed yet."""
         sending.require_confirms()
@@ -177,12 +178,8 @@ class Router(RouterBase, Target, Closing):
         core.published()
         return published
 
-    def _publish_unnamed(self, sending: Sending, partition: PartitionRow | None = None) -> Any:
-        """Publish a message of no name, to a partition or by the rule; it never waits for the database."""
-        return sending.send_unnamed(self._core, partition or self._unnamed_partition(sending))
-
     def _unnamed_partition(self, sending: Sending) -> PartitionRow:
-        """Where a message of no name goes, by the rule."""
+        """Where a message of no name goes, by the rule; it never waits for the database."""
         core = self._core
         if not core.has_layout:
             self._core.open(sending.source(), with_database=False)
@@ -244,7 +241,7 @@ class Router(RouterBase, Target, Closing):
         return self._core.perform(request)
 
 
-class ContextRouter(Router):
+class ContextRouter(Router[ContextOptions]):
     """Publishes messages to the partitions their serialization contexts are in.
 
     A context manager; threads may share one.
@@ -273,25 +270,18 @@ class ContextRouter(Router):
         InvalidInput: the super stream's name cannot be one.
     """
 
-    def __init__(
-        self,
-        super_stream: str,
-        database: "AnyDatabase",
-        options: ContextOptions = ContextOptions(),
-        *,
-        broker: str | None = None,
-        stream_url: str | None = None,
-    ) -> None:
-        super().__init__(super_stream, database, options, ContextOptions, broker=broker, stream_url=stream_url)
+    _options_class = ContextOptions
 
     def _publish(self, sending: Sending) -> Any:
         name = self._core.name_of(sending.headers)
         if name is None:
-            return self._publish_unnamed(sending)
-        return self._publish_named(sending, name).result
+            return sending.send_unnamed(self._core, self._unnamed_partition(sending))
+        # Nothing comes before: threads of a name queue in the order they called.
+        with self._locks(name) as lock, lock:
+            return self._publish_locked(sending, name).result
 
 
-class AffinityRouter(Router):
+class AffinityRouter(Router[AffinityOptions]):
     """Publishes all messages of an affinity set to the partition where its first one went.
 
     A context manager; threads may share one, each with a channel of its own.
@@ -318,26 +308,21 @@ class AffinityRouter(Router):
         InvalidInput: the super stream's name cannot be one.
     """
 
-    def __init__(
-        self,
-        super_stream: str,
-        database: "AnyDatabase",
-        options: AffinityOptions = AffinityOptions(),
-        *,
-        broker: str | None = None,
-        stream_url: str | None = None,
-    ) -> None:
-        super().__init__(super_stream, database, options, AffinityOptions, broker=broker, stream_url=stream_url)
-        self._sets = SetKeeper(self._core, self._settle_set, predecessors_max=options.predecessors_max)
+    _options_class = AffinityOptions
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._predecessors = Predecessors(self._core, self._options.predecessors_max)
+        self._sets = SetKeeper(self._core, self._settle_name)
 
     def _publish(self, sending: Sending) -> Any:
-        core, sets = self._core, self._sets
+        core, sets, predecessors = self._core, self._sets, self._predecessors
         wish = wish_of(sending.headers, core.options.header)
         if wish is NO_WISH:
             return self._publish_of_none(sending)
-        if not sets.knows(wish):
+        if not predecessors.knows(wish):
             self._core.open(sending.source())
-        place = sets.place_of(wish)
+        place = predecessors.place_of(wish)
         if place.name is None:
             return self._publish_of_none(sending, core.active(place.stream or ""))
         with self._locks(place.name) as lock, lock:
@@ -346,15 +331,15 @@ class AffinityRouter(Router):
                 sets.end_now(place.name)
             published = self._publish_locked(sending, place.name, stream=place.stream)
             placement = published.placement
-            sets.published(Found(placement.name, placement.stream), sending.message_id)
+            predecessors.published(Found(placement.name, placement.stream), sending.message_id)
             sets.used(placement.name, placement.epoch, is_last=wish.is_last)
         return published.result
 
     def _publish_of_none(self, sending: Sending, partition: PartitionRow | None = None) -> Any:
         """Publish a message of no set, where its predecessor went or by the rule."""
         partition = partition or self._unnamed_partition(sending)
-        result = self._publish_unnamed(sending, partition)
-        self._sets.published(Found(None, partition.stream), sending.message_id)
+        result = sending.send_unnamed(self._core, partition)
+        self._predecessors.published(Found(None, partition.stream), sending.message_id)
         return result
 
     def close(self) -> None:
@@ -369,6 +354,3 @@ class AffinityRouter(Router):
             self._sets.close()
         finally:
             super().close()
-
-    def _settle_set(self, name: str) -> None:
-        self._settle_name(name)

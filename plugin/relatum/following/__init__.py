@@ -1,4 +1,4 @@
-"""Streams followed for ever, each from a position on: any number of them, over few connections, in one thread.
+"""Streams followed for ever, each from a position on: any number of them, over few connections, on one loop.
 
 Each event of a follower has one meaning, the same for every component.
 
@@ -16,16 +16,16 @@ Each event of a follower has one meaning, the same for every component.
 - **Failed**: it cannot be read now: it is not there, not to be read, moving, damaged, or the broker is away. It is
   tried again for ever, by itself. That a stream is deleted is a `StreamNotFound`, until it is declared again.
 
-After any break a stream goes on behind the last record that the taker was given, and is recognised by that record.
+After any break a stream goes on behind the last record that the owner was given, and is recognised by that record.
 
-Each stream may have so much under way, and all together hold so many bytes; a stream gets more when the taker is done
-with some. So neither a busy stream nor a slow taker slows the others.
+Each stream may have so much under way, and all together hold so many bytes; a stream gets more when the owner is done
+with some. So neither a busy stream nor a slow owner slows the others.
 """
 
 from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
-from relatum.following._follower import Follower, FollowerOptions, FollowerStatistics
-from relatum.following._helpers import Helpers
+from relatum.following._follower import FollowerOptions, FollowerStatistics, StreamFollower
 from relatum.following._reach import Reach
+from relatum.following._threaded import Follower, Helpers
 
 __all__ = [
     "Attached",
@@ -40,4 +40,5 @@ __all__ = [
     "Reach",
     "Records",
     "Replaced",
+    "StreamFollower",
 ]

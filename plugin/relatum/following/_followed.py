@@ -1,164 +1,350 @@
-"""One stream that is followed, as the reading thread knows it: its course, its credit, and where it is read."""
+"""One stream that is followed: whether it is still the one that is known, and how far it is.
 
+Where something is known of a stream, reading begins at that message and not behind it: the first thing that is read
+says whether it is the same stream, with no question of its own. What is read can prove that it is (the message lies
+there) or that it is not (another one does). All else is doubt, and the stream's leader is asked:
+
+- nothing comes, or only what lies before: the node lags behind, or the stream lost its end, or was declared anew;
+- it begins behind what is known, or behind what was to be read next: retention took it, or the stream has a gap in
+  good health, or is another one.
+
+While an answer is awaited, what comes waits.
+"""
+
+import asyncio
+import math
 import time
-from typing import Any, Final
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from relatum.following._course import Course
-from relatum.following._loop import Timer
-from relatum.following._shelf import Held, Shelf
-from relatum.reading import Broker, Position
-from relatum.waiting import Pauses
+from relatum.errors import StreamNotHere, StreamUnavailable
+from relatum.following._connections import SETTLED_S
+from relatum.following._events import Attached, CaughtUp, Event, Hole, Replaced
+from relatum.following._held import Held
+from relatum.following._subscriptions import Ended, Interrupted, Subscription
+from relatum.reading import Agreement, Broker, Message, Position, RecordBatch, StreamBounds, position_of
+from relatum.waiting import Pauses, may_repeat
+from relatum.wire import Chunk, Code
 
-WINDOW_MAX: Final = 1024
-"""Chunks that a stream has under way and held, at most: of one message each where they are published one by one. A
-taker who is done with what came five times a second keeps up with 5,000 of them."""
+if TYPE_CHECKING:
+    from relatum.following._follower import StreamFollower
 
-SETTLED_S: Final = 5.0
-"""Seconds that a stream is followed, at least, or something came of it, before the pauses after failures begin anew."""
+RECORD_KEPT_BYTES: Final = 4 << 10
+"""Bytes of a stream's last record up to which it is kept, to be known again; of a larger one its sum is."""
+
+
+class Finding(NamedTuple):
+    """How a stream stands to what is known of it, and where it begins and ends, each where it was asked for."""
+
+    agreement: Agreement | None
+    bounds: StreamBounds | None
+
+
+class Differs(Exception):
+    """The stream is not the one that is known."""
+
+    def __init__(self, found: Agreement, bounds: StreamBounds | None) -> None:
+        super().__init__(found, bounds)
+        self.found = found
+        self.bounds = bounds
 
 
 class Followed:
-    """A following.
+    """A following: what was read and put in order ends before `next_offset`, and `known` is the last known message.
 
-    Args:
-        stream: The stream.
-        number: The following's number.
-        next_offset: Where it begins.
-        known: What is known of the stream.
-        window_bytes: Bytes of chunks that are under way and held, about.
-
-    Attributes:
-        course: How far it is, and whether the stream is known.
-        shelf: What waits of it for the taker.
-        node: Where to read it; None for the node that is connected first.
-        seat: What reads it now: the links' business.
-        subscription: Its number there.
-        has_come: Whether something came since it was asked for last.
-        barrier: What is answered when all that was asked for last has come, where that is known.
-        is_attached: Whether it was said, since reading began, that it is the one that is known.
-        is_quiet: Whether it was seen to have no more, since reading began.
-        round: Grows with each begin: what was held before that gives no credit any more.
-        window: The last of `Gathering`'s windows in which something came.
+    `node` is where it is read (None: the node that is connected first), `is_attached` whether that was told since
+    reading began. `items`, `has_turn`, `given_bytes` and `window` are for `Giving`.
     """
 
-    def __init__(self, stream: str, number: int, next_offset: int, known: Position | None, window_bytes: int) -> None:
+    def __init__(
+        self, follower: "StreamFollower", stream: str, number: int, next_offset: int, known: Position | None
+    ) -> None:
+        self._follower = follower
         self.stream = stream
         self.number = number
-        self.course = Course(next_offset, known)
-        self.shelf = Shelf(stream, number)
-        self.is_over = False
+        self.next_offset = next_offset
+        self.known = known
         self.node: Broker | None = None
-        self.seat: Any = None
-        self.subscription: int | None = None
-        self.barrier: int | None = None
-        self.timer: Timer | None = None
-        self.has_come = self.is_attached = self.is_quiet = False
-        self.round = self.window = 0
-        self._under_way = self._held = 0
-        self._window = 1
-        self._window_bytes = window_bytes
+        self.items: deque[Event | Held] = deque()
+        self.has_turn = self.is_over = self.is_attached = False
+        self.given_bytes = self.window = 0
+        self._inbox: deque[Held | Exception | None] = deque()
+        """What came and is to be judged: chunks, None for that there are no more at present, and what ends reading."""
+        self._came = asyncio.Event()
+        self._subscription: Subscription | None = None
+        self._is_agreed = self._is_vouched = self._has_given = False
+        self._last: tuple[int, bytes, int | None] | Position | None = None
+        self._begun_at = math.inf
         self._pauses = Pauses()
-        self._begun_at = 0.0
-        self._has_given = False
-
-    def begin(self) -> None:
-        """Reading begins: one chunk is under way."""
-        self.round += 1
-        self._under_way, self._held, self._window = 1, 0, 1
-        self.has_come = self.is_attached = self.is_quiet = self._has_given = False
-        self._begun_at = time.monotonic()
-
-    def came(self, held: Held) -> None:
-        """Something came that was under way; of what is like it, as many may be at once as fit."""
-        held.round = self.round
-        self._under_way -= 1
-        self._held += 1
-        self._window = min(WINDOW_MAX, self._window_bytes // (held.bytes or 1) or 1)
-
-    def gave(self) -> None:
-        """Something was given to the taker: the next failure is a new one."""
-        self._has_given = True
-
-    def free(self, held: Held) -> None:
-        """Something is held no more."""
-        if held.round == self.round:
-            self._held -= 1
-
-    def credit(self) -> int:
-        """How many chunks more may be under way now; they are from now on.
-
-        Of a stream that was seen to have no more, none as long as half of what may be is under way: a credit for each
-        chunk costs both sides as much as the chunk. Of others each is asked for, since a barrier goes with it.
-        """
-        if self.is_quiet and self._under_way * 2 > self._window:
-            return 0
-        credit = max(0, self._window - self._under_way - self._held)
-        self._under_way += credit
-        return credit
+        self.task: asyncio.Task[None] | None = None
 
     @property
-    def may_come(self) -> bool:
-        """Whether more may come: else that nothing does says nothing."""
-        return self._under_way > 0
+    def is_read(self) -> bool:
+        """Whether it is subscribed to."""
+        return self._subscription is not None
 
-    @property
-    def is_held(self) -> bool:
-        """Whether something that came is held for the taker."""
-        return self._held > 0
+    async def run(self) -> None:
+        """Follow it for ever; once it proved to be another stream, until it is left."""
+        while True:
+            try:
+                await self._attempt()
+            except Interrupted:
+                pass
+            except Differs as differs:
+                assert self.known is not None, "else nothing can differ"
+                self._put(Replaced(self.stream, self.number, self.known, differs.found, differs.bounds))
+                # Left soon; else what is before that could not be given, and it is found again.
+                with suppress(Exception):
+                    await self._first()
+            except Exception as error:  # noqa: BLE001 - told, and tried again
+                await self._pause(error)
 
-    def pause_after(self, error: Exception) -> float:
-        """Seconds to wait before it is tried again."""
+    async def _attempt(self) -> None:
+        try:
+            ended = await self._read()
+        finally:
+            self.stop_reading()
+        if ended is None:
+            return
+        if isinstance(ended.error, StreamNotHere) and self.node is None:
+            self.node = await self._follower.connections.other_node(self.stream)
+        elif ended.code == Code.STREAM_DOES_NOT_EXIST:
+            await self._ask_why()
+        else:
+            raise ended.error
+
+    async def _ask_why(self) -> None:
+        error = await self._follower.ask(self._follower.questions.why_missing, self.stream)
+        if error is not None:
+            raise error
+        # It was declared just now.
+        await asyncio.sleep(self._pauses.after(StreamUnavailable("", stream=self.stream)))
+
+    async def _pause(self, error: Exception) -> None:
+        """Say that it cannot be read now, and wait before the next try."""
         if self._has_given or time.monotonic() - self._begun_at >= SETTLED_S:
             self._pauses = Pauses()
-        return self._pauses.after(error)
+        self.node, self._has_given, self._begun_at = None, False, math.inf
+        # While the broker is away, which was told, each question fails by that.
+        if not (self._follower.connections.is_away and may_repeat(error)):
+            self._follower.failed(self, error)
+        await asyncio.sleep(self._pauses.after(error))
 
-    def stop_timer(self) -> None:
-        """Do not try again by itself."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+    # --- one reading --------------------------------------------------------------------------------------------------
 
+    async def _read(self) -> Ended | None:
+        """Read over one subscription; gives what ended it, None where it is to begin again, elsewhere in the stream."""
+        self._subscription = await self._follower.connections.subscribe(self)
+        try:
+            while await self._judge():
+                pass
+        except Ended as ended:
+            return ended
+        return None
 
-STREAMS: Final = 16
-"""Streams of which something came in one window, from which on the next one is waited for: each turn of the thread that
-reads, and of those behind it, costs more than a small chunk does."""
+    def begin(self) -> int:
+        """Reading begins, for the first time or after a break: at which offset."""
+        self.known = self._last_known() or self.known
+        self._is_agreed, self._is_vouched, self.is_attached = self.known is None, False, False
+        self._has_given, self._begun_at = False, time.monotonic()
+        return self.next_offset if self.known is None else self.known.offset
 
-BYTES: Final = 1 << 20
-"""Bytes that came in one window from which on nothing is waited for: those are large turns by themselves."""
+    def stop_reading(self) -> None:
+        """End the subscription; what came and was not judged is read again. Idempotent."""
+        subscription, self._subscription = self._subscription, None
+        self._is_agreed = False
+        if subscription is not None:
+            self._follower.connections.unsubscribe(subscription)
+        self._clear_inbox()
 
+    def end(self) -> None:
+        """Follow it no more: nothing of it is given from now on."""
+        self.is_over = True
+        self.stop_reading()
+        self._follower.giving.forget(self)
+        if self.task is not None:
+            self.task.cancel()
 
-class Gathering:
-    """Judges, by what came in the last window of time, whether the thread that reads pauses until the next one ends.
+    def begin_anew(self, offset: int, error: Exception) -> None:
+        """Read again from an offset on, since what was read from there on could not be given."""
+        self.next_offset = offset
+        self._follower.giving.forget(self)
+        self._clear_inbox()
+        self._tell(error)
 
-    So what many streams bring is read, handed on and taken together. A few streams, and a lone message, are read at
-    once.
+    def _clear_inbox(self) -> None:
+        inbox, self._inbox = self._inbox, deque()
+        for held in inbox:
+            if isinstance(held, Held):
+                self._follower.giving.drop(held)
 
-    Args:
-        gather_s: Seconds of a window; 0 for no pause at all.
-    """
+    # --- what the connection tells ------------------------------------------------------------------------------------
 
-    def __init__(self, gather_s: float) -> None:
-        self._gather_s = gather_s
-        self._window = 1
-        self._streams = self._bytes = 0
-        self._until = 0.0
-        self._is_pausing = False
+    def came(self, chunk: Chunk) -> None:
+        """A chunk came. Nearly always it is just what comes next, and there is nothing to judge."""
+        assert self._subscription is not None, "it came by that"
+        held = Held(chunk, self, self._subscription)
+        self._follower.giving.hold(held)
+        if self._is_agreed and not self._inbox and held.first_offset == self.next_offset:
+            self._give(held)
+        else:
+            self._tell(held)
+        self.grant()
 
-    def came(self, followed: Followed, bytes_: int) -> None:
-        """Something came of a stream."""
-        self._bytes += bytes_
-        if followed.window != self._window:
-            followed.window = self._window
-            self._streams += 1
+    def quiet(self) -> None:
+        """The node has no more of it at present."""
+        if self._is_agreed and not self._inbox:
+            self._caught_up()
+        else:
+            self._tell(None)
 
-    def pause_s(self) -> float:
-        """Seconds for which nothing is to be read; asked after each turn."""
-        if not self._gather_s:
-            return 0.0
-        now = time.monotonic()
-        if now >= self._until:
-            self._is_pausing = self._streams >= STREAMS and self._bytes < BYTES
-            self._window += 1
-            self._streams = self._bytes = 0
-            self._until = now + self._gather_s
-        return self._until - now if self._is_pausing else 0.0
+    def ended(self, why: Exception) -> None:
+        """The subscription is no more."""
+        self._tell(why)
+
+    def _tell(self, what: Held | Exception | None) -> None:
+        self._inbox.append(what)
+        self._came.set()
+
+    def grant(self) -> None:
+        """Grant the credit that there is now."""
+        if self._subscription is not None:
+            self._follower.connections.grant(self._subscription)
+
+    # --- judging ------------------------------------------------------------------------------------------------------
+
+    async def _judge(self) -> bool:
+        """Judge what came first; False where reading is to begin again."""
+        held = await self._first()
+        if not self._is_agreed:
+            return await self._recognise(held)
+        if held is None:
+            self._caught_up()
+        elif held.last_offset < self.next_offset:
+            self._drop(held)
+        else:
+            if held.first_offset > self.next_offset:
+                self._pass_gap(held, await self._look(held, None, is_end=False))
+            self._give(held)
+        self._inbox.popleft()
+        return True
+
+    async def _first(self) -> Held | None:
+        """What came first, which stays in the inbox until it is judged."""
+        while not self._inbox:
+            self._came.clear()
+            await self._came.wait()
+        first = self._inbox[0]
+        if isinstance(first, Exception):
+            raise first
+        return first
+
+    async def _recognise(self, held: Held | None) -> bool:
+        """Compare what came with what is known, or have the leader do so; False where reading is to begin again."""
+        known = self.known
+        assert known is not None, "else it is agreed"
+        if held is None or held.last_offset < known.offset:
+            if not self._is_vouched:
+                finding = await self._look(held, known, is_end=True)
+                self._is_vouched = True
+                self._is_agreed = finding.agreement is Agreement.EXPIRED
+                self._attached()
+            if held is not None:
+                self._drop(held)
+            elif self._is_agreed:
+                self._caught_up()
+            self._inbox.popleft()
+            return True
+        message = held.at(known.offset)
+        if message is None:
+            # It begins behind what is known.
+            finding = await self._look(held, known, is_end=False)
+            self._is_agreed = True
+            self._pass_gap(held, finding)
+            return True
+        found = position_of(message)
+        if not known.agrees(found.fingerprint, found.chunk_ms):
+            raise Differs(Agreement.OTHER, None)
+        if known.offset >= self.next_offset:
+            # It is known by a message behind what is wanted.
+            self.known = None
+            return False
+        self._is_agreed = True
+        self._attached()
+        return True
+
+    async def _look(self, held: Held | None, known: Position | None, *, is_end: bool) -> Finding:
+        """Ask the leader about what came; see `Questions.look`."""
+        follower = self._follower
+        try:
+            finding = await follower.ask(follower.questions.look, self.stream, known, is_end)
+        except Exception as error:
+            if any(isinstance(each, Interrupted) for each in self._inbox):
+                raise Interrupted from error
+            raise
+        first = self._inbox[0]
+        if isinstance(first, Exception):
+            # It is to begin anew.
+            raise first
+        assert first is held, "nothing else is judged before it"
+        if finding.agreement in (Agreement.OTHER, Agreement.ENDS_BEFORE):
+            raise Differs(finding.agreement, finding.bounds)
+        return finding
+
+    def _pass_gap(self, held: Held, finding: Finding) -> None:
+        """Go on with what lies behind a gap: it is a hole where the stream begins behind what was wanted."""
+        self._attached()
+        begin = None if finding.bounds is None else finding.bounds.first
+        if begin is not None and begin > self.next_offset and held.first_offset > self.next_offset:
+            self._put(Hole(self.stream, self.number, self.next_offset, held.first_offset))
+        self.next_offset = max(self.next_offset, held.first_offset)
+
+    def _attached(self) -> None:
+        if not self.is_attached:
+            self.is_attached = True
+            self._follower.goes_on(self)
+            self._put(Attached(self.stream, self.number, self.next_offset))
+
+    def _caught_up(self) -> None:
+        subscription = self._subscription
+        has_more = any(isinstance(each, Held) for each in self._inbox)
+        if subscription is not None and not subscription.is_quiet and not has_more:
+            subscription.is_quiet = True
+            self._attached()
+            self._put(CaughtUp(self.stream, self.number, self.next_offset))
+
+    # --- what is given ------------------------------------------------------------------------------------------------
+
+    def _give(self, held: Held) -> None:
+        self._attached()
+        held.begin, self.next_offset = self.next_offset, held.last_offset + 1
+        self._put(held)
+
+    def _drop(self, held: Held) -> None:
+        self._follower.giving.drop(held)
+        self.grant()
+
+    def _put(self, item: Event | Held) -> None:
+        self._follower.giving.put(self, item)
+
+    def gave(self, batch: RecordBatch) -> None:
+        """Keep what the last message that was given is known by."""
+        self._has_given = True
+        # Not a message yet: this is done for each chunk, and asked for after a break.
+        self._last = batch.offsets[-1], batch.records[-1], batch.chunk_ms
+        if len(batch.records[-1]) > RECORD_KEPT_BYTES:
+            self._last = self._position()
+
+    def _position(self) -> Position | None:
+        if not isinstance(self._last, tuple):
+            return self._last
+        return position_of(Message.from_record(self.stream, *self._last))
+
+    def _last_known(self) -> Position | None:
+        """What the last message of all that was put in order is known by; None where there was none."""
+        newest = next((item for item in reversed(self.items) if isinstance(item, Held)), None)
+        if newest is None:
+            return self._position()
+        message = newest.at(newest.last_offset)
+        return None if message is None else position_of(message)

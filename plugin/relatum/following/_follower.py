@@ -1,30 +1,25 @@
-"""The follower: what its owner calls, from any thread, and the one thread that reads."""
+"""The follower: streams are read on the loop of its owner, to whom all that comes of them is given."""
 
+import asyncio
 import logging
-import threading
-import time
-from collections import Counter as Counts
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, TypeGuard, TypeVar
 
 from relatum import metrics
 from relatum.checks import checked_count, checked_name, checked_seconds
-from relatum.client_logs import own_connection
-from relatum.closing import Closing
-from relatum.errors import UsedAfterClose
-from relatum.following._desk import Desk, Names
-from relatum.following._events import Event, Failed, Hole, Records, Replaced
-from relatum.following._followed import Followed, Gathering
-from relatum.following._helpers import Questions
-from relatum.following._loop import Loop
-from relatum.following._shelf import Shelves
+from relatum.errors import AccessRefused, ConfigurationError, RelatumError, UsedAfterClose
+from relatum.following._connections import Connections
+from relatum.following._events import Event, Failed, Hole, Replaced
+from relatum.following._followed import Followed
+from relatum.following._giving import Gathering, Giving
+from relatum.following._questions import Questions
 from relatum.limits import INTEGER_MAX
 from relatum.metrics import Counter, Gauge, reported
 from relatum.processes import of_one_process
-from relatum.reading import BrokerAddress, Position, StreamReader
-from relatum.waiting import Outages
+from relatum.reading import Broker, BrokerAddress, Position, SocketConnection, StreamReader
+from relatum.waiting import ComponentLoop, Outages, Server, Threads, in_thread
 
 logger = logging.getLogger("relatum.follower")
 
@@ -37,11 +32,10 @@ BYTES_MIN: Final = 1 << 20
 WINDOW_BYTES: Final = 1 << 20
 """Bytes of one stream by default: as much as one large chunk."""
 
-CLOSE_S: Final = 10.0
-"""Seconds that closing waits by default."""
+HELPERS_MAX: Final = 3
+"""Questions that are asked at once: one that waits for a node that is frozen stops no other."""
 
-AFTER_DEFECT_S: Final = 1.0
-"""Seconds between two defects of our own, so that none fills the log or a processor."""
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +43,10 @@ class FollowerOptions:
     """How streams are followed.
 
     Attributes:
-        bytes_max: Bytes of what was read that are held until the taker is done with them, of all streams together;
-            past that, nothing is read. From 1 MiB on. What chunks unpack to comes to it, of pieces that were taken.
+        bytes_max: Bytes of what was read that are held until the owner is done with them, of all streams together;
+            past that, nothing is read. From 1 MiB on. What chunks unpack to comes to it: 8 MiB of a stream, about.
         window_bytes: Bytes of one stream that are under way and held, about, and one chunk at least. Default 1 MiB:
-            enough where the taker is soon done with what it takes.
+            enough where the owner is soon done with what it is given.
         connections_max: Connections that streams are followed over: each takes 256. Questions have their own.
         timeout_s: Seconds for connecting, and for the answer to a question.
         heartbeat_s: Seconds of heartbeat asked for: a connection that is silent for 1.5 times that is given up.
@@ -85,7 +79,7 @@ class FollowerStatistics:
         followed: Streams that are followed.
         attached: Those of them that are read now, and are the ones that are known.
         connections: Connections that they are read over.
-        held: Chunks that the taker is not done with.
+        held: Chunks that the owner is not done with.
         held_bytes: Their bytes.
         records: Records given.
         holes: Times that retention had taken what was to be read.
@@ -104,86 +98,67 @@ class FollowerStatistics:
     failures: Annotated[int, Counter("relatum_follower_failures_total", "Failed tries to follow a stream")]
 
 
-class Follower(Closing):
-    """Follows streams for ever, each from a position on. A context manager; of one process.
+def refuses_login(error: object) -> TypeGuard[RelatumError]:
+    """Whether the broker lets nobody in by this login, whatever stream it is about: waiting alone does not cure it."""
+    return isinstance(error, AccessRefused | ConfigurationError) and getattr(error, "stream", None) is None
 
-    One thread reads all streams; up to three others, while there is something to ask, open connections and ask those
-    who lead streams. Whatever goes wrong is tried again, and told as an event and to `outages`: no method raises it.
+
+class StreamFollower:
+    """Follows streams for ever, each from a position on, on the loop of its owner; of one process.
+
+    Whatever goes wrong is tried again, and told as an event and to `outages`: no method raises it. All is for the
+    loop's thread but `reader`, `is_let_in` and `statistics`. To be closed before the loop is stopped.
 
     Args:
+        loop: The loop.
         broker: The broker.
+        on_event: Called with each event, in the loop: each stream's in order, streams in turn. What it raises is
+            logged, and that event is given again: records are read anew.
         options: How.
-        outages: Who is told of what waits; None: nobody, since its owner tells what the events say.
+        outages: Where to tell what waits; None: nowhere, since the owner tells what the events say.
         name: What following as a whole is called there.
         who: What following a stream is called there, by its name.
-        ready: Called, in the thread that reads, when there is something to take after there was nothing.
     """
 
     def __init__(
         self,
+        loop: ComponentLoop,
         broker: BrokerAddress | str,
+        on_event: Callable[[Event], object],
         *,
         options: FollowerOptions | None = None,
         outages: Outages | None = None,
         name: str = "following of streams",
         who: Callable[[str], str] = "following of stream {!r}".format,
-        ready: Callable[[], None] | None = None,
     ) -> None:
-        self._options = options or FollowerOptions()
-        address = BrokerAddress.of(broker)
-        self._loop = Loop()
-        self._questions = Questions(address, self._options.timeout_s, self._options.heartbeat_s)
-        self._shelves = Shelves(self._options.bytes_max, lambda: self._loop.add_callback(self._desk.collect), ready)
-        self._desk = Desk(
-            self._loop,
-            self._questions,
-            self._shelves,
-            names=Names(name, who),
-            outages=outages or Outages(_NOBODY),
-            gathering=Gathering(self._options.gather_s),
-            connections_max=self._options.connections_max,
+        options = options or FollowerOptions()
+        self._options = options
+        self._loop = loop
+        self._outages = outages or Outages(_NOBODY)
+        self._name = name
+        self._who = who
+        self.questions = Questions(BrokerAddress.of(broker), options.timeout_s, options.heartbeat_s)
+        # The owner's questions, to PostgreSQL, do not queue behind these, and opening a connection not behind those
+        # about streams.
+        self._threads = Threads(HELPERS_MAX, "relatum-follower-asks")
+        self._asking = asyncio.Semaphore(HELPERS_MAX - 1)
+        self.connections = Connections(
+            loop,
+            self._link,
+            connections_max=options.connections_max,
+            window_bytes=options.window_bytes,
+            away=self._away,
+            back=self._back,
         )
-        self._lock = threading.Lock()
+        gathering = Gathering(options.gather_s)
+        self.giving = Giving(on_event, options.bytes_max, gathering, self.connections.pause)
         self._current: dict[str, Followed] = {}
         self._numbers = count(1)
-        self._is_closing = False
-        self._records = 0
-        self._told: Counts[type[Event]] = Counts()
-        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self.is_let_in = True
+        """Whether the broker takes the login of what follows, as far as it has said."""
         of_one_process(self, "a follower")
         metrics.report(self)
-
-    def open(self) -> Self:
-        """Begin; it waits for nothing."""
-        with self._lock:
-            if self._thread is None and not self._is_closing:
-                self._loop.open()
-                self._thread = threading.Thread(target=self._run, name="relatum-follower", daemon=True)
-                self._thread.start()
-        return self
-
-    @own_connection()
-    def _run(self) -> None:
-        while not self._is_closing:
-            try:
-                self._turn()
-            except Exception:
-                logger.exception("following of streams has a defect, and goes on")
-                threading.Event().wait(AFTER_DEFECT_S)
-        self._end()
-
-    def _turn(self) -> None:
-        try:
-            self._loop.run_once()
-        finally:
-            self._shelves.announce()
-        pause_s = self._desk.gathering.pause_s()
-        if pause_s:
-            time.sleep(pause_s)
-
-    def _end(self) -> None:
-        self._desk.close()
-        self._loop.close()
 
     # --- what is followed ---------------------------------------------------------------------------------------------
 
@@ -202,104 +177,114 @@ class Follower(Closing):
             InvalidInput: an argument cannot be.
             UsedAfterClose: it was closed.
         """
+        number = self.next_number(stream, next_offset)
+        self.begin(stream, number, next_offset, known)
+        return number
+
+    def next_number(self, stream: str, next_offset: int) -> int:
+        """A following's number, from any thread, for `begin`; raises as `follow` does."""
         checked_name("stream", stream)
         checked_count("next_offset", next_offset, least=0, most=INTEGER_MAX)
-        with self._lock:
-            if self._is_closing:
-                raise UsedAfterClose("the follower was closed: open another one")
-            followed = Followed(stream, next(self._numbers), next_offset, known, self._options.window_bytes)
-            self._leave(stream)
-            self._current[stream] = followed
-        self._loop.add_callback(lambda: self._desk.follow(followed))
-        return followed.number
+        if self._is_closed:
+            raise UsedAfterClose("the follower was closed: open another one")
+        return next(self._numbers)
+
+    def begin(self, stream: str, number: int, next_offset: int, known: Position | None) -> None:
+        """Follow a stream, as `follow` does, by a number that was taken before."""
+        self.leave(stream)
+        if not self._is_closed:
+            followed = self._current[stream] = Followed(self, stream, number, next_offset, known)
+            followed.task = self._loop.spawn(followed.run())
 
     def leave(self, stream: str) -> None:
-        """Follow a stream no more: `take` gives nothing of it from now on. It waits for nothing."""
-        with self._lock:
-            self._leave(stream)
-
-    def _leave(self, stream: str) -> None:
+        """Follow a stream no more: nothing of it is given from now on. It waits for nothing."""
         followed = self._current.pop(stream, None)
-        if followed is not None:
-            followed.is_over = True
-            self._shelves.end(followed.shelf)
-            self._loop.add_callback(lambda: self._desk.leave(followed))
-
-    # --- what came ----------------------------------------------------------------------------------------------------
-
-    def take(self, timeout_s: float) -> list[Event]:
-        """What came, of many streams: each one's in order, and in turn among them. For one thread at a time.
-
-        Args:
-            timeout_s: Seconds to wait for something.
-
-        Returns:
-            About 4 MiB of records at most, or one piece; nothing where nothing came in time, or it was closed.
-        """
-        events = self._shelves.take(timeout_s)
-        for event in events:
-            if isinstance(event, Records):
-                self._records += len(event.batch)
-            else:
-                self._told[type(event)] += 1
-        return events
+        if followed is None:
+            return
+        followed.end()
+        self._outages.forget(self._who(stream))
+        if not self._current:
+            # Nothing is waited for any more, and nobody would notice that it is back.
+            self._outages.forget(self._name)
 
     def done(self, *events: Event) -> None:
-        """Hold records no more, and let their streams have more. From any thread, in any order."""
-        self._shelves.done(events)
+        """Hold records no more, and let their streams have more. In any order; idempotent."""
+        self.giving.done(events)
 
     # --- asked --------------------------------------------------------------------------------------------------------
 
     def reader(self) -> StreamReader:
-        """The reader by which questions are asked: of this follower, which closes it.
+        """The reader by which questions are asked: of this follower, which closes it. It waits: not in the loop.
 
         Raises:
             BrokerUnavailable, AccessRefused, ConfigurationError: none can be opened now.
         """
-        return self._questions.reader()
-
-    @property
-    def is_let_in(self) -> bool:
-        """Whether the broker takes the login of what follows, as far as it has said."""
-        return self._desk.is_let_in
+        return self.questions.reader()
 
     def statistics(self) -> FollowerStatistics:
         """How it stands."""
-        followed = list(self._desk.all.values())
+        giving = self.giving
         return FollowerStatistics(
             followed=len(self._current),
-            attached=sum(each.is_attached and each.seat is not None for each in followed),
-            connections=self._desk.links.connections,
-            held=self._shelves.count,
-            held_bytes=self._shelves.bytes,
-            records=self._records,
-            holes=self._told[Hole],
-            replaced=self._told[Replaced],
-            failures=self._told[Failed],
+            attached=sum(each.is_attached and each.is_read for each in list(self._current.values())),
+            connections=len(self.connections),
+            held=giving.count,
+            held_bytes=giving.bytes,
+            records=giving.records,
+            holes=giving.told[Hole],
+            replaced=giving.told[Replaced],
+            failures=giving.told[Failed],
         )
+
+    async def ask(self, function: Callable[..., _Answer], *args: object) -> _Answer:
+        """Ask about a stream, in a thread."""
+        async with self._asking:
+            return await self._loop.ask(function, *args, threads=self._threads)
+
+    async def _link(self, node: Broker | None) -> SocketConnection:
+        return await in_thread(self._threads, self.questions.link, node, returned=SocketConnection.close)
+
+    # --- what its parts tell ------------------------------------------------------------------------------------------
+
+    def goes_on(self, followed: Followed) -> None:
+        """A stream is read, and is the one that is known."""
+        self._outages.over(self._who(followed.stream))
+
+    def failed(self, followed: Followed, error: Exception) -> None:
+        """A stream cannot be read now."""
+        if not isinstance(error, RelatumError):
+            logger.error("following of stream %r has a defect, and goes on", followed.stream, exc_info=error)
+        self._outages.failed(self._who(followed.stream), error)
+        self.giving.put(followed, Failed(followed.stream, followed.number, error))
+
+    def _away(self, error: Exception) -> None:
+        """No stream can be read: the broker is away, or lets nobody in."""
+        self.is_let_in = not refuses_login(error)
+        if self._current:
+            self._outages.failed(self._name, error)
+        self.giving.put_for_all(Failed(None, 0, error))
+
+    def _back(self) -> None:
+        self.is_let_in = True
+        self._outages.answered(Server.BROKER)
+        self._outages.over(self._name)
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
-    def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """End all; who waits in `take` gets nothing.
+    async def close(self) -> None:
+        """End all: connections at once, then the reader's, in a thread. Idempotent."""
+        if self._is_closed:
+            return
+        self.end()
+        try:
+            await in_thread(self._threads, self.questions.close)
+        finally:
+            self._threads.shutdown()
 
-        Args:
-            timeout_s: Seconds to wait for the thread that reads.
-
-        Returns:
-            False where it had not ended by then.
-        """
-        with self._lock:
-            was_closing, self._is_closing = self._is_closing, True
-            thread = self._thread
-        self._shelves.close()
-        if thread is None and not was_closing:
-            self._end()
-        self._loop.add_callback(lambda: None)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout_s)
+    def end(self) -> None:
+        """Follow nothing more, and close all connections but the reader's."""
+        self._is_closed = True
+        for stream in list(self._current):
+            self.leave(stream)
+        self.connections.close()
         metrics.retire(self)
-        return thread is None or thread is threading.current_thread() or not thread.is_alive()
-
-    def __enter__(self) -> Self:
-        return self.open()

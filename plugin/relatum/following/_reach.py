@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import Final
 
 from relatum.errors import BrokerUnavailable, ReadTimeout
-from relatum.following._desk import refuses_login
-from relatum.following._follower import Follower
-from relatum.following._helpers import Helpers
-from relatum.waiting import Outages, Server
+from relatum.following._follower import StreamFollower, refuses_login
+from relatum.following._threaded import Follower
+from relatum.waiting import Outages, Server, Threads
 
 CUT_OFF_S: Final = 15.0
 """Seconds without the broker after which others may have a member's streams: a silent connection is noticed in as many.
@@ -44,12 +43,12 @@ class Reach:
             off soon. It takes nothing: all may be cut off, and come back to what is theirs.
     """
 
-    def __init__(self, follower: Follower, outages: Outages, stream: Callable[[], str]) -> None:
+    def __init__(self, follower: Follower | StreamFollower, outages: Outages, stream: Callable[[], str]) -> None:
         self.is_cut_off = self.is_returning = False
         self._follower = follower
         self._outages = outages
         self._stream = stream
-        self._helpers = Helpers(lambda told: told())
+        self._threads = Threads(1, "relatum-follower-asks")
         self._is_asking = False
         self._cut_off_at = -math.inf
         self._reached_at = self._asked_at = self._looked_at = time.monotonic()
@@ -71,7 +70,7 @@ class Reach:
         elif not self._is_asking and (self.is_cut_off or now - self._asked_at >= CUT_OFF_S / _ASKS):
             stream = self._stream()
             self._is_asking, self._asked_at = True, now
-            self._helpers.ask(lambda: self._follower.reader().bounds(stream), self._answered)
+            self._threads.submit(self._ask, stream)
         self.is_cut_off = now - self._reached_at >= CUT_OFF_S
         if self.is_cut_off:
             self._cut_off_at = now
@@ -80,11 +79,16 @@ class Reach:
 
     def close(self) -> None:
         """Ask nothing more."""
-        self._helpers.close()
+        self._threads.shutdown()
 
-    def _answered(self, answer: object) -> None:
-        if isinstance(answer, BrokerUnavailable | ReadTimeout) or refuses_login(answer):
-            self._outages.failed(_WHO, answer)
+    def _ask(self, stream: str) -> None:
+        error: Exception | None = None
+        try:
+            self._follower.reader().bounds(stream)
+        except Exception as raised:  # noqa: BLE001 - it is told, or the broker has answered
+            error = raised
+        if isinstance(error, BrokerUnavailable | ReadTimeout) or refuses_login(error):
+            self._outages.failed(_WHO, error)
         else:
             self._reached_at = time.monotonic()
             self._outages.answered(Server.BROKER)

@@ -5,15 +5,14 @@ connection's commands in order, so what was there to send has come by then; a st
 present, at this node.
 """
 
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from relatum.errors import DataError, RelatumError, StreamUnavailable
-from relatum.following._followed import Followed
+from relatum.errors import RelatumError, StreamUnavailable
 from relatum.reading import ATTACHES_MAX, CLOSES_SINCE, Broker, StreamPlaces, refusal
 from relatum.wire import (
     SUBSCRIPTIONS,
     Answer,
+    Chunk,
     Code,
     CreditRefused,
     Damaged,
@@ -26,6 +25,10 @@ from relatum.wire import (
     is_before,
 )
 
+if TYPE_CHECKING:
+    from relatum.following._connection import Connection
+    from relatum.following._followed import Followed
+
 WAITS_BEFORE: Final = (4, 2, 1)
 """Version before which a connection waits two milliseconds, for all its streams, whenever one of them has no more: for
 each lone message. Source: rabbitmq-server, pull request 14766; `timer:sleep(1)` in `rabbit_stream_reader` of 3.10.8."""
@@ -33,43 +36,74 @@ each lone message. Source: rabbitmq-server, pull request 14766; `timer:sleep(1)`
 CROWD: Final = 64
 """Streams whose messages wait for each other then, on one connection, for an eighth of a second at most."""
 
-
-class Quiet(NamedTuple):
-    """A stream has no more at present, at this node."""
-
-    followed: Followed
+CHUNKS_MAX: Final = 1024
+"""Chunks that a stream has under way and held, at most: of one message each where they are published one by one. A
+taker who is done with what came five times a second keeps up with 5,000 of them."""
 
 
-class Ended(NamedTuple):
-    """A subscription is no more: it was refused, or ended by the broker."""
-
-    followed: Followed
-    code: int
-    error: RelatumError
+class Interrupted(Exception):
+    """The connection has ended: the connections tell of it, once for all its streams."""
 
 
-class Placed(NamedTuple):
-    """Where streams lie that were asked about."""
+class Ended(Exception):
+    """The broker refused a subscription, or ended it: its code, and the error that it amounts to."""
 
-    places: list[StreamPlaces]
+    def __init__(self, code: int, error: RelatumError) -> None:
+        super().__init__(code, error)
+        self.code = code
+        self.error = error
 
 
-Outcome = Quiet | Ended | Placed
+class Subscription:
+    """The reading of one stream over one connection: its number there, and its credit.
+
+    `barrier` is answered when all that was asked for last has come; `is_quiet` says that it was seen to have no more.
+    """
+
+    def __init__(self, followed: "Followed", number: int, window_bytes: int) -> None:
+        self.followed = followed
+        self.number = number
+        self.connection: Connection | None = None
+        self.barrier: int | None = None
+        self.has_come = self.is_quiet = False
+        self._under_way, self._held, self._window = 1, 0, 1
+        self._window_bytes = window_bytes
+
+    def came(self, chunk: Chunk) -> None:
+        """A chunk came that was under way; of what is like it, as many may be at once as fit."""
+        self.has_come = True
+        self._under_way -= 1
+        self._held += 1
+        self._window = min(CHUNKS_MAX, self._window_bytes // (len(chunk.data) or 1) or 1)
+
+    def free(self) -> None:
+        """One that came is held no more."""
+        self._held -= 1
+
+    def credit(self) -> int:
+        """How many chunks more may be under way now; they are from now on.
+
+        Of a stream that was seen to have no more, none as long as half of what may be is under way: a credit for each
+        chunk costs both sides as much as the chunk. Of others each is asked for, since a barrier goes with it.
+        """
+        if self.is_quiet and self._under_way * 2 > self._window:
+            return 0
+        credit = max(0, self._window - self._under_way - self._held)
+        self._under_way += credit
+        return credit
+
+    @property
+    def may_come(self) -> bool:
+        """Whether more may come: else that nothing does says nothing."""
+        return self._under_way > 0
 
 
 class Subscriptions:
-    """The subscriptions of one session.
-
-    Args:
-        session: The session.
-
-    Attributes:
-        followed: The streams, by the subscription's number.
-    """
+    """The subscriptions of one session."""
 
     def __init__(self, session: StreamSession) -> None:
         self._session = session
-        self.followed: dict[int, Followed] = {}
+        self._all: dict[int, Subscription] = {}
         self._answers: dict[int, int] = {}
         self._awaiting: dict[int, None] = {}
         self._barriers: dict[int, list[int]] = {}
@@ -84,7 +118,7 @@ class Subscriptions:
     @property
     def is_crowded(self) -> bool:
         """Whether another stream is better read over another connection: its messages would wait for those of many."""
-        return len(self.followed) >= CROWD and is_before(self._version, WAITS_BEFORE)
+        return len(self._all) >= CROWD and is_before(self._version, WAITS_BEFORE)
 
     @property
     def is_worn(self) -> bool:
@@ -99,33 +133,52 @@ class Subscriptions:
     def _version(self) -> str:
         return self._session.server_properties.get("version", "")
 
-    def add(self, followed: Followed, offset: int) -> None:
+    @property
+    def own_node(self) -> Broker:
+        """The node, as it advertises itself."""
+        properties = self._session.connection_properties
+        port = properties.get("advertised_port", "")
+        return Broker(properties.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
+
+    # --- what is asked for --------------------------------------------------------------------------------------------
+
+    def add(self, followed: "Followed", offset: int, window_bytes: int) -> Subscription:
         """Subscribe, with one credit and a barrier."""
         number = self._session.take_subscription()
         correlation = self._session.next_correlation()
         self._attaches += 1
         self._answers[correlation] = number
-        self.followed[number] = followed
-        followed.subscription = number
+        subscription = self._all[number] = Subscription(followed, number, window_bytes)
         start = StartSpec(Start.OFFSET, offset)
         self._session.send(frames.subscribe(correlation, number, followed.stream, start, 1))
         self._awaiting[number] = None
+        return subscription
 
-    def remove(self, followed: Followed) -> None:
+    def remove(self, subscription: Subscription) -> None:
         """Unsubscribe; what is under way for it is dropped as it comes."""
-        number, followed.subscription = followed.subscription, None
-        if number is not None and self.followed.pop(number, None) is not None:
+        number = subscription.number
+        if self._all.get(number) is subscription:
+            del self._all[number]
             self._awaiting.pop(number, None)
             self._session.unsubscribe(number)
 
-    def grant(self, followed: Followed, chunks: int, *, asks: bool) -> None:
-        """Grant credit, where it is any; `asks` for a barrier."""
-        if followed.subscription is not None:
-            if chunks:
-                self._session.send(frames.credit(followed.subscription, chunks))
-            if asks:
-                followed.has_come, followed.barrier = False, None
-                self._awaiting[followed.subscription] = None
+    def grant(self, subscription: Subscription) -> bool:
+        """Grant what credit there is; whether something is to be sent.
+
+        As long as the stream was not seen to be without more, whether it is now is asked, too. Also without credit,
+        where what came since was larger than what had been expected: so much is under way still that there may be none
+        for a long time.
+        """
+        if self._all.get(subscription.number) is not subscription:
+            return False
+        credit = subscription.credit()
+        asks = not subscription.is_quiet and (credit > 0 or (subscription.has_come and subscription.may_come))
+        if credit:
+            self._session.send(frames.credit(subscription.number, credit))
+        if asks:
+            subscription.has_come, subscription.barrier = False, None
+            self._awaiting[subscription.number] = None
+        return credit > 0 or asks
 
     def ask_places(self, streams: list[str]) -> None:
         """Ask where streams lie, in one frame."""
@@ -139,53 +192,65 @@ class Subscriptions:
             correlation = self._session.next_correlation()
             self._barriers[correlation] = list(self._awaiting)
             for number in self._awaiting:
-                self.followed[number].barrier = correlation
+                self._all[number].barrier = correlation
             self._awaiting.clear()
             self._session.send(frames.metadata(correlation, []))
 
-    def own_node(self) -> Broker:
-        """The node, as it advertises itself."""
-        properties = self._session.connection_properties
-        port = properties.get("advertised_port", "")
-        return Broker(properties.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
+    def interrupt(self) -> None:
+        """Tell all streams that the connection has ended."""
+        subscriptions, self._all = self._all, {}
+        self._awaiting.clear()
+        for subscription in subscriptions.values():
+            subscription.connection = None
+            subscription.followed.ended(Interrupted())
 
-    def outcomes(self, event: Event) -> Iterator[Outcome]:
-        """What an event other than a chunk amounts to."""
-        if type(event) is Answer:
-            yield from self._answered(event)
-        elif type(event) is StreamMoved:
-            yield from self._moved(event)
-        elif type(event) is CreditRefused:
-            yield from self._broken(event.subscription, event.code, None)
-        elif type(event) is Damaged:
-            yield from self._broken(event.subscription, Code.OK, event.error)
+    # --- what came ----------------------------------------------------------------------------------------------------
 
-    def _broken(self, number: int, code: int, error: DataError | None) -> Iterator[Outcome]:
-        followed = self.followed.get(number)
-        if followed is not None:
-            stream = followed.stream
-            message = f"The broker dropped the subscription to {stream!r}."
-            yield self._ended(followed, code, error or StreamUnavailable(message, stream=stream))
+    def receive(self, events: list[Event]) -> list[StreamPlaces]:
+        """Give what came to the streams that it is for; where streams lie is returned, as far as it was asked for."""
+        places = list[StreamPlaces]()
+        for event in events:
+            if type(event) is Chunk:
+                subscription = self._all.get(event.subscription)
+                if subscription is not None:
+                    subscription.came(event)
+                    subscription.followed.came(event)
+            elif type(event) is Answer:
+                places += self._answered(event)
+            elif type(event) is StreamMoved:
+                error = StreamUnavailable(f"The stream {event.stream!r} moved or was deleted.", stream=event.stream)
+                for each in [each for each in self._all.values() if each.followed.stream == event.stream]:
+                    self._end(each, event.code, error)
+            elif isinstance(event, CreditRefused | Damaged):
+                self._broken(event)
+        return places
 
-    def _answered(self, answer: Answer) -> Iterator[Outcome]:
+    def _broken(self, event: CreditRefused | Damaged) -> None:
+        subscription = self._all.get(event.subscription)
+        if subscription is None:
+            return
+        if isinstance(event, Damaged):
+            self._end(subscription, Code.OK, event.error)
+        else:
+            stream = subscription.followed.stream
+            error = StreamUnavailable(f"The broker dropped the subscription to {stream!r}.", stream=stream)
+            self._end(subscription, event.code, error)
+
+    def _answered(self, answer: Answer) -> list[StreamPlaces]:
         if answer.correlation in self._places:
             self._places.discard(answer.correlation)
-            yield Placed(frames.decode_metadata(answer.body))
+            return frames.decode_metadata(answer.body)
         for number in self._barriers.pop(answer.correlation, ()):
-            followed = self.followed.get(number)
+            subscription = self._all.get(number)
             # One that was granted credit since is asked about by a later one.
-            if followed is not None and followed.barrier == answer.correlation and not followed.has_come:
-                yield Quiet(followed)
-        followed = self.followed.get(self._answers.pop(answer.correlation, -1))
-        if followed is not None and answer.code != Code.OK:
-            yield self._ended(followed, answer.code, refusal(followed.stream, answer.code))
+            if subscription is not None and subscription.barrier == answer.correlation and not subscription.has_come:
+                subscription.followed.quiet()
+        subscription = self._all.get(self._answers.pop(answer.correlation, -1))
+        if subscription is not None and answer.code != Code.OK:
+            self._end(subscription, answer.code, refusal(subscription.followed.stream, answer.code))
+        return []
 
-    def _moved(self, moved: StreamMoved) -> Iterator[Outcome]:
-        for followed in [each for each in self.followed.values() if each.stream == moved.stream]:
-            error = StreamUnavailable(f"The stream {moved.stream!r} moved or was deleted.", stream=moved.stream)
-            yield self._ended(followed, moved.code, error)
-
-    def _ended(self, followed: Followed, code: int, error: RelatumError) -> Ended:
+    def _end(self, subscription: Subscription, code: int, error: RelatumError) -> None:
         # Also where the broker has none any more: its answer makes the number free.
-        self.remove(followed)
-        return Ended(followed, code, error)
+        self.remove(subscription)
+        subscription.followed.ended(Ended(code, error))

@@ -7,9 +7,10 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
-from relatum.errors import InvalidGroup, PublishOutcomeUnknown
+from relatum.errors import PublishOutcomeUnknown
+from relatum.groups.numbering import Numbering
 from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
-from relatum.membership import GroupFault, GroupPosition, Membership, Numbering
+from relatum.membership import GroupFault, GroupPosition, Membership
 from relatum.processes import of_one_process
 from relatum.publishing import OwnProperties, copy_with, publisher_of
 
@@ -17,8 +18,10 @@ from relatum.publishing import OwnProperties, copy_with, publisher_of
 class GroupBase:
     """What the groups of both clients share: the group's numbers, and how it ends."""
 
-    def __init__(self, routing_key: str, group_id: str | None, start: int, *, exchange: str = "") -> None:
-        _check_text("routing_key", routing_key)
+    def __init__(self, exchange: str, routing_key: str, group_id: str | None, start: int) -> None:
+        for name, value in (("exchange", exchange), ("routing_key", routing_key)):
+            if not isinstance(value, str):
+                raise GroupFault.OPTION_INVALID.error(f"{name} is a text, not {type(value).__name__}")
         self._target = exchange, routing_key
         self._numbers = Numbering(group_id, start)
         of_one_process(self, "a message group, whose numbers are given once,")
@@ -74,16 +77,14 @@ class GroupBase:
         exchange, routing_key = self._target
         name = exchange or routing_key
         if (exchange or routing_key) and not position.holds_for(exchange, routing_key):
-            raise InvalidGroup(
+            raise GroupFault.OPTION_INVALID.error(
                 f"the position of group {position.group_id} says nothing of {name!r}, where this group's messages go: "
-                f"ask group_position(…, streams={name!r})",
-                reason=str(GroupFault.OPTION_INVALID),
+                f"ask group_position(…, streams={name!r})"
             )
         if not (position.is_proven or unproven):
-            raise InvalidGroup(
+            raise GroupFault.OPTION_INVALID.error(
                 f"the position of group {position.group_id} is not proven, there may be more of it: ask with "
-                "complete=True by the stream protocol, or say resume(…, unproven=True)",
-                reason=str(GroupFault.OPTION_INVALID),
+                "complete=True by the stream protocol, or say resume(…, unproven=True)"
             )
 
     def _failed(self, place: Membership, error: Exception) -> None:
@@ -137,11 +138,8 @@ class MessageGroup(GroupBase):
         start: int = 1,
     ) -> None:
         self._publisher = publisher_of(channel)
-        _check_text("exchange", exchange)
-        super().__init__(routing_key, group_id, start, exchange=exchange)
+        super().__init__(exchange, routing_key, group_id, start)
         self._channel = channel
-        self._exchange = exchange
-        self._routing_key = routing_key
 
     def put(
         self,
@@ -179,8 +177,8 @@ class MessageGroup(GroupBase):
             PublishOutcomeUnknown: it may be in the stream: its number stays taken. Settle it, or go on with
                 `resume`.
         """
-        exchange = self._exchange if exchange is None else exchange
-        routing_key = self._routing_key if routing_key is None else routing_key
+        exchange = self._target[0] if exchange is None else exchange
+        routing_key = self._target[1] if routing_key is None else routing_key
         if not self._publisher.interception.active:
             # Only where an interceptor is at work can a failure say whether the message was sent.
             self._publisher = publisher_of(self._channel)
@@ -210,11 +208,6 @@ class MessageGroup(GroupBase):
             self.close()
         else:
             self._numbers.end()
-
-
-def _check_text(name: str, value: Any) -> None:
-    if not isinstance(value, str):
-        raise InvalidGroup(f"{name} is a text, not {type(value).__name__}", reason=str(GroupFault.OPTION_INVALID))
 
 
 def _grouped(given: BasicProperties | None, place: Membership) -> BasicProperties:

@@ -41,8 +41,7 @@ class AsyncMessageGroup(GroupBase):
         start: int = 1,
     ) -> None:
         self._exchange = intercepted_exchange(target)[0]
-        super().__init__(routing_key, group_id, start, exchange=self._exchange.name)
-        self._routing_key = routing_key
+        super().__init__(self._exchange.name, routing_key, group_id, start)
 
     async def put(
         self,
@@ -63,7 +62,7 @@ class AsyncMessageGroup(GroupBase):
         is `PublishUnroutable`, whatever the channel's `on_return_raises`.
         """
         target, _ = intercepted_exchange(self._exchange if exchange is None else exchange)
-        routing_key = self._routing_key if routing_key is None else routing_key
+        routing_key = self._target[1] if routing_key is None else routing_key
         place = self._numbers.take(last=last)
         try:
             result = await target.publish(_grouped(message, place), routing_key, mandatory=mandatory, **kwargs)

@@ -8,9 +8,7 @@ components at that moment; until then counting is an addition to a number.
     relatum.metrics.exposition()                             the page, for a server of the application's own
     prometheus_client.REGISTRY.register(collector())         beside the application's own metrics
 
-Public, too, is what rooms declare and report with: `reported`, `Counter`, `Gauge`, `Distribution`, `Each`, `Histogram`,
-`report`, `retire`; and what `relatum.otel` makes instruments of: `told`, `when_reported`. docs/metrics.md has the list
-of all metrics.
+The other names are for the rooms that declare and report metrics. docs/metrics.md has the list of all metrics.
 """
 
 from relatum.metrics._declaring import (
@@ -26,7 +24,7 @@ from relatum.metrics._declaring import (
     reported,
 )
 from relatum.metrics._histogram import Histogram, Observed
-from relatum.metrics._reporting import collector, exposition, report, retire, serve, told, when_reported
+from relatum.metrics._reporting import collector, exposition, report, retire, serve, when_reported
 
 __all__ = [
     "Counter",
@@ -46,6 +44,5 @@ __all__ = [
     "reported",
     "retire",
     "serve",
-    "told",
     "when_reported",
 ]

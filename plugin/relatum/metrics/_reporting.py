@@ -152,14 +152,6 @@ def retire(source: Reports) -> None:
     _registry.retire(source)
 
 
-def told() -> Iterator[tuple[Metric, dict[tuple[str, ...], Any]]]:
-    """All metrics by name, each with its values by those of its labels."""
-    by_metric: dict[Metric, dict[tuple[str, ...], Any]] = {}
-    for (metric, labels), values in _registry.values().items():
-        by_metric.setdefault(metric, {})[labels] = metric.merge(values)
-    yield from sorted(by_metric.items(), key=lambda each: each[0].name)
-
-
 def collector() -> "Collector":
     """What a registry of `prometheus_client` is given: `prometheus_client.REGISTRY.register(collector())`.
 
@@ -169,7 +161,10 @@ def collector() -> "Collector":
 
     class Told(Collector):
         def collect(self) -> Iterator[Any]:
-            return (_family(metric, values) for metric, values in told())
+            by_metric: dict[Metric, dict[tuple[str, ...], Any]] = {}
+            for (metric, labels), values in _registry.values().items():
+                by_metric.setdefault(metric, {})[labels] = metric.merge(values)
+            return (_family(metric, by_metric[metric]) for metric in sorted(by_metric, key=lambda each: each.name))
 
         def describe(self) -> list[Any]:
             # Nothing is known to collide; registering must not ask.

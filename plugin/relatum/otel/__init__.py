@@ -8,14 +8,25 @@ span costs a look into `sys.modules`. Metrics take one call, `report_metrics()`;
     otel.configure(values_of=["order_id"])      spans of look-ups tell values of this key, unless it is masked
     otel.report_metrics()                       all metrics of this process, by the OpenTelemetry API
 
-Public for other rooms, too: `span`, `NO_SPAN`, `note`, `is_on`, `links_of`, `carried`. What is decided, and why, is in
-docs/adr/0037-opentelemetry.md.
+The other names are for the rooms that make spans. What is decided, and why, is in docs/adr/0037-opentelemetry.md.
 """
 
 from relatum.otel._instruments import Instrumentor, report_metrics
-from relatum.otel._links import LINKS_MAX, links_of
-from relatum.otel._options import Part, configure, shows_ids, shows_values_of
-from relatum.otel._spans import NO_SPAN, Description, Link, Span, carried, is_on, note, span
+from relatum.otel._spans import (
+    LINKS_MAX,
+    NO_SPAN,
+    Description,
+    Link,
+    Part,
+    Span,
+    carried,
+    configure,
+    is_on,
+    links_of,
+    note,
+    shows_values_of,
+    span,
+)
 
 __all__ = [
     "LINKS_MAX",
@@ -31,7 +42,6 @@ __all__ = [
     "links_of",
     "note",
     "report_metrics",
-    "shows_ids",
     "shows_values_of",
     "span",
 ]

@@ -1,15 +1,13 @@
 """The metrics as OpenTelemetry reads them: an observable instrument for each series, asked when somebody collects."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from relatum.errors import ConfigurationError
-from relatum.metrics import Kind, Metric, declared, told, when_reported
-from relatum.otel._options import Part, configure
-from relatum.otel._spans import harmless
+from relatum.metrics import Kind, Metric, collector, declared, when_reported
+from relatum.otel._spans import Part, configure, harmless
 from relatum.processes import after_fork
 
 if TYPE_CHECKING:
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
 
 _UNITS: Final = {"seconds": "s", "bytes": "By", "": ""}
 """Units in UCUM, as OpenTelemetry writes them. A plain number has none: of "1", Prometheus would make a ratio."""
-
-_Values = Mapping[tuple[str, ...], Any]
 
 
 class _Instruments:
@@ -71,28 +67,14 @@ class _Instruments:
 
 
 def _observations() -> "dict[str, list[Observation]]":
-    """What all instruments observe now, by their names."""
+    """What all instruments observe now, by their names: a histogram is observed as the series that Prometheus has."""
     from opentelemetry.metrics import Observation
 
     found: dict[str, list[Observation]] = {name: [] for metric in declared() for name in metric.series}
-    for metric, values in told():
-        for name, labels, value in _series(metric, values):
-            found.setdefault(name, []).append(Observation(value, labels))
+    for family in collector().collect():
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(Observation(sample.value, sample.labels))
     return found
-
-
-def _series(metric: Metric, values: _Values) -> Iterator[tuple[str, dict[str, str], float]]:
-    """A metric's series: of a histogram, which no instrument observes, those that Prometheus has."""
-    for given, value in values.items():
-        labels = dict(zip(metric.labels, given, strict=True))
-        if metric.kind is not Kind.HISTOGRAM:
-            yield metric.name, labels, value
-            continue
-        ends = [*map(str, value.bounds), "+Inf"]
-        for end, count in zip(ends, accumulate(value.counts), strict=True):
-            yield f"{metric.name}_bucket", labels | {"le": end}, count
-        yield f"{metric.name}_sum", labels, value.sum
-        yield f"{metric.name}_count", labels, value.count
 
 
 _told_to: "Final[dict[MeterProvider | None, _Instruments]]" = {}

@@ -1,20 +1,30 @@
-"""Spans, where the application has set a provider of them: opened, told more, carried to other threads.
+"""Spans, where the application has set a provider of them: opened, told more, carried to other threads, linked.
 
 What makes spans is the application's: samplers, processors, exporters. What they raise is logged, and changes nothing
 of what the span is of: no answer and no row depends on it.
 """
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import lru_cache, wraps
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
-from relatum.errors import BrokerUnavailable, ConnectionsInUse, DatabaseUnavailable, ReadTimeout, RelatumError
-from relatum.otel._options import Part, has_spans
+from relatum.checks import checked_names, shown
+from relatum.errors import (
+    BrokerUnavailable,
+    ConnectionsInUse,
+    DatabaseUnavailable,
+    InvalidInput,
+    ReadTimeout,
+    RelatumError,
+)
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link as Link
@@ -31,8 +41,17 @@ Attributes: TypeAlias = Mapping[str, str | bool | int | float | Sequence[str]]
 SCHEMA: Final = "https://opentelemetry.io/schemas/1.37.0"
 """The semantic conventions that attributes follow."""
 
+LINKS_MAX: Final = 128
+"""Messages of one span that are looked at for a link: as many links as OpenTelemetry keeps of a span by default."""
+
+_HEADER_MAX: Final = 4_096
+"""Characters of a header that is read: W3C's `tracestate`, the longest that there is, should have 512 of them."""
+
 _SUPPRESSED: Final = "suppress_instrumentation"
 """What `opentelemetry.instrumentation.utils.suppress_instrumentation` sets in the context."""
+
+_DISABLED: Final = "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS"
+"""OpenTelemetry's variable for what `opentelemetry-instrument` leaves alone: names with commas, or `*`."""
 
 _SERVERS: Final = (BrokerUnavailable, ConnectionsInUse, DatabaseUnavailable, ReadTimeout)
 """Errors whose words are of servers and addresses: those of others may hold what a message says."""
@@ -43,6 +62,62 @@ _LOGGED_MAX: Final = 100
 """Kinds of errors that are logged in a process."""
 
 _logged: Final[set[tuple[str, type[Exception]]]] = set()
+
+
+# --- what spans there are, and what they may tell ---------------------------------------------------------------------
+
+
+class Part(StrEnum):
+    """What spans can be left out of."""
+
+    LOOKUPS = "lookups"
+    """Calls of `Relations` and `AsyncRelations`."""
+    RECORDER = "recorder"
+    """Transactions of recorders."""
+    COLLECTOR = "collector"
+    """Bulks of collectors."""
+    SERIAL = "serial"
+    """Batches of serial consumers."""
+    MOVES = "moves"
+    """Moves of serialization contexts."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    parts: frozenset[Part] = frozenset(Part)
+    values_of: frozenset[str] = frozenset()
+    ids: bool = False
+
+
+_is_disabled = {"relatum", "*"} & {name.strip() for name in os.environ.get(_DISABLED, "").split(",")}
+_options = _Options(frozenset()) if _is_disabled else _Options()
+
+
+def configure(*, without: Iterable[str] = (), values_of: Iterable[str] = (), ids: bool = False) -> None:
+    """Say what spans there are in this process, and what they may tell; each call says all of it.
+
+    Args:
+        without: Parts that have no spans, of "lookups", "recorder", "collector", "serial" and "moves". Default: none.
+        values_of: Keys of which look-ups tell the value that is sought, as `relatum.key.NAME`. Values that are masked
+            are not told, whatever is said here. Default: none.
+        ids: Whether links to messages tell `messaging.message.id` and `messaging.message.conversation_id`, of the
+            properties `message_id` and `correlation_id`. Default: False, for keys are often made of them.
+
+    Raises:
+        InvalidInput: there is no such part.
+    """
+    global _options
+    names = checked_names("without", without)
+    wrong = [name for name in names if name not in [*Part]]
+    if wrong:
+        raise InvalidInput(f"without= takes of {', '.join(Part)}, not {shown(wrong[0])}")
+    keys = checked_names("values_of", values_of)
+    _options = _Options(frozenset(Part).difference(map(Part, names)), frozenset(keys), ids)
+
+
+def shows_values_of(key: str) -> bool:
+    """Whether values of a key may be told, as far as they are not masked."""
+    return key in _options.values_of
 
 
 def harmless(without: str) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result | None]]:
@@ -64,6 +139,9 @@ def harmless(without: str) -> Callable[[Callable[_Arguments, _Result]], Callable
         return call
 
     return decorate
+
+
+# --- spans ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +166,10 @@ def _tracer_of(part: Part) -> Tracer | None:
     """What makes the spans of a part; None where nobody wants any."""
     trace: Any = sys.modules.get("opentelemetry.trace")
     # The module has no such function as long as another thread imports it.
-    if not has_spans(part) or not hasattr(trace, "get_tracer_provider"):
+    if part not in _options.parts or not hasattr(trace, "get_tracer_provider"):
         return None
     tracer = _made_by(trace.get_tracer_provider())
-    if tracer is None or sys.modules["opentelemetry.context"].get_value(_SUPPRESSED):
-        return None
-    return tracer
+    return None if tracer is None or sys.modules["opentelemetry.context"].get_value(_SUPPRESSED) else tracer
 
 
 @lru_cache(maxsize=1)
@@ -106,10 +182,9 @@ def _made_by(provider: Any) -> Tracer | None:
 
     if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
         return None
-    try:
+    ours = None
+    with suppress(PackageNotFoundError):  # Imported from a folder.
         ours = version("relatum")
-    except PackageNotFoundError:
-        ours = None  # Imported from a folder.
     tracer: Tracer = provider.get_tracer("relatum", ours, schema_url=SCHEMA)
     return None if isinstance(tracer, trace.NoOpTracer) else tracer
 
@@ -149,18 +224,23 @@ class Span:
     @harmless("a span is not told all")
     def failed(self, error: BaseException | str) -> None:
         """Say that what it is of has failed: by an error, or for what else, in a word."""
-        if self._span is None:
-            return
-        from opentelemetry.trace import StatusCode
+        if self._span is not None:
+            from opentelemetry.trace import StatusCode
 
-        self._span.set_attribute("error.type", error if isinstance(error, str) else _name_of(type(error)))
-        self._span.set_status(StatusCode.ERROR, str(error) if isinstance(error, _SERVERS) else None)
+            self._span.set_attribute("error.type", error if isinstance(error, str) else _name_of(type(error)))
+            self._span.set_status(StatusCode.ERROR, str(error) if isinstance(error, _SERVERS) else None)
 
     @harmless("a span is not ended")
     def end(self) -> None:
         """End it."""
         if self._span is not None:
             self._span.end()
+
+
+def _name_of(kind: type[BaseException]) -> str:
+    if issubclass(kind, RelatumError) and kind.__module__.startswith("relatum.errors."):
+        return f"relatum.errors.{kind.__qualname__}"
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 NO_SPAN: Final = Span(None, None)
@@ -211,20 +291,9 @@ def _begun(tracer: Tracer, describe: Callable[[], Description]) -> Any:
     from opentelemetry.trace import SpanKind
 
     described = describe()
-    return tracer.start_span(
-        described.name,
-        kind=SpanKind.CONSUMER if described.kind == "consumer" else SpanKind.INTERNAL,
-        attributes=described.attributes,
-        links=described.links,
-        record_exception=False,
-        set_status_on_exception=False,
-    )
-
-
-def _name_of(kind: type[BaseException]) -> str:
-    if issubclass(kind, RelatumError) and kind.__module__.startswith("relatum.errors."):
-        return f"relatum.errors.{kind.__qualname__}"
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    kind = SpanKind.CONSUMER if described.kind == "consumer" else SpanKind.INTERNAL
+    given: dict[str, Any] = {"attributes": described.attributes, "links": described.links}
+    return tracer.start_span(described.name, kind=kind, record_exception=False, set_status_on_exception=False, **given)
 
 
 def note(part: Part, attributes: Callable[[], Attributes]) -> None:
@@ -251,3 +320,54 @@ def carried(part: Part, function: Callable[_Arguments, _Result]) -> Callable[_Ar
             context.detach(token)
 
     return called
+
+
+# --- links to the spans of those who sent messages, which carry those in headers --------------------------------------
+
+
+def links_of(messages: Iterable[Any], most: int = LINKS_MAX) -> list[Link]:
+    """Links to the spans that sent messages, as far as they carry one: by the application's own propagators.
+
+    To be called where spans are wanted alone (`is_on`).
+
+    Args:
+        messages: Messages as `relatum.reading.Message`; the first `most` are looked at.
+        most: How many. Default 128.
+    """
+    fields = _header_names() or frozenset()
+    # One by one: what one message says costs none of the others its link.
+    found = (_link_of(message, fields) for message in islice(messages, most))
+    return [link for link in found if link is not None]
+
+
+@harmless("links are left out")
+def _header_names() -> frozenset[str]:
+    from opentelemetry import propagate
+
+    return frozenset(propagate.get_global_textmap().fields) - {"baggage"}
+
+
+@harmless("a link is left out")
+def _link_of(message: Any, fields: frozenset[str]) -> Link | None:
+    from opentelemetry import propagate, trace
+    from opentelemetry.context import Context
+
+    raw = message.raw
+    if raw is not None and not any(name.encode() in raw for name in fields):
+        return None  # Found out without decoding it, which takes ten times as long.
+    headers = message.headers
+    # Headers are written by anybody: a propagator is given short texts alone.
+    said = {name: headers.get(name) for name in fields}
+    carrier = {name: value for name, value in said.items() if type(value) is str and len(value) <= _HEADER_MAX}
+    if not carrier:
+        return None
+    sender = trace.get_current_span(propagate.extract(carrier, Context())).get_span_context()
+    if not sender.is_valid:
+        return None
+    told: dict[str, str | int] = {"messaging.destination.name": message.stream, "relatum.offset": message.offset}
+    if _options.ids:
+        ids = {"messaging.message.id": "message_id", "messaging.message.conversation_id": "correlation_id"}
+        properties = message.properties
+        of_it = {name: getattr(properties, property_) for name, property_ in ids.items()}
+        told |= {name: str(value) for name, value in of_it.items() if value is not None}
+    return trace.Link(sender, told)

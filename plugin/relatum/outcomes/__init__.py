@@ -3,7 +3,7 @@
 Collectors write it (`relatum.collecting`); here it is only read, so that who asks needs nothing of theirs.
 """
 
-from relatum.outcomes._outcome_values import Outcome, OutcomeStatus, least_advanced, read_outcomes, unknown
+from relatum.outcomes._outcome_values import Outcome, OutcomeStatus, read_outcomes
 from relatum.outcomes._outcomes import AsyncOutcomes, Outcomes, not_finished, outcome_in_task
 
 __all__ = [
@@ -11,9 +11,7 @@ __all__ = [
     "Outcome",
     "OutcomeStatus",
     "Outcomes",
-    "least_advanced",
     "not_finished",
     "outcome_in_task",
     "read_outcomes",
-    "unknown",
 ]

@@ -12,8 +12,10 @@ from relatum.terminal import (
     DatabaseOption,
     ExitCode,
     JsonOption,
+    argument,
     console,
     moment_text,
+    option,
     plain_text,
     print_json,
     require_database,
@@ -21,10 +23,8 @@ from relatum.terminal import (
 
 
 def outcome(
-    message_ids: Annotated[list[str], typer.Argument(metavar="ID…", help="The messages' ids.", show_default=False)],
-    collector: Annotated[
-        str | None, typer.Option(help="What became of them in this collector alone.", show_default=False)
-    ] = None,
+    message_ids: Annotated[list[str], argument("ID…", "The messages' ids.")],
+    collector: Annotated[str | None, option("What became of them in this collector alone.")] = None,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -37,35 +37,22 @@ def outcome(
     with Outcomes(require_database(database)) as outcomes:
         found = list(outcomes.of_many(message_ids, collector=collector).values())
     if as_json:
-        print_json([outcome_document(each) for each in found])
+        print_json([_document(each) for each in found])
     else:
         print_outcomes(found)
-    code = code_of(found)
-    if code is not ExitCode.OK:
-        raise typer.Exit(code)
-
-
-def code_of(found: Collection[Outcome]) -> ExitCode:
-    """The exit code for some outcomes: what needs doing most."""
     statuses = {each.status for each in found}
     if statuses & {OutcomeStatus.FAILED, OutcomeStatus.DEAD}:
-        return ExitCode.UNSUCCESSFUL
+        raise typer.Exit(ExitCode.UNSUCCESSFUL)
     if OutcomeStatus.UNKNOWN in statuses:
-        return ExitCode.NOT_THERE
+        raise typer.Exit(ExitCode.NOT_THERE)
     if not all(status.is_final for status in statuses):
-        return ExitCode.NOT_YET
-    return ExitCode.OK
+        raise typer.Exit(ExitCode.NOT_YET)
 
 
-def outcome_document(outcome: Outcome) -> dict[str, Any]:
+def _document(outcome: Outcome) -> dict[str, Any]:
     """An outcome for `--json`."""
-    document = {name: value for name, value in asdict(outcome).items() if name != "others"}
-    return {
-        **document,
-        "status": outcome.status.value,
-        "is_final": outcome.is_final,
-        "others": [outcome_document(each) for each in outcome.others],
-    }
+    document = asdict(outcome) | {"status": outcome.status.value, "is_final": outcome.is_final}
+    return document | {"others": [_document(each) for each in outcome.others]}
 
 
 def print_outcomes(found: Collection[Outcome]) -> None:

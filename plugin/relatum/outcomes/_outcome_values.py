@@ -75,11 +75,6 @@ class Outcome:
         return self.status in FINAL
 
 
-def unknown(message_id: str) -> Outcome:
-    """The outcome of a message nobody has collected."""
-    return Outcome(message_id, OutcomeStatus.UNKNOWN)
-
-
 _LEAST_FIRST: Final = (
     OutcomeStatus.UNKNOWN,
     OutcomeStatus.COLLECTED,
@@ -90,7 +85,7 @@ _LEAST_FIRST: Final = (
 )
 
 
-def least_advanced(outcomes: Sequence[Outcome]) -> Outcome:
+def _least_advanced(outcomes: Sequence[Outcome]) -> Outcome:
     """Of the outcomes of messages with one id, the least advanced (the earliest of equals), with the others.
 
     One that failed comes before one that succeeded: where the latter is given, all have.
@@ -136,7 +131,7 @@ def read_outcomes(
         for message_id, state, *facts in connection.execute(query, {"ids": asked, **named}):
             found[message_id].append(Outcome(message_id, OutcomeStatus(state), *facts))
     return {
-        message_id: least_advanced(outcomes) if outcomes else unknown(message_id)
+        message_id: _least_advanced(outcomes) if outcomes else Outcome(message_id, OutcomeStatus.UNKNOWN)
         for message_id, outcomes in found.items()
     }
 

@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
 
 from sqlalchemy import URL
@@ -44,7 +43,8 @@ class EmbeddedRecorders:
     @staticmethod
     def prepare() -> None:
         """Import what recorders need, before a process forks: each child would take half a second for it again."""
-        import_module("relatum.recording")
+        # By name: the room itself imports nothing before it is asked for one.
+        from relatum.recording import EmbeddedRecorder, KeyWatcher  # noqa: F401
 
     @classmethod
     def acquire(

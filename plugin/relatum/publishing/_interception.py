@@ -18,7 +18,7 @@ from relatum.publishing._stamp import OnInvalid, Stamper
 from relatum.reading import BrokerAddress
 from relatum.store.address import parse_database
 from relatum.store.database import AnyDatabase, Database
-from relatum.superstreams import address_of
+from relatum.superstreams.connections import address_of
 
 if TYPE_CHECKING:
     from relatum.recording import EmbeddedRecorder

@@ -10,7 +10,8 @@ from relatum.processes import after_fork, leave_to_parent
 from relatum.publishing._embedded import EmbeddedRecorders
 from relatum.publishing._interception import ATTRIBUTE, Interception, Options
 from relatum.publishing._publisher_statistics import PublisherCounts
-from relatum.superstreams import address_of, ensure_stream
+from relatum.superstreams.connections import address_of
+from relatum.superstreams.streams import ensure_stream
 
 
 class ProcessInterceptions:

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from relatum.faces import imported_later
-from relatum.processes import new_holder
 
 if TYPE_CHECKING:
     from relatum.recording._backfill import BackfillProgress, BackfillReport, Plan, backfill, edges_of, plan_backfill
@@ -64,7 +63,6 @@ __all__ = [
     "forget_origin",
     "is_same",
     "key_sizes",
-    "new_holder",
     "plan_backfill",
     "prune",
     "recorded_ends",

@@ -1,6 +1,6 @@
 """`relatum backfill`: what lies in a stream and is not recorded yet, for keys that came later."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,16 +60,21 @@ def backfill(
                 if streams:
                     raise
                 failed.append(error)
-    _print_backfilled(reports, as_json=as_json)
-    if not reports and not as_json:
+    if as_json:
+        print_json([asdict(report) for report in reports])
+    elif not reports:
         console.print("No stream is recorded yet: relatum record STREAM")
+    else:
+        for report in reports:
+            did = f"{report.messages:,} messages read again, {report.rows:,} rows written"
+            console.print(f"{report.stream}: {did} in {report.seconds:,.1f} s.")
     for each in failed[1:]:
         errors.print(str(each), markup=False, soft_wrap=True)
     if failed:
         raise failed[0]
 
 
-def _meant(address: "BrokerAddress", database_url: str, names: list[str] | None) -> "Iterable[tuple[str, str | None]]":
+def _meant(address: "BrokerAddress", database_url: str, names: list[str] | None) -> list[tuple[str, str | None]]:
     """Streams, each with the super stream that it is a partition of: those named, or all that are recorded."""
     from relatum.reading import StreamReader
     from relatum.store.catalog import streams_named
@@ -101,15 +106,3 @@ def _offsets_bar() -> "Progress":
 
     columns = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("offsets")]
     return Progress(*columns, TimeRemainingColumn(), console=errors, transient=True, disable=not errors.is_terminal)
-
-
-def _print_backfilled(reports: "Sequence[BackfillReport]", *, as_json: bool) -> None:
-    """Print what was recorded of each stream."""
-    if as_json:
-        print_json([asdict(report) for report in reports])
-        return
-    for report in reports:
-        console.print(
-            f"{report.stream}: {report.messages:,} messages read again, {report.rows:,} rows written "
-            f"in {report.seconds:,.1f} s.",
-        )

@@ -1,4 +1,4 @@
-"""What the table holds of a window of a stream, what it should hold, and where the two differ.
+"""What the table holds of a window of a stream, what it should hold, and where the two differ. Pure but for one read.
 
 Each message with a time lies in exactly one block of the time index, and a block's ends are exactly those of its
 messages: the messages between its offsets whose times lie between its times. At most 128 messages lie between a
@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 
-from relatum.keys import KeyDefinition, bases_of
-from relatum.limits import INTEGER_MAX, TIME_BLOCK_MESSAGES_MAX
+from relatum.keys import bases_of
+from relatum.limits import TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, TimeSource
 from relatum.recording._time_blocks import width_class
 from relatum.store.catalog import key_definitions
@@ -31,15 +31,15 @@ class Difference:
 
     `table` says where; `offset` is the first offset, `to_offset` ends a range where it is one. `kind` is
 
-    - of `relationships`: `missing` (a message's value has no row), `unsound` (a row's message has no such value, or
-      there is no such message), `duplicate` (a row is there more than once), `unknown_key` (no definition has its key
-      id), `uncovered` (right rows of offsets that the coverage does not hold);
-    - of `time_blocks`: `time_missing` (no block holds the message), `time_wrong` (a block's ends are not those of its
-      messages), `time_duplicate` (a block whose messages another one holds), `uncovered`;
-    - of `coverage`: `coverage_overlap`, `coverage_past_end`, `coverage_hole` (a hole where messages are),
-      `coverage_tail` (none, or not the last range), `coverage_position` (what lay last is not there), `unknown_key`;
-    - of `streams`: `replaced` (it is not the one that was recorded);
-    - of any: `unknown_stream` (rows of a stream id that no stream has).
+    - `missing`: a message's value has no row;
+    - `unsound`: a row's message has no such value, or there is no such message, or no definition has its key id;
+    - `duplicate`: a row is there more than once, or two blocks of the time index hold the same messages;
+    - `time_missing`: no block of the time index holds the message;
+    - `time_wrong`: a block's ends are not those of its messages;
+    - `uncovered`: right rows or blocks of offsets that the coverage does not hold;
+    - `coverage`: a range of it cannot be; `detail` says why;
+    - `replaced`: the stream is not the one that was recorded;
+    - `unknown_stream`: rows of a stream id that no stream has.
     """
 
     kind: str
@@ -112,14 +112,33 @@ class Block(NamedTuple):
     width_class: int
 
 
-class Expected:
-    """What the table should hold of a window's messages: by the definitions in force and what the coverage says."""
+_ROW: Final = [relationships.c[name] for name in ("stream_offset", "key_id", "value", "time_us")]
+_BLOCK: Final = [time_blocks.c[name] for name in ("first_offset", "last_offset", "min_us", "max_us", "width_class")]
 
-    def __init__(self, definitions: Sequence[KeyDefinition], covering: Sequence[CoverageRow], within: Range) -> None:
-        self.definitions = {definition.key_id: definition for definition in definitions}
+
+class Stored:
+    """What the table holds of a window, and by the coverage and the definitions in force should hold.
+
+    The transaction it is read in is one snapshot, or holds the stream's locks. Rows that are there more than once are
+    counted by PostgreSQL: however often, they take the memory of one.
+    """
+
+    def __init__(self, connection: sa.Connection, stream_id: int, window: Range) -> None:
+        self.window = start, end = window
+        offset, blocks = relationships.c.stream_offset, time_blocks.c
+        of_window = (relationships.c.stream_id == stream_id) & (offset >= start) & (offset < end)
+        of_window &= may_hold_offsets(stream_id, start, end)
+        rows = connection.execute(sa.select(*_ROW, sa.func.count()).where(of_window).group_by(*_ROW))
+        self.rows = [(Row(*row[:4]), int(row[4])) for row in rows]
+        lying = (blocks.stream_id == stream_id) & (blocks.first_offset < end) & (blocks.last_offset >= start)
+        self.blocks = [Block(*block) for block in connection.execute(sa.select(*_BLOCK).where(lying))]
+        self.covering = coverage_of(connection, [stream_id])
+        self.definitions = {definition.key_id: definition for definition in key_definitions(connection)}
+        removed = sa.select(keys.c.key_id).where(keys.c.removed_at.is_not(None))
+        self.removed_key_ids = frozenset(connection.execute(removed).scalars())
         key_ids = [*self.definitions, TIME]
-        self._gaps = {key_id: missing(within, covered(covering, key_id)) for key_id in key_ids}
-        self._unproven = {key_id: missing(within, proven(covering, key_id)) for key_id in key_ids}
+        self._gaps = {key_id: missing(window, covered(self.covering, key_id)) for key_id in key_ids}
+        self._unproven = {key_id: missing(window, proven(self.covering, key_id)) for key_id in key_ids}
 
     def covers(self, offset: int, key_id: int) -> bool:
         """Whether the offset is recorded for the key, or for `TIME`."""
@@ -128,10 +147,6 @@ class Expected:
     def proves(self, offset: int, key_id: int) -> bool:
         """Whether all that the offset holds for the key is recorded; not where AMQP 0.9.1 recorded it."""
         return not _within(offset, self._unproven[key_id])
-
-    def gap_at(self, offset: int, key_id: int) -> Range:
-        """The unrecorded range that an offset lies in, as far as it lies in the window."""
-        return next((start, end) for start, end in self._gaps[key_id] if start <= offset < end)
 
     def values(self, message: Message) -> Iterator[tuple[int, str]]:
         """The message's values by key id, recorded or not."""
@@ -142,211 +157,150 @@ class Expected:
             for value in definition.read(base_of)[0]:
                 yield key_id, value
 
-    def rows(self, message: Message) -> Iterator[Row]:
-        """The rows the message must have, where its keys are recorded."""
-        for key_id, value in self.values(message):
-            if self.covers(message.offset, key_id):
-                yield Row(message.offset, key_id, value, self.row_time(message, key_id))
-
-    def row_time(self, message: Message, key_id: int) -> int | None:
-        """The time of a message's row. AMQP 0.9.1 does not show a chunk's, so what it recorded lacks it."""
-        is_unseen = message.time_source is TimeSource.CHUNK and not self.proves(message.offset, key_id)
-        return None if is_unseen else message.time_us
-
 
 def _within(offset: int, ranges: Sequence[Range]) -> bool:
     return any(start <= offset < end for start, end in ranges)
 
 
-def compare_rows(
-    messages: Sequence[Message], stored: Sequence[tuple[Row, int]], expected: Expected, known_key_ids: frozenset[int]
-) -> Iterator[Difference]:
+def compare_rows(messages: Sequence[Message], stored: Stored) -> Iterator[Difference]:
     """Where the rows of a window are not those its messages should have, in the order of offsets."""
-    wanted, allowed = _wanted(messages, expected)
-    have = {row for row, _ in stored}
-    found = [_of_row("missing", row, expected) for row in wanted - have]
-    stray: dict[Range, list[Row]] = {}
-    for row, count in stored:
-        if row.key_id not in known_key_ids:
-            found.append(Difference("unknown_key", row.offset, f"#{row.key_id}", row.value, row.time_us))
-        elif row.key_id not in expected.definitions:
-            continue
-        elif row not in wanted and row not in allowed:
-            found.append(_of_row("unsound", row, expected))
+    wanted, allowed = wanted_rows(messages, stored)
+    found = [("missing", row) for row in wanted - {row for row, _ in stored.rows}]
+    for row, count in stored.rows:
+        if row.key_id in stored.removed_key_ids:
+            continue  # The next prune's.
+        if row not in wanted and row not in allowed:
+            found.append(("unsound", row))
         elif count > 1:
-            found.append(_of_row("duplicate", row, expected))
-        elif not expected.covers(row.offset, row.key_id):
-            stray.setdefault(expected.gap_at(row.offset, row.key_id), []).append(row)
-    found += [_uncovered(rows, expected) for rows in stray.values()]
-    yield from sorted(found, key=lambda each: (each.offset, each.key, each.value, each.kind))
+            found.append(("duplicate", row))
+        elif not stored.covers(row.offset, row.key_id):
+            found.append(("uncovered", row))
+    for kind, row in sorted(found, key=lambda each: (each[1].offset, each[1].key_id, each[1].value, each[0])):
+        definition = stored.definitions.get(row.key_id)
+        name = f"#{row.key_id}" if definition is None else definition.name
+        yield Difference(kind, row.offset, name, row.value, row.time_us)
 
 
-def _wanted(messages: Sequence[Message], expected: Expected) -> tuple[set[Row], set[Row]]:
+def wanted_rows(messages: Sequence[Message], stored: Stored) -> tuple[set[Row], set[Row]]:
     """Rows that must be there, and rows that may be there."""
     wanted: set[Row] = set()
     allowed: set[Row] = set()
     for message in messages:
-        for key_id, value in expected.values(message):
+        for key_id, value in stored.values(message):
             offset, time_us = message.offset, message.time_us
             row = Row(offset, key_id, value, time_us)
-            if expected.proves(offset, key_id):
+            if stored.proves(offset, key_id):
                 wanted.add(row)
                 continue
             # What AMQP 0.9.1 recorded holds what it saw, with the times it saw.
             allowed.add(row)
-            if message.time_source is TimeSource.CHUNK and expected.covers(offset, key_id):
+            if message.time_source is TimeSource.CHUNK and stored.covers(offset, key_id):
                 allowed.add(row._replace(time_us=None))
     return wanted, allowed
-
-
-def _of_row(kind: str, row: Row, expected: Expected) -> Difference:
-    return Difference(kind, row.offset, expected.definitions[row.key_id].name, row.value, row.time_us)
-
-
-def _uncovered(rows: Sequence[Row], expected: Expected) -> Difference:
-    names = sorted({expected.definitions[row.key_id].name for row in rows})
-    offsets = [row.offset for row in rows]
-    return Difference(
-        "uncovered", min(offsets), ", ".join(names), to_offset=max(offsets) + 1, detail=f"{len(rows):,} rows"
-    )
 
 
 MARGIN_MESSAGES: Final = TIME_BLOCK_MESSAGES_MAX
 """Messages behind a window that a block which begins in it may hold."""
 
 
-@dataclass(slots=True)
-class Held:
-    """A block and the messages it holds: their offsets, and the least and greatest of their times."""
-
-    block: Block
-    offsets: list[int] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)
-
-    def is_exact(self, first_retained: int) -> bool:
-        """Whether the block's row is what its messages make it; as far as they are retained."""
-        block = self.block
-        if not self.offsets or len(self.offsets) > TIME_BLOCK_MESSAGES_MAX:
-            return False
-        if block.width_class != width_class(block.max_us - block.min_us) or block.last_offset != self.offsets[-1]:
-            return False
-        if block.first_offset < first_retained:
-            return block.first_offset >= 0
-        low, high = min(self.times), max(self.times)
-        return (block.first_offset, block.min_us, block.max_us) == (self.offsets[0], low, high)
-
-
-def compare_blocks(
-    messages: Sequence[Message],
-    blocks: Iterable[Block],
-    expected: Expected,
-    window: Range,
-    first_retained: int,
-) -> Iterator[Difference]:
+def compare_blocks(messages: Sequence[Message], stored: Stored, first_retained: int) -> Iterator[Difference]:
     """Where the time index is not what a window's messages make it, in the order of offsets."""
-    counts = Counter(blocks)
-    held = {block: Held(block) for block in counts}
+    counts = Counter(stored.blocks)
+    held: dict[Block, list[Message]] = {block: [] for block in counts}
     found: list[Difference] = []
     shared: set[tuple[Block, ...]] = set()
-    start, end = window
-    for message, active in walk(messages, sorted(counts)):
-        time_us = message.time_us
-        if time_us is None:
-            continue
-        mine = [block for block in active if block.min_us <= time_us <= block.max_us]
-        for block in mine:
-            held[block].offsets.append(message.offset)
-            held[block].times.append(time_us)
-        if len(mine) > 1:
-            shared.add(tuple(mine))
-        if not mine and start <= message.offset < end and expected.covers(message.offset, TIME):
-            found.append(Difference("time_missing", message.offset, "time", "", time_us, "time_blocks"))
+    start, end = stored.window
+    for message, holders in _walk(messages, sorted(counts)):
+        for block in holders:
+            held[block].append(message)
+        if len(holders) > 1:
+            shared.add(tuple(holders))
+        if not holders and start <= message.offset < end and stored.covers(message.offset, TIME):
+            found.append(Difference("time_missing", message.offset, "time", "", message.time_us, "time_blocks"))
     # A block that is wrong may claim anything: only right ones hold a message twice.
-    exact = [[block for block in blocks if held[block].is_exact(first_retained)] for blocks in shared]
-    twice = {block for blocks in exact for block in blocks[1:]}
+    exact = {block for block in counts if _is_exact(block, held[block], first_retained)}
+    twice = {block for blocks in shared for block in [each for each in blocks if each in exact][1:]}
     for block, count in counts.items():
         # One that begins before what is retained belongs to the first window it reaches into.
-        if start <= block.first_offset < end or block.first_offset < first_retained == start:
-            found += _judged(held[block], count, expected, first_retained, is_twice=block in twice)
+        if not (start <= block.first_offset < end or block.first_offset < first_retained == start):
+            continue
+        wrong = {
+            "time_wrong": block not in exact,
+            "duplicate": block in exact and (count > 1 or block in twice),
+            "uncovered": block in exact and not all(stored.covers(each.offset, TIME) for each in held[block]),
+        }
+        at, stop, detail = block.first_offset, block.last_offset + 1, f"{tuple(block)}"
+        kinds = [kind for kind, is_so in wrong.items() if is_so]
+        found += [Difference(kind, at, "time", "", block.min_us, "time_blocks", stop, detail) for kind in kinds]
     yield from sorted(found, key=lambda each: (each.offset, each.kind, each.detail))
 
 
-def walk(messages: Sequence[Message], blocks: Sequence[Block]) -> Iterator[tuple[Message, list[Block]]]:
-    """Each message with the blocks between whose offsets it lies. Both are walked in order."""
+def _walk(messages: Iterable[Message], blocks: Sequence[Block]) -> Iterator[tuple[Message, list[Block]]]:
+    """Each message that has a time with the blocks that hold it. Both are walked in order."""
     waiting = list(reversed(blocks))
     active: list[Block] = []
     for message in messages:
         while waiting and waiting[-1].first_offset <= message.offset:
             active.append(waiting.pop())
         active = [block for block in active if block.last_offset >= message.offset]
-        yield message, active
+        if (time_us := message.time_us) is not None:
+            yield message, [block for block in active if block.min_us <= time_us <= block.max_us]
 
 
-def _judged(held: Held, count: int, expected: Expected, first_retained: int, *, is_twice: bool) -> Iterator[Difference]:
-    block = held.block
-    place = {"table": "time_blocks", "to_offset": block.last_offset + 1, "time_us": block.min_us}
-    if not held.is_exact(first_retained):
-        yield Difference("time_wrong", block.first_offset, detail=f"{tuple(block)}", **place)  # type: ignore[arg-type]
-        return
-    if count > 1 or is_twice:
-        yield Difference("time_duplicate", block.first_offset, **place)  # type: ignore[arg-type]
-    if not all(expected.covers(offset, TIME) for offset in held.offsets):
-        yield Difference("uncovered", block.first_offset, "time", **place)  # type: ignore[arg-type]
+def _is_exact(block: Block, held: Sequence[Message], first_retained: int) -> bool:
+    """Whether the block's row is what its messages make it; as far as they are retained."""
+    if not 0 < len(held) <= TIME_BLOCK_MESSAGES_MAX or block.last_offset != held[-1].offset:
+        return False
+    if block.width_class != width_class(block.max_us - block.min_us):
+        return False
+    if block.first_offset < first_retained:
+        return block.first_offset >= 0
+    times = [message.time_us for message in held if message.time_us is not None]
+    return (block.first_offset, block.min_us, block.max_us) == (held[0].offset, min(times), max(times))
 
 
-_ROW: Final = [relationships.c[name] for name in ("stream_offset", "key_id", "value", "time_us")]
-_BLOCK: Final = [time_blocks.c[name] for name in ("first_offset", "last_offset", "min_us", "max_us", "width_class")]
+# --- the coverage -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """The table's rows of a window, of one moment. Rows come with how often they are there."""
-
-    rows: list[tuple[Row, int]]
-    blocks: list[Block]
-    covering: list[CoverageRow]
-    definitions: list[KeyDefinition]
-    known_key_ids: frozenset[int]
-
-
-def stored_of(connection: sa.Connection, stream_id: int, window: Range) -> Stored:
-    """Read a window. The caller's transaction is one snapshot, or holds the stream's locks.
-
-    Rows that are there more than once are counted by PostgreSQL: however often, they take the memory of one.
-    """
-    start, end = window
-    offset = relationships.c.stream_offset
-    of_window = (relationships.c.stream_id == stream_id) & (offset >= start) & (offset < end)
-    held = may_hold_offsets(stream_id, start, end)
-    rows = connection.execute(sa.select(*_ROW, sa.func.count()).where(of_window, held).group_by(*_ROW)).all()
-    blocks = connection.execute(
-        sa.select(*_BLOCK).where(
-            time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset < end, time_blocks.c.last_offset >= start
-        )
-    ).all()
-    return Stored(
-        [(Row(*row[:4]), row[4]) for row in rows],
-        [Block(*block) for block in blocks],
-        coverage_of(connection, [stream_id]),
-        key_definitions(connection),
-        known_key_ids(connection),
-    )
+def compare_coverage(rows: Sequence[CoverageRow], first: int | None, last: int | None) -> Iterator[Difference]:
+    """Where a stream's ranges cannot be: beside each other, and beside the stream's ends, where they are proven."""
+    for start, end in _overlaps(rows):
+        yield of_coverage(start, end, "two ranges hold the same")
+    for row in rows:
+        if last is not None and row.to_offset > last + 1:
+            yield of_coverage(max(row.from_offset, last + 1), row.to_offset, "the stream ends before")
+        if first is not None and row.kind == "hole" and row.to_offset > first:
+            yield of_coverage(max(row.from_offset, first), row.to_offset, "a hole where messages are")
+    if rows and not has_right_tail(rows):
+        end = max(row.to_offset for row in rows)
+        yield of_coverage(end, end, "the range that ends last is not the tail")
 
 
-def known_key_ids(connection: sa.Connection) -> frozenset[int]:
-    """The ids of all keys, those that were removed too."""
-    return frozenset(connection.execute(sa.select(keys.c.key_id)).scalars())
+def of_coverage(start: int, end: int, detail: str) -> Difference:
+    """A difference of ranges of offsets."""
+    return Difference("coverage", start, table="coverage", to_offset=end, detail=detail)
 
 
-def last_stored(connection: sa.Connection, stream_id: int, offset: int) -> int | None:
-    """The greatest offset from one on of which the table holds a row or a block; None where there is none."""
-    row = sa.select(sa.func.max(relationships.c.stream_offset)).where(
-        relationships.c.stream_id == stream_id,
-        relationships.c.stream_offset >= offset,
-        may_hold_offsets(stream_id, offset, INTEGER_MAX),
-    )
-    block = sa.select(sa.func.max(time_blocks.c.last_offset)).where(
-        time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset >= offset
-    )
-    found: Sequence[int | None] = [connection.execute(query).scalar_one() for query in (row, block)]
-    return max((each for each in found if each is not None), default=None)
+def has_right_tail(rows: Sequence[CoverageRow]) -> bool:
+    """Whether one range is the tail, and ends last."""
+    tails = [row for row in rows if row.is_tail]
+    return len(tails) == 1 and tails[0].kind == "recorded" and tails[0].to_offset == max(row.to_offset for row in rows)
+
+
+def _overlaps(rows: Sequence[CoverageRow]) -> list[Range]:
+    """The offsets that two ranges hold for the same key, or a hole and another range, joined."""
+    claims: dict[int, list[Range]] = {}
+    for row in rows:
+        for key_id in {*row.key_ids, *([TIME] if row.with_time else [])} if row.kind == "recorded" else {-1}:
+            claims.setdefault(key_id, []).append((row.from_offset, row.to_offset))
+    holes = claims.pop(-1, [])
+    filled = merged(claim for ranges in claims.values() for claim in ranges)
+    return merged(both for ranges in [*claims.values(), [*holes, *filled]] for both in _shared(ranges))
+
+
+def _shared(ranges: Iterable[Range]) -> Iterator[Range]:
+    reach = -1
+    for start, end in sorted(ranges):
+        if start < reach:
+            yield start, min(end, reach)
+        reach = max(reach, end)

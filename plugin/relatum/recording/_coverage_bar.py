@@ -48,63 +48,31 @@ def coverage_bar(
         edges.update(edge for each in ranges for edge in each if first < edge < end)
     cuts = sorted(edges)
     if len(cuts) > PIECES_MAX:
-        return _drawn(within, _worst_of(within, covered, holes))
-    kinds = [(_kind((a + b) // 2, covered, holes), a, b) for a, b in pairwise(cuts)]
-    return _drawn(within, _joined(kinds))
-
-
-Kinds = list[tuple[PieceKind, int, int]]
-
-
-def _kind(offset: int, covered: Mapping[str, Sequence[Range]], holes: Sequence[Range]) -> PieceKind:
-    if _holds(holes, offset):
-        return "hole"
-    have = sum(_holds(ranges, offset) for ranges in covered.values())
-    if not have:
-        return "unrecorded"
-    return "recorded" if have == len(covered) else "partly"
-
-
-def _holds(ranges: Sequence[Range], offset: int) -> bool:
-    return any(start <= offset < end for start, end in ranges)
-
-
-def _worst_of(within: Range, covered: Mapping[str, Sequence[Range]], holes: Sequence[Range]) -> Kinds:
-    """The bar in equal parts, each with the worst that is in it."""
-    first, end = within
-    count = min(PIECES_MAX, end - first)
-    cuts = [first + (end - first) * n // count for n in range(count + 1)]
-    return _joined([(_worst(a, b, covered, holes), a, b) for a, b in pairwise(cuts)])
+        count = min(PIECES_MAX, end - first)
+        cuts = [first + (end - first) * n // count for n in range(count + 1)]
+    pieces: list[tuple[PieceKind, int, int]] = []
+    for start, stop in pairwise(cuts):
+        kind = _worst(start, stop, covered, holes)
+        begun = pieces.pop()[1] if pieces and pieces[-1][0] == kind else start
+        pieces.append((kind, begun, stop))
+    # Drawn one upon the other: what is wrong comes last, so that its least width is seen.
+    pieces.sort(key=lambda piece: (-_WORST.index(piece[0]), piece[1]))
+    return tuple(_drawn(within, *piece) for piece in pieces)
 
 
 def _worst(start: int, end: int, covered: Mapping[str, Sequence[Range]], holes: Sequence[Range]) -> PieceKind:
+    """The worst that some offsets have in them; of a piece between two edges, what all of it is."""
     if any(a < end and start < b for a, b in holes):
         return "hole"
     whole = sum(any(a <= start and end <= b for a, b in ranges) for ranges in covered.values())
-    if whole == len(covered):
-        return "recorded"
-    touched = any(a < end and start < b for ranges in covered.values() for a, b in ranges)
-    return "partly" if touched and whole else "unrecorded"
+    if not whole:
+        return "unrecorded"
+    return "recorded" if whole == len(covered) else "partly"
 
 
-def _joined(kinds: Kinds) -> Kinds:
-    joined: Kinds = []
-    for kind, start, end in kinds:
-        if joined and joined[-1][0] == kind and joined[-1][2] == start:
-            joined[-1] = (kind, joined[-1][1], end)
-        else:
-            joined.append((kind, start, end))
-    return joined
-
-
-def _drawn(within: Range, kinds: Kinds) -> tuple[CoveragePiece, ...]:
-    first, end = within
-    scale = 100.0 / (end - first)
-    pieces = []
-    for kind, start, stop in kinds:
-        x, width = (start - first) * scale, (stop - start) * scale
-        if width < _LEAST:
-            x, width = min(x, 100.0 - _LEAST), _LEAST
-        pieces.append(CoveragePiece(kind, start, stop, round(x, 3), round(width, 3)))
-    # Drawn one upon the other: what is wrong comes last, so that its least width is seen.
-    return tuple(sorted(pieces, key=lambda piece: (-_WORST.index(piece.kind), piece.start)))
+def _drawn(within: Range, kind: PieceKind, start: int, end: int) -> CoveragePiece:
+    scale = 100.0 / (within[1] - within[0])
+    x, width = (start - within[0]) * scale, (end - start) * scale
+    if width < _LEAST:
+        x, width = min(x, 100.0 - _LEAST), _LEAST
+    return CoveragePiece(kind, start, end, round(x, 3), round(width, 3))

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from relatum.checks import checked_name, shown
 from relatum.closing import close_within
-from relatum.errors import AccessRefused, ConnectionLost, InvalidInput, NotFound, RelatumError
+from relatum.errors import AccessRefused, ConnectionLost, InvalidInput, NotFound
 from relatum.headers import BROKERS_OWN, NAME_BYTES_MAX
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition, as_definitions
@@ -265,34 +265,23 @@ class EmbeddedRecorder:
         keys_defined = False
         pauses = backoff(QUESTION_S)
         while not self._stop.is_set():
-            agreed = self._keys.look()
-            if not keys_defined and not agreed:
-                # Nothing is recorded before: what is recorded without a key has no rows by it.
-                with self._changed:
-                    self._is_away = True
-                    self._changed.notify_all()
-                self._group.outages.wait(next(pauses))
-                continue
-            keys_defined = True
-            with self._changed:
-                self._changed.wait(min(self._watched.next_s(time.monotonic()), self._keys.due_s()))
-                subjects = self._watched.due(time.monotonic())
-            try:
-                is_away = not self._resolve(subjects)
-            except Exception as error:  # noqa: BLE001 a defect in one look-up must not end recording
-                self._group.outages.failed(_LOOK_UP, error)
-                is_away = True
+            # Nothing is recorded before: what is recorded without a key has no rows by it.
+            keys_defined = self._keys.look() or keys_defined
+            is_away = not (keys_defined and self._ask_what_is_due())
             with self._changed:
                 self._is_away = is_away
                 self._changed.notify_all()
+                if not is_away and not self._stop.is_set():
+                    pauses = backoff(QUESTION_S)
+                    self._changed.wait(min(self._watched.next_s(time.monotonic()), self._keys.due_s()))
             if is_away:
                 self._group.outages.wait(next(pauses))
-            else:
-                pauses = backoff(QUESTION_S)
 
-    def _resolve(self, subjects: Sequence[Subject]) -> bool:
+    def _ask_what_is_due(self) -> bool:
         """Start recorders for what messages may go to; False where the broker cannot be asked now."""
-        if not subjects or self._stop.is_set():
+        with self._changed:
+            subjects = self._watched.due(time.monotonic())
+        if not subjects:
             return True
         try:
             reader = self._group.reader()
@@ -301,66 +290,59 @@ class EmbeddedRecorder:
                     # What is left is due still, and comes next time.
                     if self._stop.is_set() or self._watched.waits(subject):
                         return True
-                streams = self._streams_of(reader, subject)
-                with self._changed:
-                    self._watched.answered(subject, streams, time.monotonic())
-        except RelatumError as error:
+                self._ask(reader, subject)
+        except Exception as error:  # noqa: BLE001 a defect in one look-up must not end recording
             self._group.outages.failed(_LOOK_UP, error)
             return False
         self._group.outages.answered(Server.BROKER)
         self._group.outages.over(_LOOK_UP)
         return True
 
-    def _streams_of(self, reader: StreamReader, subject: Subject) -> list[str]:
+    def _ask(self, reader: StreamReader, subject: Subject) -> None:
         """Ask about one subject, and record what it leads to."""
-        name = subject.name
         try:
-            streams = reader.bound(name) if subject.is_exchange else _named(reader, name)
+            streams = self._bound(reader, subject.name) if subject.is_exchange else self._named(reader, subject.name)
         except ConnectionLost as error:
             # Whatever ended the connection: the others are asked by a new one, this one not before its pause is over.
-            logger.info("streams of %r not looked up: %s", name, ended(error))
+            logger.info("streams of %r not looked up: %s", subject.name, ended(error))
             with self._changed:
                 self._watched.answered(subject, [], time.monotonic())
             raise
-        if not subject.is_exchange:
-            for stream in streams:
-                self._group.add(stream)
-            return streams
-        is_super_stream = all(stream.startswith(f"{name}-") for stream in streams)
-        if not streams or (len(streams) > BOUND_MAX and not is_super_stream):
-            self._say_unknown(
-                name, f"{len(streams)} streams are bound to it" if streams else "no stream is bound to it directly"
-            )
+        with self._changed:
+            self._watched.answered(subject, streams, time.monotonic())
+
+    def _named(self, reader: StreamReader, name: str) -> list[str]:
+        """Record the stream of that name, if there is one."""
+        try:
+            found = reader.routes("", name)
+            if found is None:
+                reader.bounds(name)
+                found = [name]
+        except NotFound:
             return []
-        for stream in streams:
-            # All of them: a look-up by the super stream's name covers those that others publish to.
-            self._group.add(stream, super_stream=name if is_super_stream else None)
-        return streams
-
-    def _say_unknown(self, exchange: str, why: str) -> None:
-        """Say once that it is not known where messages published there lie."""
-        if exchange in self._unknown:
-            return
-        self._unknown.add(exchange)
-        logger.log(
-            logging.DEBUG if exchange.endswith(_TALK) else logging.WARNING,
-            "the streams that exchange %r leads to are not known: %s; this process records only those of them that are "
-            "named in intercept(…, streams=[…])",
-            exchange,
-            why,
-        )
-
-
-def _named(reader: StreamReader, name: str) -> list[str]:
-    """The stream of that name, if there is one."""
-    try:
-        found = reader.routes("", name)
-        if found is None:
-            reader.bounds(name)
+        except AccessRefused:
+            # It is one: that this user may not read it is said by its recorder, and keeps nobody from the others.
             found = [name]
-    except NotFound:
+        for stream in found:
+            self._group.add(stream)
+        return found
+
+    def _bound(self, reader: StreamReader, exchange: str) -> list[str]:
+        """Record the streams that are bound to an exchange; say once where it is not known which these are."""
+        streams = reader.bound(exchange)
+        is_super_stream = all(stream.startswith(f"{exchange}-") for stream in streams)
+        if streams and (is_super_stream or len(streams) <= BOUND_MAX):
+            for stream in streams:
+                # All of them: a look-up by the super stream's name covers those that others publish to.
+                self._group.add(stream, super_stream=exchange if is_super_stream else None)
+            return streams
+        if exchange not in self._unknown:
+            self._unknown.add(exchange)
+            logger.log(
+                logging.DEBUG if exchange.endswith(_TALK) else logging.WARNING,
+                "the streams that exchange %r leads to are not known: %s; this process records only those of them that "
+                "are named in intercept(…, streams=[…])",
+                exchange,
+                f"{len(streams)} streams are bound to it" if streams else "no stream is bound to it directly",
+            )
         return []
-    except AccessRefused:
-        # It is one: that this user may not read it is said by its recorder, and keeps nobody from the others.
-        return [name]
-    return found

@@ -3,9 +3,6 @@
 Rows are written first, which waits for nobody. Then the stream is locked, for a moment: where still nobody has covered
 the part, its rows and its coverage commit together; else the rows are rolled back and what is left is looked up anew.
 So nothing is written twice, and a back-fill that is killed leaves no trace of what it did not cover.
-
-What AMQP 0.9.1 recorded is read again, since that does not show compressed batches or times. A part's rows are replaced
-and its coverage changes hands in one transaction: no lookup ever sees them missing or doubled.
 """
 
 import threading
@@ -25,64 +22,22 @@ from relatum.recording._extract import Extractor
 from relatum.recording._losing import is_same, note
 from relatum.recording._part_tender import TURN_S
 from relatum.recording._ranges import Segment, unrecorded
-from relatum.store.catalog import StreamRow, lock_stream
-from relatum.store.coverage import TIME, CoverageRow, Filled, add_filled, coverage_of, last_position, merged, missing
-from relatum.store.database import sql
+from relatum.recording._uncover import WINDOW_OFFSETS, lock_ranges, uncover, widened
+from relatum.store.catalog import StreamRow, key_definitions, lock_stream
+from relatum.store.coverage import (
+    TIME,
+    CoverageRow,
+    Filled,
+    Range,
+    add_filled,
+    coverage_of,
+    last_position,
+    merged,
+    missing,
+)
 from relatum.store.parts import turn_parts
 from relatum.store.rows import count_skips
-from relatum.store.tables import coverage, group_scans, relationships
 from relatum.store.translation import translated_errors
-
-_SCANS: Final = sql("LOCK TABLE relatum.group_scans IN SHARE ROW EXCLUSIVE MODE")
-
-
-def replace_rows(
-    engine: sa.Engine, row: CoverageRow, batch: Batch, to_offset: int, key_ids: Sequence[int], *, with_time: bool
-) -> CoverageRow | None:
-    """Put what the stream protocol showed in the place of what AMQP 0.9.1 did, from a range's begin up to an offset."""
-    stream_id = row.stream_id
-    with translated_errors(), engine.begin() as connection:
-        lock_stream(connection, stream_id)
-        rows = coverage_of(connection, [stream_id])
-        if row not in rows or row.is_tail:
-            raise CoverageConflict("another recorder changed the range first; nothing was written", stream="")
-        of_part = (
-            (relationships.c.stream_id == stream_id)
-            & (relationships.c.stream_offset >= row.from_offset)
-            & (relationships.c.stream_offset < to_offset)
-        )
-        mine = relationships.c.key_id == sa.any_(sa.literal(list(row.key_ids), sa.ARRAY(sa.SmallInteger)))
-        before = connection.execute(sa.delete(relationships).where(of_part, mine)).rowcount
-        write_rows(connection, [(batch, None)])
-        if batch.rows != before:
-            _scan_again(connection, stream_id, row.from_offset, to_offset)
-        left = _carve(connection, row, to_offset)
-        position = batch.position() if batch.messages else None
-        others = [each for each in rows if each.coverage_id != row.coverage_id]
-        filled = Filled(row.from_offset, to_offset, tuple(sorted(key_ids)), with_time, position)
-        add_filled(connection, stream_id, others, filled)
-    return left
-
-
-def _carve(connection: sa.Connection, row: CoverageRow, to_offset: int) -> CoverageRow | None:
-    """Leave of the range what lies behind an offset."""
-    this = coverage.c.coverage_id == row.coverage_id
-    if to_offset >= row.to_offset:
-        connection.execute(sa.delete(coverage).where(this))
-        return None
-    connection.execute(sa.update(coverage).where(this).values(from_offset=to_offset))
-    rows = coverage_of(connection, [row.stream_id])
-    return next(each for each in rows if each.coverage_id == row.coverage_id)
-
-
-def _scan_again(connection: sa.Connection, stream_id: int, start: int, end: int) -> None:
-    """Let consumers of groups look again at what they went through without the messages that came to light."""
-    connection.execute(_SCANS)
-    scanned = (
-        (group_scans.c.stream_id == stream_id) & (group_scans.c.from_offset < end) & (group_scans.c.to_offset > start)
-    )
-    connection.execute(sa.delete(group_scans).where(scanned))
-
 
 CONFLICTS_MAX: Final = 20
 """How often a part is looked up anew because somebody else moved the coverage, before it is given up."""
@@ -173,41 +128,80 @@ class Filler:
             else:
                 return self._has_covered
 
-    def read_again(self, row: CoverageRow) -> bool:
-        """Read again by the stream protocol what AMQP 0.9.1 recorded; False where it cannot be unpacked here."""
-        with translated_errors(), self._engine.begin() as connection:
-            rows = coverage_of(connection, [self._stream.stream_id])
-        bounds = self._reader.bounds(self._stream.name)
-        check_same(self._reader, self._stream.name, rows, bounds)
-        key_ids = frozenset(row.key_ids) & self.key_ids
-        is_timed = any(
-            each.with_time and each.from_offset < row.to_offset and row.from_offset < each.to_offset for each in rows
-        )
-        wanted = key_ids | ({TIME} if self._stream.record_time and not is_timed else set())
-        part = Segment(max(row.from_offset, bounds.first or 0), row.to_offset, wanted)
-        work = _Work(row.stream_id, part, Extractor([key for key in self._definitions if key.key_id in key_ids]))
-        left: CoverageRow | None = row
-        for records in self._records(part):
-            if any(reason is not None for _, reason in readable(records)):
-                break
-            work.add(records)
-            if work.batch.is_full and left is not None and work.expected < part.to_offset:
-                left = self._replace(work, left, work.expected)
-        else:
-            if left is not None and not self._stop.is_set():
-                self._replace(work, left, part.to_offset)
-                return True
-        if left is not None and work.batch.messages:
-            self._replace(work, left, work.expected)
-        return False
+    def record_again(self, part: Range) -> bool:
+        """Record some offsets anew, a window at a time; False where not all of them can be unpacked here."""
+        has_all = True
+        first = ends_of_known(self._reader, self._stream.name).first or 0
+        for start in range(max(first, part[0]), part[1], WINDOW_OFFSETS):
+            if self._stop.is_set():
+                return False
+            has_all &= self.rewrite((start, min(part[1], start + WINDOW_OFFSETS)))
+        return has_all
 
-    def _replace(self, work: "_Work", row: CoverageRow, to_offset: int) -> CoverageRow | None:
-        key_ids = sorted(work.key_ids - {TIME})
-        with_time = TIME in work.key_ids
-        work.batch.receipts.clear()  # Those that were waited for are there since AMQP 0.9.1 recorded it.
-        left = replace_rows(self._engine, row, work.batch, to_offset, key_ids, with_time=with_time)
-        work.skip_to(to_offset)
-        return left
+    def rewrite(self, part: Range, is_due: Callable[[sa.Connection], bool] = lambda _: True) -> bool:
+        """Take what is recorded of some offsets out of the table, and record it anew, in one transaction.
+
+        A lookup reads the coverage first and the index after: it never misses a row that is there before and behind.
+
+        `is_due`: Asked under the stream's locks. False leaves all as it is, as does what cannot be unpacked here.
+        """
+        conflicts, wanted = 0, part
+        while True:
+            bounds = ends_of_known(self._reader, self._stream.name)
+            if bounds.first is None or bounds.first >= wanted[1]:
+                return False
+            with translated_errors(), self._engine.begin() as connection:
+                part = widened(connection, self._stream.stream_id, wanted, bounds.first)
+                self._definitions = key_definitions(connection)
+            work = self._read(part)
+            if work is None:
+                return False
+            try:
+                return self._replace(part, work, bounds, is_due)
+            except CoverageConflict:
+                conflicts += 1
+                if conflicts > CONFLICTS_MAX:
+                    raise
+
+    def _read(self, part: Range) -> "_Work | None":
+        """All that lies between two offsets, for all keys and the time; None where it cannot be unpacked here."""
+        segment = Segment(*part, self._all_key_ids)
+        work = _Work(self._stream.stream_id, segment, Extractor(self._definitions))
+        for records in self._records(segment):
+            if any(reason is not None for _, reason in readable(records)):
+                return None
+            work.add(records)
+        work.batch.receipts.clear()
+        return None if self._stop.is_set() else work
+
+    def _replace(
+        self, part: Range, work: "_Work", bounds: StreamBounds, is_due: Callable[[sa.Connection], bool]
+    ) -> bool:
+        stream = self._stream
+        with translated_errors(), self._engine.begin() as connection:
+            rows = lock_ranges(connection, stream.stream_id, part)
+            if not is_due(connection):
+                return False
+            if key_definitions(connection) != self._definitions:
+                raise CoverageConflict("other keys were defined meanwhile", stream=stream.name)
+            taken = uncover(connection, self._reader, stream, part, bounds.first or 0)
+            first = ends_of_known(self._reader, stream.name).first
+            is_behind = any(row.is_tail and row.to_offset >= part[1] for row in rows)
+            if taken != part or first is None or first > part[0] or not is_behind:
+                raise CoverageConflict("retention or another recorder changed the part meanwhile", stream=stream.name)
+            check_same(self._reader, stream.name, rows, bounds)
+            write_rows(connection, [(work.batch, None)])
+            add_filled(connection, stream.stream_id, coverage_of(connection, [stream.stream_id]), work.filled(part[1]))
+        self._turn()
+        return True
+
+    @property
+    def _all_key_ids(self) -> frozenset[int]:
+        return self.key_ids | ({TIME} if self._stream.record_time else set())
+
+    def fill(self, part: Range) -> bool:
+        """Fill what is not recorded of some offsets, for all keys in force and the time."""
+        return bool(self._all_key_ids) and self.complete(Segment(*part, self._all_key_ids))
 
     def _left_of(self, segment: Segment) -> list[Segment]:
         with translated_errors(), self._engine.begin() as connection:
@@ -318,12 +312,15 @@ class Filler:
             count_skips(connection, batch.skips)
         self._has_covered = True
         work.skip_to(to_offset)
-        if time.monotonic() - self._turned_at >= TURN_S:
-            # No recorder may be up to do it, and a back-fill may write more than any of them.
-            self._turned_at = time.monotonic()
-            turn_parts(self._engine)
+        self._turn()
         if self._on_commit is not None:
             self._on_commit(batch.messages, batch.rows, to_offset)
+
+    def _turn(self) -> None:
+        """Begin the next part when it is due: no recorder may be up to do it, and more is written here than by any."""
+        if time.monotonic() - self._turned_at >= TURN_S:
+            self._turned_at = time.monotonic()
+            turn_parts(self._engine)
 
     def _check_free(self, rows: Iterable[CoverageRow], part: Segment) -> None:
         covering = list(rows)

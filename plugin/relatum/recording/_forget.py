@@ -1,12 +1,12 @@
 """Forgetting streams: what was derived of them is deleted; what somebody keeps of them for good is not.
 
-First, in one short transaction, a stream's rows in `streams` are taken out of force: from then on no lookup answers
-from it, and nobody can write anything more of it. What it left is then deleted in bounded transactions, its rows in
-`streams` last. A forget that is killed in between is finished by the next `forget` of that name, or by `prune`.
+First, in one short transaction, the rows in `streams` are taken out of force: from then on no lookup answers from these
+streams, and nobody can write anything more of them. What they left is then deleted in bounded transactions, the rows
+in `streams` last. A forget that is killed in between is finished by the next `forget` of that name, or by `prune`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,26 +15,19 @@ import sqlalchemy as sa
 from relatum.checks import checked_count, checked_name, checked_names, meant
 from relatum.errors import StreamInUse, StreamNotFound
 from relatum.recording._overview import row_counts
-from relatum.recording._prune import BATCH_ROWS, FORGOTTEN_TABLES, finish_forgotten
+from relatum.recording._prune import BATCH_ROWS, DERIVED, finish_forgotten
 from relatum.store.catalog import FORGOTTEN, StreamRow
 from relatum.store.database import AnyDatabase, as_engine, sql
 from relatum.store.members import RECORDERS, holders_of
-from relatum.store.tables import relationships, streams
+from relatum.store.tables import coverage, relationships, streams
 from relatum.store.translation import translated_errors
 
-_NEEDED: Final = {
-    "super stream": "contexts or affinity sets of {!r} are placed in it; retire the partition first",
-    "collector": "the collector {!r} follows it, or has messages of it that are not finished",
-    "consumer": "the consumer {!r} of groups reads it by name; remove that one first",
-    "groups": "the consumer {!r} has not finished groups that began in it",
-}
-"""Why a stream is needed, as a person reads it, by the kind of who needs it."""
-
 _NEEDING: Final = sql("""
-    SELECT 'super stream', name FROM relatum.super_streams JOIN relatum.super_stream_partitions USING (super_stream_id)
+    SELECT format('contexts or affinity sets of %L are placed in it; retire the partition first', name)
+    FROM relatum.super_streams JOIN relatum.super_stream_partitions USING (super_stream_id)
     WHERE vhost = :vhost::text AND stream = :stream::text AND state = 'active'
     UNION ALL
-    SELECT 'collector', collector.name
+    SELECT format('the collector %L follows it, or has messages of it that are not finished', collector.name)
     FROM relatum.collectors AS collector JOIN relatum.collector_sources AS source USING (collector_id)
     WHERE collector.vhost = :vhost::text AND source.stream = :stream::text
         AND (EXISTS (
@@ -44,12 +37,15 @@ _NEEDING: Final = sql("""
                 SELECT FROM relatum.collected_messages AS message
                 WHERE message.source_id = source.source_id AND message.finished_at IS NULL))
     UNION ALL
-    SELECT 'consumer', name FROM relatum.group_consumers
+    SELECT format('the consumer %L of groups reads it by name; remove that one first', name)
+    FROM relatum.group_consumers
     WHERE vhost = :vhost::text AND streams && :names::text[]
     UNION ALL
-    SELECT 'groups', name FROM relatum.group_consumers JOIN relatum.group_states USING (consumer_id)
+    SELECT format('the consumer %L has not finished groups that began in it', name)
+    FROM relatum.group_consumers JOIN relatum.group_states USING (consumer_id)
     WHERE stream_id = ANY (:ids::integer[]) AND state IN ('ready', 'claimed')
     LIMIT 1""")
+"""Why a stream is needed, as a person reads it."""
 
 
 def reason_of(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | None:
@@ -59,8 +55,7 @@ def reason_of(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | Non
         return f"the recorder {holder} records it; stop that one first"
     names = sorted({name for row in rows for name in (row.name, row.super_stream) if name is not None})
     asked = {"vhost": rows[0].vhost, "stream": rows[0].name, "names": names, "ids": ids}
-    found = connection.execute(_NEEDING, asked).first()
-    return None if found is None else _NEEDED[found[0]].format(found[1])
+    return connection.execute(_NEEDING, asked).scalar()
 
 
 _ROWS: Final = [streams.c[name] for name in StreamRow.__dataclass_fields__]
@@ -124,12 +119,8 @@ def forget(
             if dry_run:
                 counts = row_counts(connection)
                 return [_counted(connection, name, rows, counts) for name, rows in found.items()]
-            for name, rows in found.items():
-                check_free(name, reason_of(connection, rows))
+            _retire(connection, vhost, list(found))
         done = [ForgottenStream(name, rows[-1].super_stream) for name, rows in found.items()]
-        for each in done:
-            # All at once, so that no look-up by a super stream's name answers from a part for long.
-            _retire(engine, vhost, each.stream)
         for each in done:
 
             def tell(table: str, rows: int, each: ForgottenStream = each) -> None:
@@ -137,7 +128,7 @@ def forget(
                 if progress is not None:
                     progress(each)
 
-            finish_forgotten(engine, tell, batch_rows=batch_rows, name=(vhost, each.stream))
+            finish_forgotten(engine, tell, batch_rows, *_named(vhost, each.stream))
         return done
 
 
@@ -162,28 +153,26 @@ def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "
     checked_name("vhost", vhost)
     with as_engine(database) as engine, translated_errors(), engine.begin() as connection:
         found = list(_generations(connection, vhost, names))
-        of_name = (streams.c.vhost == vhost) & streams.c.name.in_(found)
-        connection.execute(sa.update(streams).where(of_name).values(broker_id=None))
+        connection.execute(sa.update(streams).where(*_named(vhost, *found)).values(broker_id=None))
         return found
 
 
-def _generations(connection: sa.Connection, vhost: str, names: Iterable[str]) -> dict[str, list[StreamRow]]:
+def _named(vhost: str, *names: str) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
+    return streams.c.vhost == vhost, streams.c.name.in_(names)
+
+
+def _generations(connection: sa.Connection, vhost: str, names: Sequence[str]) -> dict[str, list[StreamRow]]:
     """All generations of the streams that are meant, by name, oldest first."""
-    found: dict[str, list[StreamRow]] = {}
+    everything = sa.select(*_ROWS).where(streams.c.vhost == vhost).order_by(streams.c.stream_id)
+    rows = [StreamRow(**row._mapping) for row in connection.execute(everything)]
+    # All generations of a name are one stream, whatever super stream each was a partition of.
+    chosen = {row.name for row in rows if row.name in names or row.super_stream in names}
     for name in names:
-        named = (streams.c.name == name) | (streams.c.super_stream == name)
-        query = sa.select(streams.c.name).where(streams.c.vhost == vhost, named).distinct()
-        found_of_name = sorted(connection.scalars(query))
-        if not found_of_name:
-            query = sa.select(streams.c.name, streams.c.super_stream).where(streams.c.vhost == vhost)
-            hint = meant(name, (each for row in connection.execute(query) for each in row))
+        if name not in chosen and not any(row.super_stream == name for row in rows):
+            hint = meant(name, (each for row in rows for each in (row.name, row.super_stream)))
             what = f"nothing of a stream {name!r} is recorded in the virtual host {vhost!r}"
             raise StreamNotFound(f"{what}{hint}", stream=name)
-        for stream in found_of_name:
-            of_name = (streams.c.vhost == vhost) & (streams.c.name == stream)
-            rows = connection.execute(sa.select(*_ROWS).where(of_name).order_by(streams.c.stream_id))
-            found[stream] = [StreamRow(**row._mapping) for row in rows]
-    return dict(sorted(found.items()))
+    return {name: [row for row in rows if row.name == name] for name in sorted(chosen)}
 
 
 def check_free(name: str, needed: str | None) -> None:
@@ -198,26 +187,20 @@ def _counted(
     ids = [row.stream_id for row in rows]
     found = ForgottenStream(name, rows[-1].super_stream, needed=reason_of(connection, rows))
     found.rows[relationships.name] = sum(counts.get(stream_id, 0) for stream_id in ids)
-    for table in FORGOTTEN_TABLES:
+    for table in (*DERIVED, coverage):
         query = sa.select(sa.func.count()).select_from(table).where(table.c.stream_id.in_(ids))
         found.rows[table.name] = connection.execute(query).scalar_one()
     found.rows[streams.name] = len(ids)
     return found
 
 
-def _retire(engine: sa.Engine, vhost: str, name: str) -> None:
-    """Take a stream out of force, once more after making sure that nobody needs it."""
-    of_name = (streams.c.vhost == vhost) & (streams.c.name == name)
-    with translated_errors(), engine.begin() as connection:
-        # Recorders pass over a row that is locked; back-fills and repairs wait, and find it forgotten.
-        locked = connection.execute(sa.select(*_ROWS).where(of_name).order_by(streams.c.stream_id).with_for_update())
-        check_free(name, reason_of(connection, [StreamRow(**row._mapping) for row in locked]))
-        connection.execute(
-            sa.update(streams)
-            .where(of_name)
-            .values(
-                state=FORGOTTEN,
-                replaced_at=sa.func.coalesce(streams.c.replaced_at, sa.func.now()),
-                lease_holder=None,
-            )
-        )
+def _retire(connection: sa.Connection, vhost: str, names: Sequence[str]) -> None:
+    """Take streams out of force, all at once: no look-up by a super stream's name answers from a part of it."""
+    these = _named(vhost, *names)
+    # Recorders pass over a row that is locked; back-fills and repairs wait, and find it forgotten.
+    connection.execute(sa.select(streams.c.stream_id).where(*these).order_by(streams.c.stream_id).with_for_update())
+    for name, rows in _generations(connection, vhost, names).items():
+        check_free(name, reason_of(connection, rows))
+    replaced_at = sa.func.coalesce(streams.c.replaced_at, sa.func.now())
+    retired = sa.update(streams).where(*these).values(state=FORGOTTEN, replaced_at=replaced_at, lease_holder=None)
+    connection.execute(retired)

@@ -1,13 +1,10 @@
 """`relatum forget`: all that was recorded of streams."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from relatum.terminal import BrokerOption, DatabaseOption, JsonOption, confirm, console, print_json, require_database
-
-if TYPE_CHECKING:
-    from relatum.recording import ForgottenStream
 
 
 def forget(
@@ -37,6 +34,7 @@ def forget(
     from relatum.reading import BrokerAddress
     from relatum.recording import forget as run_forget
     from relatum.recording import forget_origin
+    from relatum.recording._forget import check_free
 
     url = require_database(database)
     vhost = "/" if broker is None else BrokerAddress.parse(broker).vhost
@@ -48,37 +46,17 @@ def forget(
         if as_json:
             raise typer.BadParameter("--json deletes without asking, so it needs --yes")
         found = run_forget(url, streams, vhost=vhost, dry_run=True)
-        _check_free(found)
-        confirm(f"Forget {_names(found)}: about {_rows(found):,} rows?")
+        for each in found:
+            check_free(each.stream, each.needed)
+        rows = sum(each.total for each in found)
+        confirm(f"Forget {', '.join(each.stream for each in found)}: about {rows:,} rows?")
     done = run_forget(url, streams, vhost=vhost, dry_run=dry_run, batch_rows=batch_rows)
     if as_json:
-        print_json([_document(each) for each in done])
+        named = ("stream", "super_stream", "rows", "needed")
+        print_json([{name: getattr(each, name) for name in named} for each in done])
     else:
+        what = "about {:,} rows would be deleted" if dry_run else "{:,} rows deleted"
         for each in done:
-            what = "about {:,} rows would be deleted" if dry_run else "{:,} rows deleted"
             console.print(f"{each.stream}: {what.format(each.total)}.")
-    _check_free(done)
-
-
-def _check_free(found: "list[ForgottenStream]") -> None:
-    from relatum.recording._forget import check_free
-
-    for each in found:
+    for each in done:
         check_free(each.stream, each.needed)
-
-
-def _document(found: "ForgottenStream") -> dict[str, Any]:
-    return {
-        "stream": found.stream,
-        "super_stream": found.super_stream,
-        "rows": dict(found.rows),
-        "needed": found.needed,
-    }
-
-
-def _names(found: "list[ForgottenStream]") -> str:
-    return ", ".join(each.stream for each in found)
-
-
-def _rows(found: "list[ForgottenStream]") -> int:
-    return sum(each.total for each in found)

@@ -19,11 +19,11 @@ from relatum.errors import BrokerUnavailable, CoverageConflict, DatabaseUnavaila
 from relatum.following import Follower
 from relatum.recording._fill import Filler
 from relatum.recording._opening import late_holes
-from relatum.recording._ranges import Segment, gaps
+from relatum.recording._ranges import gaps
 from relatum.recording._track import Track, Tracks, Worker
 from relatum.recording._writer import Writer
 from relatum.store.catalog import StreamRow, key_definitions
-from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of
+from relatum.store.coverage import CoverageRow, Range, coverage_of
 from relatum.store.translation import translated_errors
 from relatum.waiting import QUESTION_S, Outages, backoff
 
@@ -142,15 +142,12 @@ class GapCloser(Worker):
         extra = {"stream": row.name, "from": range_.from_offset, "to": range_.to_offset}
         text = "reading offsets %d to %d of stream %r again, which AMQP 0.9.1 recorded"
         logger.info(text, range_.from_offset, range_.to_offset - 1, row.name, extra=extra)
-        return filler.read_again(range_)
+        return filler.record_again((range_.from_offset, range_.to_offset))
 
     def _close(self, gap: Range, filler: Filler, row: StreamRow) -> bool:
-        key_ids = filler.key_ids | ({TIME} if row.record_time else set())
-        if not key_ids:
-            return False
         extra = {"stream": row.name, "from": gap[0], "to": gap[1]}
         logger.info("closing the gap from %d to %d of stream %r", gap[0], gap[1] - 1, row.name, extra=extra)
-        return filler.complete(Segment(*gap, frozenset(key_ids)))
+        return filler.fill(gap)
 
 
 def again(rows: Sequence[CoverageRow], first: int) -> list[CoverageRow]:

@@ -7,25 +7,18 @@ is compared with what lay there.
 
 import logging
 from bisect import bisect_left
+from typing import Final
 
 import sqlalchemy as sa
 
 from relatum.errors import CoverageConflict, StreamUnavailable
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Agreement, Position, StreamBounds, StreamReader, agreement, ends_of_known
-from relatum.store.catalog import StreamRow, lock_stream
-from relatum.store.coverage import CoverageRow, NewTail, add_hole, close_tail, coverage_of, open_tail, tail_of
+from relatum.recording._uncover import lock_ranges, move_tail, position_before, uncover
+from relatum.store.catalog import StreamRow
+from relatum.store.coverage import CoverageRow, add_hole, coverage_of, tail_of
 from relatum.store.database import sql
-from relatum.store.tables import (
-    checkpoints,
-    coverage,
-    events,
-    group_scans,
-    receipts,
-    relationships,
-    streams,
-    time_blocks,
-)
+from relatum.store.tables import checkpoints, events, streams
 from relatum.store.translation import translated_errors
 
 logger = logging.getLogger("relatum.recorder")
@@ -52,11 +45,10 @@ def after_loss(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bo
     with translated_errors(), engine.begin() as connection:
         tail = tail_of(connection, stream.stream_id)
     agreed = _last_agreement(engine, reader, stream, bounds)
-    if agreed is None or tail is None:
-        _begin_generation(engine, stream)
-        return False
-    _cut_back(engine, stream, tail, agreed)
-    return True
+    if agreed is not None and tail is not None and _cut_back(engine, reader, stream, tail, agreed, bounds):
+        return True
+    _begin_generation(engine, stream)
+    return False
 
 
 def _last_agreement(
@@ -109,67 +101,49 @@ def _begin_generation(engine: sa.Engine, stream: StreamRow) -> None:
         note(connection, new.stream_id, "replaced", detail=f"generation {new.generation} begins")
 
 
-def _cut_back(engine: sa.Engine, stream: StreamRow, tail: CoverageRow, agreed: Position) -> None:
-    """Forget everything behind the last agreement, so that it is recorded again as the stream has it now."""
-    with translated_errors(), engine.begin() as connection:
-        # Whoever else opens or back-fills this stream waits here.
-        lock_stream(connection, stream.stream_id)
-        # Consumers of groups that count a part as scanned have done so before the cut, or see the coverage behind it.
-        connection.execute(sql("LOCK TABLE relatum.group_scans IN SHARE ROW EXCLUSIVE MODE"))
+_FORGET: Final = [
+    sql(f"DELETE FROM relatum.{table} WHERE stream_id = :stream_id::integer AND {offset} >= :cut::bigint")
+    for table, offset in (("receipts", "stream_offset"), ("checkpoints", "last_offset"))
+]
+"""What speaks of messages, which are others now."""
+
+
+def _cut_back(
+    engine: sa.Engine,
+    reader: StreamReader,
+    stream: StreamRow,
+    tail: CoverageRow,
+    agreed: Position,
+    bounds: StreamBounds,
+) -> bool:
+    """Forget everything behind the last agreement, so that it is recorded again as the stream has it now.
+
+    False where nothing that is retained would be left to know the stream by: nothing was changed then.
+    """
+    with translated_errors(), engine.connect() as connection, connection.begin() as transaction:
+        lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
         now = tail_of(connection, stream.stream_id)
         if now is None or (now.coverage_id, now.to_offset, now.mark) != (tail.coverage_id, tail.to_offset, tail.mark):
             raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
-        cut = _cut_offset(connection, stream.stream_id, agreed.offset + 1)
-        for table, column in _FORGOTTEN:
-            connection.execute(sa.delete(table).where(table.c.stream_id == stream.stream_id, column >= cut))
-        scanned = group_scans.c.stream_id == stream.stream_id
-        connection.execute(sa.delete(group_scans).where(scanned, group_scans.c.from_offset >= cut))
-        connection.execute(sa.update(group_scans).where(scanned, group_scans.c.to_offset > cut).values(to_offset=cut))
-        of_stream = coverage.c.stream_id == stream.stream_id
-        connection.execute(sa.delete(coverage).where(of_stream, (coverage.c.from_offset >= cut) | coverage.c.is_tail))
-        if tail.from_offset < cut:
-            connection.execute(sa.insert(coverage).values(_closed_range(tail, cut)))
-        connection.execute(sa.update(coverage).where(of_stream, coverage.c.to_offset > cut).values(to_offset=cut))
-        # What lay behind the cut is not what the stream is known by any more.
-        unknown = {"last_offset": None, "last_fingerprint": None, "last_chunk_ms": None}
-        connection.execute(sa.update(coverage).where(of_stream, coverage.c.last_offset >= cut).values(unknown))
-        _open_tail(connection, tail, cut, agreed if cut == agreed.offset + 1 else None)
+        first = bounds.first or 0
+        cut, _ = uncover(connection, reader, stream, (agreed.offset + 1, INTEGER_MAX), first)
+        known = agreed if cut == agreed.offset + 1 else position_before(reader, stream.name, cut, first)
+        if known is None and cut > 0:
+            transaction.rollback()
+            return False
+        if not is_same(reader, stream.name, agreed, bounds):
+            raise CoverageConflict("the stream changed again meanwhile", stream=stream.name)
+        for statement in _FORGET:
+            connection.execute(statement, {"stream_id": stream.stream_id, "cut": cut})
+        now = tail_of(connection, stream.stream_id)
+        assert now is not None, "it stays where it was"
+        move_tail(connection, now, cut, known)
         note(
             connection, stream.stream_id, "tail_lost", (cut, tail.to_offset), "recorded again as the stream has it now"
         )
     extra = {"stream": stream.name, "from": cut, "to": tail.to_offset}
     logger.warning("stream %r has lost its end: recorded again from %d on", stream.name, cut, extra=extra)
-
-
-_FORGOTTEN = (
-    (relationships, relationships.c.stream_offset),
-    (time_blocks, time_blocks.c.last_offset),
-    (receipts, receipts.c.stream_offset),
-    (checkpoints, checkpoints.c.last_offset),
-)
-
-
-def _cut_offset(connection: sa.Connection, stream_id: int, cut: int) -> int:
-    """The cut, moved back to where no block of the time index lies on both sides of it."""
-    at = sa.bindparam("cut", type_=sa.BigInteger)
-    straddling = sa.select(sa.func.min(time_blocks.c.first_offset)).where(
-        time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset < at, time_blocks.c.last_offset >= at
-    )
-    while (first := connection.execute(straddling, {"cut": cut}).scalar_one()) is not None:
-        cut = first
-    return cut
-
-
-def _closed_range(tail: CoverageRow, cut: int) -> dict[str, object]:
-    return {
-        "stream_id": tail.stream_id,
-        "from_offset": tail.from_offset,
-        "to_offset": cut,
-        "key_ids": list(tail.key_ids),
-        "with_time": tail.with_time,
-        "kind": "recorded",
-        "over_amqp": tail.over_amqp,
-    }
+    return True
 
 
 def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> None:
@@ -194,15 +168,8 @@ def _move_tail(connection: sa.Connection, stream: StreamRow, to_offset: int) -> 
     tail = tail_of(connection, stream.stream_id)
     if tail is None or tail.to_offset >= to_offset:
         raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
-    close_tail(connection, tail)
-    _open_tail(connection, tail, to_offset, tail.position)
+    move_tail(connection, tail, to_offset, tail.position)
     return tail
-
-
-def _open_tail(connection: sa.Connection, like: CoverageRow, from_offset: int, position: Position | None) -> None:
-    """Open a tail like another one of the stream."""
-    tail = NewTail(like.stream_id, from_offset, like.with_time, position)
-    open_tail(connection, tail, like.key_ids)
 
 
 def pass_over(engine: sa.Engine, stream: StreamRow, to_offset: int, reason: str) -> None:

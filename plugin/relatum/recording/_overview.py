@@ -33,14 +33,11 @@ _HELD: Final = sql("""
     WHERE replaced_at IS NULL AND lease_holder IS NOT NULL
     ORDER BY vhost, name""")
 
-_ENDS: Final = """
+_ENDS: Final = sql("""
     SELECT s.name, s.super_stream, s.stream_id, c.to_offset, c.last_offset, c.last_fingerprint, c.last_chunk_ms
     FROM relatum.streams s JOIN relatum.coverage c ON c.stream_id = s.stream_id AND c.is_tail
-    WHERE s.vhost = :vhost::text AND s.replaced_at IS NULL"""
-
-_ALL_ENDS: Final = sql(f"{_ENDS} ORDER BY c.recorded_at DESC, s.name")
-
-_ENDS_OF: Final = sql(f"""{_ENDS} AND (s.name = ANY (:names::text[]) OR s.super_stream = ANY (:names::text[]))
+    WHERE s.vhost = :vhost::text AND s.replaced_at IS NULL
+        AND (:is_all::boolean OR s.name = ANY (:names::text[]) OR s.super_stream = ANY (:names::text[]))
     ORDER BY c.recorded_at DESC, s.name""")
 
 
@@ -178,16 +175,11 @@ def recorded_ends(
         DatabaseUnavailable: safe to repeat.
     """
     wanted = list(names)
-    ends = _ENDS_OF if wanted else _ALL_ENDS
     with as_engine(database, statement_s=STATEMENT_S) as engine, translated_errors(), engine.begin() as connection:
         if check:
             check_recorded(connection, vhost, wanted)
-        rows = connection.execute(ends, {"vhost": vhost, "names": wanted})
+        rows = connection.execute(_ENDS, {"vhost": vhost, "names": wanted, "is_all": not wanted})
         return [
-            RecordedEnd(name, super_stream, stream_id, next_offset, _position(*last))
+            RecordedEnd(name, super_stream, stream_id, next_offset, None if None in last[:2] else Position(*last))
             for name, super_stream, stream_id, next_offset, *last in rows
         ]
-
-
-def _position(offset: int | None, fingerprint: int | None, chunk_ms: int | None) -> Position | None:
-    return None if offset is None or fingerprint is None else Position(offset, fingerprint, chunk_ms)

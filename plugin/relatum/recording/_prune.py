@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -49,26 +48,47 @@ def delete_batch(engine: sa.Engine, table: sa.Table, gone: sa.ColumnElement[bool
         return connection.execute(statement).rowcount
 
 
-def delete_between(
-    engine: sa.Engine,
-    column: sa.Column[int],
-    of_stream: sa.ColumnElement[bool],
-    span: Range,
-    batch_rows: int,
-    tell: Callable[[int], None],
+Listener = Callable[[str, int], None]
+"""Called with a table, and how many of its rows a transaction deleted."""
+
+_SPANS: Final = sql("""
+    SELECT stream_id, min(from_offset), max(to_offset) FROM relatum.coverage
+    WHERE stream_id = ANY (:ids::integer[]) GROUP BY stream_id""")
+
+
+def _delete_streams(
+    engine: sa.Engine, ids: Sequence[int], tables: Sequence[sa.Table], tell: Listener, batch_rows: int
 ) -> None:
+    """Delete what the table, the coverage and some smaller tables have of streams that are not in force any more."""
+    if not ids:
+        return
+    with translated_errors(), engine.begin() as connection:
+        spans = connection.execute(_SPANS, {"ids": ids}).all()
+    for stream_id, start, stop in spans:
+        _delete_span(engine, stream_id, (start, stop), tell, batch_rows)
+    # Once the coverage is gone, a recorder that was stopped for longer than its lease cannot commit. What it did commit
+    # meanwhile is deleted behind it.
+    theirs = sa.any_(sa.literal(ids, sa.ARRAY(sa.Integer)))
+    for table in (*tables, coverage, *tables, relationships):
+        while deleted := delete_batch(engine, table, table.c.stream_id == theirs, batch_rows):
+            tell(table.name, deleted)
+
+
+def _delete_span(engine: sa.Engine, stream_id: int, span: Range, tell: Listener, batch_rows: int) -> None:
     """Delete a stream's rows from one offset up to before another, window by window.
 
     An index by blocks would show the same pages for each batch, those that were emptied before among them: a window
     shows each page about once. Windows grow where little lies and shrink where much does.
     """
+    offset: sa.Column[int] = relationships.c.stream_offset
     start, stop = span
     width = batch_rows
     while start < stop:
         end = min(stop, start + width)
-        deleted = delete_batch(engine, column.table, of_stream & (column >= start) & (column < end), batch_rows)
+        lies_there = (relationships.c.stream_id == stream_id) & (offset >= start) & (offset < end)
+        deleted = delete_batch(engine, relationships, lies_there, batch_rows)
         if deleted:
-            tell(deleted)
+            tell(relationships.name, deleted)
         if deleted >= batch_rows:
             width = max(1, width // 2)  # There may be more in this window.
             continue
@@ -80,21 +100,16 @@ def delete_between(
 _IS_FINAL: Final = "g.state IN ('open', 'done', 'dead')"
 """A group that is ready or claimed stays: whoever gets it learns that its messages are gone."""
 
-
-def _candidates(also: str = "") -> sa.TextClause:
-    """Groups that began in messages which are gone, page by page."""
-    return sql(f"""
+_CANDIDATES: Final = sql(f"""
     SELECT g.consumer_id, g.group_id FROM relatum.group_states g
     WHERE (g.consumer_id, g.group_id) > (:consumer_id::integer, :group_id::text) AND {_IS_FINAL}
         AND (EXISTS (
-            SELECT FROM unnest(:stream_ids::integer[], :firsts::bigint[]) AS floor(stream_id, first)
-            WHERE floor.stream_id = g.stream_id AND floor.first > g.first_offset){also})
+                SELECT FROM unnest(:stream_ids::integer[], :firsts::bigint[]) AS floor(stream_id, first)
+                WHERE floor.stream_id = g.stream_id AND floor.first > g.first_offset)
+            OR :replaced::boolean
+                AND g.stream_id IN (SELECT stream_id FROM relatum.streams WHERE replaced_at IS NOT NULL))
     ORDER BY g.consumer_id, g.group_id LIMIT :most::integer""")
-
-
-_EXPIRED: Final = _candidates()
-_EXPIRED_OR_REPLACED: Final = _candidates("""
-            OR g.stream_id IN (SELECT stream_id FROM relatum.streams WHERE replaced_at IS NOT NULL)""")
+"""Selects groups that began in messages which are gone, page by page."""
 
 # Asked of the rows themselves, which may have changed since they were chosen.
 _DELETE_UNNAMED: Final = sql(f"""
@@ -121,27 +136,24 @@ def prune_groups(engine: sa.Engine, floors: Mapping[int, int], *, replaced: bool
     """
     if replaced:
         with translated_errors(), engine.begin() as connection:
-            yield connection.execute(_DELETE_SCANS).rowcount
-    candidates = _EXPIRED_OR_REPLACED if replaced else _EXPIRED
-    wanted = {"stream_ids": list(floors), "firsts": list(floors.values()), "most": batch_rows}
+            deleted = connection.execute(_DELETE_SCANS).rowcount
+        yield deleted
+    wanted = {"stream_ids": list(floors), "firsts": list(floors.values()), "replaced": replaced, "most": batch_rows}
     after: Mapping[str, Any] | None = {"consumer_id": -1, "group_id": ""}
     while after is not None:
         with translated_errors(), engine.begin() as connection:
-            rows = connection.execute(candidates, {**wanted, **after}).all()
-            is_last = len(rows) < batch_rows
-            after = None if is_last else {"consumer_id": rows[-1].consumer_id, "group_id": rows[-1].group_id}
-            yield connection.execute(_DELETE_UNNAMED, _bounds(rows)).rowcount if rows else 0
-
-
-def _bounds(rows: Any) -> dict[str, Any]:
-    lows, highs = zip(*(value_bounds(group_id) for _, group_id in rows), strict=True)
-    return {
-        "key": GROUP_KEY.name,
-        "consumer_ids": [row.consumer_id for row in rows],
-        "group_ids": [row.group_id for row in rows],
-        "lows": list(lows),
-        "highs": list(highs),
-    }
+            rows = connection.execute(_CANDIDATES, {**wanted, **after}).all()
+            after = dict(rows[-1]._mapping) if len(rows) == batch_rows else None
+            bounds = [value_bounds(row.group_id) for row in rows]
+            chosen = {
+                "key": GROUP_KEY.name,
+                "consumer_ids": [row.consumer_id for row in rows],
+                "group_ids": [row.group_id for row in rows],
+                "lows": [low for low, _ in bounds],
+                "highs": [high for _, high in bounds],
+            }
+            deleted = connection.execute(_DELETE_UNNAMED, chosen).rowcount if rows else 0
+        yield deleted
 
 
 RECEIPTS_S: Final = 3600
@@ -195,6 +207,15 @@ def prune(
     checked_count("batch_rows", batch_rows)
     address = BrokerAddress.of(broker, stream_url)
     report = PruneReport()
+
+    def tell(stream: str, rows: int) -> None:
+        report.rows[stream] += rows
+        if progress is not None:
+            progress(report)
+
+    def of_none(_table: str, rows: int) -> None:
+        tell("", rows)
+
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         with translated_errors(), engine.begin() as connection:
             check_recorded(connection, address.vhost, names or ())
@@ -211,21 +232,19 @@ def prune(
         # Whole parts first: what is left of closed ones then lies beside rows of messages that are retained.
         names_of = {stream.stream_id: stream.name for stream in known}
         for stream_id, rows in drop_parts(engine).items():
-            _tell(report, names_of.get(stream_id, ""), rows, progress)
+            tell(names_of.get(stream_id, ""), rows)
         for stream, first in found.items():
             while first is not None and (deleted := prune_expired(engine, stream, first, batch_rows)):
-                _tell(report, stream.name, deleted, progress)
+                tell(stream.name, deleted)
         if names is None:
-            for condition in _orphans():
-                while deleted := delete_batch(engine, *condition, batch_rows):
-                    _tell(report, "", deleted, progress)
+            _prune_what_is_over(engine, of_none, batch_rows)
         # After the rows, which say of which groups there still is a message.
         for deleted in prune_groups(engine, floors, replaced=names is None, batch_rows=batch_rows):
             if deleted:
-                _tell(report, "", deleted, progress)
+                of_none(group_states.name, deleted)
         if names is None:
             # What a `forget` that was killed has left.
-            finish_forgotten(engine, lambda _, rows: _tell(report, "", rows, progress), batch_rows=batch_rows)
+            finish_forgotten(engine, of_none, batch_rows)
     return report
 
 
@@ -238,12 +257,6 @@ def _first_retained(reader: StreamReader, stream: str, report: PruneReport) -> i
     if not isinstance(found, StreamNotFound):
         report.failed[stream] = found
     return None
-
-
-def _tell(report: PruneReport, stream: str, rows: int, progress: Callable[[PruneReport], None] | None) -> None:
-    report.rows[stream] += rows
-    if progress is not None:
-        progress(report)
 
 
 def prune_expired(
@@ -271,48 +284,42 @@ def prune_expired(
     return 0
 
 
-def _orphans() -> list[tuple[sa.Table, sa.ColumnElement[bool]]]:
-    """What belongs to replaced streams and removed keys, and receipts nobody asks for any more."""
-    replaced = sa.select(streams.c.stream_id).where(streams.c.replaced_at.is_not(None))
+def _prune_what_is_over(engine: sa.Engine, tell: Listener, batch_rows: int) -> None:
+    """Delete what belongs to replaced streams and removed keys, and receipts nobody asks for any more."""
+    replaced = _ids_of(engine, streams.c.replaced_at.is_not(None))
+    _delete_streams(engine, replaced, (time_blocks, checkpoints), tell, batch_rows)
     removed = sa.select(keys.c.key_id).where(keys.c.removed_at.is_not(None))
-    age = sa.func.now() - timedelta(seconds=RECEIPTS_S)
-    of_replaced = [
-        (table, table.c.stream_id.in_(replaced)) for table in (relationships, time_blocks, checkpoints, coverage)
-    ]
-    return [
-        *of_replaced,
-        (relationships, relationships.c.key_id.in_(removed)),
-        (receipts, receipts.c.recorded_at < age),
-    ]
+    for table, is_over in ((relationships, relationships.c.key_id.in_(removed)), (receipts, _is_late())):
+        while deleted := delete_batch(engine, table, is_over, batch_rows):
+            tell(table.name, deleted)
+
+
+def _ids_of(engine: sa.Engine, *conditions: sa.ColumnElement[bool]) -> list[int]:
+    with translated_errors(), engine.begin() as connection:
+        return list(connection.scalars(sa.select(streams.c.stream_id).where(*conditions).order_by(streams.c.stream_id)))
 
 
 def prune_receipts(engine: sa.Engine) -> int:
     """Delete one batch of receipts that are too old for anybody to wait for them."""
-    return delete_batch(engine, *_orphans()[-1], BATCH_ROWS)
+    return delete_batch(engine, receipts, _is_late(), BATCH_ROWS)
+
+
+def _is_late() -> sa.ColumnElement[bool]:
+    return receipts.c.recorded_at < sa.func.now() - timedelta(seconds=RECEIPTS_S)
 
 
 # --- what a forgotten stream has left ---------------------------------------------------------------------------------
 
-FORGOTTEN_TABLES: Final = (time_blocks, checkpoints, receipts, skips, events, group_scans, coverage)
-"""The tables that are derived from streams, but for the largest."""
-
-Listener = Callable[[str, int], None]
-"""Told of a table, and how many of its rows a transaction deleted."""
+DERIVED: Final = (time_blocks, checkpoints, receipts, skips, events, group_scans)
+"""The tables that are derived from streams, but for the largest and the coverage."""
 
 
-def finish_forgotten(
-    engine: sa.Engine, tell: Listener, *, batch_rows: int = BATCH_ROWS, name: tuple[str, str] | None = None
-) -> None:
-    """Delete what is left of streams that were forgotten, in bounded transactions."""
-    mine = streams.c.state == FORGOTTEN
-    if name is not None:
-        mine &= (streams.c.vhost == name[0]) & (streams.c.name == name[1])
-    with translated_errors(), engine.begin() as connection:
-        ids = list(connection.scalars(sa.select(streams.c.stream_id).where(mine).order_by(streams.c.stream_id)))
-    for stream_id in ids:
-        _delete_rows(engine, stream_id, tell, batch_rows)
+def finish_forgotten(engine: sa.Engine, tell: Listener, batch_rows: int, *of: sa.ColumnElement[bool]) -> None:
+    """Delete what is left of the streams that were forgotten, or of some of them, in bounded transactions."""
+    ids = _ids_of(engine, streams.c.state == FORGOTTEN, *of)
     if not ids:
         return
+    _delete_streams(engine, ids, DERIVED, tell, batch_rows)
     # After the rows, which say of which groups there still is a message.
     for deleted in prune_groups(engine, {}, replaced=True, batch_rows=batch_rows):
         if deleted:
@@ -323,27 +330,3 @@ def finish_forgotten(
         gone = sa.delete(streams).where(streams.c.stream_id.in_(ids), streams.c.state == FORGOTTEN, unnamed)
         if deleted := connection.execute(gone).rowcount:
             tell(streams.name, deleted)
-
-
-def _delete_rows(engine: sa.Engine, stream_id: int, tell: Listener, batch_rows: int) -> None:
-    """Delete one generation's rows but the last one, in `streams`."""
-    offset: sa.Column[Any] = relationships.c.stream_offset
-    of_stream = relationships.c.stream_id == stream_id
-    start, stop = _span(engine, stream_id)
-    delete_between(engine, offset, of_stream, (start, stop), batch_rows, partial(tell, relationships.name))
-    # Once the coverage is gone, a recorder that was stopped for longer than its lease cannot commit. What it did commit
-    # meanwhile is deleted behind it; of the rows it lies behind the span, and before that nothing should be.
-    for table in (*FORGOTTEN_TABLES, *FORGOTTEN_TABLES):
-        while deleted := delete_batch(engine, table, table.c.stream_id == stream_id, batch_rows):
-            tell(table.name, deleted)
-    beside = of_stream & ((offset >= stop) | (offset < start))
-    while deleted := delete_batch(engine, relationships, beside, batch_rows):
-        tell(relationships.name, deleted)
-
-
-def _span(engine: sa.Engine, stream_id: int) -> tuple[int, int]:
-    """The offsets that the coverage spans; empty where it is gone already."""
-    query = sa.select(sa.func.min(coverage.c.from_offset), sa.func.max(coverage.c.to_offset))
-    with translated_errors(), engine.begin() as connection:
-        start, stop = connection.execute(query.where(coverage.c.stream_id == stream_id)).one()
-    return (0, 0) if start is None else (start, stop)

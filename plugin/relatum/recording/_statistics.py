@@ -46,8 +46,7 @@ class RecordedStream:
     hole_offsets: Annotated[
         int,
         Greatest(
-            "relatum_hole_offsets",
-            "Offsets lost to retention before they were recorded, as noticed within a day",
+            "relatum_hole_offsets", "Offsets lost to retention before they were recorded, as noticed within a day"
         ),
     ]
     messages: Annotated[int, Counter("relatum_messages_total", "Messages recorded")]

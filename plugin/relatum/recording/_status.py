@@ -1,7 +1,6 @@
 """What is recorded of each stream, how far behind it is, and what happened to it."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -25,13 +24,22 @@ from relatum.recording._overview import bytes_of_a_row, row_counts
 from relatum.recording._ranges import gaps
 from relatum.store.catalog import StreamRow, key_definitions, streams_named
 from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of, covered
-from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine
+from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine, sql
 from relatum.store.members import RECORDERS, holders_of
-from relatum.store.tables import brokers, events, skips
 from relatum.store.translation import translated_errors
 
-EVENTS_MAX: Final = 20
-"""Newest events shown for each stream."""
+_EVENTS_OF: Final = sql("""
+    SELECT stream_id, at, kind, from_offset, to_offset, detail
+    FROM unnest(:ids::integer[]) AS wanted(id) CROSS JOIN LATERAL (
+        SELECT * FROM relatum.events WHERE stream_id = id ORDER BY event_id DESC LIMIT 20) AS newest
+    ORDER BY event_id""")
+"""The newest events of each stream, as many as are shown, in order."""
+
+_SKIPS_OF: Final = sql(
+    "SELECT stream_id, key_id, reason, count FROM relatum.skips WHERE stream_id = ANY (:ids::integer[])"
+)
+
+_BROKERS: Final = sql("SELECT broker_id, cluster_name FROM relatum.brokers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +167,13 @@ def _another(
     engine: sa.Engine, reader: StreamReader | RelatumError, stream: StreamRow, identity: BrokerIdentity | None
 ) -> AnotherBroker | None:
     """Why a stream is another broker's; None where it is not known to be."""
-    # Where its leader does not answer, its ends cannot be had either.
-    with suppress(StreamUnavailable):
-        try:
-            if isinstance(reader, StreamReader):
-                check_broker(engine, reader, stream, identity)
-        except AnotherBroker as error:
-            return error
+    try:
+        if isinstance(reader, StreamReader):
+            check_broker(engine, reader, stream, identity)
+    except AnotherBroker as error:
+        return error
+    except StreamUnavailable:
+        pass  # Where its leader does not answer, its ends cannot be had either.
     return None
 
 
@@ -175,35 +183,20 @@ class _Facts:
     def __init__(self, connection: sa.Connection, known: Sequence[StreamRow]) -> None:
         ids = [stream.stream_id for stream in known]
         self.definitions: list[KeyDefinition] = key_definitions(connection)
+        self.rows = row_counts(connection)
+        self.row_bytes = bytes_of_a_row(connection, self.rows.total())
+        self.holders = holders_of(connection, RECORDERS, ids)
+        self.brokers = {row[0]: str(BrokerIdentity(*row)) for row in connection.execute(_BROKERS)}
         self.coverage: dict[int, list[CoverageRow]] = {stream_id: [] for stream_id in ids}
         for row in coverage_of(connection, ids):
             self.coverage[row.stream_id].append(row)
-        self.skipped = self._skipped(connection, ids)
-        self.events = {stream_id: _events(connection, stream_id) for stream_id in ids}
-        self.rows = row_counts(connection)
-        self.row_bytes = bytes_of_a_row(connection, sum(self.rows.values()))
-        self.holders = holders_of(connection, RECORDERS, ids)
-        names = connection.execute(sa.select(brokers.c.broker_id, brokers.c.cluster_name))
-        self.brokers = {row[0]: str(BrokerIdentity(*row)) for row in names}
-
-    def _skipped(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, dict[str, dict[str, int]]]:
+        self.events: dict[int, list[StreamEvent]] = {stream_id: [] for stream_id in ids}
+        for stream_id, *event in connection.execute(_EVENTS_OF, {"ids": ids}):
+            self.events[stream_id].append(StreamEvent(*event))
         names = {definition.key_id: definition.name for definition in self.definitions} | {0: ""}
-        found: dict[int, dict[str, dict[str, int]]] = {stream_id: {} for stream_id in ids}
-        for row in connection.execute(sa.select(skips).where(skips.c.stream_id.in_(ids))):
-            found[row.stream_id].setdefault(names.get(row.key_id, f"#{row.key_id}"), {})[row.reason] = row._mapping[
-                "count"
-            ]
-        return found
-
-
-def _events(connection: sa.Connection, stream_id: int) -> list[StreamEvent]:
-    rows = connection.execute(
-        sa.select(events.c.at, events.c.kind, events.c.from_offset, events.c.to_offset, events.c.detail)
-        .where(events.c.stream_id == stream_id)
-        .order_by(events.c.event_id.desc())
-        .limit(EVENTS_MAX)
-    )
-    return [StreamEvent(*row) for row in rows][::-1]
+        self.skipped: dict[int, dict[str, dict[str, int]]] = {stream_id: {} for stream_id in ids}
+        for stream_id, key_id, reason, count in connection.execute(_SKIPS_OF, {"ids": ids}):
+            self.skipped[stream_id].setdefault(names.get(key_id, f"#{key_id}"), {})[reason] = count
 
 
 def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader | RelatumError) -> StreamStatus:
@@ -223,8 +216,7 @@ def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader | RelatumE
         stream=stream.name,
         super_stream=stream.super_stream,
         generation=stream.generation,
-        state=_state_of(error, rows)
-        or ("not_recorded" if not rows else "unattended" if recorder is None else "recording"),
+        state=_state_of(error, rows, recorder),
         first=bounds.first,
         last=bounds.last,
         recorded_to=recorded_to,
@@ -249,16 +241,18 @@ _STATES: Final[tuple[tuple[type[RelatumError], str], ...]] = (
     (AccessRefused, "refused"),
     (AnotherBroker, "another_broker"),
     (Transient, "unavailable"),
+    (RelatumError, "unreadable"),
 )
+"""The state of a stream that cannot be read, by its error: the first that fits."""
 
 
-def _state_of(error: RelatumError | None, rows: Sequence[CoverageRow]) -> str | None:
-    """The state of a stream that cannot be read; None where it can."""
-    if error is None:
-        return None
-    if rows and isinstance(error, StreamNotFound):
-        return "deleted"
-    return next((state for kind, state in _STATES if isinstance(error, kind)), "unreadable")
+def _state_of(error: RelatumError | None, rows: Sequence[CoverageRow], recorder: str | None) -> str:
+    if error is not None:
+        is_deleted = bool(rows) and isinstance(error, StreamNotFound)
+        return "deleted" if is_deleted else next(state for kind, state in _STATES if isinstance(error, kind))
+    if not rows:
+        return "not_recorded"
+    return "unattended" if recorder is None else "recording"
 
 
 def _lag(

@@ -10,9 +10,10 @@ are of one moment with the coverage that says so; what is recorded later is not 
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Final
 
 import sqlalchemy as sa
@@ -27,29 +28,26 @@ from relatum.errors import (
     RelatumError,
 )
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
-from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader, is_of_all
+from relatum.reading import Agreement, BrokerAddress, Message, StreamBounds, StreamReader, agreement, is_of_all
 from relatum.recording._broker import check_broker
 from relatum.recording._compare import (
     MARGIN_MESSAGES,
     Difference,
-    Expected,
     Stored,
     StreamVerified,
     compare_blocks,
+    compare_coverage,
     compare_rows,
-    known_key_ids,
-    last_stored,
-    stored_of,
+    of_coverage,
+    wanted_rows,
 )
-from relatum.recording._compare_coverage import compare_coverage, compare_positions, is_replaced, judged_to, verdict_of
-from relatum.recording._strays import rows_behind, verify_strays
+from relatum.recording._uncover import WINDOW_OFFSETS
 from relatum.store.catalog import StreamRow, current_stream, streams_named
-from relatum.store.coverage import CoverageRow, Range, coverage_of
-from relatum.store.database import AnyDatabase, as_engine, at_one_moment
+from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of
+from relatum.store.database import AnyDatabase, as_engine, at_one_moment, sql
+from relatum.store.parts import part_may_hold_offsets
+from relatum.store.tables import relationships, streams, time_blocks
 from relatum.store.translation import translated_errors
-
-WINDOW_OFFSETS: Final = 20_000
-"""Offsets compared at a time: bounds memory to a few MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +167,8 @@ def _compared(
     for window in chosen(result):
         read = read_window(reader, name, window)
         with at_one_moment(engine) as connection:
-            stored = stored_of(connection, stream.stream_id, window)
-        found = list(compare_window(*read, stored, window, result.from_offset))
+            stored = Stored(connection, stream.stream_id, window)
+        found = list(compare_window(*read, stored, result.from_offset))
         listed = len(result.differences)
         result.add_window(window, found)
         if more := found[len(result.differences) - listed :]:
@@ -186,9 +184,23 @@ def _compared(
         result.difference_count -= len(result.differences) - len(kept)
         result.difference_count -= sum(count for last, count in unlisted if last < first)
         result.differences = kept
-    for difference in rows_behind(engine, stream.stream_id, result.to_offset):
-        result.add(difference)
+    with at_one_moment(engine) as connection:
+        # A recorder may have moved the coverage since.
+        rows = coverage_of(connection, [stream.stream_id])
+        end = max([result.to_offset, *(row.to_offset for row in rows)])
+        for difference in outside(connection, stream.stream_id, end):
+            result.add(difference)
     return result
+
+
+_LAST_STORED: Final = sql(f"""
+    SELECT greatest(
+        (SELECT max(r.stream_offset) FROM relatum.relationships r
+         WHERE r.stream_id = :stream_id::integer AND r.stream_offset >= :at::bigint
+            AND {part_may_hold_offsets("r", ":stream_id::integer", ":at::bigint", str(INTEGER_MAX))}),
+        (SELECT max(last_offset) FROM relatum.time_blocks
+         WHERE stream_id = :stream_id::integer AND first_offset >= :at::bigint))""")
+"""The greatest offset from one on of which the table holds a row or a block; NULL where there is none."""
 
 
 def plan_verification(
@@ -202,10 +214,10 @@ def plan_verification(
     result = StreamVerified(name, super_stream=super_stream)
     with at_one_moment(engine) as connection:
         stream = current_stream(connection, vhost, name)
-        known = known_key_ids(connection)
         rows = coverage_of(connection, [stream.stream_id]) if stream else []
         recorded_to = max((row.to_offset for row in rows), default=0)
-        stray = last_stored(connection, stream.stream_id, recorded_to) if stream else None
+        behind = {"stream_id": stream.stream_id, "at": recorded_to} if stream else None
+        stray = connection.execute(_LAST_STORED, behind).scalar_one() if behind else None
     # Behind the table: what it covers was in the stream then.
     bounds = reader.bounds(name)
     if stream is None or not (rows or stray is not None):
@@ -221,34 +233,83 @@ def plan_verification(
             "recorded in part over AMQP 0.9.1, which release 0.4 did, and which proves nothing absent: rows missing "
             "there were not looked for"
         )
-    if _differs(engine, reader, name, rows, bounds, result):
+    wrong = wrong_positions(reader, name, rows)
+    with at_one_moment(engine) as connection:
+        replaced = is_replaced(connection, reader, name, rows, wrong, bounds)
+    if replaced:
+        result.add(Difference("replaced", max(row.to_offset for row in wrong), table="streams"))
         return result, None
-    proven = bounds if bounds.is_proven else StreamBounds(bounds.first, None)
-    for difference in compare_coverage(rows, known, proven.first, proven.last):
+    for row, detail in wrong.items():
+        result.add(of_coverage(row.to_offset, row.to_offset, detail))
+    for difference in compare_coverage(rows, bounds.first, bounds.last if bounds.is_proven else None):
         result.add(difference)
-    result.to_offset = judged_to(recorded_to, stray, bounds.last)
+    result.to_offset = recorded_to
+    if bounds.last is not None:
+        # Also what the table holds behind its coverage, as far as there are messages.
+        result.to_offset = min(bounds.last + 1, max(recorded_to, -1 if stray is None else stray + 1))
     result.from_offset = result.to_offset if bounds.first is None else min(bounds.first, result.to_offset)
     result.windows_total = -(-(result.to_offset - result.from_offset) // WINDOW_OFFSETS)
     return result, stream
 
 
-def _differs(
-    engine: sa.Engine,
+ENDS_BEFORE: Final = "the stream ends before what lay last"
+OTHER: Final = "another message lies where one lay last, or none"
+
+
+def wrong_positions(reader: StreamReader, stream: str, rows: Sequence[CoverageRow]) -> dict[CoverageRow, str]:
+    """The ranges that remember wrongly what lay last in them, and how. What has expired cannot be told."""
+    judged = ((row, _wrong(reader, stream, row)) for row in rows)
+    return {row: wrong for row, wrong in judged if wrong is not None}
+
+
+def _wrong(reader: StreamReader, stream: str, row: CoverageRow) -> str | None:
+    at, holds = row.position, row.from_offset < row.to_offset
+    if at is None:
+        is_half = row.last_offset is not None or row.last_fingerprint is not None
+        return "what lay last is not known" if is_half or (row.is_tail and holds) else None
+    if at.offset >= row.to_offset or (row.with_time and holds and at.chunk_ms is None):
+        return "what lay last cannot have"
+    found = agreement(reader, stream, at)
+    if found in (Agreement.OTHER, Agreement.ENDS_BEFORE):
+        return ENDS_BEFORE if found is Agreement.ENDS_BEFORE else OTHER
+    # Equal messages of one chunk look the same: what lies last is told by nothing following it.
+    if found is Agreement.SAME and row.from_offset <= at.offset < row.to_offset - 1 and not row.over_amqp:
+        following = reader.iterate(stream, at.offset + 1, stop=row.to_offset)
+        return "what lay last is followed by a message" if next(following, None) else None
+    return None
+
+
+EVIDENCE_MESSAGES: Final = 16
+"""Messages before a place that differs, whose rows decide whether the stream differs or the place is wrong."""
+
+
+def is_replaced(
+    connection: sa.Connection,
     reader: StreamReader,
-    name: str,
+    stream: str,
     rows: Sequence[CoverageRow],
+    wrong: Mapping[CoverageRow, str],
     bounds: StreamBounds,
-    result: StreamVerified,
 ) -> bool:
-    """Whether the stream is not the one that was recorded; else what its ranges remember wrongly is noted."""
-    verdicts = [verdict_of(reader, name, row) for row in rows]
-    found = list(compare_positions(rows, verdicts))
-    if found and is_replaced(engine, reader, name, rows, verdicts, bounds):
-        result.add(Difference("replaced", max(each.offset for each in found), table="streams"))
+    """Whether the stream itself is another one, or lost its tail; not only what is remembered of it wrong.
+
+    A log grows at its end only: where its last position agrees, all before it does. Where that does not, the rows and
+    blocks of the messages before it decide: those of another stream have other values and times.
+    """
+    known = [row for row in rows if row.position is not None]
+    row = max(known, key=lambda each: (each.to_offset, each.last_offset or 0), default=None)
+    if row is None or row.last_offset is None or wrong.get(row) not in (OTHER, ENDS_BEFORE):
+        return False
+    if wrong[row] == ENDS_BEFORE:
         return True
-    for difference in found:
-        result.add(difference)
-    return False
+    start, end = max(bounds.first or 0, row.last_offset + 1 - EVIDENCE_MESSAGES), row.last_offset + 1
+    messages = list(reader.iterate(stream, start, stop=end))
+    stored = Stored(connection, row.stream_id, (start, end))
+    wanted, _ = wanted_rows(messages, stored)
+    timed = [each for each in messages if each.time_us is not None and stored.covers(each.offset, TIME)]
+    missing = len(wanted - {row for row, _ in stored.rows})
+    missing += sum(each.kind == "time_missing" for each in compare_blocks(timed, stored, end))
+    return 2 * missing >= len(wanted) + len(timed)
 
 
 def windows(start: int, end: int) -> list[Range]:
@@ -285,9 +346,50 @@ def read_window(reader: StreamReader, stream: str, window: Range) -> WindowMessa
 
 
 def compare_window(
-    messages: Sequence[Message], behind: Sequence[Message], stored: Stored, window: Range, first_retained: int
+    messages: Sequence[Message], behind: Sequence[Message], stored: Stored, first_retained: int
 ) -> Iterator[Difference]:
     """Where the table differs from a window's messages."""
-    expected = Expected(stored.definitions, stored.covering, window)
-    yield from compare_rows(messages, stored.rows, expected, stored.known_key_ids)
-    yield from compare_blocks([*messages, *behind], stored.blocks, expected, window, first_retained)
+    yield from compare_rows(messages, stored)
+    yield from compare_blocks([*messages, *behind], stored, first_retained)
+
+
+# --- what can only be wrong -------------------------------------------------------------------------------------------
+
+
+def outside(connection: sa.Connection, stream_id: int, end: int) -> list[Difference]:
+    """Rows and blocks before offset 0, or from an offset on behind which nothing should be."""
+    return [
+        difference
+        for window in ((INTEGER_MIN, 0), (end, INTEGER_MAX))
+        for difference in compare_window([], [], Stored(connection, stream_id, window), 0)
+    ]
+
+
+def strays(connection: sa.Connection) -> list[tuple[sa.Table, sa.Column[int], sa.ColumnElement[bool]]]:
+    """The tables that name streams without a foreign key, their offsets, and which rows are of no stream.
+
+    Ids between those that are known are ranges, so that an index by blocks finds them without reading the table.
+    """
+    known = list(connection.scalars(sa.select(streams.c.stream_id).order_by(streams.c.stream_id)))
+    found = []
+    for table, offset in ((relationships, relationships.c.stream_offset), (time_blocks, time_blocks.c.first_offset)):
+        column = table.c.stream_id
+        gaps = [(column > low) & (column < high) for low, high in pairwise(known) if high > low + 1]
+        among = sa.or_(column < known[0], column > known[-1], *gaps) if known else sa.true()
+        found.append((table, offset, among))
+    return found
+
+
+def verify_strays(engine: sa.Engine) -> list[StreamVerified]:
+    """What belongs to no stream, as one more result; none where there is nothing."""
+    result = StreamVerified("")
+    # One moment: a stream's row is there before its other rows.
+    with at_one_moment(engine) as connection:
+        for table, offset, among in strays(connection):
+            query = sa.select(table.c.stream_id, sa.func.min(offset), sa.func.max(offset), sa.func.count())
+            query = query.where(among).group_by(table.c.stream_id).order_by(table.c.stream_id)
+            for stream_id, first, last, count in connection.execute(query):
+                detail = f"{count:,} rows of the stream id {stream_id}"
+                place = {"table": table.name, "to_offset": last + 1, "detail": detail}
+                result.add(Difference("unknown_stream", first, **place))
+    return [result] if result.difference_count else []

@@ -34,7 +34,7 @@ def verify(
     seed: Annotated[
         int | None, typer.Option(help="With --sample: choose the same sample again.", show_default=False)
     ] = None,
-    repair_rows: Annotated[bool, typer.Option("--repair", help="Say what would mend the differences.")] = False,
+    repair_rows: Annotated[bool, typer.Option("--repair", help="Say what would be recorded again.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run/--no-dry-run", help="With --repair: only say it, or do it.")
     ] = True,
@@ -57,20 +57,15 @@ def verify(
     report = run_verify(address, url, streams or None, sample=sample, seed=seed)
     done = repair(report, url, vhost=address.vhost, dry_run=dry_run) if repair_rows and not report.ok else None
     if as_json:
-        document = _document(report)
+        document: dict[str, Any] = {"ok": report.ok, "exact": report.exact, "seed": report.seed}
+        document["streams"] = [asdict(stream) for stream in report.streams]
+        document["failed"] = {name: str(error) for name, error in report.failed.items()}
         print_json(document if done is None else {**document, "dry_run": dry_run, "repaired": done})
     else:
         _print_verified(report)
         for line in done or ():
             console.print(f"{'would be done' if dry_run else 'done'}: {line}")
     _exit_with(report, streams or ())
-
-
-def _document(report: "VerifyReport") -> dict[str, Any]:
-    """A comparison for `--json`."""
-    streams = [asdict(stream) for stream in report.streams]
-    document = {"ok": report.ok, "exact": report.exact, "seed": report.seed, "streams": streams}
-    return document | {"failed": {name: str(error) for name, error in report.failed.items()}}
 
 
 def _exit_with(report: "VerifyReport", names: Sequence[str]) -> None:

@@ -293,14 +293,16 @@ def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping
     return found
 
 
-def lock_stream(connection: sa.Connection, stream_id: int) -> None:
+def lock_stream(connection: sa.Connection, stream_id: int, *, key_share: bool = False) -> None:
     """Let nobody else back-fill, cut, repair or forget this stream until the transaction ends. Live recording goes on.
+
+    `key_share`: New rows may refer to the stream meanwhile.
 
     Raises:
         CoverageConflict: the stream was forgotten meanwhile; nothing more may be written of it.
     """
-    query = sa.select(streams.c.state, streams.c.name).where(streams.c.stream_id == stream_id).with_for_update()
-    found = connection.execute(query).one_or_none()
+    query = sa.select(streams.c.state, streams.c.name).where(streams.c.stream_id == stream_id)
+    found = connection.execute(query.with_for_update(key_share=key_share)).one_or_none()
     if found is None or found.state == FORGOTTEN:
         name = found.name if found else ""
         raise CoverageConflict("the stream was forgotten meanwhile; nothing was written", stream=name)

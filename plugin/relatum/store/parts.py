@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from relatum.store.connection import patient
 from relatum.store.database import sql
 from relatum.store.rows import copy_into
-from relatum.store.tables import part_keys, part_streams, relationships, table_parts
+from relatum.store.tables import part_streams, relationships, table_parts
 from relatum.store.translation import translated_errors
 
 PART_BYTES: Final = 240 << 20
@@ -227,11 +227,6 @@ def _call(engine: sa.Engine, function: sa.Function[object]) -> None:
 _FIRST: Final[Any] = sa.literal_column("0")
 
 
-def may_hold_values(key_id: Any, low: Any, high: Any) -> sa.ColumnElement[bool]:
-    """Whether a part may have rows of a key with values from one to another, both included."""
-    return _open_or(part_keys, part_keys.c.key_id == key_id, part_keys.c.low <= high, part_keys.c.high >= low)
-
-
 def may_hold_offsets(stream_id: Any, low: Any, high: Any) -> sa.ColumnElement[bool]:
     """Whether a part may have rows of a stream with offsets from one to another, both included."""
     held = part_streams.c
@@ -239,7 +234,10 @@ def may_hold_offsets(stream_id: Any, low: Any, high: Any) -> sa.ColumnElement[bo
 
 
 def part_may_hold_values(row: str, key_id: str, low: str, high: str) -> str:
-    """The condition of `may_hold_values` as SQL; `row` is the alias of `relationships`, the others are expressions."""
+    """SQL: whether a part may have rows of a key with values from one to another, both included.
+
+    `row` is the alias of `relationships`, the others are expressions.
+    """
     held = f"FROM relatum.part_keys held WHERE held.key_id = {key_id} AND held.low <= {high} AND held.high >= {low}"
     return part_is_between(row, f"(SELECT min(held.part) {held})", f"(SELECT max(held.part) {held})")
 

@@ -9,16 +9,12 @@ from relatum.superstreams._admin import (
     unbind_partition,
 )
 from relatum.superstreams._balance import AffinityHandle, Balance, BalanceName, Candidate, balance_of
-from relatum.superstreams._connections import address_of, blocking_connection, note_secret, vhost_of
-from relatum.superstreams._description import bound_streams, exchange_exists, queue_exists
-from relatum.superstreams._layout import Layout, Partition, checked_stream_name, partition_of
-from relatum.superstreams._protocol import Outgoing, Target, TargetExchange, channel_of
-from relatum.superstreams._single_streams import KEPT, declare_stream, ensure_stream, stream_exists
-from relatum.superstreams._stream_options import StreamOptions
 from relatum.superstreams._target import SuperStream
+from relatum.superstreams.layout import Layout, Partition, partition_of
+from relatum.superstreams.streams import StreamOptions
+from relatum.superstreams.targets import Outgoing, Target
 
 __all__ = [
-    "KEPT",
     "AffinityHandle",
     "Balance",
     "BalanceName",
@@ -30,24 +26,11 @@ __all__ = [
     "StreamOptions",
     "SuperStream",
     "Target",
-    "TargetExchange",
     "add_partition",
-    "address_of",
     "balance_of",
-    "blocking_connection",
-    "bound_streams",
-    "channel_of",
-    "checked_stream_name",
-    "declare_stream",
     "declare_super_stream",
     "delete_super_stream",
     "describe_super_stream",
-    "ensure_stream",
-    "exchange_exists",
-    "note_secret",
     "partition_of",
-    "queue_exists",
-    "stream_exists",
     "unbind_partition",
-    "vhost_of",
 ]

@@ -4,21 +4,20 @@ A super stream is a durable direct exchange with the argument `x-super-stream`, 
 and with the argument `x-stream-partition-order`: what `rabbitmq-streams add_super_stream` makes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
 
 from pika.compat import long
-from pika.exceptions import ChannelClosedByBroker
 
 from relatum.checks import checked_count, checked_names, checked_text, shown
-from relatum.errors import ConfigurationError, InvalidInput, SuperStreamConflict, SuperStreamNotFound
+from relatum.errors import InvalidInput, SuperStreamConflict, SuperStreamNotFound
 from relatum.limits import PARTITIONS_MAX
 from relatum.reading import BrokerAddress
-from relatum.superstreams._connections import address_of, blocking_connection
-from relatum.superstreams._description import described, queue_exists, stream_reader
-from relatum.superstreams._layout import Layout, Partition, checked_stream_name
-from relatum.superstreams._stream_options import ORDER_ARGUMENT, PARTITIONS_DEFAULT, StreamOptions
+from relatum.superstreams.connections import address_of, blocking_connection
+from relatum.superstreams.description import described, stream_reader
+from relatum.superstreams.layout import Layout, Partition, checked_stream_name
+from relatum.superstreams.streams import StreamOptions, declare_stream, queue_exists, refusals
 
 if TYPE_CHECKING:
     from pika import BlockingConnection
@@ -30,8 +29,11 @@ Broker: TypeAlias = Union[str, BrokerAddress, "BlockingConnection", "BlockingCha
 A connection is left open. Nothing is done on the channel itself: the broker closes one where it refuses something.
 """
 
+PARTITIONS_DEFAULT: Final = 3
+"""As many as `rabbitmq-streams add_super_stream` makes."""
 
-_PRECONDITION_FAILED: Final = 406
+ORDER_ARGUMENT: Final = "x-stream-partition-order"
+"""The binding argument with a partition's place."""
 
 
 def declare_super_stream(
@@ -70,7 +72,6 @@ def declare_super_stream(
     """
     _check_options(options)
     wanted = _wanted(name, partitions, binding_keys)
-    arguments = (options or StreamOptions()).arguments()
     address = address_of(broker, stream_url)
     with blocking_connection(broker, address) as connection:
         try:
@@ -82,9 +83,10 @@ def declare_super_stream(
             if present == wanted and options is None:
                 return present
         for partition in wanted:
-            _declare_stream(connection, name, partition.stream, arguments)
-        _declare_exchange(connection, name)
+            declare_stream(connection, partition.stream, options or StreamOptions(), name)
         with connection.channel() as channel:
+            with refusals(f"Exchange {name!r} is there and is another", name):
+                channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
             for partition in wanted:
                 channel.queue_bind(partition.stream, name, partition.binding_key, _order(partition.place))
     return wanted
@@ -179,7 +181,7 @@ def add_partition(
             binding_key = str(order)
         partition = Partition(len(layout), f"{name}-{binding_key}", binding_key)
         _check_new(layout, partition)
-        _declare_stream(connection, name, partition.stream, (options or StreamOptions()).arguments())
+        declare_stream(connection, partition.stream, options or StreamOptions(), name)
         with connection.channel() as channel:
             channel.queue_bind(partition.stream, name, partition.binding_key, _order(order))
     return partition
@@ -212,23 +214,18 @@ def unbind_partition(
     with _opened(broker, name, stream_url) as (connection, layout):
         partition = layout.partition(stream)
         if len(layout) == 1:
-            raise SuperStreamConflict(
-                f"{stream!r} is the last partition of {name!r}: delete the super stream.",
-                super_stream=name,
-                reason="last partition",
-            )
+            why = f"{stream!r} is the last partition of {name!r}: delete the super stream."
+            raise SuperStreamConflict(why, super_stream=name, reason="last partition")
         with stream_reader(address_of(broker, stream_url)) as reader, connection.channel() as channel:
-            for orders in _orders_of(partition):
-                _unbind(channel, name, partition, orders)
+            for bindings in _bindings(partition):
+                for arguments in bindings:
+                    channel.queue_unbind(stream, name, partition.binding_key, arguments)
                 if reader is not None and stream not in reader.bound(name):
                     break
             else:
                 if reader is not None:
-                    raise SuperStreamConflict(
-                        f"{stream!r} stays bound to {name!r}, by arguments that are not known: unbind it by hand.",
-                        super_stream=name,
-                        reason=f"binding of {stream}",
-                    )
+                    why = f"{stream!r} stays bound to {name!r}, by arguments that are not known: unbind it by hand."
+                    raise SuperStreamConflict(why, super_stream=name, reason=f"binding of {stream}")
             if delete:
                 channel.queue_delete(stream)
     return partition
@@ -299,58 +296,22 @@ def _check_present(connection: "BlockingConnection", present: Layout, wanted: La
     )
 
 
-def _declare_stream(connection: "BlockingConnection", name: str, stream: str, arguments: dict[str, Any]) -> None:
-    with _refusals(name, f"Stream {stream!r} is there with other arguments"):
-        channel = connection.channel()
-        channel.queue_declare(stream, durable=True, arguments=arguments)
-        channel.close()
-
-
-def _declare_exchange(connection: "BlockingConnection", name: str) -> None:
-    with _refusals(name, f"Exchange {name!r} is there and is another"):
-        channel = connection.channel()
-        channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
-        channel.close()
-
-
-@contextmanager
-def _refusals(name: str, what: str) -> Iterator[None]:
-    """Name what a declaration meets that is there already and is not the same."""
-    try:
-        yield
-    except ChannelClosedByBroker as error:
-        if error.reply_code != _PRECONDITION_FAILED:
-            raise
-        if "inequivalent" not in error.reply_text:
-            raise ConfigurationError(f"The broker takes no such option of a stream: {error.reply_text}") from error
-        raise SuperStreamConflict(f"{what}: {error.reply_text}", super_stream=name, reason=what) from error
-
-
 def _order(place: int) -> dict[str, Any]:
     # As a long, which is what RabbitMQ's own tools write: bindings are the same only with arguments of the same type.
     return {ORDER_ARGUMENT: long(place)}
 
 
-def _orders_of(partition: Partition) -> tuple[Iterable[int], Iterable[int]]:
-    """The orders a partition was bound with, most likely; and all it may have been bound with.
+def _bindings(partition: Partition) -> Iterator[list[dict[str, Any] | None]]:
+    """The arguments that a partition was most likely bound with; then all that it may have been bound with.
 
-    Its order is its place when it was bound. That stays when others are taken out, and nobody tells it.
+    Unbinding needs the very arguments, and nobody tells them: the order is its place when it was bound, which stays
+    when others are taken out. A `long` is what RabbitMQ's tools write; other clients' integers may be of another type,
+    or there may be none. Where there is no such binding, nothing happens.
     """
     number = partition.binding_key
     likely = (partition.place, int(number)) if _is_place(number) else (partition.place,)
-    return likely, range(PARTITIONS_MAX)
-
-
-def _unbind(channel: "BlockingChannel", name: str, partition: Partition, orders: Iterable[int]) -> None:
-    """Take out the binding, which needs the very arguments it was made with. Where there is none such, nothing happens.
-
-    A `long` is what RabbitMQ's tools write; other clients' integers may be of another type, or there may be none.
-    """
-    given: list[dict[str, Any] | None] = [None]
-    for order in orders:
-        given += (_order(order), {ORDER_ARGUMENT: order})
-    for arguments in given:
-        channel.queue_unbind(partition.stream, name, partition.binding_key, arguments)
+    for orders in (likely, range(PARTITIONS_MAX)):
+        yield [None, *(arguments for order in orders for arguments in (_order(order), {ORDER_ARGUMENT: order}))]
 
 
 def _next_order(layout: Layout) -> int:

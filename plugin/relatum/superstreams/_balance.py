@@ -14,8 +14,8 @@ from relatum.checks import checked_text, checked_weights, shown
 from relatum.closing import Closing
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.processes import after_fork
-from relatum.superstreams._layout import Layout, Partition, partition_of
-from relatum.superstreams._protocol import Target
+from relatum.superstreams.layout import Layout, Partition, partition_of
+from relatum.superstreams.targets import Target
 
 if TYPE_CHECKING:
     from relatum.superstreams._target import SuperStream
@@ -52,98 +52,75 @@ BalanceName: TypeAlias = Literal["round_robin", "least_loaded", "weighted", "has
 """Rules by name: one after the other; where the least is; in proportion to weights; by the hash of the name."""
 
 
-class RoundRobin:
-    """One after the other.
-
-    Args:
-        start: Where to begin. None (default): at random, so that many publishers that have just started do not all
-            begin with the same partition.
-    """
-
-    def __init__(self, start: int | None = None) -> None:
-        self._count = itertools.count(secrets.randbelow(1 << 30) if start is None else start)
-
-    def __call__(self, _name: str | None, candidates: Sequence[Candidate], /) -> int:
-        """The index of the next one."""
-        return next(self._count) % len(candidates)
+def _round_robin() -> Balance:
+    """One after the other, from a random one on, so that publishers that start together do not begin with the same."""
+    turns = itertools.count(secrets.randbelow(1 << 30))
+    return lambda _name, candidates: next(turns) % len(candidates)
 
 
-class Weighted:
+def _weighted() -> Balance:
     """In proportion to weights, and evenly mixed: 5, 1 and 1 give a a b a c a a, not five times a first.
 
     Each turn every candidate gains its weight; the one that has most is chosen and gives back what all have gained.
     Streams are known by name, so the proportion holds while partitions come and go.
     """
+    gained: dict[str, float] = {}
+    lock = threading.Lock()
 
-    def __init__(self) -> None:
-        self._gained: dict[str, float] = {}
-        self._lock = threading.Lock()
-
-    def __call__(self, _name: str | None, candidates: Sequence[Candidate], /) -> int:
-        """The index of the one whose turn it is."""
+    def choose(_name: str | None, candidates: Sequence[Candidate], /) -> int:
         total = sum(candidate.weight for candidate in candidates)
         if total <= 0:
             raise InvalidInput("No partition has a weight above 0.")
-        with self._lock:
-            gained = [self._gained.get(candidate.stream, 0.0) + candidate.weight for candidate in candidates]
-            open_to = [index for index, candidate in enumerate(candidates) if candidate.weight > 0]
-            chosen = max(open_to, key=gained.__getitem__)
-            gained[chosen] -= total
-            self._gained = {candidate.stream: value for candidate, value in zip(candidates, gained, strict=True)}
-        return chosen
+        with lock:
+            now = {each.stream: gained.get(each.stream, 0.0) + each.weight for each in candidates}
+            chosen = max((each for each in candidates if each.weight > 0), key=lambda each: now[each.stream])
+            now[chosen.stream] -= total
+            gained.clear()
+            gained.update(now)
+        return candidates.index(chosen)
+
+    return choose
 
 
-class Hashed:
+def _hash() -> Balance:
     """By the hash of the name, as clients of RabbitMQ route keys; what has no name goes one after the other."""
-
-    def __init__(self) -> None:
-        self._unnamed = RoundRobin()
-
-    def __call__(self, name: str | None, candidates: Sequence[Candidate], /) -> int:
-        """The index of the name's own."""
-        return self._unnamed(None, candidates) if name is None else partition_of(name, len(candidates))
+    unnamed = _round_robin()
+    return lambda name, candidates: unnamed(None, candidates) if name is None else partition_of(name, len(candidates))
 
 
-class LeastLoaded:
+def _least_loaded() -> Balance:
     """Where the least is; one after the other among those that have equally little."""
+    turn = _round_robin()
 
-    def __init__(self) -> None:
-        self._turn = RoundRobin()
-
-    def __call__(self, _name: str | None, candidates: Sequence[Candidate], /) -> int:
-        """The index of one that has least."""
+    def choose(_name: str | None, candidates: Sequence[Candidate], /) -> int:
         least = min(candidate.load for candidate in candidates)
         lightest = [index for index, candidate in enumerate(candidates) if candidate.load == least]
-        return lightest[self._turn(None, [candidates[index] for index in lightest])]
+        return lightest[turn(None, [candidates[index] for index in lightest])]
+
+    return choose
 
 
 _RULES: Final[dict[str, Callable[[], Balance]]] = {
-    "round_robin": RoundRobin,
-    "least_loaded": LeastLoaded,
-    "weighted": Weighted,
-    "hash": Hashed,
+    "round_robin": _round_robin,
+    "least_loaded": _least_loaded,
+    "weighted": _weighted,
+    "hash": _hash,
 }
 
 
-class Own:
-    """A rule of the caller's own.
+def _checked(rule: Balance) -> Balance:
+    """A rule of the caller's own; a `ConfigurationError` where it gives what is no candidate's index."""
 
-    Raises:
-        ConfigurationError: when it is asked, and gives what is no candidate's index.
-    """
-
-    def __init__(self, rule: Balance) -> None:
-        self._rule = rule
-
-    def __call__(self, name: str | None, candidates: Sequence[Candidate], /) -> int:
-        """The index it gives."""
-        index = self._rule(name, candidates)
+    def choose(name: str | None, candidates: Sequence[Candidate], /) -> int:
+        index = rule(name, candidates)
         if not isinstance(index, int) or not 0 <= index < len(candidates):
             raise ConfigurationError(
                 f"the function that balances gives the index of one of {len(candidates)} candidates, not {index!r}; "
                 "nothing was sent"
             )
         return index
+
+    return choose
 
 
 def balance_of(rule: "BalanceName | Balance") -> Balance:
@@ -153,7 +130,7 @@ def balance_of(rule: "BalanceName | Balance") -> Balance:
         ConfigurationError: there is no rule of that name, or it cannot be called.
     """
     if callable(rule):
-        return Own(rule)
+        return _checked(rule)
     if not isinstance(rule, str) or rule not in _RULES:
         raise ConfigurationError(f"balance is one of {', '.join(_RULES)}, or a function, not {shown(rule)}")
     return _RULES[rule]()
@@ -206,10 +183,7 @@ class AffinityHandle(Target, Closing):
 
     Args:
         super_stream: The super stream.
-        balance: The rule by which the first message's partition is chosen: "round_robin" (default), "least_loaded"
-            (fewest open handles of this `SuperStream`), "weighted", "hash" (of `name`), or a function.
-        name: A name for the rule to go by; None (default) for none.
-        weights: For "weighted": the weight of each stream, by its name; those left out have 1.
+        balance, name, weights: As of `SuperStream.affinity`.
         partition: The partition, where it is known already.
 
     Raises:

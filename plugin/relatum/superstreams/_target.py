@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -16,14 +17,12 @@ from relatum.processes import after_fork
 from relatum.reading import BrokerAddress
 from relatum.superstreams._admin import describe_super_stream
 from relatum.superstreams._balance import AffinityHandle, Balance, BalanceName, Placing
-from relatum.superstreams._connections import address_of
-from relatum.superstreams._layout import Layout, Partition, checked_stream_name
-from relatum.superstreams._protocol import Outgoing, Target
+from relatum.superstreams.connections import address_of
+from relatum.superstreams.layout import Layout, Partition, checked_stream_name
+from relatum.superstreams.targets import Outgoing, Target
 
 RouteBy: TypeAlias = str | Callable[[Outgoing], str | bytes] | None
 """What names a message's key: a header, a function, or the routing key that was given with it."""
-
-_BrokerKey: TypeAlias = tuple[str, int | None, int | None, str]
 
 
 class SuperStream(Target):
@@ -68,13 +67,11 @@ class SuperStream(Target):
         self.name = name
         self.route_by = route_by
         self._stream_url = stream_url
-        self._given = (
-            partitions if partitions is None or isinstance(partitions, Layout) else Layout.numbered(name, partitions)
-        )
+        self._given = partitions if isinstance(partitions, Layout | None) else Layout.numbered(name, partitions)
         self.placing = Placing()
         """Balances the affinity handles made here among each other."""
         self._lock = threading.Lock()
-        self._layouts: dict[_BrokerKey, Layout] = {}
+        self._layouts: dict[tuple[str, int | None, str], Layout] = {}
         self._by_connection: WeakKeyDictionary[Any, Layout] = WeakKeyDictionary()
         after_fork(self, SuperStream._renew)
 
@@ -97,37 +94,37 @@ class SuperStream(Target):
             SuperStreamNotFound: there is no such super stream.
             BrokerUnavailable, AccessRefused: it could not be asked.
         """
-        if self._given is not None:
-            return self._given
         connection = broker.connection if isinstance(broker, BlockingChannel | Channel) else broker
-        try:
-            known = None if isinstance(connection, str) else self._by_connection.get(connection)
-        except TypeError:
-            # Nothing that can be kept weakly is a connection: the error below says what is wanted.
-            known = None
+        known = self._known(connection)
         if known is not None:
             return known
         address = address_of(connection, self._stream_url)
-        # One asks, the others wait: threads that begin to publish together would all ask.
+        key = address.host, address.amqp_port or address.stream_port, address.vhost
+        # One thread asks, the others wait: those that begin to publish together would all ask.
         with self._lock:
-            key = _broker_key(address)
-            layout = self._layouts.get(key)
-            if layout is None:
-                layout = describe_super_stream(connection, self.name, stream_url=self._stream_url)
-                self._layouts[key] = layout
-            if not isinstance(connection, str):
+            if key not in self._layouts:
+                self._layouts[key] = describe_super_stream(connection, self.name, stream_url=self._stream_url)
+            layout = self._layouts[key]
+            with suppress(TypeError):  # A URL cannot be held weakly.
                 self._by_connection[connection] = layout
         return layout
+
+    def _known(self, connection: Any) -> Layout | None:
+        if self._given is not None:
+            return self._given
+        try:
+            return self._by_connection.get(connection)
+        except TypeError:
+            # Nothing that cannot be held weakly is a connection.
+            return None
 
     async def layout_async(self, channel: Any) -> Layout:
         """The partitions on the broker of an aio-pika channel; a thread asks, so that the loop need not wait.
 
         Raises: as `layout`.
         """
-        if self._given is not None:
-            return self._given
         connection = (await channel.get_underlay_channel()).connection
-        known = self._by_connection.get(connection)
+        known = self._known(connection)
         return known if known is not None else await asyncio.to_thread(self.layout, connection)
 
     def refresh(self) -> None:
@@ -186,14 +183,9 @@ class SuperStream(Target):
 
     def destination(self, channel: Any, body: bytes | str, properties: Any, routing_key: str) -> tuple[str, str]:
         """The exchange and the binding key that lead a message of pika's to its partition."""
-        return self.name, self._partition(channel, body, properties, routing_key).binding_key
-
-    def _partition(self, channel: Any, body: bytes | str, properties: Any, routing_key: str) -> Partition:
-        if self.route_by is None and type(routing_key) is str:
-            return self.partition_of(channel, routing_key)
         headers = getattr(properties, "headers", None) or {}
         message = Outgoing(body.encode() if isinstance(body, str) else body, headers, properties)
-        return self.partition_of(channel, self.key_of(message, routing_key))
+        return self.name, self.partition_of(channel, self.key_of(message, routing_key)).binding_key
 
     async def destination_async(self, channel: Any, message: Any, routing_key: str) -> tuple[str, str]:
         """The exchange and the binding key that lead a message of aio-pika's to its partition."""
@@ -211,7 +203,3 @@ def _header_key(name: str, headers: Mapping[str, Any]) -> str:
         return canonical(value, KeyType.TEXT)
     except InvalidValue as error:
         raise InvalidInput(f"Header {name!r} is no key to route by ({error.reason}); nothing was sent.") from error
-
-
-def _broker_key(address: BrokerAddress) -> _BrokerKey:
-    return address.host, address.amqp_port, address.stream_port if address.amqp_port is None else None, address.vhost

@@ -14,7 +14,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from relatum.errors import AccessRefused, InvalidInput, NotFound, StreamUnavailable
 from relatum.headers import BROKERS_OWN
-from relatum.superstreams import exchange_exists, queue_exists
+from relatum.superstreams.streams import exchange_exists, queue_exists
 
 MARK: Final = "x-relatum"
 """Argument of a tap's bindings: another's binding by the same key is another binding, and stays when the tap goes.

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from relatum.superstreams import KEPT, StreamOptions
+from relatum.superstreams import StreamOptions
+from relatum.superstreams.streams import KEPT
 from relatum.tapping._broker_side import Tap
 from relatum.tapping._tapping import defined_taps
 from relatum.tapping._tapping import tap as run_tap
@@ -16,9 +17,11 @@ from relatum.tapping._tapping import untap as run_untap
 from relatum.terminal import (
     JsonOption,
     ServerOptions,
+    argument,
     confirm,
     console,
     moment_text,
+    option,
     parse_span,
     print_json,
     size_text,
@@ -26,9 +29,7 @@ from relatum.terminal import (
     table_of,
 )
 
-_Exchanges = Annotated[
-    list[str] | None, typer.Argument(metavar="EXCHANGE…", help="Exchanges that are there.", show_default=False)
-]
+_Exchanges = Annotated[list[str] | None, argument("EXCHANGE…", "Exchanges that are there.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,8 @@ class KeptOptions:
     segment_bytes_max: Annotated[
         int, typer.Option(metavar="BYTES", help="Bytes of a segment: so much is dropped at a time.", min=1)
     ] = KEPT.segment_bytes_max or 0
-    leader_locator: Annotated[
-        str | None, typer.Option(help="Where the leader is put: client-local, balanced.", show_default=False)
-    ] = None
-    initial_cluster_size: Annotated[
-        int | None, typer.Option(help="How many nodes have a copy; all by default.", show_default=False)
-    ] = None
+    leader_locator: Annotated[str | None, option("Where the leader is put: client-local, balanced.")] = None
+    initial_cluster_size: Annotated[int | None, option("How many nodes have a copy; all by default.")] = None
 
     @property
     def options(self) -> StreamOptions:
@@ -65,16 +62,10 @@ class KeptOptions:
 def tap(
     exchanges: _Exchanges = None,
     stream: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="The stream for all of them; tap.EXCHANGE for each by default.", show_default=False
-        ),
+        str | None, option("The stream for all of them; tap.EXCHANGE for each by default.", metavar="NAME")
     ] = None,
     binding_keys: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--binding-key", metavar="KEY", help="What is copied; all by default. Repeat it.", show_default=False
-        ),
+        list[str] | None, option("What is copied; all by default. Repeat it.", "--binding-key", metavar="KEY")
     ] = None,
     arguments: Annotated[
         str | None,
@@ -118,9 +109,7 @@ def tap(
 @spread
 def untap(
     exchanges: Annotated[list[str], typer.Argument(metavar="EXCHANGE…", help="Exchanges that are tapped.")],
-    stream: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only taps into this stream.", show_default=False)
-    ] = None,
+    stream: Annotated[str | None, option("Only taps into this stream.", metavar="NAME")] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Delete their streams, too, with all messages.")] = False,
     sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: JsonOption = False,

@@ -22,15 +22,11 @@ from relatum.reading import BrokerAddress
 from relatum.store.database import AnyDatabase, as_engine
 from relatum.store.tables import taps
 from relatum.store.translation import translated_errors
-from relatum.superstreams import (
-    KEPT,
-    StreamOptions,
-    blocking_connection,
-    bound_streams,
-    checked_stream_name,
-    declare_stream,
-    stream_exists,
-)
+from relatum.superstreams import StreamOptions
+from relatum.superstreams.connections import blocking_connection
+from relatum.superstreams.description import bound_streams
+from relatum.superstreams.layout import checked_stream_name
+from relatum.superstreams.streams import KEPT, declare_stream, stream_exists
 from relatum.tapping import _broker_side as broker_side
 from relatum.tapping._broker_side import SHARING, Tap
 

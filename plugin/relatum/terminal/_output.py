@@ -9,7 +9,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -98,6 +98,27 @@ def table_of(*columns: str, whole: Collection[str] = ()) -> Table:
     `whole`: Those with cells that are short, and stay in one line.
     """
     return Table(*(Column(column, overflow="fold", no_wrap=column in whole) for column in columns))
+
+
+def print_rows(rows: Iterable[Any], columns: Mapping[str, Any], *, whole: Collection[str] = ()) -> None:
+    """Print a table with a row for each thing.
+
+    Args:
+        rows: The things.
+        columns: By heading, an attribute's name, or a function of a row. Numbers have their thousands apart.
+        whole: Columns whose cells are short, and stay in one line.
+    """
+    table = table_of(*columns, whole=whole)
+    for row in rows:
+        values = (getattr(row, each) if isinstance(each, str) else each(row) for each in columns.values())
+        table.add_row(*(Text(_cell(value)) for value in values))
+    console.print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None or isinstance(value, datetime):
+        return moment_text(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:

@@ -61,6 +61,16 @@ SuperStreamArgument: TypeAlias = Annotated[
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
+def argument(metavar: str, help: str) -> Any:  # noqa: A002 - as Typer names it
+    """An argument of a command, without a default to be shown."""
+    return typer.Argument(metavar=metavar, help=help, show_default=False)
+
+
+def option(help: str, *names: str, metavar: str | None = None) -> Any:  # noqa: A002 - as Typer names it
+    """An option of a command, without a default to be shown."""
+    return typer.Option(*names, metavar=metavar, help=help, show_default=False)
+
+
 def require_broker(url: str | None) -> str:
     """The broker's URL."""
     if not url:

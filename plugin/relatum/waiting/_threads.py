@@ -77,6 +77,7 @@ class Threads:
         self._calls: dict[threading.Thread, _Call | None] = {}
         self._lost: set[threading.Thread] = set()
         self._ending: list[threading.Thread] = []
+        self._watcher: threading.Thread | None = None
         self._unfinished = 0
         self._is_watched = self._is_shut = False
 
@@ -118,6 +119,8 @@ class Threads:
         thread = threading.Thread(target=target, name=self._name, daemon=True)
         if target == self._work:
             self._calls[thread] = None
+        else:
+            self._watcher = thread
         try:
             thread.start()
         except RuntimeError:
@@ -187,6 +190,8 @@ class Threads:
         with self._lock:
             if not self._is_shut:
                 self._is_shut, self._ending = True, list(self._calls)
+                if self._is_watched and self._watcher is not None:
+                    self._ending.append(self._watcher)
             self._queue.put(None)
         if wait:
             self.join(None)

@@ -1,6 +1,6 @@
-"""What a router does for its affinity sets beside placing them: finds predecessors, writes down use, closes ended sets.
+"""What a router's thread does for its affinity sets: it writes down which are in use, and closes those that ended.
 
-Publishers never wait for the thread that does the last two.
+Publishers never wait for it.
 """
 
 import logging
@@ -10,8 +10,6 @@ from collections.abc import Callable
 from typing import Final
 
 from relatum.checks import seconds_text
-from relatum.contexts.affinity._affinity_headers import Wish
-from relatum.contexts.affinity._predecessors import Found, Recent, find_predecessor, place_in, read_predecessor
 from relatum.contexts.placement._placement_core import RouterCore
 from relatum.contexts.placement._placement_opening import IDLE_S_MIN, USED_EVERY_S
 from relatum.contexts.placement._placement_store import PlacementStore
@@ -37,13 +35,11 @@ class SetKeeper:
     Args:
         core: The router's placements.
         settle: Settles what was sent of a set; called in the keeper's thread.
-        predecessors_max: Messages remembered as predecessors.
     """
 
-    def __init__(self, core: RouterCore, settle: Callable[[str], None], *, predecessors_max: int) -> None:
+    def __init__(self, core: RouterCore, settle: Callable[[str], None]) -> None:
         self._core = core
         self._settle = settle
-        self._recent = Recent(predecessors_max)
         self._use_at = time.monotonic() + USED_EVERY_S
         self._changed = threading.Condition()
         self._used: set[str] = set()
@@ -51,41 +47,6 @@ class SetKeeper:
         self._closing = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-
-    # --- predecessors -----------------------------------------------------------------------------------------------
-
-    def place_of(self, wish: Wish) -> Found:
-        """The set, and the partition, of a message that names one of them or a predecessor. It may read both servers.
-
-        Raises:
-            PredecessorNotFound: its predecessor is not known; nothing was sent.
-            DatabaseUnavailable, BrokerUnavailable: it could not be looked for; nothing was sent.
-        """
-        if wish.predecessor is None:
-            return Found(wish.name, None)
-        return self._recent.get(wish.predecessor) or self._find(wish.predecessor)
-
-    def knows(self, wish: Wish) -> bool:
-        """Whether `place_of` reads nothing."""
-        return wish.predecessor is None or self._recent.get(wish.predecessor) is not None
-
-    def _find(self, predecessor: str) -> Found:
-        core = self._core
-        partitions = [row.stream for row in core.store.partitions()]
-        header = core.options.header
-        at = place_in(predecessor, partitions)
-        if at is not None:
-            return read_predecessor(predecessor, at, header, core.reader)
-        return find_predecessor(
-            predecessor, partitions, header, engine=core.store.database.engine, vhost=core.vhost, reader=core.reader
-        )
-
-    def published(self, found: Found, message_id: str | None) -> None:
-        """Note where a message went."""
-        if message_id:
-            self._recent.add(message_id, found)
-
-    # --- use and ends -----------------------------------------------------------------------------------------------
 
     def used(self, name: str, epoch: int, *, is_last: bool) -> None:
         """Note that the broker has a message of a set: it is in use, or with its last message to be closed soon."""

@@ -7,20 +7,23 @@ import typer
 
 from relatum.contexts import AffinitySet, AffinitySets
 from relatum.contexts.commands._contexts_shown import (
+    LIST_MAX,
     ContextsOptions,
     ContextsServers,
-    print_ended,
-    print_rows,
-    shown_progress,
+    LimitOption,
+    PartitionOption,
 )
 from relatum.errors import InvalidInput
 from relatum.terminal import (
     SuperStreamArgument,
+    argument,
     console,
     moment_text,
+    option,
     parse_span,
     print_facts,
     print_json,
+    print_rows,
     spread,
 )
 
@@ -28,48 +31,47 @@ affinity = typer.Typer(
     help="List, show, close and move affinity sets.", no_args_is_help=True, rich_markup_mode="markdown"
 )
 
-NamesArgument: TypeAlias = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME]…", help="The sets' names.", show_default=False)
-]
+NamesArgument: TypeAlias = Annotated[list[str] | None, argument("[NAME]…", "The sets' names.")]
 
 
 @affinity.command("list")
 @spread
 def list_sets(
     super_stream: SuperStreamArgument,
-    prefix: Annotated[str, typer.Option(help="Only sets whose names begin so.", show_default=False)] = "",
-    partition: Annotated[
-        str | None, typer.Option(metavar="STREAM", help="Only sets in this partition.", show_default=False)
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 1_000,
+    prefix: Annotated[str, option("Only sets whose names begin so.")] = "",
+    partition: PartitionOption = None,
+    limit: LimitOption = LIST_MAX,
     *,
     given: ContextsOptions,
 ) -> None:
     """List the open sets, by name. The broker's URL only tells the virtual host. `--json` prints a list."""
-    with given.sets(super_stream) as sets:
+    with given.looking(AffinitySets, super_stream) as sets:
         found = sets.list(prefix, partition=partition, limit=limit)
     if given.as_json:
         print_json([asdict(each) for each in found])
-        return
-    if not found:
+    elif found:
+        columns = {
+            "set": "name",
+            "partition": "partition",
+            "state": _state,
+            "opened": "opened_at",
+            "last used": "used_at",
+        }
+        print_rows(found, columns)
+    else:
         console.print("No such set is open.")
-        return
-    rows = [
-        (each.name, each.partition, _state(each), *map(moment_text, (each.opened_at, each.used_at))) for each in found
-    ]
-    print_rows(("set", "partition", "state", "opened", "last used"), rows)
 
 
-@affinity.command("show")
+@affinity.command()
 @spread
 def show(
     super_stream: SuperStreamArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The set's name.", show_default=False)],
+    name: Annotated[str, argument("NAME", "The set's name.")],
     *,
     given: ContextsOptions,
 ) -> None:
     """Show one open set. `--json` prints one document."""
-    with given.sets(super_stream) as sets:
+    with given.looking(AffinitySets, super_stream) as sets:
         found = sets.inspect(name)
     if given.as_json:
         print_json(asdict(found))
@@ -84,18 +86,14 @@ def show(
     print_facts(found.name, facts.items())
 
 
-@affinity.command("close")
+@affinity.command()
 @spread
 def close(
     super_stream: SuperStreamArgument,
     names: NamesArgument = None,
     idle: Annotated[
         str | None,
-        typer.Option(
-            metavar="SPAN",
-            help="Close all sets that no publisher used for so long: seconds, or 90s, 15m, 6h, 2d.",
-            show_default=False,
-        ),
+        option("Close all sets that no publisher used for so long: seconds, or 90s, 15m, 6h, 2d.", metavar="SPAN"),
     ] = None,
     *,
     given: ContextsOptions,
@@ -106,29 +104,24 @@ def close(
     """
     if bool(names) == (idle is not None):
         raise typer.BadParameter("give names, or --idle")
-    with given.sets(super_stream) as sets:
+    with given.looking(AffinitySets, super_stream) as sets:
         if idle is not None:
             closed = sets.close_idle(parse_span(idle))
         else:
             closed = len([sets.close_set(name) for name in dict.fromkeys(names or ())])
     if given.as_json:
         print_json({"closed": closed})
-        return
-    console.print(f"{closed:,} closed")
+    else:
+        console.print(f"{closed:,} closed")
 
 
-@affinity.command("move")
+@affinity.command()
 @spread
 def move(
     super_stream: SuperStreamArgument,
     names: NamesArgument = None,
-    to: Annotated[
-        str, typer.Option("--to", metavar="STREAM", help="The partition they are to go to.", show_default=False)
-    ] = "",
-    source: Annotated[
-        str | None,
-        typer.Option("--from", metavar="STREAM", help="Move all sets of this partition.", show_default=False),
-    ] = None,
+    to: Annotated[str, option("The partition they are to go to.", "--to", metavar="STREAM")] = "",
+    source: Annotated[str | None, option("Move all sets of this partition.", "--from", metavar="STREAM")] = None,
     *,
     given: ContextsOptions,
 ) -> None:
@@ -138,28 +131,25 @@ def move(
     """
     if not to or bool(names) == (source is not None):
         raise typer.BadParameter("give names, or --from, and --to")
-    url, database = given.broker_url, given.database_url
-    with (
-        AffinitySets(super_stream, database, broker=url, stream_url=given.stream_url) as sets,
-        shown_progress(is_quiet=given.as_json, what="set") as tell,
-    ):
-        moves = sets.consolidate(source, to, progress=tell) if source else sets.move(names or (), to, progress=tell)
-    print_ended(moves, as_json=given.as_json, what="set")
+    with given.moving(AffinitySets, super_stream) as sets:
+        if source is not None:
+            given.show_moves(sets.consolidate, source, to, what="set")
+        else:
+            given.show_moves(sets.move, names, to, what="set")
 
 
-@affinity.command("weight")
+@affinity.command()
 @spread
 def weight(
     super_stream: SuperStreamArgument,
-    weights: Annotated[
-        list[str], typer.Argument(metavar="STREAM=WEIGHT…", help="Partitions and their weights.", show_default=False)
-    ],
+    weights: Annotated[list[str], argument("STREAM=WEIGHT…", "Partitions and their weights.")],
     *,
     given: ContextsServers,
 ) -> None:
     """Set the weights of partitions, for routers that balance by weight; with 0 no new set is placed there."""
-    with given.sets(super_stream) as sets:
-        sets.set_weights(dict(map(_weight, weights)))
+    by_stream = dict(map(_weight, weights))
+    with given.looking(AffinitySets, super_stream) as sets:
+        sets.set_weights(by_stream)
 
 
 def _state(found: AffinitySet) -> str:

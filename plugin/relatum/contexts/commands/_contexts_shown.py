@@ -1,41 +1,37 @@
 """What the commands of contexts and of affinity sets share: where these are, and how they are shown."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.text import Text
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
 
-from relatum.contexts import AffinitySets, ContextsStatus, Move, MoveProgress, SerializationContexts
-from relatum.terminal import JsonOption, ServerOptions, console, errors, moment_text, print_json, table_of
+from relatum.contexts import Move, MoveProgress, Progress, SerializationContexts
+from relatum.terminal import JsonOption, ServerOptions, console, errors, option, print_json, print_rows
+
+T = TypeVar("T", bound=SerializationContexts)
+
+LIST_MAX: Final = 1_000
+"""Contexts, or sets, listed unless more are asked for."""
+
+PartitionOption: TypeAlias = Annotated[str | None, option("Only those in this partition.", metavar="STREAM")]
+LimitOption: TypeAlias = Annotated[int, typer.Option(min=1, help="How many at most.")]
 
 
 @dataclass(frozen=True, slots=True)
 class ContextsServers(ServerOptions):
     """Where a super stream's contexts, or affinity sets, are."""
 
-    def contexts(self, super_stream: str) -> SerializationContexts:
-        """The contexts of a super stream; a broker is only asked where the database does not know it yet."""
-        return SerializationContexts(super_stream, self.database_url, broker=self.broker, stream_url=self.stream_url)
+    def looking(self, kind: type[T], super_stream: str) -> T:
+        """The contexts or sets as the database has them; the broker's URL only tells the virtual host."""
+        return kind(super_stream, self.database_url, vhost="/" if self.broker is None else self.address.vhost)
 
-    def looked_at(self, super_stream: str) -> SerializationContexts:
-        """The contexts as the database has them, and nothing is written; the broker only tells the virtual host."""
-        return SerializationContexts(super_stream, self.database_url, vhost=self._vhost)
-
-    def moving(self, super_stream: str) -> SerializationContexts:
-        """The contexts of a super stream, with a broker."""
-        url, database = self.broker_url, self.database_url
-        return SerializationContexts(super_stream, database, broker=url, stream_url=self.stream_url)
-
-    def sets(self, super_stream: str) -> AffinitySets:
-        """The sets of a super stream; the broker only tells the virtual host."""
-        return AffinitySets(super_stream, self.database_url, vhost=self._vhost)
-
-    @property
-    def _vhost(self) -> str:
-        return "/" if self.broker is None else self.address.vhost
+    def moving(self, kind: type[T], super_stream: str) -> T:
+        """The contexts or sets of a super stream, with the broker that moving them needs."""
+        return kind(super_stream, self.database_url, broker=self.broker_url, stream_url=self.stream_url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +40,24 @@ class ContextsOptions(ContextsServers):
 
     as_json: JsonOption = False
 
-
-def print_rows(columns: Collection[str], rows: Iterable[Iterable[object]], *, whole: Collection[str] = ()) -> None:
-    """Print a table; numbers have their thousands apart."""
-    table = table_of(*columns, whole=whole)
-    for row in rows:
-        table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row))
-    console.print(table)
+    def show_moves(self, move: Callable[..., Sequence[Move]], *arguments: Any, what: str = "context") -> None:
+        """Call what moves contexts, or sets, and print what came of it."""
+        with _shown_progress(is_quiet=self.as_json, what=what) as progress:
+            moves = move(*arguments, progress=progress)
+        if self.as_json:
+            print_json([move_document(each) for each in moves])
+            return
+        if not moves:
+            console.print("Nothing had to move.")
+            return
+        pauses = sorted(each.pause_s or 0.0 for each in moves)
+        console.print(
+            f"{counted(sum(each.contexts for each in moves), what)} in {counted(len(moves), 'move')}; they stood still "
+            f"for {pauses[len(pauses) // 2] * 1e3:,.0f} ms (median), at most {pauses[-1] * 1e3:,.0f} ms."
+        )
+        for each in moves:
+            if each.aborting:
+                console.print(f"Move {each.move_id} was taken back: its {what}s are in {each.source}.")
 
 
 def move_document(move: Move) -> dict[str, Any]:
@@ -58,56 +65,19 @@ def move_document(move: Move) -> dict[str, Any]:
     return {**asdict(move), "pause_s": move.pause_s, "is_attended": move.is_attended}
 
 
-def status_document(status: ContextsStatus) -> dict[str, Any]:
-    """A super stream's contexts for `--json`."""
-    return {
-        "super_stream": status.super_stream,
-        "header": status.header,
-        "generation": status.generation,
-        "partitions": [asdict(row) for row in status.partitions],
-        "moves": [move_document(move) for move in status.moves],
-    }
-
-
-def print_status(status: ContextsStatus) -> None:
-    """Print the partitions of a super stream and the moves under way."""
-    columns = ("partition", "contexts", "state", "weight", "binding key")
-    rows = [(row.stream, row.open_sets, row.state, f"{row.weight:g}", row.binding_key) for row in status.partitions]
-    print_rows(columns, rows)
-    console.print(f"Contexts are named by the header {status.header}.")
-    if status.moves:
-        print_moves(status.moves)
-
-
 def print_moves(moves: Sequence[Move]) -> None:
     """Print moves for people."""
-    columns = ("move", "contexts", "from", "to", "state", "started", "pause", "held by")
-    rows = []
-    for move in moves:
-        holder = (move.holder or "–") if move.is_attended else "nobody"
-        ends = (pause_text(move), "–" if move.state.is_ended else holder)
-        places = (move.source, move.target, state_text(move))
-        rows.append((str(move.move_id), move.contexts, *places, moment_text(move.started_at), *ends))
-    print_rows(columns, rows, whole=("move", "contexts", "state", "pause"))
-
-
-def print_ended(moves: Sequence[Move], *, as_json: bool, what: str = "context") -> None:
-    """Print what moves of contexts, or of sets, came to."""
-    if as_json:
-        print_json([move_document(move) for move in moves])
-        return
-    if not moves:
-        console.print("Nothing had to move.")
-        return
-    moved = sum(move.contexts for move in moves)
-    pauses = sorted(move.pause_s or 0.0 for move in moves)
-    console.print(
-        f"{counted(moved, what)} in {counted(len(moves), 'move')}; they stood still for "
-        f"{pauses[len(pauses) // 2] * 1e3:,.0f} ms (median), at most {pauses[-1] * 1e3:,.0f} ms."
-    )
-    for move in moves:
-        if move.aborting:
-            console.print(f"Move {move.move_id} was taken back: its {what}s are in {move.source}.")
+    columns = {
+        "move": lambda move: str(move.move_id),
+        "contexts": "contexts",
+        "from": "source",
+        "to": "target",
+        "state": state_text,
+        "started": "started_at",
+        "pause": pause_text,
+        "held by": _holder_text,
+    }
+    print_rows(moves, columns, whole=("move", "contexts", "state", "pause"))
 
 
 def counted(number: int, what: str) -> str:
@@ -126,19 +96,25 @@ def pause_text(move: Move) -> str:
     return "–" if move.pause_s is None else f"{move.pause_s * 1e3:,.0f} ms"
 
 
+def _holder_text(move: Move) -> str:
+    if move.state.is_ended:
+        return "–"
+    return (move.holder or "–") if move.is_attended else "nobody"
+
+
 @contextmanager
-def shown_progress(*, is_quiet: bool, what: str = "context") -> Iterator[Callable[[MoveProgress], None]]:
-    """Something to be told of progress: a bar on stderr, and a line for each move that has ended."""
+def _shown_progress(*, is_quiet: bool, what: str) -> Iterator[Progress]:
+    """A function to call with progress: it moves a bar on stderr, and prints a line for each move that has ended."""
     if is_quiet:
         yield lambda progress: None
         return
-    columns = [
+    columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn(f"{what}s"),
-    ]
-    with Progress(*columns, console=errors, transient=True) as bar:
+    )
+    with Bar(*columns, console=errors, transient=True) as bar:
         task = bar.add_task("moving", total=None)
 
         def tell(progress: MoveProgress) -> None:

@@ -46,8 +46,9 @@ from relatum.ids import MessageId
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store.database import AnyDatabase, Database
-from relatum.superstreams import Candidate, address_of, describe_super_stream
-from relatum.superstreams import checked_stream_name as checked_super_stream
+from relatum.superstreams import Candidate, describe_super_stream
+from relatum.superstreams.connections import address_of
+from relatum.superstreams.layout import checked_stream_name as checked_super_stream
 from relatum.waiting import LEAST_S, Deadline, log_failure, within
 
 END_S: Final = 1.0

@@ -14,7 +14,8 @@ from relatum.contexts.placement._model import PartitionRow, Placement
 from relatum.contexts.placement._placement_core import RouterCore
 from relatum.errors import ConfigurationError, PublishUnroutable
 from relatum.publishing import OwnProperties, copy_with
-from relatum.superstreams import channel_of, vhost_of
+from relatum.superstreams.connections import vhost_of
+from relatum.superstreams.targets import channel_of
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage

@@ -32,7 +32,8 @@ from relatum.publishing._stamp import Stamp
 from relatum.publishing.clients._attributes import Replacement, Watch, put, put_back
 from relatum.publishing.clients._copies import is_copied, with_copy
 from relatum.publishing.clients._pika_properties import OwnProperties, copy_with
-from relatum.superstreams import Target, note_secret
+from relatum.superstreams import Target
+from relatum.superstreams.connections import note_secret
 
 NAME: Final = "pika"
 """The client, as metrics name it."""

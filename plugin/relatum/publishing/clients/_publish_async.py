@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from relatum.errors import ConfigurationError
 from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._receipt import AsyncReceipt
-from relatum.superstreams import TargetExchange
+from relatum.superstreams.targets import TargetExchange
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage

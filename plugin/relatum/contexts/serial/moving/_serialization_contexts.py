@@ -33,7 +33,8 @@ from relatum.limits import INTEGER_MAX, PARTITIONS_MAX
 from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress
 from relatum.store.database import AnyDatabase
-from relatum.superstreams import Layout, add_partition, blocking_connection, describe_super_stream, unbind_partition
+from relatum.superstreams import Layout, add_partition, describe_super_stream, unbind_partition
+from relatum.superstreams.connections import blocking_connection
 
 LOOK_S: Final = 0.1
 """Seconds between two looks at how far consumers are."""

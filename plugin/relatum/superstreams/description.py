@@ -1,12 +1,10 @@
 """Finding out what a super stream is made of: by the stream protocol where it answers, else as far as AMQP can tell."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 from pika import BlockingConnection
-from pika.exceptions import ChannelClosedByBroker
 
 from relatum.errors import (
     BrokerUnavailable,
@@ -17,14 +15,9 @@ from relatum.errors import (
 )
 from relatum.headers import NAME_BYTES_MAX
 from relatum.reading import NOT_BY_STREAMS, BrokerAddress, StreamReader
-from relatum.superstreams._connections import TIMEOUT_S, blocking_connection
-from relatum.superstreams._layout import Layout, checked_stream_name
-
-NOT_FOUND: Final = 404
-"""AMQP's reply code for a queue or an exchange that is not there."""
-
-_NONE: Final = re.compile(r"no (queue|exchange) '")
-"""In the text of a 404: the broker knows nothing of that name. Texts seen with RabbitMQ 3.10.8 and 4.3.6."""
+from relatum.superstreams.connections import TIMEOUT_S, blocking_connection
+from relatum.superstreams.layout import Layout, checked_stream_name
+from relatum.superstreams.streams import exchange_exists, queue_exists
 
 
 @contextmanager
@@ -111,16 +104,6 @@ def _described_by_amqp(connection: BlockingConnection, name: str) -> Layout:
     return Layout.numbered(name, partitions)
 
 
-def exchange_exists(connection: BlockingConnection, name: str) -> bool:
-    """Whether there is an exchange of that name."""
-    return _exists(connection, lambda channel: channel.exchange_declare(name, passive=True))
-
-
-def queue_exists(connection: BlockingConnection, name: str) -> bool:
-    """Whether there is a queue or stream of that name."""
-    return _exists(connection, lambda channel: channel.queue_declare(name, passive=True))
-
-
 def bound_streams(connection: BlockingConnection, address: BrokerAddress, exchange: str) -> list[str]:
     """Streams that are bound to an exchange: by AMQP alone, the one that a super stream's first partition would be.
 
@@ -131,17 +114,3 @@ def bound_streams(connection: BlockingConnection, address: BrokerAddress, exchan
             return reader.bound(exchange)
     first = f"{exchange}-0"
     return [first] if len(first.encode()) <= NAME_BYTES_MAX and queue_exists(connection, first) else []
-
-
-def _exists(connection: BlockingConnection, ask: Any) -> bool:
-    # A channel of its own: the broker closes the channel where the answer is no.
-    channel = connection.channel()
-    try:
-        ask(channel)
-    except ChannelClosedByBroker as error:
-        if error.reply_code != NOT_FOUND:
-            raise
-        # A node that starts says 404, too, of streams that it has not started yet: "home node … is down".
-        return _NONE.search(error.reply_text) is None
-    channel.close()
-    return True

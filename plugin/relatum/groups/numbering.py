@@ -2,17 +2,19 @@
 
 import heapq
 
-from relatum.errors import GroupConflict, IncompleteGroup, InvalidGroup
+from relatum.errors import GroupConflict, IncompleteGroup
 from relatum.limits import GROUP_SEQUENCE_MAX
-from relatum.membership._membership import (
+from relatum.membership import (
+    Anomaly,
     GroupFault,
+    GroupPosition,
     Membership,
+    Ranges,
     checked_group_id,
     checked_sequence,
     new_group_id,
     new_place,
 )
-from relatum.membership._position import Anomaly, GroupPosition, Ranges
 
 _CANNOT_GO_ON = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST, Anomaly.EXPIRED)
 """What no further message can put right."""
@@ -31,7 +33,7 @@ class Numbering:
 
     def __init__(self, group_id: str | None = None, start: int = 1) -> None:
         if group_id is None and start != 1:
-            raise InvalidGroup("start goes on with a group: give its group_id", reason=str(GroupFault.OPTION_INVALID))
+            raise GroupFault.OPTION_INVALID.error("start goes on with a group: give its group_id")
         self.group_id = new_group_id() if group_id is None else checked_group_id(group_id)
         self.next_free = checked_sequence(start)
         """The number after the highest that is taken."""
@@ -43,14 +45,12 @@ class Numbering:
     def resume(self, position: GroupPosition) -> None:
         """Go on where a group stands: with the numbers that are missing, then with those above the highest."""
         if not isinstance(position, GroupPosition):
-            raise InvalidGroup(
-                f"position is what group_position gives, not {type(position).__name__}",
-                reason=str(GroupFault.OPTION_INVALID),
+            raise GroupFault.OPTION_INVALID.error(
+                f"position is what group_position gives, not {type(position).__name__}"
             )
         if position.group_id != self.group_id and self.is_begun:
-            raise InvalidGroup(
-                f"group {self.group_id} has been begun: another group is gone on with by a group of its own",
-                reason=str(GroupFault.OPTION_INVALID),
+            raise GroupFault.OPTION_INVALID.error(
+                f"group {self.group_id} has been begun: another group is gone on with by a group of its own"
             )
         for anomaly in _CANNOT_GO_ON:
             if anomaly in position.anomalies:
@@ -67,7 +67,7 @@ class Numbering:
     def take(self, *, last: bool = False) -> Membership:
         """The place of the next message: the lowest number that is free; for the last one, that above all others."""
         if self._has_ended or (self.last_sequence is not None and (last or not self._gaps)):
-            raise InvalidGroup(f"group {self.group_id} has ended; nothing was sent", reason=str(GroupFault.ENDED))
+            raise GroupFault.ENDED.error(f"group {self.group_id} has ended; nothing was sent")
         if self._gaps and not last:
             first, end = heapq.heappop(self._gaps)
             if first < end:

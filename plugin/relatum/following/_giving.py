@@ -1,0 +1,244 @@
+"""What is given to the owner, of many streams: in order for each stream, in turn among them, bounded in bytes."""
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from relatum.following._events import Event, Failed, Hole, Records, Replaced
+from relatum.following._followed import Followed
+from relatum.following._held import Given, Held
+
+logger = logging.getLogger("relatum.follower")
+
+TURN_S: Final = 0.02
+"""Seconds after which giving lets the loop's other work have its turn: a lease has to be renewed in time."""
+
+GIVEN_BYTES: Final = 8 << 20
+"""Bytes of one stream, as they are unpacked, that the owner has at once, about: two large pieces. A chunk may unpack to
+a thousand times its size."""
+
+RESUMES_AT: Final = 0.75
+"""Part of the bytes that may be held at which reading goes on after a pause."""
+
+AFTER_DEFECT_S: Final = 1.0
+"""Seconds before an event is given again that the owner raised at."""
+
+STREAMS: Final = 16
+"""Streams of which something came in one window, from which on the next one is waited for: each turn of the loop, and
+of what is behind it, costs more than a small chunk does."""
+
+BYTES: Final = 1 << 20
+"""Bytes that came in one window from which on nothing is waited for: those are large turns by themselves."""
+
+
+class Gathering:
+    """Judges, by what came in the last window of time, whether reading pauses until the next one ends.
+
+    So what many streams bring is read, given and committed together. A few streams, and a lone message, are read at
+    once.
+    """
+
+    def __init__(self, gather_s: float) -> None:
+        self._gather_s = gather_s
+        self._window = 1
+        self._streams = self._bytes = 0
+        self._until = 0.0
+        self._is_pausing = False
+
+    def came(self, followed: Followed, bytes_: int) -> None:
+        """Something came of a stream."""
+        self._bytes += bytes_
+        if followed.window != self._window:
+            followed.window = self._window
+            self._streams += 1
+
+    def pause_s(self) -> float:
+        """Seconds for which nothing is to be read; asked after each turn."""
+        if not self._gather_s:
+            return 0.0
+        now = time.monotonic()
+        if now >= self._until:
+            self._is_pausing = self._streams >= STREAMS and self._bytes < BYTES
+            self._window += 1
+            self._streams = self._bytes = 0
+            self._until = now + self._gather_s
+        return self._until - now if self._is_pausing else 0.0
+
+
+class Giving:
+    """What was read and is to be given, and what was given and is held: `bytes` in `count` chunks.
+
+    `pause` is called to read nothing for now, or again: where too much is held, and where reading gathers.
+    """
+
+    def __init__(
+        self,
+        on_event: Callable[[Event], object],
+        bytes_max: int,
+        gathering: Gathering,
+        pause: Callable[[bool], None],
+    ) -> None:
+        self._on_event = on_event
+        self._bytes_max = bytes_max
+        self._gathering = gathering
+        self._pause = pause
+        self._turns: deque[Followed] = deque()
+        self._is_due = self._is_full = self._is_gathering = False
+        self.bytes = self.count = self.records = 0
+        self.told: Counter[type[Event]] = Counter()
+
+    # --- what is held -------------------------------------------------------------------------------------------------
+
+    def hold(self, held: Held) -> None:
+        """Count what was read."""
+        self.bytes += held.bytes
+        self.count += 1
+        self._gathering.came(held.followed, held.bytes)
+        if self.bytes >= self._bytes_max and not self._is_full:
+            self._is_full = True
+            self._pause(True)
+
+    def drop(self, held: Held) -> None:
+        """Give no more of it; it is released when the owner is done with what was given."""
+        held.is_cut = True
+        self._let_go(held)
+
+    def _let_go(self, held: Held) -> None:
+        if held.out or not held.is_cut or held.is_released:
+            return
+        held.is_released = True
+        held.subscription.free()
+        self.bytes -= held.bytes
+        self.count -= 1
+        if self._is_full and self.bytes < self._bytes_max * RESUMES_AT:
+            self._is_full = False
+            self._pause(self._is_gathering)
+
+    def done(self, events: Iterable[Event]) -> None:
+        """See `StreamFollower.done`."""
+        touched: dict[Followed, None] = {}
+        for event in events:
+            if isinstance(event, Records):
+                given: Given = event.held
+                if not given.is_done:
+                    touched[given.held.followed] = None
+                    self._end_given(given)
+        for followed in touched:
+            self._queue(followed)
+            followed.grant()
+
+    def _end_given(self, given: Given) -> None:
+        given.is_done = True
+        given.held.out -= 1
+        given.held.followed.given_bytes -= given.bytes
+        self._let_go(given.held)
+
+    # --- in turn ------------------------------------------------------------------------------------------------------
+
+    def put(self, followed: Followed, item: Event | Held) -> None:
+        """Give something when the stream has its turn, behind what it has already."""
+        if not followed.is_over:
+            followed.items.append(item)
+            self._queue(followed)
+        elif isinstance(item, Held):
+            self.drop(item)
+
+    def put_for_all(self, event: Event) -> None:
+        """Give something that is about no stream, soon."""
+        asyncio.get_running_loop().call_soon(self._tell, event)
+
+    def forget(self, followed: Followed) -> None:
+        """Give nothing of what a stream has."""
+        items, followed.items = followed.items, deque()
+        for item in items:
+            if isinstance(item, Held):
+                self.drop(item)
+
+    def _queue(self, followed: Followed) -> None:
+        if followed.items and not followed.has_turn and followed.given_bytes < GIVEN_BYTES:
+            followed.has_turn = True
+            self._turns.append(followed)
+            self._give_soon()
+
+    def _give_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._give)
+
+    def _give(self) -> None:
+        self._is_due = False
+        until = time.monotonic() + TURN_S
+        while self._turns:
+            followed = self._turns.popleft()
+            followed.has_turn = False
+            if followed.items:
+                self._give_next(followed)
+                self._queue(followed)
+            if time.monotonic() >= until:
+                break
+        if self._turns:
+            self._give_soon()
+        elif not self._is_gathering and (pause_s := self._gathering.pause_s()):
+            self._is_gathering = True
+            self._pause(True)
+            asyncio.get_running_loop().call_later(pause_s, self._end_gathering)
+
+    def _end_gathering(self) -> None:
+        self._is_gathering = False
+        self._pause(self._is_full)
+
+    def _give_next(self, followed: Followed) -> None:
+        item = followed.items[0]
+        if not isinstance(item, Held):
+            followed.items.popleft()
+            self._give_event(followed, item)
+            return
+        try:
+            piece = item.piece()
+        except Exception as error:  # noqa: BLE001 - a chunk that cannot be split fails its stream
+            followed.begin_anew(item.begin, error)
+            return
+        if item.is_cut:
+            followed.items.popleft()
+        if piece is None:
+            self.drop(item)
+            followed.grant()
+            return
+        batch, bytes_ = piece
+        given = Given(item, bytes_)
+        item.out += 1
+        followed.given_bytes += bytes_
+        item.begin = batch.last_offset + 1
+        defect = self._tell(Records(followed.stream, followed.number, batch, given))
+        if defect is None:
+            followed.gave(batch)
+        else:
+            if not given.is_done:
+                self._end_given(given)
+            followed.begin_anew(batch.first_offset, defect)
+
+    def _tell(self, event: Event) -> Exception | None:
+        """Give an event; what the owner raised is logged, and returned."""
+        if isinstance(event, Records):
+            self.records += len(event.batch)
+        else:
+            self.told[type(event)] += 1
+        try:
+            self._on_event(event)
+        except Exception as error:
+            logger.exception("what a follower told its owner met a defect there, and is told again")
+            return error
+        return None
+
+    def _give_event(self, followed: Followed, event: Event) -> None:
+        """Give an event that is no records; once more where the owner raised."""
+        defect = self._tell(event)
+        if defect is None or isinstance(event, Failed | Records):
+            return
+        if isinstance(event, Replaced):
+            asyncio.get_running_loop().call_later(AFTER_DEFECT_S, self.put, followed, event)
+        else:
+            followed.begin_anew(event.from_offset if isinstance(event, Hole) else event.next_offset, defect)

@@ -1,0 +1,377 @@
+"""Message groups: what a message's place in one is, and how far a group has come. No input or output happens here.
+
+A group is a set of messages that carry one id, numbers from 1 on without gaps, and a flag on the last of them, all in
+headers: `group_id`, `group_sequence` and `group_last`. `relatum.MessageGroup` publishes them; they are found by the
+key `GROUP_KEY`.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, NamedTuple, Self, TypeAlias
+
+from relatum.errors import InvalidGroup
+from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
+from relatum.keys import InvalidValue, KeyDefinition
+from relatum.limits import GROUP_ID_BYTES, GROUP_SEQUENCE_MAX
+from relatum.reading import Message
+from relatum.uuid7 import uuid7
+
+GROUP_KEY: Final = KeyDefinition(
+    "message_group",
+    (f"header:{GROUP_ID_HEADER}", f"header:{GROUP_SEQUENCE_HEADER}", f"header:{GROUP_LAST_HEADER}"),
+)
+"""The key by which groups are found. Its values read `<group id>|<sequence>|<last>`, so that a group is one range of
+the index; none of the three parts can hold what a composite escapes."""
+
+_GROUP_ID: Final = re.compile(rf"[0-9a-f]{{{2 * GROUP_ID_BYTES}}}\Z", re.ASCII)
+_VALUE: Final = re.compile(rf"([0-9a-f]{{{2 * GROUP_ID_BYTES}}})\|([1-9][0-9]{{0,8}})\|(true|false)\Z", re.ASCII)
+
+_AFTER_SEPARATOR: Final = chr(ord("|") + 1)
+"""What ends the range of a group's values: the character after the one that separates the parts."""
+
+
+new_place: Final = tuple.__new__
+"""Makes a place out of its parts; `Membership(…)` is a function of its own, and this is on the publish path."""
+
+
+class GroupFault(StrEnum):
+    """Why headers, or a call, cannot make a message one of a group: the field `reason` of `InvalidGroup`."""
+
+    advice: str
+
+    def __new__(cls, reason: str, advice: str = "") -> Self:
+        """A reason, with what its error says."""
+        fault = str.__new__(cls, reason)
+        fault._value_ = reason
+        fault.advice = advice
+        return fault
+
+    ID_MISSING = "group_id_missing", "a sequence number or a last flag needs the header group_id"
+    SEQUENCE_MISSING = "group_sequence_missing", "the header group_id needs the header group_sequence"
+    ID_INVALID = (
+        "group_id_not_48_hex_digits",
+        "group_id is 24 bytes as 48 hexadecimal digits in lower case: relatum.new_group_id()",
+    )
+    SEQUENCE_NOT_INTEGER = "group_sequence_not_an_integer", "group_sequence is an integer"
+    SEQUENCE_OUT_OF_RANGE = "group_sequence_out_of_range", f"group_sequence is from 1 to {GROUP_SEQUENCE_MAX:,}"
+    LAST_NOT_BOOLEAN = "group_last_not_a_boolean", "group_last is True or False"
+    ENDED = "group_has_ended"
+    """The group has its last message already, or was left."""
+    OPTION_INVALID = "option_invalid"
+    """An option of the group, or the position to go on from, cannot be one."""
+
+    def error(self, text: str = "") -> InvalidGroup:
+        """The error of this reason."""
+        return InvalidGroup(text or self.advice, reason=str(self))
+
+
+class GroupStatus(StrEnum):
+    """Whether a message belongs to a group."""
+
+    NOT_IN_GROUP = "not_in_group"
+    IN_GROUP = "in_group"
+    LAST_IN_GROUP = "last_in_group"
+
+
+class Membership(NamedTuple):
+    """A message's place in its group. Not checked: see `checked_membership`.
+
+    Attributes:
+        group_id: 24 bytes as 48 hexadecimal digits in lower case.
+        sequence: From 1 to 999,999,999.
+        last: Whether the group ends with it.
+    """
+
+    group_id: str
+    sequence: int
+    last: bool = False
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The three headers of a message at this place."""
+        return {GROUP_ID_HEADER: self.group_id, GROUP_SEQUENCE_HEADER: self.sequence, GROUP_LAST_HEADER: self.last}
+
+    @property
+    def value(self) -> str:
+        """The value of `GROUP_KEY` for a message at this place."""
+        return value_of(*self)
+
+
+def new_group_id() -> str:
+    """A new group id: a version 7 UUID and 8 random bytes. Ids made later sort later, to the millisecond."""
+    return uuid7(time.time_ns()).replace("-", "") + os.urandom(GROUP_ID_BYTES - 16).hex()
+
+
+def membership(headers: Mapping[str, Any]) -> Membership | None:
+    """The place that a message's headers give it, None where it is in no group.
+
+    It is what the message's value of `GROUP_KEY` says: a message without a valid id, number and flag is in no group,
+    since nothing could find it there.
+    """
+    group_id = headers.get(GROUP_ID_HEADER)
+    if group_id is None:
+        return None
+    sequence, last = headers.get(GROUP_SEQUENCE_HEADER), headers.get(GROUP_LAST_HEADER)
+    if _is_plain(group_id, sequence, last):
+        return new_place(Membership, (group_id, sequence, last))
+    # Other clients and older brokers write the same values as bytes or text.
+    try:
+        value = GROUP_KEY.canonical_of((group_id, sequence, last))
+    except InvalidValue:
+        return None
+    return None if value is None else parse_value(value)
+
+
+def value_of(group_id: str, sequence: int, last: bool) -> str:
+    """The value of `GROUP_KEY` for a message at a place."""
+    return f"{group_id}|{sequence}|{'true' if last else 'false'}"
+
+
+def parse_value(value: str) -> Membership | None:
+    """The place that a value of `GROUP_KEY` tells of, None where it tells of none."""
+    found = _VALUE.match(value)
+    if found is None:
+        return None
+    group_id, sequence, last = found.groups()
+    return Membership(group_id, int(sequence), last == "true")
+
+
+def value_bounds(group_id: str) -> tuple[str, str]:
+    """The range of a group's values of `GROUP_KEY`: from the first text on, up to before the second.
+
+    In the order of code points, which is that of the table's values.
+    """
+    return f"{group_id}|", f"{group_id}{_AFTER_SEPARATOR}"
+
+
+def group_status(message: Message) -> GroupStatus:
+    """Whether a message is in no group, in one, or the last of one."""
+    place = membership(message.headers)
+    if place is None:
+        return GroupStatus.NOT_IN_GROUP
+    return GroupStatus.LAST_IN_GROUP if place.last else GroupStatus.IN_GROUP
+
+
+def checked_group_id(group_id: Any) -> str:
+    """The id itself.
+
+    Raises:
+        InvalidGroup: it is not 24 bytes, written as 48 hexadecimal digits in lower case.
+    """
+    if not _is_group_id(group_id):
+        raise GroupFault.ID_INVALID.error()
+    return str(group_id)
+
+
+def _is_group_id(group_id: Any) -> bool:
+    return isinstance(group_id, str) and _GROUP_ID.match(group_id) is not None
+
+
+def checked_membership(headers: Mapping[str, Any]) -> Membership | None:
+    """The place that headers give a message which is about to be published, None where they name no group.
+
+    Headers of None count as not given; a flag that is not given is False.
+
+    Raises:
+        InvalidGroup: one of id and number is given alone, or one of the three cannot be what it is.
+    """
+    group_id = headers.get(GROUP_ID_HEADER)
+    sequence = headers.get(GROUP_SEQUENCE_HEADER)
+    last = headers.get(GROUP_LAST_HEADER)
+    if _is_plain(group_id, sequence, last):
+        return new_place(Membership, (group_id, sequence, last))
+    if group_id is None and sequence is None and last is None:
+        return None
+    if fault := _fault(group_id, sequence, last):
+        raise fault.error(f"{fault.advice}; nothing was sent")
+    return new_place(Membership, (group_id, sequence, bool(last)))
+
+
+def _fault(group_id: Any, sequence: Any, last: Any) -> GroupFault | None:
+    if group_id is None:
+        return GroupFault.ID_MISSING
+    if not _is_group_id(group_id):
+        return GroupFault.ID_INVALID
+    if sequence is None:
+        return GroupFault.SEQUENCE_MISSING
+    if last is not None and type(last) is not bool:
+        return _sequence_fault(sequence) or GroupFault.LAST_NOT_BOOLEAN
+    return _sequence_fault(sequence)
+
+
+def _is_plain(group_id: Any, sequence: Any, last: Any) -> bool:
+    """Whether they are a place just as they are, which nearly all are."""
+    return (
+        type(group_id) is str
+        and type(sequence) is int
+        and type(last) is bool
+        and 1 <= sequence <= GROUP_SEQUENCE_MAX
+        and _GROUP_ID.match(group_id) is not None
+    )
+
+
+def checked_sequence(sequence: Any) -> int:
+    """The sequence number itself.
+
+    Raises:
+        InvalidGroup: it is no integer from 1 to 999,999,999.
+    """
+    if fault := _sequence_fault(sequence):
+        raise fault.error()
+    return int(sequence)
+
+
+def _sequence_fault(sequence: Any) -> GroupFault | None:
+    if isinstance(sequence, bool) or not isinstance(sequence, int):
+        return GroupFault.SEQUENCE_NOT_INTEGER
+    return None if 1 <= sequence <= GROUP_SEQUENCE_MAX else GroupFault.SEQUENCE_OUT_OF_RANGE
+
+
+Place: TypeAlias = tuple[str, int, bool]
+"""The fields of a `Membership`."""
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+"""Ranges of sequence numbers, each with its first and its last, in ascending order."""
+
+
+class Anomaly(StrEnum):
+    """What can be wrong with a group besides being incomplete. Several can hold at once."""
+
+    DUPLICATE = "duplicate"
+    """A sequence number that several messages have."""
+    TWO_LASTS = "two_lasts"
+    """Several sequence numbers whose message says that it is the last. The lowest counts."""
+    PAST_LAST = "past_last"
+    """A message, not a last one itself, with a number above that of the last."""
+    EXPIRED = "expired"
+    """A message of the group was there, and retention has dropped it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPosition:
+    """How far a group has come.
+
+    Attributes:
+        group_id: The group.
+        contiguous: The highest number up to which none is missing; 0 where even the first is.
+        highest: The highest number seen; 0 for none.
+        missing: The numbers that are missing below the last, or below the highest where the last is not seen: ranges
+            of first and last, ascending.
+        last_sequence: The last message's number; None where it is not seen. Of several, the lowest.
+        seen: How many different numbers are there.
+        anomalies: What else is wrong, in the order of `Anomaly`.
+        streams: The streams and super streams it was looked for in, sorted; None: whoever made it did not say.
+        is_of_all: Whether those are all that the database knew then, as nobody named any. Of others it says nothing.
+        is_proven: Whether all they held then was looked at, up to their leaders' ends. False where only what is
+            recorded was, or the broker could not tell the end: there may be more of the group.
+    """
+
+    group_id: str
+    contiguous: int
+    highest: int
+    missing: Ranges
+    last_sequence: int | None
+    seen: int
+    anomalies: tuple[Anomaly, ...] = ()
+    streams: tuple[str, ...] | None = field(default=None, compare=False)
+    is_of_all: bool = field(default=False, compare=False)
+    is_proven: bool = field(default=True, compare=False)
+
+    def holds_for(self, exchange: str, routing_key: str) -> bool:
+        """Whether it says how far the group is where messages of an exchange and a routing key go.
+
+        Which streams an exchange leads to that is no super stream is known to the caller, who names them when asking.
+        """
+        if self.streams is None:
+            return True
+        if exchange == "":
+            return routing_key in self.streams
+        return exchange in self.streams or not self.is_of_all
+
+    @property
+    def next_sequence(self) -> int:
+        """Where to go on: the lowest number that is not there."""
+        return self.contiguous + 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last message and all before it are there, whatever else is."""
+        return self.last_sequence is not None and self.contiguous >= self.last_sequence
+
+
+def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] = ()) -> GroupPosition:
+    """How far a group has come, from the places of its messages.
+
+    Args:
+        group_id: The group; members of others are left out.
+        members: One place for each message, in any order. What an exchange has routed to several streams is one
+            message, and is to be given once.
+        expired: Places of messages that retention has dropped. They count as missing, unless another message has the
+            same number; that one of them was the last still counts.
+
+    Returns:
+        The position. It does not depend on the order.
+    """
+    numbers: set[int] = set()
+    lasts: set[int] = set()
+    count = 0
+    for of_group, sequence, last in members:
+        if of_group == group_id:
+            count += 1
+            numbers.add(sequence)
+            if last:
+                lasts.add(sequence)
+    gone = [place for place in expired if place[0] == group_id and place[1] not in numbers]
+    lasts.update(sequence for _, sequence, last in gone if last)
+    last_sequence = min(lasts, default=None)
+    highest = max(numbers, default=0)
+    is_whole = count == len(numbers) == highest and min(numbers, default=0) == 1
+    if is_whole and not gone and (not lasts or lasts == {highest}):
+        # As nearly all are, and looked at for each group that is read.
+        return GroupPosition(group_id, highest, highest, (), last_sequence, count)
+    missing = _missing(sorted(numbers), highest if last_sequence is None else last_sequence)
+    past = last_sequence is not None and any(number > last_sequence for number in numbers - lasts)
+    found = {
+        Anomaly.DUPLICATE: count > len(numbers),
+        Anomaly.TWO_LASTS: len(lasts) > 1,
+        Anomaly.PAST_LAST: past,
+        Anomaly.EXPIRED: bool(gone),
+    }
+    return GroupPosition(
+        group_id=group_id,
+        contiguous=_contiguous(numbers, missing),
+        highest=highest,
+        missing=missing,
+        last_sequence=last_sequence,
+        seen=len(numbers),
+        anomalies=tuple(anomaly for anomaly, holds in found.items() if holds),
+    )
+
+
+def _contiguous(numbers: set[int], missing: Ranges) -> int:
+    """The number before the first that is missing. Past the last, numbers may go on."""
+    if missing:
+        return missing[0][0] - 1
+    number = 0
+    while number + 1 in numbers:
+        number += 1
+    return number
+
+
+def _missing(numbers: list[int], end: int) -> Ranges:
+    """The ranges of numbers from 1 to `end` that are not among the sorted ones."""
+    ranges = []
+    expected = 1
+    for number in numbers:
+        if number > end:
+            break
+        if number > expected:
+            ranges.append((expected, number - 1))
+        expected = number + 1
+    if expected <= end:
+        ranges.append((expected, end))
+    return tuple(ranges)

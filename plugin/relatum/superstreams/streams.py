@@ -1,0 +1,158 @@
+"""Single streams on a broker: what they are declared with, and whether they are there."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from pika import BlockingConnection
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker
+
+from relatum.checks import checked_count, checked_text
+from relatum.errors import ConfigurationError, InvalidInput, StreamNotFound, SuperStreamConflict
+from relatum.limits import INTEGER_MAX
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.superstreams.connections import blocking_connection
+
+NOT_FOUND: Final = 404
+"""AMQP's reply code for a queue or an exchange that is not there."""
+
+_NONE: Final = re.compile(r"no (queue|exchange) '")
+"""In the text of a 404: the broker knows nothing of that name. Texts seen with RabbitMQ 3.10.8 and 4.3.6."""
+
+_PRECONDITION_FAILED: Final = 406
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What the streams of a super stream are declared with.
+
+    Attributes:
+        max_length_bytes: Bytes a stream keeps, at least; the oldest segments are dropped beyond. None: no limit.
+        max_age: For how long it keeps messages, at least; whole seconds. None: no limit.
+        segment_bytes_max: Bytes of a segment. None: the broker's 500,000,000.
+        leader_locator: Where leaders are put: "client-local", "balanced", "least-leaders". None: the broker's choice.
+        initial_cluster_size: How many nodes have a copy. None: all.
+    """
+
+    max_length_bytes: int | None = None
+    max_age: timedelta | None = None
+    segment_bytes_max: int | None = None
+    leader_locator: str | None = None
+    initial_cluster_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_length_bytes", "segment_bytes_max", "initial_cluster_size"):
+            value = getattr(self, name)
+            if value is not None:
+                checked_count(name, value, most=INTEGER_MAX, otherwise=", or None")
+        if self.leader_locator is not None:
+            checked_text("leader_locator", self.leader_locator)
+        if self.max_age is not None and not (
+            isinstance(self.max_age, timedelta) and self.max_age >= timedelta(seconds=1)
+        ):
+            raise InvalidInput(f"max_age is a timedelta of a second at least, not {self.max_age!r}.")
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `queue.declare`."""
+        wanted = {
+            "x-max-length-bytes": self.max_length_bytes,
+            "x-max-age": None if self.max_age is None else f"{int(self.max_age.total_seconds())}s",
+            "x-stream-max-segment-size-bytes": self.segment_bytes_max,
+            "x-queue-leader-locator": self.leader_locator,
+            "x-initial-cluster-size": self.initial_cluster_size,
+        }
+        return {"x-queue-type": "stream"} | {name: value for name, value in wanted.items() if value is not None}
+
+
+KEPT: Final = StreamOptions(max_length_bytes=5_000_000_000, max_age=timedelta(days=7), segment_bytes_max=50_000_000)
+"""What a stream of copies keeps where nothing else is asked for.
+
+Retention drops whole segments, and looks when a new one begins: with the broker's own 500 MB a quiet stream would keep
+its messages for years.
+"""
+
+
+def exchange_exists(connection: BlockingConnection, name: str) -> bool:
+    """Whether there is an exchange of that name."""
+    return _exists(connection, lambda channel: channel.exchange_declare(name, passive=True))
+
+
+def queue_exists(connection: BlockingConnection, name: str) -> bool:
+    """Whether there is a queue or stream of that name."""
+    return _exists(connection, lambda channel: channel.queue_declare(name, passive=True))
+
+
+def _exists(connection: BlockingConnection, ask: Callable[[BlockingChannel], Any]) -> bool:
+    # A channel of its own: the broker closes the channel where the answer is no.
+    try:
+        with connection.channel() as channel:
+            ask(channel)
+    except ChannelClosedByBroker as error:
+        if error.reply_code != NOT_FOUND:
+            raise
+        # A node that starts says 404, too, of streams that it has not started yet: "home node … is down".
+        return _NONE.search(error.reply_text) is None
+    return True
+
+
+def stream_exists(connection: BlockingConnection, address: BrokerAddress, stream: str) -> bool:
+    """Whether there is a stream of that name.
+
+    Raises:
+        NotAStream: it is another kind of queue.
+        AccessRefused: nobody can say, since this user may not read it.
+    """
+    if not queue_exists(connection, stream):
+        return False
+    with StreamReader.open(address) as reader:
+        try:
+            reader.bounds(stream)
+        except StreamNotFound:
+            return False
+    return True
+
+
+@contextmanager
+def refusals(what: str, super_stream: str | None = None) -> Iterator[None]:
+    """Say what a declaration met that is there already and is not the same; a conflict where it is a super stream's.
+
+    Raises:
+        SuperStreamConflict: something else is there.
+        ConfigurationError: the broker knows no such options; or something else is there, and this is no super stream.
+    """
+    try:
+        yield
+    except ChannelClosedByBroker as error:
+        if error.reply_code != _PRECONDITION_FAILED:
+            raise
+        if "inequivalent" not in error.reply_text:
+            raise ConfigurationError(f"The broker takes no such option of a stream: {error.reply_text}") from error
+        if super_stream is None:
+            raise ConfigurationError(f"{what}: {error.reply_text}") from error
+        raise SuperStreamConflict(f"{what}: {error.reply_text}", super_stream=super_stream, reason=what) from error
+
+
+def declare_stream(
+    connection: BlockingConnection, stream: str, options: StreamOptions, super_stream: str | None = None
+) -> None:
+    """Declare a stream that is not there; raises as `refusals`."""
+    what = f"Stream {stream!r} is there with other arguments"
+    with refusals(what, super_stream), connection.channel() as channel:
+        channel.queue_declare(stream, durable=True, arguments=options.arguments())
+
+
+def ensure_stream(address: BrokerAddress, stream: str, options: StreamOptions = KEPT) -> None:
+    """See that there is a stream; one that is there stays as it is, else it is declared like a tap's.
+
+    Raises:
+        NotAStream: it is another kind of queue.
+        AccessRefused: this user may not read, or not declare it.
+        BrokerUnavailable: the broker does not answer.
+    """
+    with blocking_connection(address, address) as connection:
+        if not stream_exists(connection, address, stream):
+            declare_stream(connection, stream, options)

@@ -1,0 +1,185 @@
+"""What a repair must leave alone: what has expired, who waits for receipts, and by what a stream is known again."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from relatum.errors import StreamReplaced
+from relatum.headers import RECEIPT_HEADER
+from relatum.reading import position_of
+from relatum.recording import repair
+from relatum_consumer import Relations, Status
+from tests.support import wait_recorded, wait_until
+from tests.support._raw_publisher import RawPublisher, uncompressed
+from tests.support.place import Place
+
+WINDOW = 20_000
+"""Offsets that a repair records anew at a time."""
+
+BLOCK = 128
+"""Messages of a block of the time index at the most: those at a window's edges go as a whole."""
+
+
+def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
+    """Numbered orders."""
+    return [(b"%d" % n, {"order_id": f"o{n}"}) for n in range(start, start + count)]
+
+
+@contextmanager
+def refused(place: Place, condition: str = "true") -> Iterator[None]:
+    """PostgreSQL refuses new rows of some offsets, as if whoever writes them were killed there."""
+    place.sql(
+        "CREATE FUNCTION relatum.refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'refused by the test'; END $$"
+    )
+    place.sql(
+        f"CREATE TRIGGER refused BEFORE INSERT ON relatum.relationships FOR EACH ROW WHEN ({condition}) "
+        "EXECUTE FUNCTION relatum.refuse()"
+    )
+    try:
+        yield
+    finally:
+        place.sql("DROP FUNCTION relatum.refuse CASCADE")
+
+
+def mend(place: Place) -> list[str]:
+    """Verify the stream, and repair what was found."""
+    return repair(place.verify(), place.database, dry_run=False)
+
+
+@pytest.mark.parametrize("lost", ["stream_offset BETWEEN 40 AND 60", "stream_offset >= 90", "true"])
+def test_a_stream_declared_again_while_a_repair_is_half_done_is_noticed(place: Place, lost: str) -> None:
+    """Stopped in the middle, at the end, or at all of a stream: no range of the old one proves anything of the new."""
+    place.put(*orders(35))
+    place.record(keys=["order_id"])
+    for start in (35, 65):
+        place.put(*orders(30 if start == 35 else 35, start))
+        place.record()
+    place.sql(f"DELETE FROM relatum.relationships WHERE {lost}")
+    with refused(place), pytest.raises(psycopg.errors.RaiseException):
+        mend(place)
+    place.declare_again()
+    place.put(*orders(150, start=1000))
+    with Relations(place.amqp, place.database) as relations:
+        for value in ("o1010", "o1050", "o1095"):
+            with pytest.raises(StreamReplaced):
+                relations.find("order_id", value, streams=place.stream)
+    place.record()
+    wait_until(lambda: not place.status().gaps, what="no gap")
+    assert place.values() == [f"o{n}" for n in range(1000, 1150)]
+    assert place.status().generation == 2
+
+
+def test_a_repair_leaves_what_has_expired(fleeting: Place) -> None:
+    """Rows of messages that retention took stay until they are pruned: they say `expired`, not `absent`."""
+    fleeting.put(*orders(10))
+    fleeting.record(keys=["order_id"])
+    with fleeting.recording():
+        fleeting.put(*[(b"x" * 10_000, {"order_id": f"big{n}"}) for n in range(100)])
+        fleeting.wait_recorded()
+    wait_until(lambda: (fleeting.status().first or 0) > 10, what="retention to take the first messages")
+    first = fleeting.status().first or 0
+    before = [row for row in fleeting.rows() if row[2] < first]
+    fleeting.sql(f"DELETE FROM relatum.relationships WHERE stream_offset >= {first}")
+    assert mend(fleeting)
+    assert [row for row in fleeting.rows() if row[2] < first] == before
+    with Relations(fleeting.amqp, fleeting.database) as relations:
+        assert relations.find("order_id", "o3").status is Status.EXPIRED
+
+
+def test_a_repair_that_is_killed_leaves_one_window_open(place: Place) -> None:
+    """It records a window anew before it takes the next one; what it left is closed by whoever comes."""
+    host = b"\0\x53\x74\xc1\x0b\x02\xa1\x04host\xa1\x02h1" + b"\0\x53\x75\xa0\x00"
+    with RawPublisher(place.stream_url, place.stream) as publisher:
+        publisher.publish(*[uncompressed([host] * 1000)] * 45)
+    with place.recording(keys=["host"]):
+        wait_recorded(place.amqp, place.engine, place.stream)
+    place.sql("DELETE FROM relatum.relationships WHERE stream_offset % 100 = 0")
+    condition = f"NEW.stream_offset BETWEEN {WINDOW + BLOCK} AND {2 * WINDOW - 1}"
+    with refused(place, condition), pytest.raises(psycopg.errors.RaiseException):
+        mend(place)
+    assert sum(end - start for start, end in place.status().gaps) <= WINDOW + 2 * BLOCK
+    offsets = [offset for _, _, offset in place.rows()]
+    assert offsets[: WINDOW - BLOCK] == list(range(WINDOW - BLOCK)), "the first one was mended"
+    assert offsets[-1] == 44_999, "the last one was not begun"
+    place.backfill()
+    mend(place)
+    assert [offset for _, _, offset in place.rows()] == list(range(45_000))
+
+
+def test_a_repair_keeps_receipts(place: Place) -> None:
+    """Publishers may still wait for them, and the messages are the same."""
+    place.put(*[(b"", {"order_id": f"o{n}", RECEIPT_HEADER: f"receipt-{n}"}) for n in range(10)])
+    place.record(keys=["order_id"])
+    query = "SELECT message_id, stream_offset FROM relatum.receipts ORDER BY 2"
+    before = place.sql(query)
+    assert len(before) == 10
+    place.sql("DELETE FROM relatum.relationships")
+    assert mend(place)
+    assert place.sql(query) == before
+
+
+def test_lookups_see_nothing_of_a_repair(place: Place) -> None:
+    """What is right is found while the offsets that it lies in are recorded again, over and over."""
+    place.put(*[(b"", {"order_id": f"o{n}", "host": f"h{n}"}) for n in range(50)])
+    place.record(keys=["order_id", "host"])
+    stop = threading.Event()
+
+    def mend_again() -> int:
+        rounds = 0
+        while not stop.is_set():
+            place.sql("DELETE FROM relatum.relationships WHERE value LIKE 'h%'")
+            assert mend(place)
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(1) as pool, Relations(place.amqp, place.database) as relations:
+        mended = pool.submit(mend_again)
+        try:
+            found = Counter(relations.find("order_id", f"o{n % 50}").status for n in range(500))
+        finally:
+            stop.set()
+        assert mended.result() > 1
+    assert set(found) == {Status.FOUND}
+
+
+def test_what_is_recorded_again_is_another_range(place: Place) -> None:
+    """So that a scan of a group consumer that has read the old one, and its rows, is refused."""
+    place.put(*orders(20))
+    place.record(keys=["order_id"])
+    ranges = "SELECT coverage_id FROM relatum.coverage"
+    before = set(place.sql(ranges))
+    place.sql("DELETE FROM relatum.relationships WHERE stream_offset = 7")
+    assert mend(place)
+    assert not before & set(place.sql(ranges))
+
+
+@pytest.mark.differs
+def test_a_stream_that_lost_its_tail_is_known_by_what_is_left(place: Place) -> None:
+    """Cut back to where no block of the time index lies on both sides, every range has a position to be known by."""
+    place.put(*orders(20))
+    place.record(keys=["order_id"])
+    place.put(*orders(20, start=20))
+    place.record()
+    old = place.messages()
+    place.declare_again()
+    # A checkpoint without a chunk's time agrees with the same message in another chunk, as after a power loss.
+    place.put(*orders(30))
+    for message in (old[9], old[29]):
+        position = position_of(message)
+        place.sql(
+            "INSERT INTO relatum.checkpoints (stream_id, last_offset, fingerprint) "
+            f"SELECT stream_id, {position.offset}, {position.fingerprint} FROM relatum.streams"
+        )
+    place.put(*orders(20, start=100))
+    with place.recording():
+        wait_until(lambda: place.values()[30:] == [f"o{n}" for n in range(100, 120)], what="the stream as it is")
+    assert ([event.kind for event in place.status().events], place.status().generation) == (["tail_lost"], 1)
+    unknown = "SELECT FROM relatum.coverage WHERE from_offset < to_offset AND last_offset IS NULL"
+    assert not place.sql(unknown)
