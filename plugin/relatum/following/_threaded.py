@@ -175,6 +175,11 @@ class Follower(Closing):
         """See `StreamFollower.is_let_in`."""
         return self._streams.is_let_in
 
+    @property
+    def is_attached(self) -> bool:
+        """See `StreamFollower.is_attached`."""
+        return self._streams.is_attached
+
     def statistics(self) -> FollowerStatistics:
         """How it stands, after all that was called before."""
         future = None if self._loop.is_current else self._loop.run(self._seen)
