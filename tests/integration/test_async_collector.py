@@ -4,6 +4,7 @@ Everything that both faces do is tested in `test_collector`.
 """
 
 import asyncio
+import random
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -138,6 +139,23 @@ async def test_a_cancelled_collect_has_taken_nothing(apart: Apart) -> None:
         opened.set()
         await until_succeeded(collector, "made:0", "made:1")
         assert (await collector.outcome("made:2")).status is OutcomeStatus.UNKNOWN
+
+
+async def test_collects_that_are_cancelled_at_any_moment_lose_nothing(apart: Apart) -> None:
+    """What one of them has taken is stored and consumed once; given again, so is all else."""
+    seen: list[str] = []
+    chance, given = random.Random(7), messages(300)
+    collector = apart(lambda bulk: seen.extend(each.message_id for each in bulk.messages), bulk_messages=10)
+    async with no_task_left(), collector:
+        for message in given:
+            collecting = asyncio.create_task(collector.collect(message))
+            await asyncio.sleep(chance.choice((0, 0, 0.0002, 0.001)))
+            collecting.cancel()
+            await asyncio.wait([collecting])
+        assert await collector.collect_many(given) == [True] * len(given)
+        await collector.flush()
+        await until_succeeded(collector, *(f"made:{number}" for number in range(len(given))))
+    assert sorted(seen) == sorted(f"made:{number}" for number in range(len(given)))
 
 
 @pytest.mark.parametrize("joins", [False, True])

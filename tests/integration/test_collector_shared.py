@@ -4,7 +4,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from relatum.collecting import Bulk, ExecutorOptions, FlushReason, MessageCollec
 from relatum.collecting._collector_core import Advance, Entry
 from relatum.errors import ConfigurationError, InvalidInput, NotAStream, StreamNotFound
 from relatum.reading import StreamReader
+from relatum.store.database import Database
 from tests.support import declare_stream, delete_stream, new_streams, unique_name, wait_until
 from tests.support.collectors import FOREVER, Collecting, CollectorStore, Consumer, Gate, wait_status
 from tests.support.leases import LEASE_S, let_lapse
@@ -472,6 +475,58 @@ def test_joined_executors_do_not_keep_the_lease_from_being_renewed(collecting: C
             gate.set()
 
 
+@pytest.mark.usefixtures("quick_rhythm")
+def test_joined_executors_that_hold_all_connections_cost_no_lease(collecting: Collecting, engine: sa.Engine) -> None:
+    """The lease is renewed, and others' results are stored, beside a `Database` that has no connection left."""
+    collecting.put("a", "b")
+    collecting.put("c", type_="mail")
+    gate, begun = threading.Event(), []
+
+    def wait(bulk: Bulk) -> None:
+        begun.append(bulk)
+        assert gate.wait(90)
+
+    def members() -> list[tuple[int, bool]]:
+        with engine.connect() as connection:
+            query = "SELECT member_id, lease_expires_at > clock_timestamp() FROM relatum.collector_members"
+            return [tuple(row) for row in connection.execute(sa.text(query))]
+
+    options = {"bulk_messages": 1, "workers": 2, "joins_transaction": True, "lease_s": LEASE_S}
+    with closing(Database(collecting.place.database, connections_max=2)) as database:
+        collector = collecting.collector(wait, database=database, **options)
+        collector.register_executor("mail", lambda bulk: gate.wait(90) and None, ExecutorOptions(max_age_s=0.01))
+        with collector:
+            try:
+                wait_until(lambda: len(begun) == 2, what="both executors at once")
+                [(member, _)] = members()
+                until = time.monotonic() + 2 * LEASE_S
+                while time.monotonic() < until:
+                    assert members() == [(member, True)]
+                    assert not threading.Event().wait(0.05)
+                assert database.pool.in_use >= 2
+            finally:
+                gate.set()
+            outcomes = wait_status(collector, SUCCEEDED, *"abc")
+    assert [outcome.attempts for outcome in outcomes] == [1, 1, 1]
+
+
+def test_executors_that_keep_the_interpreter_busy_cost_no_lease(collecting: Collecting) -> None:
+    """The loop and the lease have to wait for their turn, and have it in time: nobody takes over what they consume."""
+    workers, lease_s = 4, 2.0
+    collecting.put(*map(str, range(workers)))
+
+    def calculate(bulk: Bulk) -> None:
+        until = time.monotonic() + 2 * lease_s
+        while time.monotonic() < until:
+            sum(range(1000))
+
+    taken = Consumer()
+    options = {"bulk_messages": 1, "workers": workers, "queue_bulks": workers, "lease_s": lease_s}
+    with collecting.collector(calculate, **options) as collector, collecting.collector(taken, lease_s=lease_s):
+        outcomes = wait_status(collector, SUCCEEDED, *map(str, range(workers)))
+    assert ({outcome.attempts for outcome in outcomes}, taken.bodies) == ({1}, [])
+
+
 def test_streams_have_no_threads_of_their_own(collecting: Collecting) -> None:
     """Twelve streams are followed by as many threads as one is, and each is collected."""
     told: list[str] = []
@@ -482,8 +537,10 @@ def test_streams_have_no_threads_of_their_own(collecting: Collecting) -> None:
         before = Threads()
         with collector:
             wait_until(lambda: {f"{name} succeeded" for name in streams} <= set(told), what="all consumed")
-            # Those who ask end when there is nothing to ask; the one for readers' idle connections is the process's.
-            asking = [each for each in before.begun() if each.name.endswith("-asks")]
+            # Those who ask, store or consume end when there is nothing to do; the one for readers' idle connections is
+            # the process's.
+            ending = ("-asks", "-stores", "-order")
+            asking = [each for each in before.begun() if each.name.endswith(ending)]
             wait_until(lambda: not any(each.is_alive() for each in asking), what="nothing asked any more")
             return sum(each.name != "relatum-heartbeats" for each in before.begun())
 

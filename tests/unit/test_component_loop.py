@@ -199,3 +199,16 @@ def test_a_call_that_a_loop_never_comes_to_is_cancelled() -> None:
         futures.append(future)
     stopping.join(LIMIT_S)
     wait_until(lambda: all(future.done() for future in futures), what="all done, or cancelled")
+
+
+def test_an_exit_ends_nothing_else(loop: ComponentLoop, caplog: pytest.LogCaptureFixture) -> None:
+    """An application's function may raise one, and the loop would be gone."""
+
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    loop.call(lambda: loop.spawn(leave()))
+    wait_until(lambda: caplog.records, what="the exit told")
+    came = threading.Event()
+    loop.call(came.set)
+    assert came.wait(LIMIT_S)

@@ -1,24 +1,27 @@
-"""The message collector, with asyncio: the same threads, which call executors and handlers in an event loop."""
+"""The message collector, with asyncio: the same loop, for which executors and handlers are called in the caller's."""
 
 import asyncio
 import inspect
 import threading
-import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 from relatum.checks import checked_event, checked_name, checked_seconds
 from relatum.closing import AsyncClosing
 from relatum.collecting._bulk import Answer, Bulk, Executor
 from relatum.collecting._collector_core import Abandoned
-from relatum.collecting._collector_life import CLOSE_S, END_S, CollectorLife
+from relatum.collecting._collector_life import CLOSE_S, CollectorLife
+from relatum.collecting._collector_loop import END_S
 from relatum.errors import Transient
 from relatum.outcomes import Outcome
 from relatum.reading import Message
 from relatum.waiting import AfterStop, Deadline, backoff, within
+
+LOOK_S: Final = 1.0
+"""Seconds between two looks whether a loop was closed, where that cancelled nothing."""
 
 T = TypeVar("T")
 
@@ -32,13 +35,17 @@ def is_coroutine_function(called: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(of_type)
 
 
-class LoopCalls:
-    """Calls of coroutine functions in the running loop, for threads, which wait for them."""
+class ApplicationLoop:
+    """Calls of coroutine functions in the loop that runs now, for threads, which wait for them.
+
+    Args:
+        ended: Called where the loop ends while it is still needed.
+    """
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended = ended
-        self._callers: dict[asyncio.Task[Any], threading.Thread] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         # Whoever ends a loop cancels its tasks: this one too, and what it cancels says nothing of a message.
         self._presence = asyncio.create_task(self._be_there(), name="relatum-collector")
 
@@ -49,32 +56,40 @@ class LoopCalls:
             self._ended()
 
     def call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Run a coroutine function in the loop and wait in the calling thread until it has ended."""
+        """Run a coroutine function in the loop and wait in the calling thread until it has ended.
+
+        Raises:
+            Abandoned: the loop has ended, or is about to: the call counts as never made.
+        """
         done: Future[T] = Future()
-        caller = threading.current_thread()
-        if not self._soon(lambda: self._loop.create_task(self._call(function, arguments, caller, done))):
-            self._ended()
-            raise Abandoned
-        return done.result()
+        self._soon(lambda: self._begin(self._call(function, arguments, done), done))
+        while True:
+            with suppress(TimeoutError):
+                return done.result(LOOK_S)
+            if done.done():
+                # It was the function's own.
+                return done.result()
+            if self._loop.is_closed():
+                self._ended()
+                raise Abandoned
 
-    def _soon(self, call: Callable[[], object]) -> bool:
-        """Have something done in the loop; False where that was closed."""
-        try:
+    def _begin(self, made: Coroutine[Any, Any, None], done: "Future[Any]") -> None:
+        def end(task: "asyncio.Task[None]") -> None:
+            self._tasks.discard(task)
+            if not done.done():
+                # It was cancelled before it had begun.
+                done.set_exception(Abandoned())
+
+        task = self._loop.create_task(made)
+        self._tasks.add(task)
+        task.add_done_callback(end)
+
+    def _soon(self, call: Callable[[], object]) -> None:
+        # One that was closed calls nothing any more.
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call)
-        except RuntimeError:
-            return False
-        return True
 
-    async def _call(
-        self,
-        function: Callable[..., Awaitable[T]],
-        arguments: tuple[Any, ...],
-        caller: threading.Thread,
-        done: "Future[T]",
-    ) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "a task runs this"
-        self._callers[task] = caller
+    async def _call(self, function: Callable[..., Awaitable[T]], arguments: tuple[Any, ...], done: "Future[T]") -> None:
         try:
             if self._is_over():
                 done.set_exception(Abandoned())
@@ -86,31 +101,23 @@ class LoopCalls:
             done.set_exception(error)
             if not isinstance(error, Exception):
                 raise
-        finally:
-            del self._callers[task]
 
     def _is_over(self) -> bool:
         return self._presence.done() or self._presence.cancelling() > 0
 
-    def caller(self) -> threading.Thread | None:
-        """The thread for which the running task does something; None where that is none."""
-        task = asyncio.current_task()
-        return None if task is None else self._callers.get(task)
-
     def cancel_soon(self) -> None:
         """Cancel what is under way, and call nothing more; from any thread."""
-        self._soon(self.cancel)
+        self._soon(self._cancel)
 
-    def cancel(self) -> None:
-        """As `cancel_soon`, in the loop."""
+    def _cancel(self) -> None:
         self._presence.cancel()
-        for task in list(self._callers):
+        for task in list(self._tasks):
             task.cancel()
 
     async def end(self) -> None:
         """Leave nothing in the loop."""
-        self.cancel()
-        await asyncio.wait([self._presence])
+        self._cancel()
+        await asyncio.wait([self._presence, *self._tasks])
 
 
 class AsyncMessageCollector(CollectorLife[AsyncExecutor], AsyncClosing):
@@ -127,7 +134,7 @@ class AsyncMessageCollector(CollectorLife[AsyncExecutor], AsyncClosing):
     Args: as for `MessageCollector`.
     """
 
-    _calls: LoopCalls | None = None
+    _application: ApplicationLoop | None = None
     _unwinding_s = END_S
 
     def _called_in_thread(self, executor: AsyncExecutor) -> Executor:
@@ -135,21 +142,17 @@ class AsyncMessageCollector(CollectorLife[AsyncExecutor], AsyncClosing):
             return cast("Executor", executor)
 
         def call(bulk: Bulk) -> object:
-            assert self._calls is not None, "bulks are of a collector that runs"
-            return self._calls.call(cast("Callable[..., asyncio.Future[object]]", executor), bulk)
+            assert self._application is not None, "bulks are of a collector that runs"
+            return self._application.call(cast("Callable[..., asyncio.Future[object]]", executor), bulk)
 
         return cast("Executor", call)
 
     def _tell(self, outcomes: Sequence[Outcome]) -> None:
         """Have the handlers called in the loop; from a thread."""
-        if outcomes and self._calls is not None:
-            # A handler that was cancelled is nobody's failure.
-            with suppress(Abandoned, asyncio.CancelledError):
-                self._calls.call(self._shared.handlers.tell_async, outcomes)
-
-    def _current(self) -> threading.Thread:
-        caller = None if self._calls is None else self._calls.caller()
-        return caller or threading.current_thread()
+        if outcomes and self._application is not None:
+            # A handler that was cancelled is nobody's failure; an exit ends the application's loop, and so all of this.
+            with suppress(Abandoned, asyncio.CancelledError, SystemExit, KeyboardInterrupt):
+                self._application.call(self._shared.handlers.tell_async, outcomes)
 
     # --- messages in ----------------------------------------------------------------------------------------------
 
@@ -160,54 +163,35 @@ class AsyncMessageCollector(CollectorLife[AsyncExecutor], AsyncClosing):
     async def collect_many(self, messages: Iterable[Message], *, timeout_s: float | None = None) -> list[bool]:
         """Take messages, in order; see `MessageCollector.collect_many`. Cancelled, the first of them may be taken."""
         described = self._described(messages, timeout_s)
-        if self._is_storer():
+        if self._is_storer:
             timeout_s = 0.0
-        taken: list[bool] = []
-        offer = partial(self._offer, described, taken)
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        while not await self._holds(offer, until):
-            self._refuse(taken)
-        return taken
+        refused = partial(self._refused, len(described))
+        return await self._awaited(self._shared.collect, described, timeout_s, otherwise=refused)
 
     async def flush(self, type: str | None = None) -> None:  # noqa: A002 - RabbitMQ's word for it
         """Close the bulk being filled of a type, or of all; see `MessageCollector.flush`."""
         self._check_flushed(type)
-        with self._shared.changed:
-            mark = self._shared.intake.mark()
-        await self._holds(lambda: self._may_flush(mark), None)
-        with self._shared.changed:
-            self._flush(type)
+        await self._awaited(self._shared.flush, type, not self._is_storer, otherwise=lambda: None)
 
-    async def _holds(self, condition: Callable[[], bool], until: float | None) -> bool:
-        """Wait until a condition holds, which is asked for under the lock; False where the time was over before."""
-        shared, loop, changed = self._shared, asyncio.get_running_loop(), asyncio.Event()
-
-        def notify() -> None:
-            # Of a loop that was closed first, nobody waits any more.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(changed.set)
-
-        with shared.changed:
-            if condition():
-                return True
-            shared.changed.listeners.append(notify)
+    async def _awaited(self, function: Callable[..., Any], *args: Any, otherwise: Callable[[], T]) -> T:
+        """As `_result_of`, in a task; cancelled, the call is."""
+        result = self._shared.loop.run(function, *args)
+        if result is None:
+            return otherwise()
         try:
-            while until is None or time.monotonic() < until:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), None if until is None else until - time.monotonic())
-                changed.clear()
-                with shared.changed:
-                    if condition():
-                        return True
-            return False
-        finally:
-            with shared.changed:
-                shared.changed.listeners.remove(notify)
+            answer: T = await asyncio.wrap_future(result)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # The collector's loop has ended.
+            return otherwise()
+        return answer
 
     async def outcome(self, message_id: str) -> Outcome:
         """What became of a message of this collector, by any member."""
         checked_name("message_id", message_id)
-        return (await asyncio.to_thread(self._shared.store.outcomes_of, [message_id]))[message_id]
+        return (await self._in_thread(partial(self._shared.store.outcomes_of, [message_id])))[message_id]
 
     # --- its life -------------------------------------------------------------------------------------------------
 
@@ -230,15 +214,15 @@ class AsyncMessageCollector(CollectorLife[AsyncExecutor], AsyncClosing):
             # What was begun is undone all the same, if it takes longer than that.
             await asyncio.wait([asyncio.create_task(self._undo(joining))], timeout=END_S)
             raise
-        self._shared.tell = self._tell
-        self._calls = LoopCalls(self._loop_ended)
+        shared = self._shared
+        self._application = ApplicationLoop(self._loop_ended)
+        shared.tell, shared.on_abandon = self._tell, self._application.cancel_soon
         self._begin(names)
 
     def _loop_ended(self) -> None:
         """Leave all to other members where the loop ends before the collector is closed."""
-        self._shared.abandon()
-        if not self._is_closing:
-            self._close_behind(0.0)
+        self._shared.loop.call(self._shared.abandon)
+        self._close_behind(0.0)
 
     async def _undo(self, joining: "asyncio.Future[list[str]]") -> None:
         """Leave nothing of a start that was cancelled on its way."""
@@ -271,26 +255,20 @@ class AsyncMessageCollector(CollectorLife[AsyncExecutor], AsyncClosing):
         Executors that were not done in time are cancelled, and have five seconds to end.
         """
         checked_seconds("timeout_s", timeout_s)
-        if self._calls is None:
+        if self._application is None:
             return True
-        if self._is_own():
+        if self._is_own:
             self._close_behind(timeout_s)
             return False
         closing = self._in_thread(partial(self._close, timeout_s))
         try:
             return await asyncio.shield(closing)
         except asyncio.CancelledError:
-            self._shared.abandon()
-            self._calls.cancel()
+            self._shared.loop.call(self._shared.abandon)
             await asyncio.shield(closing)
             raise
         finally:
-            await self._calls.end()
-
-    def _abandon(self) -> None:
-        super()._abandon()
-        if self._calls is not None:
-            self._calls.cancel_soon()
+            await self._application.end()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Start, waiting for servers that are away; go on until `stop` is set; close. Cancelled, it closes, too.

@@ -1,8 +1,8 @@
 """The message collector, with threads."""
 
 import threading
-import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Self
 
 from relatum.checks import checked_event, checked_name, checked_seconds
@@ -86,17 +86,10 @@ class MessageCollector(CollectorLife[Executor], Closing):
             For each message, whether it was taken.
         """
         described = self._described(messages, timeout_s)
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        shared = self._shared
-        taken: list[bool] = []
-        with shared.changed:
-            while not self._offer(described, taken):
-                remaining = 0.0 if self._is_storer() else None if until is None else until - time.monotonic()
-                if remaining is not None and remaining <= 0:
-                    self._refuse(taken)
-                else:
-                    shared.changed.wait(remaining)
-        return taken
+        if self._is_storer:
+            timeout_s = 0.0
+        shared, refused = self._shared, partial(self._refused, len(described))
+        return self._result_of(shared.collect, described, timeout_s, otherwise=refused)
 
     def flush(self, type: str | None = None) -> None:  # noqa: A002
         """Close the bulk being filled of a type, or of all, with everything in it that was taken before.
@@ -107,12 +100,7 @@ class MessageCollector(CollectorLife[Executor], Closing):
             InvalidInput: The type has no executor here.
         """
         self._check_flushed(type)
-        shared = self._shared
-        with shared.changed:
-            mark = shared.intake.mark()
-            while not self._may_flush(mark):
-                shared.changed.wait(1.0)
-            self._flush(type)
+        self._result_of(self._shared.flush, type, not self._is_storer, otherwise=lambda: None)
 
     # --- what it knows --------------------------------------------------------------------------------------------
 
@@ -153,7 +141,7 @@ class MessageCollector(CollectorLife[Executor], Closing):
         checked_seconds("timeout_s", timeout_s)
         if not self._is_started:
             return True
-        if self._is_own():
+        if self._is_own:
             self._close_behind(timeout_s)
             return False
         return self._close(timeout_s)

@@ -1,7 +1,6 @@
 """What both faces of the message collector are told: options, executors, handlers. And what they can be asked."""
 
 import ssl
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Generic, Literal, TypeVar
 
@@ -17,13 +16,13 @@ from relatum.checks import (
 )
 from relatum.collecting._bulk import Collected, Executor
 from relatum.collecting._collector_core import CollectorLimits
+from relatum.collecting._collector_loop import CollectorLoop
 from relatum.collecting._collector_options import BULKS_MAX, BYTES_MAX, ExecutorOptions
 from relatum.collecting._collector_rows import KEEP_S
 from relatum.collecting._collector_statistics import CollectorStatistics
 from relatum.collecting._collector_store import CollectorStore
-from relatum.collecting._following import Following
+from relatum.collecting._handlers import Handler
 from relatum.collecting._intake import TypeOf, describe, type_of_property
-from relatum.collecting._shared import Handler, Shared
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.limits import INTEGER_MAX
 from relatum.processes import of_one_process
@@ -81,7 +80,6 @@ class Collector(Generic[ExecutorT]):
         self._plain: set[str] = set()
         self._start = _checked_start(start)
         self._type_of = type_of
-        self._lease_s = lease_s
         if self._address is None and (self._streams or dead_letter_stream):
             raise ConfigurationError("streams are followed, and dead letters published, on a broker: give `broker`")
         if dead_letter_stream in self._streams:
@@ -89,19 +87,14 @@ class Collector(Generic[ExecutorT]):
         self._dead_letters: DeadLetters | None = None
         if self._address is not None and dead_letter_stream:
             self._dead_letters = DeadLetters(self._address, dead_letter_stream)
-        self._shared = Shared(
+        self._shared = CollectorLoop(
             CollectorStore(name, database, vhost="/" if self._address is None else self._address.vhost, keep_s=keep_s),
             CollectorLimits(bytes_max, bulks_max),
-            "" if self._address is None else str(self._address),
+            lease_s=lease_s,
+            broker="" if self._address is None else str(self._address),
         )
         self._executors: dict[str, Executor] = {}
-        self._is_started = self._is_closing = self._is_closed = False
-        self._in_time = True
-        self._following: Following | None = None
-        self._workers: list[threading.Thread] = []
-        self._keepers: list[threading.Thread] = []
-        # Of a thread that closes while a signal's handler does so in the same thread, too.
-        self._closing = threading.RLock()
+        self._is_started = False
         of_one_process(self, "a collector")
         metrics.report(self._shared, collector=self.name)
 

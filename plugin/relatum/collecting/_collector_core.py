@@ -335,6 +335,11 @@ class Core:
         return all(not (bulks.open or bulks.waiting or bulks.running) for bulks in self._types.values())
 
     @property
+    def is_running(self) -> bool:
+        """Whether any bulk is with a worker."""
+        return any(bulks.running for bulks in self._types.values())
+
+    @property
     def has_waiting_bulks(self) -> bool:
         """Whether closed bulks wait for a worker."""
         return any(bulks.waiting for bulks in self._types.values())

@@ -46,8 +46,7 @@ REPLACED: Final = "the stream was deleted and declared again, or lost its end, b
 """Why messages of a stream's old generation failed."""
 
 _POOL: Final = 10
-"""Connections kept. More are opened where it takes them: a joined executor holds one for as long as it runs, and the
-lease has to be renewed meanwhile."""
+"""Connections kept; more are opened where it takes them."""
 
 
 class CollectorStore:
@@ -60,9 +59,13 @@ class CollectorStore:
     def __init__(self, name: str, database: AnyDatabase, *, vhost: str = "/", keep_s: int | None = KEEP_S) -> None:
         self.name = name
         self._sources = CollectorSources(name, vhost, keep_s)
-        self._ending = Deadline(None)
-        self._database = Database(database, refusing=None, ending=self._ending, pool_size=_POOL, is_bounded=False)
+        self.ending = Deadline(None)
+        self._database = Database(database, refusing=None, ending=self.ending, pool_size=_POOL, is_bounded=False)
         self._engine = self._database.engine
+        # Executors that join wait for a connection of a `Database` that is given, and may hold all of them: the lease
+        # is renewed, and results are stored, all the same.
+        theirs = database if isinstance(database, Database) else self._database
+        self._joined = Database(theirs, refusing=None, ending=self.ending)
         self.server = self._database.address.name
         self._lock = threading.Lock()
         self._taking: dict[int, int] = {}
@@ -73,11 +76,11 @@ class CollectorStore:
 
     def end_in(self, seconds: float) -> None:
         """Let go of a database that does not answer, after so many seconds; a new member begins anew."""
-        self._ending.end_in(seconds)
+        self.ending.end_in(seconds)
 
     def open(self, types: Collection[str], lease_s: float) -> int:
         """Join as a new member with executors of these types; gives its id."""
-        self._ending.begin_anew()
+        self.ending.begin_anew()
         with self._database.transaction() as connection:
             member = {
                 "in_collector": self._sources.ensure(connection),
@@ -284,7 +287,7 @@ class CollectorStore:
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
         """A transaction that an executor may join."""
-        with self._tokens.transaction(self._engine, within_s=None) as connection:
+        with self._tokens.transaction(self._joined.engine, within_s=None) as connection:
             yield connection
 
     # Taking over

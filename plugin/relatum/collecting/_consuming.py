@@ -1,19 +1,52 @@
-"""What is done with a bulk, step by step, and what is decided of its messages. No I/O: a worker does the steps."""
+"""What is done with a bulk, in a thread of its type's, and what is decided of its messages."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from relatum.collecting._bulk import Bulk, Collected, Failure, id_of, id_of_place, results_of
-from relatum.collecting._collector_core import Result, Stored
+from relatum.collecting._bulk import Bulk, Collected, Executor, Failure, id_of, id_of_place, results_of
+from relatum.collecting._collector_core import Abandoned, Result, Stored
 from relatum.collecting._collector_options import CRASHES_MAX, ExecutorOptions
-from relatum.errors import NotFound, OffsetExpired, OffsetNotFound, RelatumError
+from relatum.collecting._handlers import inside, logger
+from relatum.collecting._workers import (
+    Answered,
+    BulkSpan,
+    JoinedRun,
+    Letter,
+    call,
+    consuming,
+    letters_of,
+    with_refused,
+)
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    NotFound,
+    OffsetExpired,
+    OffsetNotFound,
+    ReadTimeout,
+    RelatumError,
+)
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome, OutcomeStatus
-from relatum.reading import Message
-from relatum.waiting import may_repeat
+from relatum.publishing import Burial, DeadLetters
+from relatum.reading import Result as Found
+from relatum.reading import StreamReader
+from relatum.waiting import Threads, log_failure, may_repeat
+
+if TYPE_CHECKING:
+    from relatum.collecting._collector_loop import CollectorLoop
+
+NAMED_MAX: Final = 10
+"""Messages that are named in one line of the log."""
+
+log_defect = partial(log_failure, logger)
+"""Logs what ended some work: `log_defect(error, what)`."""
+
+T = TypeVar("T")
 
 UNREAD_S: Final = 2.0
 """Seconds until a body is read again that is in its stream, as far as anybody knows, and could not be read."""
@@ -66,30 +99,6 @@ def outcome_of(collector: str, message: Collected, result: Result | None = None,
     )
 
 
-Letter = tuple[Message, str]
-"""A message for the dead-letter stream, and why."""
-
-
-def letters_of(messages: Sequence[Collected], results: Sequence[Result]) -> list[Letter]:
-    """The messages that go to the dead-letter stream, each with its reason."""
-    reasons = {result.place: result.reason or "" for result in results if result.status is OutcomeStatus.DEAD}
-    return [(message.message, reasons[message.place]) for message in messages if message.place in reasons]
-
-
-def with_refused(results: Sequence[Result], refused: Mapping[MessageId, str]) -> list[Result]:
-    """Results, where the dead-letter stream took some messages at no time: those failed, and both reasons are kept."""
-    return [
-        result
-        if result.place not in refused
-        else replace(
-            result,
-            status=OutcomeStatus.FAILED,
-            reason=Failure(f"{result.reason}; no dead letter: {refused[result.place]}").stored_reason,
-        )
-        for result in results
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class Consumed:
     """What became of a bulk: what was stored of its messages, and the store's time."""
@@ -101,51 +110,74 @@ class Consumed:
         return Consumed(self.results + other.results, other.at)
 
 
-Answered = tuple[Any, BaseException | None]
-"""What an executor returned, and what it raised instead."""
+class BulkConsumer:
+    """Consumes bulks of a type: `take` is one call, in one of `threads`, from reading a bulk to storing its results."""
 
-Judge = Callable[[Answered], list[Result]]
-"""Decides what to store of a bulk's messages by what its executor came to."""
-
-
-class BulkConsumer(ABC):
-    """Consumes bulks of a type."""
-
-    def __init__(self, options: ExecutorOptions, *, may_die: bool) -> None:
+    def __init__(
+        self,
+        shared: "CollectorLoop",
+        type: str,  # noqa: A002 - RabbitMQ's word for it
+        options: ExecutorOptions,
+        executor: Executor,
+        *,
+        open_reader: Callable[[], StreamReader] | None,
+        dead_letters: DeadLetters | None,
+    ) -> None:
         self.options = options
-        self._may_die = may_die
+        # One more than bulks are consumed at once: a thread is free a moment after its call has ended.
+        self.threads = Threads(options.workers + 1, f"relatum-{type}")
+        self._shared = shared
+        self._type = type
+        self._executor = executor
+        self._open_reader = open_reader
+        self._dead_letters = dead_letters
+        self._readers: list[StreamReader] = []
 
-    # --- the steps ------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Close what it reads by."""
+        while self._readers:
+            self._readers.pop().close()
 
-    @abstractmethod
-    def load(self, places: Sequence[MessageId]) -> Mapping[MessageId, Message | RelatumError] | None:
-        """Read messages, or why they cannot be read; None where others have them, since this member is cut off."""
+    def take(self, bulk: Bulk) -> Consumed:
+        """Consume a bulk, and tell what has become final of it."""
+        consumed, shared = Consumed([]), self._shared
+        # What is abandoned stays forwarded in the store: another member takes it over.
+        with inside(shared), suppress(Abandoned), consuming(shared.store.name, bulk) as span:
+            try:
+                consumed = self._consumed(bulk, span)
+            except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
+                # They are with this member until it ends, then another member takes them over.
+                places = ", ".join(str(message.place) for message in bulk.messages[:NAMED_MAX])
+                log_defect(error, f"{len(bulk)} messages of type {bulk.type!r} without a stored result: {places}")
+            span.settled(consumed)
+            self._tell(bulk, consumed)
+        return consumed
 
-    @abstractmethod
-    def forward(self, bulk: Bulk) -> Stored:
-        """Note in the store that an executor is handed these messages now."""
+    def _tell(self, bulk: Bulk, consumed: Consumed) -> None:
+        shared, by_place = self._shared, {message.place: message for message in bulk.taken}
+        if shared.handlers.is_wanted(bulk.type):
+            finals = [result for result in consumed.results if result.status.is_final]
+            shared.tell([outcome_of(shared.store.name, by_place[each.place], each, consumed.at) for each in finals])
 
-    @abstractmethod
-    def execute(self, bulk: Bulk) -> Answered:
-        """Call the executor."""
+    def _consumed(self, bulk: Bulk, span: BulkSpan) -> Consumed:
+        try:
+            return self._consume(bulk, span)
+        except Abandoned:
+            raise
+        except Exception as error:  # noqa: BLE001 - logged, and the messages' result
+            log_defect(error, self._shared.who(f"a bulk of type {self._type!r}") + " not consumed")
+            # Else they would be with this member for as long as it lives, and nobody would consume them.
+            self._forward(bulk)
+            failed = dict.fromkeys((message.place for message in bulk.messages), Failure.of(error))
+            return self._finish(bulk, decide(self.options, bulk.messages, failed, may_die=False))
 
-    @abstractmethod
-    def join(self, bulk: Bulk, judge: Judge) -> tuple[list[Result], Stored | None]:
-        """Call the executor in a transaction that stores its results, too; None where all of it was rolled back."""
+    # --- in their order -----------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str] | None:
-        """Publish to the dead-letter stream; gives those it takes at no time, and why. None as in `load`."""
-
-    @abstractmethod
-    def finish(self, bulk: Bulk, results: Sequence[Result]) -> Stored:
-        """Store results."""
-
-    # --- in their order -------------------------------------------------------------------------------------------
-
-    def consume(self, bulk: Bulk) -> Consumed:
+    def _consume(self, bulk: Bulk, span: BulkSpan) -> Consumed:
         """Read what is not in memory, note the attempt, call the executor, store what came of it."""
+        unread = [message for message in bulk.messages if message.body is None]
         lost, later = self._load(bulk)
+        span.read(message.body for message in unread)
         if not bulk.messages:
             return Consumed(later)
         end = Consumed(later, self._forward(bulk))
@@ -154,23 +186,11 @@ class BulkConsumer(ABC):
         if hopeless:
             end += self._finish(bulk, decide(self.options, hopeless, lost, may_die=self._may_die))
             bulk._keep({message.place for message in bulk.messages} - lost.keys())
-        return end + self._execute(bulk) if bulk.messages else end
+        return end + self._execute(bulk, span) if bulk.messages else end
 
-    def fail(self, bulk: Bulk, error: Exception) -> Consumed:
-        """End the attempt of a bulk whose consumption a defect broke off: all its messages failed, for that reason.
-
-        Else they would be with this member for as long as it lives, and nobody would consume them.
-        """
-        self._forward(bulk)
-        failed = dict.fromkeys((message.place for message in bulk.messages), Failure.of(error))
-        return self._finish(bulk, decide(self.options, bulk.messages, failed, may_die=False))
-
-    def _forward(self, bulk: Bulk) -> datetime:
-        """Note the attempt, once; only what is still this member's is left to be consumed."""
-        forwarded = self.forward(bulk)
-        bulk._keep(forwarded.places)
-        bulk._note_forwarded(forwarded.at)
-        return forwarded.at
+    @property
+    def _may_die(self) -> bool:
+        return self._dead_letters is not None
 
     def _load(self, bulk: Bulk) -> tuple[dict[MessageId, Failure], list[Result]]:
         """Read bodies that were left in their streams; gives why some cannot be read, and what is to be read later.
@@ -180,7 +200,8 @@ class BulkConsumer(ABC):
         unread = {message.place: message for message in bulk.messages if message.body is None}
         if not unread:
             return {}, []
-        found = self.load(list(unread))
+        places = list(unread)
+        found = self._persist(lambda: self._if_reached(partial(self._read, places), places), "reading messages")
         if found is None:
             bulk._keep({message.place for message in bulk.messages} - unread.keys())
             return {}, []
@@ -198,30 +219,86 @@ class BulkConsumer(ABC):
                 lost[place] = Failure("expired: another message lies there now", retry=False)
             else:
                 message._note(body=body)
+        # They count as what is held from now on.
+        self._shared.loop.call(self._shared.core.loaded, bulk)
         if later:
             bulk._keep({message.place for message in bulk.messages} - {result.place for result in later})
         return lost, later
 
-    def _execute(self, bulk: Bulk) -> Consumed:
+    def _read(self, places: Sequence[MessageId]) -> dict[MessageId, Found]:
+        assert self._open_reader is not None, "bodies are left in streams only where there is a broker"
+        try:
+            reader = self._readers.pop()
+        except IndexError:
+            reader = self._open_reader()
+        try:
+            found = dict(zip(places, reader.read_all(places), strict=True))
+        except BaseException:
+            reader.close()
+            raise
+        self._readers.append(reader)
+        for each in found.values():
+            if isinstance(each, AccessRefused):
+                # That passes, or somebody sees to it: nothing is lost.
+                raise each
+        return found
+
+    def _forward(self, bulk: Bulk) -> datetime:
+        """Note the attempt, once; only what is still this member's is left to be consumed."""
+        shared, places = self._shared, [message.place for message in bulk.messages]
+        forwarded = self._persist(partial(shared.store.forward, shared.member, bulk.id, places), "forwarding a bulk")
+        bulk._keep(forwarded.places)
+        bulk._note_forwarded(forwarded.at)
+        return forwarded.at
+
+    def _execute(self, bulk: Bulk, span: BulkSpan) -> Consumed:
         def judge(answered: Answered) -> list[Result]:
             return decide(self.options, bulk.messages, results_of(bulk, *answered), may_die=self._may_die)
 
+        shared, executor = self._shared, span.noting(self._executor)
         bulk._begin_attempt()
         if not self.options.joins_transaction:
-            return self._finish(bulk, judge(self.execute(bulk)))
-        results, stored = self.join(bulk, judge)
+            return self._finish(bulk, judge(call(executor, bulk)))
+        joined = JoinedRun(
+            shared.store, shared.member, bulk, judge, executor, lambda letters: self._burial(letters).run()
+        )
+        results, stored = self._persist(joined.run, "committing results")
         return self._finish(bulk, results) if stored is None else _consumed(results, stored)
 
     def _finish(self, bulk: Bulk, results: list[Result]) -> Consumed:
-        letters = letters_of(bulk.messages, results)
+        shared, letters = self._shared, letters_of(bulk.messages, results)
         if letters:
             # First: a message that is called dead must be there. Killed between the two, it is published again.
-            refused = self.bury(letters)
+            refused = self._bury(letters)
             if refused is None:
                 results = [result for result in results if result.status is not OutcomeStatus.DEAD]
             else:
                 results = with_refused(results, refused)
-        return _consumed(results, self.finish(bulk, results))
+        stored = self._persist(partial(shared.store.finish, shared.member, bulk.id, results), "storing results")
+        return _consumed(results, stored)
+
+    def _bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str] | None:
+        """Publish to the dead-letter stream; gives those it takes at no time, and why. None as in `_if_reached`."""
+        # One burial for all tries: it knows which letters were confirmed.
+        burial, places = self._burial(letters), [message.id for message, _ in letters]
+        return self._persist(lambda: self._if_reached(burial.run, places), "publishing dead letters")
+
+    def _burial(self, letters: Sequence[Letter]) -> Burial:
+        assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
+        return Burial(self._dead_letters, letters)
+
+    def _persist(self, ask: Callable[[], T], what: str) -> T:
+        return self._shared.persist(ask, f"{what} of type {self._type!r}")
+
+    def _if_reached(self, ask: Callable[[], T], places: Sequence[MessageId]) -> T | None:
+        """Ask the broker; None where this member is cut off from it, and others have these messages instead."""
+        try:
+            return ask()
+        except (BrokerUnavailable, ReadTimeout):
+            shared = self._shared
+            if shared.is_cut_off and shared.store.give_back(shared.member, places):
+                return None
+            raise
 
 
 def _consumed(results: list[Result], stored: Stored) -> Consumed:

@@ -1,181 +1,128 @@
-"""The thread that follows all streams of a collector: what comes of them goes to where each stands."""
+"""The streams that a collector follows: a task for each, and what is asked of the store and of leaders for them."""
 
-import math
-import threading
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
-from relatum.collecting._bulk import id_of, id_of_place
+from relatum.collecting._bulk import Collected, id_of, id_of_place
 from relatum.collecting._collector_core import Followed
-from relatum.collecting._intake import TypeOf
-from relatum.collecting._shared import Shared, log_defect, logger
-from relatum.collecting._streams import Begin, CollectedStream, FindAgain, Question
-from relatum.errors import OffsetExpired, OffsetNotFound
-from relatum.following import Event, Follower, Helpers, Reach
+from relatum.collecting._handlers import logger
+from relatum.collecting._intake import TypeOf, describe_followed, type_of_property
+from relatum.errors import Conflict, OffsetExpired, OffsetNotFound
+from relatum.following import Attached, Event, Failed, Follower, Hole, Reach, Records, Replaced
 from relatum.ids import MessageId
 from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader, ends_of_known
+from relatum.waiting import Pauses, ended
+
+if TYPE_CHECKING:
+    from relatum.collecting._collector_loop import CollectorLoop
 
 STANDBY_S: Final = 1.0
 """How often a member asks which of the streams that others followed became free: once for all of them."""
 
-WAIT_S: Final = 1.0
-"""How often the thread looks up with nothing to do; nothing depends on it."""
+AGAIN_S: Final = 0.05
+"""Seconds until a stream is followed again where another member came between."""
+
+TAKE_MESSAGES: Final = 500
+"""Messages that are taken in together, where so many have come: small chunks are taken in by the dozen."""
+
+CUT_OFF_LOOK_S: Final = 1.0
+"""Seconds between two looks whether the broker is reached again, before which no stream is followed."""
 
 
 class Following:
-    """Follows a collector's streams, over one follower, in one thread; what has to be asked is asked beside it.
+    """Follows a collector's streams, over one follower. All but its making is for the collector's loop.
 
     A stream that waits, for room, for an answer, for another member, is waited for by nobody else.
     """
 
     def __init__(
-        self, shared: Shared, address: BrokerAddress, type_of: TypeOf, initial: Callable[[StreamBounds], int]
+        self, shared: "CollectorLoop", address: BrokerAddress, type_of: TypeOf, initial: Callable[[StreamBounds], int]
     ) -> None:
-        self._shared = shared
-        self._type_of = type_of
+        self.shared = shared
+        self.type_of = type_of
+        self.follower = Follower(address, ready=self._drain_soon)
+        self.reach = Reach(self.follower, shared.outages, lambda: next(iter(self._streams)))
         self._initial = initial
-        self._wake = threading.Event()
-        self._follower = Follower(address, ready=self._wake.set)
-        self._helpers = Helpers(self._tell, f"relatum-{shared.store.name}-asks")
-        self.reach = Reach(self._follower, shared.outages, lambda: next(iter(self._streams)))
-        self._told: deque[Callable[[], None]] = deque()
         self._streams: dict[str, CollectedStream] = {}
-        self._stirred: set[CollectedStream] = set()
-        """Those that have something to do, or did not get on."""
-        self._resting: set[CollectedStream] = set()
-        """Those that have something to do at a time."""
-        self._seen = (0, False, False)
-        self._ask_at = 0.0
-        """When to ask which streams became free; infinite while that is being asked."""
-        with shared.changed:
-            shared.changed.listeners.append(self._wake.set)
-        self.thread = threading.Thread(target=self._run, name=f"relatum-{shared.store.name}-following", daemon=True)
-        self.thread.start()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        """Begin."""
+        self.follower.open()
+        shared = self.shared
+        shared.loop.repeat(self._look_for_free, shared.who("looking for streams that became free"), shared.outages)
 
     def add(self, names: Iterable[str]) -> None:
         """Follow these streams, too."""
-        self._tell(partial(self._add, list(names)))
-
-    def _tell(self, what: Callable[[], None]) -> None:
-        self._told.append(what)
-        self._wake.set()
-
-    def _add(self, names: list[str]) -> None:
         for name in names:
-            if name not in self._streams:
-                stream = CollectedStream(self._shared, name, self._follower, self._type_of)
-                self._streams[name] = stream
-                self._stirred.add(stream)
+            if name not in self._streams and not self.shared.is_stopping:
+                stream = self._streams[name] = CollectedStream(self, name)
+                task = self.shared.spawn(stream.run())
+                self._tasks.add(task)
+                task.add_done_callback(self._ended)
 
-    # --- its rounds -----------------------------------------------------------------------------------------------
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        self.shared.stir()
 
-    def _run(self) -> None:
-        with self._follower:
-            while not self._is_done():
-                try:
-                    self._round()
-                except Exception as error:  # noqa: BLE001 - no defect may end it for all streams
-                    log_defect(error, self._shared.who("following its streams"))
-                    self._shared.stopping.wait(WAIT_S)
-        self._helpers.close()
+    @property
+    def is_following(self) -> bool:
+        """Whether any stream is not yet left to others."""
+        return bool(self._tasks)
+
+    def wake(self) -> None:
+        """Have all streams look whether they are still this member's to read."""
+        for stream in self._streams.values():
+            stream.wake()
+
+    def lost(self, stream: str, error: Exception | None) -> None:
+        """Begin anew with a stream: another member moved its position (None), or the store takes its messages never."""
+        self._streams[stream].lose(error)
+
+    def close(self) -> None:
+        """Read nothing more. It may wait: in a thread."""
         self.reach.close()
-        with self._shared.changed:
-            self._shared.changed.listeners.remove(self._wake.set)
+        self.follower.close()
 
-    def _is_done(self) -> bool:
-        """Whether the collector stops, all streams are others' to follow, and nothing is being asked."""
-        if self._shared.abandoned.is_set():
-            return True
-        is_resting = self._ask_at < math.inf and all(each.is_resting for each in self._streams.values())
-        return is_resting and self._shared.stopping.is_set()
+    def _drain_soon(self) -> None:
+        self.shared.loop.call(self._drain)
 
-    def _round(self) -> None:
-        self._wake.clear()
-        while self._told:
-            self._told.popleft()()
-        events = self._follower.take(0.0)
+    def _drain(self) -> None:
+        """Give what the follower has read to whom it is about: all streams, where it names none."""
+        events = self.follower.take(0.0)
         for event in events:
-            self._sort(event)
-        now = time.monotonic()
-        self._look(now)
-        stirred, self._stirred = self._stirred | {each for each in self._resting if each.due_at <= now}, set()
-        for stream in stirred:
-            self._step(stream, now)
-        if not events:
-            due_at = min((each.due_at for each in self._resting), default=now + WAIT_S)
-            self._wake.wait(max(0.0, min(WAIT_S, due_at - now)))
+            for stream in list(self._streams.values()) if event.stream is None else [self._streams[event.stream]]:
+                stream.came(event)
+        if events:
+            # Not at once: the rest of it can wait for what else is due.
+            self._drain_soon()
 
-    def _sort(self, event: Event) -> None:
-        """Give an event to whom it is about: all streams, where it names none."""
-        streams = self._streams.values() if event.stream is None else [self._streams[event.stream]]
-        for stream in streams:
-            stream.came(event)
-            self._stirred.add(stream)
+    async def _look_for_free(self) -> float:
+        """Have those asked for again that nobody else follows."""
+        shared = self.shared
+        if any(stream.is_standing_by for stream in self._streams.values()) and not shared.is_stopping:
+            held = await shared.loop.ask(shared.store.held, shared.member)
+            for stream in self._streams.values():
+                if stream.name not in held:
+                    stream.is_standing_by = False
+                    stream.wake()
+        return STANDBY_S
 
-    def _look(self, now: float) -> None:
-        """See what has changed for streams that nothing came of."""
-        shared = self._shared
-        seen = shared.member, shared.stopping.is_set(), shared.is_cut_off
-        if now >= self._ask_at and not shared.stopping.is_set() and any(each.is_standing_by for each in self._resting):
-            self._ask_at = math.inf
-            self._helpers.ask(partial(shared.store.held, shared.member), self._held)
-        if seen != self._seen:
-            self._seen = seen
-            self._stirred.update(self._streams.values())
-        if shared.intake.lost_streams:
-            with shared.changed:
-                lost = dict(shared.intake.lost_streams)
-                shared.intake.lost_streams.clear()
-            for name, error in lost.items():
-                self._streams[name].lost(error)
-                self._stirred.add(self._streams[name])
+    # --- what is asked, in threads ------------------------------------------------------------------------------------
 
-    def _held(self, held: frozenset[str] | Exception) -> None:
-        """Ask for those that nobody else follows; where that cannot be said, for all: it is said why, then."""
-        self._ask_at = time.monotonic() + STANDBY_S
-        for stream in self._resting:
-            if stream.is_standing_by and (isinstance(held, Exception) or stream.name not in held):
-                stream.freed()
-
-    def _step(self, stream: CollectedStream, now: float) -> None:
-        try:
-            question = stream.step(now)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the stream is followed again
-            stream.failed(error, now)
-        else:
-            if question is not None:
-                self._helpers.ask(partial(self._answer, stream, question), partial(self._answered, stream, question))
-        (self._resting.add if stream.is_resting else self._resting.discard)(stream)
-        if stream.is_waiting:
-            self._stirred.add(stream)
-
-    def _answered(self, stream: CollectedStream, question: Question, answer: object) -> None:
-        stream.answered(question, answer, time.monotonic())
-        self._stirred.add(stream)
-
-    # --- what is asked, in threads of the helpers -----------------------------------------------------------------
-
-    def _answer(self, stream: CollectedStream, question: Question) -> object:
-        if isinstance(question, Begin):
-            return self._begin(stream.name, question)
-        if isinstance(question, FindAgain):
-            self._find_again(stream.name, question.member)
-        else:
-            self._shared.store.unfollow(question.member, stream.name)
-        return None
-
-    def _begin(self, stream: str, question: Begin) -> tuple[int, Followed | None]:
-        initial = question.initial
+    def begin(self, stream: str, member: int, initial: int | None) -> tuple[int, Followed | None]:
+        """Follow a stream, if no other member does: where to begin if it is new, and the store's `follow`."""
         if initial is None:
-            initial = self._initial(self._follower.reader().bounds(stream))
-        return initial, self._shared.store.follow(question.member, stream, initial)
+            initial = self._initial(self.follower.reader().bounds(stream))
+        return initial, self.shared.store.follow(member, stream, initial)
 
-    def _find_again(self, stream: str, member: int) -> None:
+    def find_again(self, stream: str, member: int) -> None:
         """Go on behind the last message that is as it was collected; from the stream's beginning where none is."""
-        store, reader = self._shared.store, self._follower.reader()
+        store, reader = self.shared.store, self.follower.reader()
         bounds = ends_of_known(reader, stream)
         agreed = self._last_agreed(reader, stream, bounds)
         if agreed is None:
@@ -197,7 +144,7 @@ class Following:
         low, high = bounds.first, bounds.last
         middle = high
         while low <= high:
-            row = self._shared.store.last_collected(stream, middle)
+            row = self.shared.store.last_collected(stream, middle)
             if row is None or row[0] < low:
                 low = middle + 1
             elif _is_there(reader, MessageId(stream, row[0]), row[1]):
@@ -216,3 +163,210 @@ def _is_there(reader: StreamReader, place: MessageId, message_id: str) -> bool:
     if isinstance(found, OffsetExpired) or (isinstance(found, OffsetNotFound) and found.is_proven):
         return False
     raise found
+
+
+class CollectedStream:
+    """One stream, for as long as the collector runs: another member's, or followed here.
+
+    Attributes:
+        name: The stream's.
+        is_standing_by: Whether another member follows it, as far as is known.
+    """
+
+    def __init__(self, following: Following, name: str) -> None:
+        self.name = name
+        self.is_standing_by = False
+        self._following = following
+        self._shared = following.shared
+        self._follower = following.follower
+        self._who = self._shared.who(f"following stream {name!r}")
+        self._pauses = Pauses()
+        self._woken = asyncio.Event()
+        self._events: deque[Event] = deque()
+        self._number: int | None = None
+        """Of the follower's following; None where it does not read it."""
+        self._lost: Exception | None = None
+        self._is_lost = self._was_followed = False
+
+    # --- what it is told ----------------------------------------------------------------------------------------------
+
+    def came(self, event: Event) -> None:
+        """Take an event of the follower's; it is given back by `done` when nothing of it is needed any more."""
+        if self._number is not None and (event.stream is None or event.following == self._number):
+            self._events.append(event)
+            self._woken.set()
+        elif event.stream is not None:
+            self._follower.done(event)
+
+    def lose(self, error: Exception | None) -> None:
+        """Begin anew, as what was read of it was not stored: for this reason, or as another member came between."""
+        self._is_lost, self._lost = self._number is not None, error
+        self._woken.set()
+
+    def wake(self) -> None:
+        """Look what has changed."""
+        self._woken.set()
+
+    # --- what it does -------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Follow it until the collector stops, again after whatever ended that."""
+        while not self._shared.is_stopping:
+            try:
+                pause_s = await self._follow()
+            except Exception as error:  # noqa: BLE001 - whatever it was, the stream is followed again
+                pause_s = self._pause_after(error)
+            await self._rest(pause_s)
+
+    async def _rest(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self._shared.is_stopping:
+                    await self._wait()
+
+    async def _follow(self) -> float:
+        """Follow it once, as soon as no other member does; gives the seconds until it is tried again."""
+        shared, initial = self._shared, None
+        while True:
+            if shared.is_stopping or shared.is_cut_off:
+                return CUT_OFF_LOOK_S
+            member = shared.member
+            initial, followed = await shared.loop.ask(self._following.begin, self.name, member, initial)
+            if followed is not None:
+                break
+            shared.outages.over(self._who)
+            self.is_standing_by = True
+            while self.is_standing_by and not shared.is_stopping:
+                await self._wait()
+        failure: Exception | None = None
+        try:
+            if await self._read(member, followed):
+                await self._find_again(member)
+        except Exception as error:  # noqa: BLE001 - it is left to others before that is said
+            failure = error
+        await self._leave(member)
+        if failure is not None:
+            raise failure
+        self._pauses = Pauses()
+        return AGAIN_S
+
+    async def _wait(self) -> None:
+        await self._woken.wait()
+        self._woken.clear()
+
+    def _is_over(self, member: int) -> bool:
+        """Whether it is not this member's to read any more."""
+        shared = self._shared
+        return shared.is_stopping or shared.is_cut_off or shared.member != member or self._is_lost
+
+    async def _read(self, member: int, followed: Followed) -> bool:
+        """Take what comes; whether it ended as the stream is another one now."""
+        if not followed.is_new and not self._was_followed:
+            # What was given as `start` does not count: said once.
+            text = "collector %r: going on with stream %r at %d, where it was; start is for streams it never followed"
+            logger.info(text, self._shared.store.name, self.name, followed.next_offset)
+        self._was_followed, self._is_lost, self._lost = True, False, None
+        self._number = self._follower.follow(self.name, followed.next_offset, known=followed.known_by)
+        is_attached = False
+        try:
+            while not self._is_over(member):
+                if not self._events:
+                    await self._wait()
+                    continue
+                event = self._events.popleft()
+                if isinstance(event, Records):
+                    await self._take(member, event)
+                elif isinstance(event, Attached) and not is_attached:
+                    # Once: a connection may be replaced meanwhile.
+                    is_attached = True
+                    self._attached(followed)
+                elif isinstance(event, Replaced):
+                    self._warn("stream %r was deleted and declared again: what it has now is collected", self.name)
+                    return True
+                elif isinstance(event, Hole):
+                    text = "retention dropped offsets %d to %d of stream %r before they were collected"
+                    places = {"from": event.from_offset, "to": event.to_offset}
+                    self._warn(text, event.from_offset, event.to_offset - 1, self.name, **places)
+                elif isinstance(event, Failed):
+                    # Another member may read it, meanwhile.
+                    raise event.error
+            if self._is_lost and self._lost is not None:
+                raise self._lost
+            return False
+        finally:
+            self._number = None
+            self._follower.leave(self.name)
+            self._follower.done(*self._events)
+            self._events.clear()
+
+    def _attached(self, followed: Followed) -> None:
+        """It is the one that was collected: take what comes."""
+        shared = self._shared
+        shared.outages.over(self._who)
+        shared.intake.follow(self.name, followed)
+        text = "collector %r: following stream %r from %d on"
+        logger.info(text, shared.store.name, self.name, followed.next_offset)
+
+    async def _take(self, member: int, first: Records) -> None:
+        """Hand on messages, with those that came right behind them, as far as there is room."""
+        shared, events, messages = self._shared, list[Event](), list[Collected]()
+        try:
+            event: Event = first
+            while isinstance(event, Records):
+                events.append(event)
+                messages += await self._described(event)
+                if len(messages) >= TAKE_MESSAGES or not self._events or not isinstance(self._events[0], Records):
+                    break
+                event = self._events.popleft()
+            while messages and not self._is_over(member):
+                taken = shared.intake.take(self.name, messages, time.monotonic())
+                del messages[:taken]
+                if taken:
+                    shared.stir()
+                if messages:
+                    await shared.changed()
+            # Others have their turn, however much comes of this one.
+            await asyncio.sleep(0)
+        finally:
+            self._follower.done(*events)
+
+    async def _described(self, event: Records) -> list[Collected]:
+        type_of, records = self._following.type_of, event.batch
+
+        def describe() -> list[Collected]:
+            return [describe_followed(each, type_of) for each in records.each_message()]
+
+        # A function of the application's may take its time.
+        return describe() if type_of is type_of_property else await self._shared.loop.ask(describe)
+
+    async def _find_again(self, member: int) -> None:
+        """Places mean something else from now on: what lay there before is consumed first."""
+        shared = self._shared
+        while shared.core.holds_of(self.name):
+            if self._is_over(member):
+                return
+            await shared.changed()
+        await shared.loop.ask(self._following.find_again, self.name, member)
+
+    async def _leave(self, member: int) -> None:
+        """Let another member have it, as soon as all that was taken of it is stored."""
+        shared = self._shared
+        while not shared.intake.is_stored(self.name) and not shared.abandoned.is_set():
+            await shared.changed()
+        shared.intake.unfollow(self.name)
+        if not shared.abandoned.is_set():
+            # Else the member leaves, and with it what it followed.
+            await shared.loop.ask(shared.store.unfollow, member, self.name)
+
+    def _pause_after(self, error: Exception) -> float:
+        """Say what ended it; gives the seconds until it is tried again."""
+        if isinstance(error, Conflict):
+            # Another member came between: nothing is wrong.
+            logger.info("%s begins anew: %s", self._who, ended(error))
+        else:
+            self._shared.outages.failed(self._who, error)
+        return self._pauses.after(error)
+
+    def _warn(self, text: str, *values: object, **fields: object) -> None:
+        extra = {"stream": self.name, **fields}
+        logger.warning(f"collector %r: {text}", self._shared.store.name, *values, extra=extra)

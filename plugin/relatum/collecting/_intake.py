@@ -32,7 +32,7 @@ def describe_followed(message: Message, type_of: TypeOf) -> Collected:
     """As `describe`, of a message of a followed stream: what cannot be described has no type, and is passed over."""
     try:
         return describe(message, type_of, is_new=True)
-    except Exception as error:  # noqa: BLE001 - the caller's own function: one message must not stop a stream
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the caller's own function: it must not stop a stream
         logger.warning("passed over, its type cannot be told: %s: %s", message.id, ended(error))
         raw = message.raw
         return Collected(message.id, id_of_place(message.id), "", 0 if raw is None else len(raw), message)
@@ -97,8 +97,6 @@ class Intake:
         self._followed: dict[str, Gathered] = {}
         self._next: dict[str, int] = {}
         self._storing: Counter[str] = Counter()
-        self.lost_streams: dict[str, Exception | None] = {}
-        """Streams not followed any more since nothing of them was stored; whoever follows them takes them out."""
         self._begun = 0
         self._ended = 0
 
@@ -238,6 +236,5 @@ class Intake:
         self._core.cancel(gathered.messages)
         if gathered.advance is not None:
             self.unfollow(gathered.advance.stream)
-            self.lost_streams[gathered.advance.stream] = error
         elif error is not None:
             self.refused += len(gathered.messages)

@@ -1,39 +1,33 @@
-"""The threads that consume bulks: each takes one of its type, and does its steps."""
+"""What surrounds an executor: a span, where somebody wants spans, and the transaction that it joins."""
 
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from relatum import otel
-from relatum.collecting._bulk import Answer, Bulk, Collected, Executor
+from relatum.collecting._bulk import Answer, Bulk, Collected, Executor, Failure
 from relatum.collecting._collector_core import Abandoned, Result, Stored
-from relatum.collecting._collector_options import ExecutorOptions
 from relatum.collecting._collector_store import CollectorStore
-from relatum.collecting._consuming import Answered, BulkConsumer, Consumed, Judge, Letter, letters_of, with_refused
-from relatum.collecting._shared import NAMED_MAX, Shared, log_defect
-from relatum.errors import (
-    AccessRefused,
-    BrokerUnavailable,
-    ConfigurationError,
-    DatabaseUnavailable,
-    ReadTimeout,
-    RelatumError,
-)
+from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.ids import MessageId
 from relatum.otel import NO_SPAN, Description, Link, Part, Span
 from relatum.outcomes import OutcomeStatus
-from relatum.publishing import Burial, DeadLetters
-from relatum.reading import Message, StreamReader
-from relatum.reading import Result as Found
+from relatum.reading import Message
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+    from relatum.collecting._consuming import Consumed
+
+Answered = tuple[Any, BaseException | None]
+"""What an executor returned, and what it raised instead."""
+
+Judge = Callable[[Answered], list[Result]]
+"""Decides what to store of a bulk's messages by what its executor came to."""
 
 
 class BulkSpan:
@@ -42,9 +36,9 @@ class BulkSpan:
     def __init__(self, span: Span = NO_SPAN) -> None:
         self._span = span
 
-    def read(self, found: Iterable[Found]) -> None:
+    def read(self, found: Iterable[Message | None]) -> None:
         """Link to those who sent messages that were left in their streams, and are read now."""
-        self._span.link(lambda: otel.links_of(each for each in found if isinstance(each, Message)))
+        self._span.link(lambda: otel.links_of(each for each in found if each is not None))
 
     def noting(self, executor: Executor) -> Executor:
         """The executor; what it raises is the span's error, too."""
@@ -60,7 +54,7 @@ class BulkSpan:
 
         return execute
 
-    def settled(self, consumed: Consumed) -> None:
+    def settled(self, consumed: "Consumed") -> None:
         """Tell what became of the messages."""
 
         def counts() -> dict[str, int]:
@@ -98,6 +92,30 @@ def consuming(collector: str, bulk: Bulk) -> Iterator[BulkSpan]:
 
 def _links_of(messages: Iterable[Collected]) -> list[Link]:
     return otel.links_of(message.body for message in messages if message.body is not None)
+
+
+Letter = tuple[Message, str]
+"""A message for the dead-letter stream, and why."""
+
+
+def letters_of(messages: Sequence[Collected], results: Sequence[Result]) -> list[Letter]:
+    """The messages that go to the dead-letter stream, each with its reason."""
+    reasons = {result.place: result.reason or "" for result in results if result.status is OutcomeStatus.DEAD}
+    return [(message.message, reasons[message.place]) for message in messages if message.place in reasons]
+
+
+def with_refused(results: Sequence[Result], refused: Mapping[MessageId, str]) -> list[Result]:
+    """Results, where the dead-letter stream took some messages at no time: those failed, and both reasons are kept."""
+    return [
+        result
+        if result.place not in refused
+        else replace(
+            result,
+            status=OutcomeStatus.FAILED,
+            reason=Failure(f"{result.reason}; no dead letter: {refused[result.place]}").stored_reason,
+        )
+        for result in results
+    ]
 
 
 class _RolledBack(Exception):
@@ -220,144 +238,3 @@ def call(executor: Executor, bulk: Bulk) -> Answered:
         raise
     except BaseException as error:  # noqa: BLE001 - it becomes the result of each message
         return None, error
-
-
-WAIT_S = 1.0
-"""How often a worker without a bulk looks up; nothing depends on it."""
-
-T = TypeVar("T")
-
-OpenReader = Callable[[], StreamReader]
-
-
-class Worker(BulkConsumer):
-    """Consumes bulks of a type, in a thread of its own."""
-
-    def __init__(
-        self,
-        shared: Shared,
-        type: str,  # noqa: A002 - RabbitMQ's word for it
-        options: ExecutorOptions,
-        executor: Executor,
-        *,
-        open_reader: OpenReader | None,
-        dead_letters: DeadLetters | None,
-    ) -> None:
-        super().__init__(options, may_die=dead_letters is not None)
-        self._shared = shared
-        self._type = type
-        self._executor = executor
-        self._open_reader = open_reader
-        self._dead_letters = dead_letters
-        self._reader: StreamReader | None = None
-        self._span = BulkSpan()
-        self.thread = threading.Thread(target=self._run, name=f"relatum-{type}", daemon=True)
-
-    def _run(self) -> None:
-        try:
-            while (bulk := self._next()) is not None:
-                self._take(bulk)
-        finally:
-            if self._reader is not None:
-                self._reader.close()
-
-    def _next(self) -> Bulk | None:
-        """The next bulk; None when the collector stops and there will be none."""
-        shared = self._shared
-        with shared.changed:
-            while True:
-                if shared.abandoned.is_set():
-                    return None
-                bulk = shared.core.take(self._type)
-                if bulk is not None:
-                    # There is a place in the queue now, which somebody may wait for.
-                    shared.changed.notify_all()
-                    return bulk
-                if shared.core.is_stopping and shared.intake.is_empty and shared.core.is_idle:
-                    return None
-                shared.changed.wait(WAIT_S)
-
-    def _take(self, bulk: Bulk) -> None:
-        began, consumed = time.monotonic(), Consumed([])
-        # What is abandoned stays forwarded in the store: another member takes it over.
-        with suppress(Abandoned), consuming(self._shared.store.name, bulk) as self._span:
-            try:
-                consumed = self._consumed(bulk)
-            except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
-                # They are with this member until it ends, then another member takes them over.
-                places = ", ".join(str(message.place) for message in bulk.messages[:NAMED_MAX])
-                log_defect(error, f"{len(bulk)} messages of type {bulk.type!r} without a stored result: {places}")
-            self._span.settled(consumed)
-        self._shared.settle(bulk, consumed, began)
-
-    def _consumed(self, bulk: Bulk) -> Consumed:
-        try:
-            return self.consume(bulk)
-        except Abandoned:
-            raise
-        except Exception as error:  # noqa: BLE001 - logged, and the messages' result
-            log_defect(error, self._shared.who(f"a bulk of type {self._type!r}") + " not consumed")
-            return self.fail(bulk, error)
-
-    # --- the steps ------------------------------------------------------------------------------------------------
-
-    def load(self, places: Sequence[MessageId]) -> Mapping[MessageId, Message | RelatumError] | None:
-        return self._persist(lambda: self._if_reached(partial(self._read, places), places), "reading messages")
-
-    def forward(self, bulk: Bulk) -> Stored:
-        shared, places = self._shared, [message.place for message in bulk.messages]
-        with shared.changed:
-            shared.core.loaded(bulk)
-        return self._persist(partial(shared.store.forward, shared.member, bulk.id, places), "forwarding a bulk")
-
-    def execute(self, bulk: Bulk) -> Answered:
-        return call(self._span.noting(self._executor), bulk)
-
-    def join(self, bulk: Bulk, judge: Judge) -> Joined:
-        shared, executor = self._shared, self._span.noting(self._executor)
-        joined = JoinedRun(shared.store, shared.member, bulk, judge, executor, self._bury)
-        return self._persist(joined.run, "committing results")
-
-    def bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str] | None:
-        assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
-        # One burial for all tries: it knows which letters were confirmed.
-        burial, places = Burial(self._dead_letters, letters), [message.id for message, _ in letters]
-        return self._persist(lambda: self._if_reached(burial.run, places), "publishing dead letters")
-
-    def finish(self, bulk: Bulk, results: Sequence[Result]) -> Stored:
-        shared = self._shared
-        return self._persist(partial(shared.store.finish, shared.member, bulk.id, results), "storing results")
-
-    def _persist(self, call: Callable[[], T], what: str) -> T:
-        return self._shared.persist(call, f"{what} of type {self._type!r}")
-
-    def _if_reached(self, ask: Callable[[], T], places: Sequence[MessageId]) -> T | None:
-        """Ask the broker; None where this member is cut off from it, and others have these messages instead."""
-        try:
-            return ask()
-        except (BrokerUnavailable, ReadTimeout):
-            shared = self._shared
-            if shared.is_cut_off and shared.store.give_back(shared.member, places):
-                return None
-            raise
-
-    def _bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str]:
-        assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
-        return Burial(self._dead_letters, letters).run()
-
-    def _read(self, places: Sequence[MessageId]) -> dict[MessageId, Found]:
-        assert self._open_reader is not None, "bodies are left in streams only where there is a broker"
-        if self._reader is None:
-            self._reader = self._open_reader()
-        try:
-            found = dict(zip(places, self._reader.read_all(places), strict=True))
-        except RelatumError:
-            self._reader.close()
-            self._reader = None
-            raise
-        self._span.read(found.values())
-        for each in found.values():
-            if isinstance(each, AccessRefused):
-                # That passes, or somebody sees to it: nothing is lost.
-                raise each
-        return found

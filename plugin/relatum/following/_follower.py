@@ -221,6 +221,11 @@ class StreamFollower:
         """
         return self.questions.reader()
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether any stream is read now, and is the one that is known."""
+        return any(each.is_attached and each.is_read for each in list(self._current.values()))
+
     def statistics(self) -> FollowerStatistics:
         """How it stands."""
         giving = self.giving

@@ -61,7 +61,7 @@ class Reach:
             # It knows nothing of that time.
             self._reached_at = max(self._reached_at, now - CUT_OFF_S / _ASKS)
         is_up = self._outages.is_up(Server.BROKER) and self._follower.is_let_in
-        is_attached = bool(self._follower.statistics().attached)
+        is_attached = self._follower.is_attached
         if is_attached:
             # Nobody asks any more, so no answer says that it is back.
             self._outages.over(_WHO)

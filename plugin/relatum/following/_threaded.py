@@ -175,6 +175,11 @@ class Follower(Closing):
         """See `StreamFollower.is_let_in`."""
         return self._streams.is_let_in
 
+    @property
+    def is_attached(self) -> bool:
+        """See `StreamFollower.is_attached`."""
+        return self._streams.is_attached
+
     def statistics(self) -> FollowerStatistics:
         """How it stands, after all that was called before; as it is now where a component's loop asks."""
         is_loop = isinstance(threading.current_thread(), LoopThread)

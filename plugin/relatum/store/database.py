@@ -99,7 +99,8 @@ class Database:
             used again.
         ending: Lets go of a database that does not answer as it is brought forward; None for never.
         pool_size: Connections kept; as many again may be opened under load.
-        is_bounded: False where more may be opened, one for each thread that asks: nobody waits for another then.
+        is_bounded: False where more may be opened, one for each thread that asks: nobody waits for another then, also
+            where all connections of the `Database` that is shared are in use.
         connections_max: Connections at most; who needs one while all are busy waits for it, ten minutes if need be.
             None for twice `pool_size`, and half a minute.
         is_kept: True keeps all connections that were opened, for whoever has as much to ask soon again.
@@ -131,6 +132,7 @@ class Database:
     ) -> None:
         self._refusing = refusing
         self._ending = ending
+        self._is_bounded = is_bounded
         self._is_closed = False
         self._shared = database if isinstance(database, Database) else None
         self.address: DatabaseAddress
@@ -192,7 +194,7 @@ class Database:
 
     def _taken(self, *, autocommit: bool) -> TimedConnection:
         self.check_open()
-        return self.pool.take(ending=self._ending, autocommit=autocommit)
+        return self.pool.take(ending=self._ending, autocommit=autocommit, is_bounded=self._is_bounded)
 
     def rows(
         self,

@@ -96,12 +96,13 @@ class Pool:
         """How many connections are in use, or being opened."""
         return len(self._in_use) + self._opening
 
-    def take(self, *, ending: Deadline | None = None, autocommit: bool) -> TimedConnection:
+    def take(self, *, ending: Deadline | None = None, autocommit: bool, is_bounded: bool = True) -> TimedConnection:
         """A connection: one that is idle, or a new one, or one that is waited for. Its `close` gives it back.
 
         Args:
             ending: Ends the wait for it, and its own waits, as it is brought forward. None for never.
             autocommit: Whether each statement is a transaction of its own.
+            is_bounded: False for a lease and the like: one more is opened where all are in use.
 
         Raises:
             DatabaseUnavailable: none became free in time.
@@ -109,7 +110,8 @@ class Pool:
             ConfigurationError: the server is too old.
         """
         deadline = Deadline(None, *(each for each in (current(), ending) if each is not None))
-        connection = self._idle_one(Deadline(self._wait_s, deadline)) or self._opened(deadline)
+        waiting = Deadline(self._wait_s, deadline) if is_bounded else None
+        connection = self._idle_one(waiting) or self._opened(deadline)
         try:
             connection.ending = ending
             if connection.autocommit != autocommit:
@@ -121,11 +123,11 @@ class Pool:
             raise
         return connection
 
-    def _idle_one(self, deadline: Deadline) -> TimedConnection | None:
-        """An idle connection; None where there is room for another, which the caller is to open."""
+    def _idle_one(self, waiting: Deadline | None) -> TimedConnection | None:
+        """An idle connection, waited for where that is not None; None for another, which the caller is to open."""
         with self._lock:
-            if self._turns or not self._has_one():
-                self._wait(deadline)
+            if waiting is not None and (self._turns or not self._has_one()):
+                self._wait(waiting)
             while self._idle:
                 connection = self._idle.pop()
                 if not connection.closed:

@@ -55,7 +55,8 @@ class ComponentLoop:
         self._name = name
         self._logger = logger
         self._ending = ending
-        self._lock = threading.Lock()
+        # One thread may come twice: a signal's handler stops what is being stopped.
+        self._lock = threading.RLock()
         self._loop: asyncio.SelectorEventLoop | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._results: set[Future[Any]] = set()
@@ -66,7 +67,7 @@ class ComponentLoop:
     def _leave(self) -> None:
         # To close a copied loop would take the parent's sockets out of the epoll that both have.
         leave_to_parent(self._lock, self._loop, self._tasks, self._results, self._thread)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._is_stopped, self._thread, self._loop = True, None, None
 
     # --- from any thread ----------------------------------------------------------------------------------------------
@@ -186,7 +187,9 @@ class ComponentLoop:
         """
         return await in_thread(threads or self.threads, function, *args, ending=self._ending)
 
-    def repeat(self, call: Callable[[], Awaitable[float]], what: str, outages: Outages) -> "Duty":
+    def repeat(
+        self, call: Callable[[], Awaitable[float]], what: str, outages: Outages, longest_s: float = math.inf
+    ) -> "Duty":
         """Do something again and again, each time after so many seconds as it returned the time before.
 
         What it raises is told to `outages`, and it is tried again after a pause.
@@ -195,8 +198,9 @@ class ComponentLoop:
             call: What to do; it returns the seconds until the next time, `math.inf` for when it is woken.
             what: What it is called in the log.
             outages: Where to tell.
+            longest_s: The longest pause after what it raised.
         """
-        return Duty(self, call, what, outages)
+        return Duty(self, call, what, outages, longest_s)
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
@@ -214,12 +218,22 @@ class ComponentLoop:
                 task.cancel()
             await asyncio.wait(tasks)
 
+    def _runs_to_its_end(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Run until it is stopped; False where an exit broke that off, which an application's function has raised."""
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            self._logger.exception("%s has a defect, and goes on: an exit", self._name)
+            return False
+        return True
+
     @own_connection()
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         self._context = copy_context()
         try:
-            loop.run_forever()
+            while not self._runs_to_its_end(loop):
+                pass
             loop.run_until_complete(self._cancel_all())
         finally:
             self.threads.shutdown()
@@ -232,8 +246,16 @@ class ComponentLoop:
 class Duty:
     """Something a component does again and again; see `ComponentLoop.repeat`."""
 
-    def __init__(self, loop: ComponentLoop, call: Callable[[], Awaitable[float]], what: str, outages: Outages) -> None:
+    def __init__(
+        self,
+        loop: ComponentLoop,
+        call: Callable[[], Awaitable[float]],
+        what: str,
+        outages: Outages,
+        longest_s: float = math.inf,
+    ) -> None:
         self._loop = loop
+        self._longest_s = longest_s
         self._call = call
         self._what = what
         self._outages = outages
@@ -256,7 +278,7 @@ class Duty:
                 pause_s = await self._call()
             except Exception as error:  # noqa: BLE001 - said once, and tried again
                 self._outages.failed(self._what, error)
-                pause_s = pauses.after(error)
+                pause_s = min(pauses.after(error), self._longest_s)
             else:
                 self._outages.over(self._what)
                 pauses = Pauses()

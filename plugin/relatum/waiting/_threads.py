@@ -76,6 +76,8 @@ class Threads:
         self._queue: SimpleQueue[_Call | None] = SimpleQueue()
         self._calls: dict[threading.Thread, _Call | None] = {}
         self._lost: set[threading.Thread] = set()
+        self._ending: list[threading.Thread] = []
+        self._watcher: threading.Thread | None = None
         self._unfinished = 0
         self._is_watched = self._is_shut = False
 
@@ -117,6 +119,8 @@ class Threads:
         thread = threading.Thread(target=target, name=self._name, daemon=True)
         if target == self._work:
             self._calls[thread] = None
+        else:
+            self._watcher = thread
         try:
             thread.start()
         except RuntimeError:
@@ -184,7 +188,10 @@ class Threads:
     def shutdown(self, *, wait: bool = False) -> None:
         """Take no more calls. Those that were taken are made, and then the threads end; True waits for that."""
         with self._lock:
-            self._is_shut = True
+            if not self._is_shut:
+                self._is_shut, self._ending = True, list(self._calls)
+                if self._is_watched and self._watcher is not None:
+                    self._ending.append(self._watcher)
             self._queue.put(None)
         if wait:
             self.join(None)
@@ -192,7 +199,7 @@ class Threads:
     def join(self, timeout_s: float | None) -> None:
         """Wait until the threads have ended, once they are shut down: so many seconds at most, None for any number."""
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        for thread in list(self._calls):
+        for thread in self._ending:
             left_s = until - time.monotonic()
             thread.join(None if left_s == math.inf else max(0.0, left_s))
 

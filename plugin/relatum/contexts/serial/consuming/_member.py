@@ -137,7 +137,7 @@ class Member:
         self._reach = Reach(self.follower, self.outages, lambda: min(self._streams))
         await self._keep_lease()
         repeat = partial(self.loop.repeat, outages=self.outages)
-        lease = repeat(self._keep_lease, f"keeping the lease {self._of}")
+        lease = repeat(self._keep_lease, f"keeping the lease {self._of}", longest_s=self.store.renewal_s)
         surplus = repeat(self._give_surplus, f"giving partitions back {self._of}")
         self.batches.returned = surplus.wake
         self.batches.holds = repeat(self.batches.release_holds, f"looking at moves {self._of}")
