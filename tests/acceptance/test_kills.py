@@ -6,8 +6,10 @@ psycopg connection the table.
 
 import random
 import shutil
+import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from relatum.local import LocalServers
 from relatum.membership import GROUP_KEY
 from relatum.recording import status, verify
 from relatum.store.database import make_engine
+from relatum.store.tables import streams
 from relatum_consumer import Relations
 from tests.acceptance._command import Relatum
 from tests.support import (
@@ -112,6 +115,33 @@ def test_a_recorder_killed_at_random_moments_loses_and_doubles_nothing(
     with relatum.running(*words, stderr=tmp_path / "recorder.log"):
         wait_recorded(servers.broker_url, engine, STREAM)
     assert assert_equal(servers) >= min(load.published, 500 * kills)
+
+
+def test_members_frozen_for_longer_than_their_lease_lose_and_double_nothing(
+    servers: LocalServers, engine: sa.Engine, kills: int, chance: random.Random, tmp_path: Path
+) -> None:
+    """SIGSTOP at random moments: the other one takes over, and who comes back to what it was about writes no row."""
+    relatum = Relatum(servers.broker_url, servers.stream_url, servers.database_url)
+    words = ("record", STREAM, "--keys", "order_id", "--keys", "host", "--holder")
+    holder = sa.select(streams.c.lease_holder).where(streams.c.name == STREAM)
+    with load_of(servers), ExitStack() as stack:
+        members = {
+            name: stack.enter_context(relatum.running(*words, name, stderr=tmp_path / f"{name}.log"))
+            for name in ("one", "two")
+        }
+        for _ in range(max(2, kills // 4)):
+            wait_until_it_records(engine)
+            time.sleep(chance.random() * 0.3)  # Not a wait for a condition: the moment is the test.
+            with engine.connect() as connection:
+                frozen = members[wait_until(lambda: connection.execute(holder).scalar_one() or "", what="a holder")]
+            frozen.send_signal(signal.SIGSTOP)
+            try:
+                wait_until_it_records(engine)
+            finally:
+                frozen.send_signal(signal.SIGCONT)
+        wait_until_it_records(engine)
+    record(servers.broker_url, engine, STREAM)
+    assert assert_equal(servers) > 0
 
 
 @pytest.mark.parametrize("which", ["broker", "database"])

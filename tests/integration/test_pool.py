@@ -8,13 +8,16 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
 from relatum.errors import AccessRefused, DatabaseUnavailable
-from relatum.store.database import Database, sql
+from relatum.store.connection import TimedConnection
+from relatum.store.database import Database, at_one_moment, sql
 from relatum.waiting import Deadline, within
 from tests.support import wait_until
 from tests.support.fake_postgresql import answering, refusal
@@ -153,6 +156,53 @@ def test_threads_that_are_interrupted_leave_no_connection_behind(database: Datab
     assert database.pool.in_use == 0
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(lambda _: database.rows(ONE, {}), range(8))) == [[(1,)]] * 8
+
+
+@pytest.mark.parametrize("answered", range(4))
+def test_a_call_that_ends_amid_the_first_questions_about_a_server_gives_its_connection_back(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, answered: int
+) -> None:
+    """SQLAlchemy asks what server it is before the caller has the connection, and forgets it where that fails."""
+    ending, left = Deadline(None), [answered]
+    wait = TimedConnection.wait
+
+    def waiting(self: TimedConnection, *args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            ending.end_in(0)
+        return wait(self, *args, **options)
+
+    with closing(Database(database_url, ending=ending)) as database:
+        begin = partial(monkeypatch.setattr, TimedConnection, "wait", waiting)
+        sa.event.listen(database.engine, "connect", lambda *_: begin(), insert=True)
+        with pytest.raises(DatabaseUnavailable), database.transaction():
+            raise AssertionError("not reached")
+        assert database.pool.in_use == 0
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+def test_a_transaction_of_another_isolation_gives_its_connection_back_as_its_time_ends(
+    database_url: str, level: str
+) -> None:
+    """SQLAlchemy sets the level back behind the transaction, and forgets a connection where that fails."""
+    ending = Deadline(None)
+    with closing(Database(database_url, ending=ending)) as database:
+        engine = database.engine.execution_options(isolation_level=level)
+        with pytest.raises(sa.exc.OperationalError), engine.begin():
+            ending.end_in(0)
+        assert database.pool.in_use == 0
+
+
+def test_the_isolation_of_one_transaction_is_not_that_of_the_next(database_url: str) -> None:
+    """Both have the same connection."""
+    isolation = sql("SELECT current_setting('transaction_isolation') AS level, pg_backend_pid() AS session")
+    with closing(Database(database_url, connections_max=1)) as database:
+        with at_one_moment(database.engine) as connection:
+            before = connection.execute(isolation).one()
+        with database.transaction() as connection:
+            after = connection.execute(isolation).one()
+    assert (before.level, after.level) == ("repeatable read", "read committed")
+    assert before.session == after.session
 
 
 def test_no_private_name_of_psycopg_is_ours(database: Database) -> None:

@@ -131,7 +131,7 @@ def test_one_that_ends_as_it_begins_leaves_nothing_open(
         with running(recorder):
             if number % 2:
                 wait_until(
-                    lambda: any(each.name == "relatum-keeper" for each in threading.enumerate()), what="a thread"
+                    lambda: any(each.name == "relatum-recorder" for each in threading.enumerate()), what="a thread"
                 )
             else:
                 wait_until(lambda recorder=recorder: recorder._group._has_begun, what="its begin")  # type: ignore[misc]

@@ -15,7 +15,7 @@ from relatum.following._events import Event, Records
 from relatum.following._follower import HELPERS_MAX, FollowerOptions, FollowerStatistics, StreamFollower
 from relatum.processes import of_one_process
 from relatum.reading import BrokerAddress, Position, StreamReader
-from relatum.waiting import ComponentLoop, Outages, Threads
+from relatum.waiting import ComponentLoop, LoopThread, Outages, Threads
 
 logger = logging.getLogger("relatum.follower")
 
@@ -181,8 +181,9 @@ class Follower(Closing):
         return self._streams.is_attached
 
     def statistics(self) -> FollowerStatistics:
-        """How it stands, after all that was called before."""
-        future = None if self._loop.is_current else self._loop.run(self._seen)
+        """How it stands, after all that was called before; as it is now where a component's loop asks."""
+        is_loop = isinstance(threading.current_thread(), LoopThread)
+        future = None if is_loop else self._loop.run(self._seen)
         if future is not None:
             with suppress(CancelledError, TimeoutError):
                 return future.result(SEEN_S)

@@ -144,6 +144,14 @@ def readable(batch: RecordBatch) -> Iterator[tuple[RecordBatch, str | None]]:
         yield replace(batch, first_offset=offsets[0], offsets=offsets, records=records), reason
 
 
+def sliced(batch: RecordBatch, most: int) -> Iterator[RecordBatch]:
+    """A batch in parts of so many records at most."""
+    offsets, records = batch.offsets, batch.records
+    for start in range(0, len(offsets), most):
+        part = slice(start, start + most)
+        yield replace(batch, first_offset=offsets[start], offsets=offsets[part], records=records[part])
+
+
 def _why_not(record: tuple[int, bytes]) -> str | None:
     raw = record[1]
     return raw.reason if isinstance(raw, UnreadableRecord) and not raw.is_broken else None

@@ -1,8 +1,9 @@
-"""The one thread of a process that commits: what all its streams have ready goes into one transaction."""
+"""Commits: what all streams have ready goes into one transaction, one after another, in a thread of their own."""
 
-import threading
+import asyncio
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import sqlalchemy as sa
@@ -11,128 +12,157 @@ from relatum.errors import CoverageConflict, DatabaseUnavailable
 from relatum.otel import Span
 from relatum.recording._commit import Share, commit_shares, recording
 from relatum.recording._statistics import RecorderMetrics
-from relatum.recording._writer import Writer
+from relatum.recording._stream_recording import OpenTail
+from relatum.recording._streams import Streams
+from relatum.waiting import ComponentLoop, Threads, log_failure
+
+logger = logging.getLogger("relatum.recorder")
+
+RecordedListener = Callable[[str, list[tuple[str, int]]], None]
+"""Called after a commit with the stream's name and the (AMQP `message_id`, offset) pairs somebody waits for.
+
+In the thread that commits: what it does holds up the next commit, and nothing else.
+"""
 
 HELD_UP_S: Final = 0.05
 """Seconds after which a stream whose range somebody else had locked is tried again."""
 
+Pair = tuple[OpenTail, Share]
+
 
 class Committer:
-    """Commits what writers have, in the order in which they had it.
+    """Commits what tails have, in the order in which they had it.
 
     Whatever is ready when the transaction before has ended goes into the next one: with one stream that is a lone
     message or a batch, with a thousand streams some hundred small batches, which the follower gathers. What PostgreSQL
     refuses is committed once more, each stream by itself: only those fail that are at fault.
+
+    `first`: Awaited before each transaction.
     """
 
-    def __init__(self, engine: sa.Engine, metrics: RecorderMetrics) -> None:
+    def __init__(
+        self,
+        loop: ComponentLoop,
+        engine: sa.Engine,
+        streams: Streams,
+        metrics: RecorderMetrics,
+        on_recorded: RecordedListener | None,
+        first: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._loop = loop
+        self._threads = Threads(1, "relatum-recorder-commits")
         self._engine = engine
+        self._streams = streams
         self._metrics = metrics
-        self._changed = threading.Condition()
-        self._ready: list[Writer] = []
-        self._held_up: list[Writer] = []
-        self._held_up_at = 0.0
+        self._on_recorded = on_recorded
+        self._first = first
+        self._ready: dict[OpenTail, None] = {}
         self._committing = 0
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._task: asyncio.Task[None] | None = None
 
-    def submit(self, writer: Writer) -> None:
-        """Commit what a writer has in the next transaction: when the one before has ended, or by `go_on`."""
-        with self._changed:
-            self._ready.append(writer)
+    def submit(self, tail: OpenTail) -> None:
+        """Commit what a tail has in the next transaction: when the one before has ended, or by `go_on`."""
+        if tail.committing is None:
+            self._ready[tail] = None
 
-    def go_on(self) -> None:
-        """Begin a transaction with what was submitted, unless one is under way."""
-        with self._changed:
-            if self._thread is None and self._ready:
-                self._thread = threading.Thread(target=self._run, name="relatum-committer", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+    def go_on(self) -> bool:
+        """Begin a transaction with what was submitted; False where there is none to begin, or one is under way."""
+        if self._task is not None or not self._ready:
+            return False
+        self._task = self._loop.spawn(self._run())
+        return True
 
+    @property
     def busy(self) -> int:
-        """How many streams have something to commit, about."""
+        """How many streams have something to commit."""
         return len(self._ready) + self._committing
 
-    def stop(self, timeout_s: float) -> None:
-        """End the thread, when what was submitted is committed."""
-        with self._changed:
-            self._stopping.set()
-            self._changed.notify()
-            thread = self._thread
-        if thread is not None:
-            thread.join(timeout_s)
+    async def finish(self) -> None:
+        """Commit what is ready, and end."""
+        self.go_on()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        self._threads.shutdown()
 
-    # --- the thread -----------------------------------------------------------------------------------------------
+    async def _run(self) -> None:
+        try:
+            while self._ready:
+                await self._first()
+                ready, self._ready = self._ready, {}
+                await self._commit([(tail, tail.take()) for tail in ready if not tail.is_over])
+        finally:
+            self._task, self._committing = None, 0
 
-    def _run(self) -> None:
-        while writers := self._next():
-            taken = [(writer, writer.take()) for writer in writers]
-            pairs = [(writer, share) for writer, share in taken if share is not None]
-            if not pairs:
-                continue
-            self._committing = len(pairs)
-            begun = time.perf_counter()
-            with recording([(writer.stream, share.batch) for writer, share in pairs]) as span:
-                more = self._commit(pairs, span)
-            self._metrics.batch_s.observe(time.perf_counter() - begun)
-            if more:
-                with self._changed:
-                    self._ready.extend(more)
+    async def _commit(self, pairs: Sequence[Pair]) -> None:
+        if not pairs:
+            return
+        self._committing = len(pairs)
+        for tail, _ in pairs:
+            # One that is held up has its next batch still.
+            if not tail.is_full(self.busy):
+                self._streams.let_more_come(tail)
+        try:
+            errors = await self._loop.ask(self._written, pairs, threads=self._threads)
+        except Exception as error:  # noqa: BLE001 - told of each stream
+            errors = [error] * len(pairs)
+        for (tail, share), outcome in zip(pairs, errors, strict=True):
+            try:
+                self._settle(tail, share, outcome)
+            except Exception as defect:  # noqa: BLE001 - a defect of one stream stops no other
+                self._streams.ended(tail, defect)
 
-    def _next(self) -> list[Writer]:
-        """The writers that have something; none at the stop."""
-        with self._changed:
-            while True:
-                pause_s = self._held_up_at - time.monotonic() if self._held_up else None
-                if pause_s is not None and pause_s <= 0:
-                    self._ready.extend(self._held_up)
-                    self._held_up, pause_s = [], None
-                if self._ready:
-                    found, self._ready = self._ready, []
-                    return found
-                if self._stopping.is_set():
-                    return []
-                self._changed.wait(pause_s)
+    def _settle(self, tail: OpenTail, share: Share, error: Exception | None) -> None:
+        if error is not None:
+            self._streams.ended(tail, error)
+        elif share.is_held_up:
+            self._loop.call_later(HELD_UP_S, self._try_again, tail)
+        else:
+            tail.committed(share)
+            if tail.filling.messages:
+                self._ready[tail] = None
+            self._streams.committed(tail)
 
-    def _commit(self, pairs: Sequence[tuple[Writer, Share]], span: Span) -> list[Writer]:
-        """Commit writers' shares; gives the writers that have more already."""
+    def _try_again(self, tail: OpenTail) -> None:
+        self._ready[tail] = None
+        self.go_on()
+
+    # --- the thread that commits --------------------------------------------------------------------------------------
+
+    def _written(self, pairs: Sequence[Pair]) -> list[Exception | None]:
+        """Commit shares, and tell who waits for them; gives what each stream failed of."""
+        begun = time.perf_counter()
+        with recording([(tail.stream.name, share.batch) for tail, share in pairs]) as span:
+            errors = self._outcomes(pairs, span)
+        self._metrics.batch_s.observe(time.perf_counter() - begun)
+        for tail, share in pairs if self._on_recorded is not None else []:
+            if share.is_committed and share.batch.receipts:
+                self._tell(tail.stream.name, share.batch.receipts)
+        return errors
+
+    def _outcomes(self, pairs: Sequence[Pair], span: Span) -> list[Exception | None]:
         try:
             commit_shares(self._engine, [share for _, share in pairs])
         except DatabaseUnavailable as error:
             span.failed(error)
-            for writer, _ in pairs:
-                writer.end(error)
-            return []
+            return [error] * len(pairs)
         except Exception as error:  # noqa: BLE001 - handed to the stream at fault, which tells it
             if len(pairs) > 1:
-                return [writer for pair in pairs for writer in self._commit([pair], span)]
+                return [outcome for pair in pairs for outcome in self._outcomes([pair], span)]
             span.failed(error)
-            pairs[0][0].end(error)
-            return []
-        more = []
-        for writer, share in pairs:
-            if share.is_committed:
-                if _is_more(writer, share):
-                    more.append(writer)
-            elif share.is_held_up:
-                with self._changed:
-                    self._held_up.append(writer)
-                    self._held_up_at = time.monotonic() + HELD_UP_S
-            else:
-                lost = _lost(writer.stream, share)
+            return [error]
+        errors: list[Exception | None] = []
+        for tail, share in pairs:
+            lost = None
+            if not share.is_committed and not share.is_held_up:
+                message = f"another recorder moved the coverage from {share.row.to_offset} first; nothing was written"
+                lost = CoverageConflict(message, stream=tail.stream.name)
                 span.failed(lost)
-                writer.end(lost)
-        return more
+            errors.append(lost)
+        return errors
 
-
-def _is_more(writer: Writer, share: Share) -> bool:
-    try:
-        return writer.committed(share)
-    except Exception as error:  # noqa: BLE001 - a defect of one stream, or of who waits for it, stops no other
-        writer.end(error)
-        return False
-
-
-def _lost(stream: str, share: Share) -> CoverageConflict:
-    message = f"another recorder moved the coverage from {share.row.to_offset} first; nothing was written"
-    return CoverageConflict(message, stream=stream)
+    def _tell(self, stream: str, receipts: list[tuple[str, int]]) -> None:
+        assert self._on_recorded is not None
+        try:
+            self._on_recorded(stream, receipts)
+        except Exception as error:  # noqa: BLE001 - what somebody else does with it is no fault of the stream
+            log_failure(logger, error, f"telling who waits for messages of stream {stream!r}")

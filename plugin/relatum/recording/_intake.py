@@ -1,140 +1,169 @@
-"""The thread that takes what the follower read: keys go into batches, and what is odd is dealt with elsewhere."""
+"""What the follower read: keys go into batches, and what is odd is dealt with by the streams. In the loop's thread."""
 
+import asyncio
 import logging
 import threading
+import time
+from collections import deque
 from typing import Final
 
 from relatum.errors import AccessRefused, NotFound
-from relatum.following import Attached, CaughtUp, Event, Failed, Follower, Hole, Records, Replaced
+from relatum.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced, StreamFollower
 from relatum.reading import RecordBatch
-from relatum.recording._batch import is_readable, readable
+from relatum.recording._batch import is_readable, readable, sliced
 from relatum.recording._committer import Committer
-from relatum.recording._track import Missing, PassOver, State, Then, Track, Tracks, Worker
-from relatum.recording._writer import Writer
-from relatum.waiting import Outages
+from relatum.recording._stream_recording import OpenTail, StreamRecording
+from relatum.recording._streams import Streams
+from relatum.waiting import ComponentLoop, Outages
 
 logger = logging.getLogger("relatum.recorder")
 
-IDLE_S: Final = 1.0
-"""Seconds after which it looks whether it should end; it is woken when the follower is closed."""
+TURN_S: Final = 0.02
+"""Seconds after which what else the loop has to do has its turn: a lease that is due most of all."""
 
+SLICE_RECORDS: Final = 512
+"""Records of which keys are extracted at once: some milliseconds' work."""
 
 LARGE_RECORDS: Final = 512
 """Records of one batch from which on it is handed on by itself: it is committed while the next one is extracted."""
 
+AFTER_DEFECT_S: Final = 1.0
+"""Seconds between two defects of our own, so that none fills the log or a processor."""
 
-class Intake(Worker):
-    """Hands what is read to the writers of the streams."""
+
+class Intake:
+    """Hands what is read to the streams."""
 
     def __init__(
-        self, follower: Follower, tracks: Tracks, committer: Committer, outages: Outages, stop: threading.Event
+        self,
+        loop: ComponentLoop,
+        follower: StreamFollower,
+        streams: Streams,
+        committer: Committer,
+        outages: Outages,
+        stop: threading.Event,
     ) -> None:
-        super().__init__("relatum-intake")
+        self._loop = loop
         self._follower = follower
+        self._streams = streams
         self._committer = committer
-        self._done: list[Event] = []
-        """What is done with, of what is taken now."""
-        self._tracks = tracks
         self._outages = outages
         self._stop = stop
+        self._came: deque[tuple[Event, RecordBatch | None]] = deque()
+        """Events, and of records the next part of each; with its last part an event is done."""
+        self._done: list[Event] = []
+        self._has_turn = False
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            for event in self._follower.take(IDLE_S):
-                self._take(event)
-                if isinstance(event, Records) and len(event.batch) >= LARGE_RECORDS:
-                    self._hand_on()
+    def told(self, event: Event) -> None:
+        """Take an event of the follower: it is dealt with behind all that this turn of the loop brings."""
+        if not isinstance(event, Records):
+            self._came.append((event, None))
+        elif len(event.batch) <= SLICE_RECORDS or not is_readable(event.batch):
+            self._came.append((event, event.batch))
+        else:
+            self._came.extend((event, part) for part in sliced(event.batch, SLICE_RECORDS))
+        if not self._has_turn:
+            self._has_turn = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Deal with what came, and give way after a while."""
+        if self._stop.is_set():
+            return
+        try:
+            self._has_turn = self._goes_on(time.perf_counter() + TURN_S)
+        except Exception:
+            logger.exception("taking what was read has a defect, and goes on")
+            self._loop.call_later(AFTER_DEFECT_S, self._turn)
+        else:
+            if self._has_turn:
+                asyncio.get_running_loop().call_soon(self._turn)
+
+    def _goes_on(self, until: float) -> bool:
+        """Deal with what came; True where there is more."""
+        while self._came:
+            event, batch = self._came.popleft()
+            if isinstance(event, Records) and batch is not None:
+                is_last = batch.last_offset == event.batch.last_offset
+                self._put(event, batch, is_last=is_last)
+                if is_last and len(event.batch) >= LARGE_RECORDS and self._hand_on():
+                    return True
+            elif not isinstance(event, Records):
+                self._note(event)
+            if time.perf_counter() >= until:
+                break
+        if not self._came:
             self._hand_on()
+        return bool(self._came)
 
-    def _hand_on(self) -> None:
+    def _hand_on(self) -> bool:
+        """Let more come of what is done, and commit; True where that begins now."""
         done, self._done = self._done, []
         self._follower.done(*done)
-        self._committer.go_on()
+        return self._committer.go_on()
 
-    def _take(self, event: Event) -> None:
+    def _put(self, event: Records, batch: RecordBatch, *, is_last: bool) -> None:
+        stream = self._streams.of(event.stream, event.following)
+        tail = stream.tail if stream is not None and stream.is_read else None
+        # Of one that is sought, or has failed just now: it is read again from where its coverage ends.
+        has_room = True
+        if stream is not None and tail is not None:
+            try:
+                self._extract(stream, tail, batch)
+                has_room = tail.is_over or not tail.is_full(self._committer.busy)
+            except Exception as error:  # noqa: BLE001 - a defect of one stream stops no other
+                self._streams.ended(tail, error)
+        if not is_last:
+            return
+        if has_room or tail is None:
+            self._done.append(event)
+        else:
+            tail.held.append(event)
+
+    def _extract(self, stream: StreamRecording, tail: OpenTail, batch: RecordBatch) -> None:
+        parts: list[RecordBatch] = []
+        unread: tuple[int, str] | None = None
+        for part, reason in readable(batch):
+            if reason is not None:
+                unread = part.last_offset + 1, reason
+                break
+            parts.append(part)
+            stream.progress.read(part.last_offset)
+        if parts:
+            tail.add(parts)
+            self._committer.submit(tail)
+        if unread is not None:
+            self._streams.pass_over(stream, *unread)
+
+    def _note(self, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
         if event.stream is None:
             # The broker as a whole: who asks what is left does not wait for it.
-            with self._tracks.changed:
-                for each in self._tracks.all():
-                    each.is_refused = each.is_refused or each.writer is None
-                    each.progress.stop()
+            for each in self._streams.all():
+                each.is_refused = each.is_refused or each.tail is None
+                each.progress.stop()
             return
-        with self._tracks.changed:
-            track = self._tracks.of(event.stream, event.following)
-            writer = track.writer if track is not None else None
-        if track is None:
-            self._done.append(event)
-        elif isinstance(event, Records):
-            self._put(track, writer, event)
-        else:
-            self._note(track, event)
-
-    def _put(self, track: Track, writer: Writer | None, event: Records) -> None:
-        if writer is None:
-            # Of one that is asked for, or has failed just now: it is read again from where its coverage ends.
-            self._done.append(event)
-        else:
-            try:
-                has_room = self._extract(track, writer, event)
-            except Exception as error:  # noqa: BLE001 - a defect of one stream stops no other
-                has_room = True
-                writer.end(error)
-            if has_room:
-                self._done.append(event)
-
-    def _extract(self, track: Track, writer: Writer, event: Records) -> bool:
-        if is_readable(event.batch):
-            track.progress.read(event.batch.last_offset)
-            return writer.put(event, (event.batch,))
-        parts: list[RecordBatch] = []
-        for part, reason in readable(event.batch):
-            if reason is not None:
-                has_room = writer.put(event, parts)
-                self._close(track, PassOver(part.last_offset + 1, reason))
-                return has_room
-            parts.append(part)
-            track.progress.read(part.last_offset)
-        return writer.put(event, parts)
-
-    def _note(self, track: Track, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
+        stream = self._streams.of(event.stream, event.following)
+        if stream is None:
+            return
         match event:
             case Attached():
-                self._attached(track)
+                self._streams.attached(stream)
             case CaughtUp():
-                track.progress.show(event.next_offset - 1)
-                if track.writer is not None and track.writer.unwritten() is None:
-                    self._outages.over(track.who)
-            case Hole() if track.state is State.OPEN:
-                self._close(track, event)
-            case Replaced() if track.state is not State.OPEN:
-                self._attached(track)
-            case Replaced():
-                self._close(track, event)
+                stream.progress.show(event.next_offset - 1)
+                if stream.tail is not None and stream.tail.is_whole:
+                    self._outages.over(stream.who)
+            case Replaced() if not stream.is_read:
+                self._streams.attached(stream)
+            case Hole() | Replaced():
+                self._streams.lost(stream, event)
             case Failed():
-                track.progress.stop()
-                track.progress.reconnects += 1
+                stream.progress.stop()
+                stream.progress.reconnects += 1
                 if isinstance(event.error, NotFound | AccessRefused):
-                    track.progress.show(None)
-                    track.is_refused = True
-                    self._close(track, Missing(event.error))
+                    stream.progress.show(None)
+                    self._streams.gone(stream, event.error)
 
-    def _attached(self, track: Track) -> None:
-        with self._tracks.changed:
-            if track.state is State.ASKED or isinstance(track.after, Missing):
-                self._tracks.found(track)
-                return
-            writer = track.writer
-            if writer is None or track.state is not State.OPEN:
-                return
-            start = writer.recorded_to + 1
-            if not track.progress.is_recording:
-                track.progress.begin(start - 1, None, writer.unwritten)
-        track.was_missing = track.is_refused = False
-        logger.info(
-            "recording stream %r from offset %d on", track.name, start, extra={"stream": track.name, "from": start}
-        )
-
-    def _close(self, track: Track, after: Hole | Replaced | PassOver | Missing | Then) -> None:
-        with self._tracks.changed:
-            if track.state is State.OPEN:
-                self._tracks.close(track, after)
+    async def finish(self) -> None:
+        """Commit what was put; nothing more is taken."""
+        self._came.clear()
+        await self._committer.finish()

@@ -28,6 +28,9 @@ logger = logging.getLogger("relatum.recorder")
 PARTITIONS_S: Final = 30.0
 """How often a super stream is asked for new partitions."""
 
+RESERVED_FROM: Final = 3
+"""Connections from which on one of them is the lease's alone: whatever a table's lock holds up, it is renewed."""
+
 SHARED_NAME_BYTES_MAX: Final = 500
 """Bytes of the name members share by, at most: PostgreSQL indexes 2,700."""
 
@@ -53,7 +56,7 @@ class Recorder:
         keys: Keys to define before recording, where they are not defined yet.
         holder: This member's own name; by default one made of host and process.
         database_connections_max: Connections to PostgreSQL at most, whatever the number of streams; at least 1. Who
-            needs one while all are busy waits.
+            needs one while all are busy waits. Of three or more of a URL's, one is the lease's alone.
         lease_s: Seconds its lease holds without renewal: what it has when it dies others take over after one to two of
             them.
     """
@@ -79,11 +82,22 @@ class Recorder:
             if holder is not None:
                 checked_name("holder", holder)
         self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
+        self._lease_database: Database | None = None
+        if not isinstance(database, Database) and database_connections_max >= RESERVED_FROM:
+            database_connections_max -= 1
+            self._lease_database = bounded(database, 1)
         self._database = bounded(database, database_connections_max)
         self._engine = self._database.engine
         self._keys = as_definitions(keys)
         name = shared_name(self._address.vhost, self._names)
-        self._group = RecorderGroup(self._address, self._database, name=name, holder=holder, lease_s=lease_s)
+        self._group = RecorderGroup(
+            self._address,
+            self._database,
+            lease_database=self._lease_database,
+            name=name,
+            holder=holder,
+            lease_s=lease_s,
+        )
         self._group.metrics.named(self._names)
         self._plain: set[str] = set()
         """Names that are streams, and no super streams: a broker writes an error to its log when it is asked that."""
@@ -115,6 +129,8 @@ class Recorder:
         finally:
             self._group.stop()
             self._database.close()
+            if self._lease_database is not None:
+                self._lease_database.close()
             if stop.is_set():
                 logger.info("the recorder has ended, as it was told to")
 

@@ -170,6 +170,9 @@ class Database:
             hide_parameters=True,
         )
         sa.event.listen(engine, "handle_error", self._leave_read_only)
+        engine.dialect.initialize = partial(_initialized, engine.dialect.initialize)  # type: ignore[method-assign]
+        # The pool sets it back: where that fails behind a transaction, SQLAlchemy forgets the connection.
+        engine.dialect.reset_isolation_level = lambda dbapi_connection: None  # type: ignore[method-assign]
         if self._shared is None:
             sa.event.listen(engine, "engine_disposed", lambda _: self.pool.close())
         return engine
@@ -291,6 +294,16 @@ def at_one_moment(engine: sa.Engine) -> Iterator[sa.Connection]:
         connection.execution_options(isolation_level="REPEATABLE READ")
         with connection.begin():
             yield connection
+
+
+def _initialized(initialize: Callable[[sa.Connection], None], connection: sa.Connection) -> None:
+    """Have SQLAlchemy ask what server it is; where that fails it only forgets the connection, so that is given back."""
+    try:
+        initialize(connection)
+    except BaseException:
+        driver: Any = connection.connection.driver_connection
+        driver.close()
+        raise
 
 
 def _executed(

@@ -116,6 +116,8 @@ class Pool:
             connection.ending = ending
             if connection.autocommit != autocommit:
                 connection.autocommit = autocommit
+            if connection.isolation_level is not None:
+                connection.isolation_level = None
         except BaseException:
             connection.close()
             raise

@@ -1,0 +1,158 @@
+"""A recorder as one of the members that share streams: its lease and its share, and that it reaches the broker.
+
+A transaction of a few statements for each third of a lease, however many streams there are, over a thread and a
+connection that nothing else of the recorder takes.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from relatum.following import Reach, StreamFollower
+from relatum.store.catalog import StreamRow, key_definitions
+from relatum.store.database import sql
+from relatum.store.members import Member, Share
+from relatum.store.translation import translated_errors
+from relatum.waiting import ComponentLoop, Duty, Outages, Server, Threads, ended
+
+logger = logging.getLogger("relatum.recorder")
+
+_LET_GO: Final = sql("UPDATE relatum.streams SET lease_holder = NULL WHERE lease_holder = :holder::text")
+
+_HELD: Final = sql("""
+    SELECT stream_id, record_time, broker_id FROM relatum.streams WHERE stream_id = ANY (:stream_ids::integer[])""")
+
+
+class Found(NamedTuple):
+    """What one renewal learned: of all streams that were asked for, and of those that this member has."""
+
+    share: Share
+    key_ids: list[int]
+    with_time: dict[int, bool]
+    broker_ids: dict[int, UUID | None]
+
+
+class Membership:
+    """The lease and the share. In the loop, but for what is asked of the database.
+
+    Args:
+        engine: Its connections are this one's alone, where there may be that many.
+        stream: See `Reach`.
+    """
+
+    def __init__(
+        self,
+        loop: ComponentLoop,
+        engine: sa.Engine,
+        member: Member,
+        follower: StreamFollower,
+        outages: Outages,
+        stream: Callable[[], str],
+    ) -> None:
+        self._loop = loop
+        self._threads = Threads(1, "relatum-recorder-lease")
+        self._engine = engine
+        self._member = member
+        self._outages = outages
+        self._reach = Reach(follower, outages, stream)
+        self._released: set[int] = set()
+        self._has_joined = False
+        self._told: tuple[int, int] | None = None
+        self._begun_at = time.monotonic()
+        self._has_ended = asyncio.Event()
+        self.duty: Duty | None = None
+
+    @property
+    def due_s(self) -> float:
+        """Seconds until the next renewal: from the begin of the last one on, however long that took."""
+        return max(0.0, self._begun_at + self._member.renewal_s - time.monotonic())
+
+    def wake(self) -> None:
+        """Renew at once."""
+        if self.duty is not None:
+            self.duty.wake()
+
+    def release(self, row: StreamRow) -> None:
+        """Let another member have a stream, soon."""
+        self._released.add(row.stream_id)
+        self.wake()
+
+    async def in_time(self) -> None:
+        """Renew before all else, where that is overdue: the process stood still, and others may take what it has."""
+        if time.monotonic() - self._begun_at > 2 * self._member.renewal_s and self.duty is not None:
+            self._has_ended.clear()
+            self.duty.wake()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_ended.wait(), self._member.renewal_s)
+
+    async def renew(self, wanted: Collection[int]) -> Found:
+        """Renew the lease, and see what of the streams this member has now."""
+        self._begun_at = time.monotonic()
+        self._reach.look()
+        released, self._released = self._released, set()
+        try:
+            with self._outages.asking(Server.DATABASE):
+                found = await self._loop.ask(self._ask, wanted, released, threads=self._threads)
+        except BaseException:
+            self._released |= released
+            raise
+        finally:
+            self._has_ended.set()
+        self._has_joined = True
+        if not self._reach.is_returning:
+            self._tell(found.share)
+        # What was released meanwhile is let go of next time.
+        return found._replace(share=replace(found.share, held=found.share.held - self._released))
+
+    def _ask(self, wanted: Collection[int], released: Collection[int]) -> Found:
+        with translated_errors(), self._engine.begin() as connection:
+            if not self._has_joined:
+                # One of the same name may have recorded others, and been killed.
+                connection.execute(_LET_GO, {"holder": self._member.holder})
+            self._member.release(connection, released)
+            if self._reach.is_cut_off or self._reach.is_returning:
+                # What nobody takes is followed on.
+                share = self._member.hold_on(connection, wanted, leased=self._reach.is_returning)
+            else:
+                share = self._member.beat(connection, wanted)
+            if not share.held:
+                return Found(share, [], {}, {})
+            held = connection.execute(_HELD, {"stream_ids": sorted(share.held)}).all()
+            with_time = {row.stream_id: row.record_time for row in held}
+            key_ids = [key.key_id for key in key_definitions(connection)]
+            return Found(share, key_ids, with_time, {row.stream_id: row.broker_id for row in held})
+
+    def _tell(self, share: Share) -> None:
+        """Say how many streams others record, when that changes: who looks at a silent log knows why."""
+        now = (len(share.held), len(share.others))
+        if now == self._told or (self._told is None and not share.others):
+            return
+        self._told = now
+        holders = ", ".join(sorted(set(share.others.values()))[:3])
+        extra = {"held": now[0], "others": now[1]}
+        if not share.held and share.others:
+            logger.info("standing by: all %d streams are recorded by %s", now[1], holders, extra=extra)
+        elif share.others:
+            logger.info("recording %d streams; %d are recorded by %s", now[0], now[1], holders, extra=extra)
+        else:
+            logger.info("recording all %d streams", now[0], extra=extra)
+
+    async def leave(self) -> None:
+        """Let others have all."""
+        self._reach.close()
+        try:
+            await self._loop.ask(self._leave, threads=self._threads)
+        except Exception as error:  # noqa: BLE001 - the lease runs out by itself
+            logger.info("streams not given back: %s", ended(error))
+        self._threads.shutdown()
+
+    def _leave(self) -> None:
+        with translated_errors(), self._engine.begin() as connection:
+            self._member.leave(connection)

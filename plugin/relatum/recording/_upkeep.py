@@ -1,0 +1,204 @@
+"""What a recorder looks after in the background while it records: gaps, the parts of the table, what has expired.
+
+What is retained and not recorded is always somebody's work. An interrupted back-fill leaves a gap; so do batches that
+could not be unpacked when they were read. And what release 0.4 recorded over AMQP 0.9.1 is read again by the stream
+protocol.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import sqlalchemy as sa
+
+from relatum.errors import BrokerUnavailable, CoverageConflict, DatabaseUnavailable, StreamNotFound, StreamUnavailable
+from relatum.following import StreamFollower
+from relatum.recording._fill import Filler
+from relatum.recording._opening import late_holes
+from relatum.recording._part_tender import PartTender
+from relatum.recording._prune import prune_expired, prune_receipts
+from relatum.recording._ranges import gaps
+from relatum.recording._stream_recording import OpenTail, StreamRecording
+from relatum.store.catalog import StreamRow, key_definitions
+from relatum.store.coverage import CoverageRow, Range, coverage_of
+from relatum.store.parts import retain_from, table_parts_of
+from relatum.store.translation import translated_errors
+from relatum.waiting import QUESTION_S, ComponentLoop, Duty, Outages, backoff
+
+logger = logging.getLogger("relatum.recorder")
+
+UNTOUCHED_S: Final = 5.0
+"""Seconds that a gap must stay as it is before it is closed here: a back-fill that runs changes it all the time."""
+
+BEGUN_S: Final = 1.0
+"""Seconds between looks whether anything is recorded yet; nobody is asked for that."""
+
+RECEIPTS_S: Final = 60.0
+"""Seconds between looks for receipts that nobody waits for any more."""
+
+PRUNE_S: Final = 0.5
+"""Seconds of one round spent on deleting rows of dropped messages."""
+
+PRUNE_EVERY_S: Final = 2.0
+"""Seconds between two such rounds."""
+
+Recorded = tuple[StreamRecording, StreamRow, OpenTail]
+"""A stream that is recorded now."""
+
+
+class Upkeep:
+    """Three duties, each of which does one thing after the other in a thread.
+
+    `recorded`: Gives the streams that are recorded now.
+    """
+
+    def __init__(
+        self,
+        loop: ComponentLoop,
+        engine: sa.Engine,
+        follower: StreamFollower,
+        recorded: Callable[[], list[Recorded]],
+        outages: Outages,
+        stop: threading.Event,
+    ) -> None:
+        self._loop = loop
+        self._engine = engine
+        self._follower = follower
+        self._recorded = recorded
+        self._outages = outages
+        self._stop = stop
+        self._pauses = backoff(QUESTION_S)
+        self._seen: dict[tuple[int, Range], float] = {}
+        self._parts = PartTender(engine)
+        self._receipts_at = time.monotonic()
+
+    def begin(self) -> list[Duty]:
+        """Begin; gives what goes on until it is cancelled."""
+        return [
+            self._loop.repeat(self._close_gaps, "closing of gaps", self._outages),
+            self._loop.repeat(self._tend, "looking after the parts of the table", self._outages),
+            self._loop.repeat(self._prune, "deleting what has expired", self._outages),
+        ]
+
+    async def _close_gaps(self) -> float:
+        recorded = self._recorded()
+        has_work = await self._loop.ask(self._look, recorded) if recorded else False
+        if has_work:
+            self._pauses = backoff(QUESTION_S)
+        return next(self._pauses)
+
+    async def _tend(self) -> float:
+        return await self._loop.ask(self._parts.tend) if self._recorded() else BEGUN_S
+
+    async def _prune(self) -> float:
+        recorded = self._recorded()
+        due = [(stream, row, tail.retained_from) for stream, row, tail in recorded]
+        due = [(stream, row, first) for stream, row, first in due if first > stream.pruned_to]
+        if due:
+            await self._loop.ask(self._prune_streams, due)
+        if recorded and time.monotonic() - self._receipts_at >= RECEIPTS_S:
+            self._receipts_at = time.monotonic()
+            await self._loop.ask(prune_receipts, self._engine)
+        return PRUNE_EVERY_S
+
+    # --- gaps ---------------------------------------------------------------------------------------------------------
+
+    def _look(self, recorded: list[Recorded]) -> bool:
+        """Close what has been open for long enough; True where something was closed, or is to be soon."""
+        ranges: dict[int, list[CoverageRow]] = {row.stream_id: [] for _, row, _ in recorded}
+        with translated_errors(), self._engine.begin() as connection:
+            for range_ in coverage_of(connection, sorted(ranges)):
+                ranges[range_.stream_id].append(range_)
+        open_now: dict[tuple[int, Range], float] = {}
+        has_work = False
+        failed: Exception | None = None
+        for stream, row, tail in recorded:
+            try:
+                has_work |= self._look_at(stream, row, tail.first_offset, ranges[row.stream_id], open_now)
+            except StreamUnavailable as error:
+                failed = error
+            except (BrokerUnavailable, DatabaseUnavailable):
+                raise
+            except Exception as error:  # noqa: BLE001 - what is wrong with one stream keeps nobody from the others
+                failed = error
+            if self._stop.is_set():
+                break
+        self._seen = open_now
+        if failed is not None:
+            raise failed
+        return has_work
+
+    def _look_at(
+        self,
+        stream: StreamRecording,
+        row: StreamRow,
+        first: int,
+        ranges: list[CoverageRow],
+        open_now: dict[tuple[int, Range], float],
+    ) -> bool:
+        """The same for one stream, whose gaps are noted."""
+        has_work = False
+        found = gaps(ranges, first)
+        for gap in found:
+            open_now[row.stream_id, gap] = self._seen.get((row.stream_id, gap), time.monotonic())
+        for gap in found:
+            if time.monotonic() - open_now[row.stream_id, gap] >= UNTOUCHED_S:
+                has_work |= self._for(stream, row, partial(self._close, gap))
+            else:
+                has_work = True
+        for range_ in again(ranges, first):
+            has_work |= self._for(stream, row, partial(self._read_again, range_))
+        return has_work
+
+    def _for(self, stream: StreamRecording, row: StreamRow, work: Callable[[Filler, StreamRow], bool]) -> bool:
+        """Do something for a stream; False where it could not be done now."""
+        reader = self._follower.reader()
+        if self._stop.is_set():
+            return False
+        with translated_errors(), self._engine.begin() as connection:
+            definitions = key_definitions(connection)
+        filler = Filler(self._engine, reader, row, definitions, stop=self._stop)
+        with suppress(CoverageConflict, StreamNotFound):
+            # Somebody else works on it, or it is another stream now, which its recorder notices.
+            has_done = work(filler, row)
+            with translated_errors(), self._engine.begin() as connection:
+                holes = late_holes(connection, [row.stream_id])
+            stream.progress.lost(holes.get(row.stream_id, []))
+            return has_done
+        return False
+
+    def _read_again(self, range_: CoverageRow, filler: Filler, row: StreamRow) -> bool:
+        extra = {"stream": row.name, "from": range_.from_offset, "to": range_.to_offset}
+        text = "reading offsets %d to %d of stream %r again, which AMQP 0.9.1 recorded"
+        logger.info(text, range_.from_offset, range_.to_offset - 1, row.name, extra=extra)
+        return filler.record_again((range_.from_offset, range_.to_offset))
+
+    def _close(self, gap: Range, filler: Filler, row: StreamRow) -> bool:
+        extra = {"stream": row.name, "from": gap[0], "to": gap[1]}
+        logger.info("closing the gap from %d to %d of stream %r", gap[0], gap[1] - 1, row.name, extra=extra)
+        return filler.fill(gap)
+
+    # --- what has expired ---------------------------------------------------------------------------------------------
+
+    def _prune_streams(self, due: Sequence[tuple[StreamRecording, StreamRow, int]]) -> None:
+        """Delete some rows of messages that retention has dropped: parts of which nothing is retained go as a whole."""
+        until = time.monotonic() + PRUNE_S
+        with translated_errors(), self._engine.begin() as connection:
+            retain_from(connection, {row.stream_id: first for _, row, first in due})
+            parts = [part.part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
+        for stream, row, first in due:
+            while prune_expired(self._engine, row, first, parts=parts):
+                if time.monotonic() >= until:
+                    return
+            stream.pruned_to = first
+            if time.monotonic() >= until:
+                return
+
+
+def again(rows: Sequence[CoverageRow], first: int) -> list[CoverageRow]:
+    """The ranges that AMQP 0.9.1 recorded and that are retained, in part at least, but for one that still grows."""
+    return [row for row in rows if row.over_amqp and not row.is_tail and row.to_offset > max(first, row.from_offset)]
