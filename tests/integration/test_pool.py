@@ -2,7 +2,9 @@
 
 import inspect
 import logging
+import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -159,8 +161,9 @@ def test_threads_that_are_interrupted_leave_no_connection_behind(database: Datab
 
 
 @pytest.mark.parametrize("answered", range(4))
+@pytest.mark.parametrize("is_hung_up", [False, True])
 def test_a_call_that_ends_amid_the_first_questions_about_a_server_gives_its_connection_back(
-    database_url: str, monkeypatch: pytest.MonkeyPatch, answered: int
+    database_url: str, monkeypatch: pytest.MonkeyPatch, answered: int, is_hung_up: bool
 ) -> None:
     """SQLAlchemy asks what server it is before the caller has the connection, and forgets it where that fails."""
     ending, left = Deadline(None), [answered]
@@ -168,7 +171,10 @@ def test_a_call_that_ends_amid_the_first_questions_about_a_server_gives_its_conn
 
     def waiting(self: TimedConnection, *args: Any, **options: Any) -> Any:
         left[0] -= 1
-        if left[0] < 0:
+        if left[0] < 0 and is_hung_up:
+            with socket.socket(fileno=os.dup(self.pgconn.socket)) as line:
+                line.shutdown(socket.SHUT_RDWR)
+        elif left[0] < 0:
             ending.end_in(0)
         return wait(self, *args, **options)
 

@@ -298,10 +298,11 @@ def at_one_moment(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 def _initialized(initialize: Callable[[sa.Connection], None], connection: sa.Connection) -> None:
     """Have SQLAlchemy ask what server it is; where that fails it only forgets the connection, so that is given back."""
+    # Asked for first: SQLAlchemy has invalidated its own where the server hung up.
+    driver: Any = connection.connection.driver_connection
     try:
         initialize(connection)
     except BaseException:
-        driver: Any = connection.connection.driver_connection
         driver.close()
         raise
 
