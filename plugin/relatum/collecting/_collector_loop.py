@@ -378,13 +378,11 @@ class CollectorLoop:
         while self.core.is_running and await self.changed(unwound):
             pass
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(END_S):
-                    if self._storer is not None:
-                        await asyncio.wait([self._storer])
-                    if following is not None:
-                        await self.loop.ask(following.close)
-            # In a thread that nothing else can hold; what it asks of a server has an end of its own.
+            if self._storer is not None:
+                await asyncio.wait([self._storer], timeout=END_S)
+            # In a thread that nothing else can hold; what they ask of a server has an end of its own.
+            if following is not None:
+                await in_thread(self._leaving, following.close, END_S)
             await in_thread(self._leaving, leave)
         finally:
             self.in_time = in_time

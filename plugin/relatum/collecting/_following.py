@@ -83,10 +83,10 @@ class Following:
         """Begin anew with a stream: another member moved its position (None), or the store takes its messages never."""
         self._streams[stream].lose(error)
 
-    def close(self) -> None:
-        """Read nothing more. It may wait: in a thread."""
+    def close(self, timeout_s: float) -> None:
+        """Read nothing more. It may wait for so many seconds: in a thread."""
         self.reach.close()
-        self.follower.close()
+        self.follower.close(timeout_s)
 
     def _drain_soon(self) -> None:
         self.shared.loop.call(self._drain)
