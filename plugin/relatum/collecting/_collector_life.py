@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from contextvars import Context
 from typing import Any, Final, TypeVar
 
 from relatum import metrics
@@ -66,8 +65,7 @@ class CollectorLife(Collector[ExecutorT]):
             assert self._address is not None, "streams are followed on a broker"
             shared.following = Following(shared, self._address, self._type_of, self._initial)
         shared.loop.start()
-        # Whatever begins with it is not to end with the deadline of its beginning.
-        Context().run(shared.loop.call, self._begin_in_loop, names)
+        shared.loop.call(self._begin_in_loop, names)
 
     def _begin_in_loop(self, names: list[str]) -> None:
         shared = self._shared

@@ -25,7 +25,7 @@ with some. So neither a busy stream nor a slow owner slows the others.
 from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from relatum.following._follower import FollowerOptions, FollowerStatistics, StreamFollower
 from relatum.following._reach import Reach
-from relatum.following._threaded import Follower, Helpers
+from relatum.following._threaded import Follower
 
 __all__ = [
     "Attached",
@@ -35,7 +35,6 @@ __all__ = [
     "Follower",
     "FollowerOptions",
     "FollowerStatistics",
-    "Helpers",
     "Hole",
     "Reach",
     "Records",

@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, wait
 from contextlib import suppress
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 from relatum.closing import Closing
 from relatum.following._events import Event, Records
-from relatum.following._follower import HELPERS_MAX, FollowerOptions, FollowerStatistics, StreamFollower
+from relatum.following._follower import FollowerOptions, FollowerStatistics, StreamFollower
 from relatum.processes import of_one_process
 from relatum.reading import BrokerAddress, Position, StreamReader
-from relatum.waiting import ComponentLoop, LoopThread, Outages, Threads
+from relatum.waiting import ComponentLoop, LoopThread, Outages
 
 logger = logging.getLogger("relatum.follower")
 
@@ -30,8 +30,6 @@ CLOSE_S: Final = 10.0
 
 SEEN_S: Final = 1.0
 """Seconds that statistics wait for what was called before."""
-
-_Answer = TypeVar("_Answer")
 
 
 class Follower(Closing):
@@ -217,33 +215,3 @@ class Follower(Closing):
 
     def __enter__(self) -> Self:
         return self.open()
-
-
-class Helpers:
-    """A few threads for questions; answers are given to the thread that had them asked.
-
-    Args:
-        tell: Has that thread do something.
-        name: The name of the threads.
-    """
-
-    def __init__(self, tell: Callable[[Callable[[], None]], None], name: str) -> None:
-        self._tell = tell
-        self._threads = Threads(HELPERS_MAX, name)
-
-    def ask(self, question: Callable[[], _Answer], answered: Callable[[_Answer | Exception], None]) -> None:
-        """Ask, and have the thread call with the answer, or with what was raised instead."""
-
-        def run() -> None:
-            try:
-                answer: _Answer | Exception = question()
-            except Exception as error:  # noqa: BLE001 - whoever asked is told of it
-                answer = error
-            self._tell(lambda: answered(answer))
-
-        with suppress(RuntimeError):
-            self._threads.submit(run)
-
-    def close(self) -> None:
-        """Ask nothing more. What is asked now ends by itself."""
-        self._threads.shutdown()

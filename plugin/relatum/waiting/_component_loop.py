@@ -219,7 +219,7 @@ class ComponentLoop:
             await asyncio.wait(tasks)
 
     def _runs_to_its_end(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Run until it is stopped; False where an exit broke that off, which an application's function has raised."""
+        """Run until it is stopped; False where a function of the application raised an exit."""
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
@@ -252,13 +252,12 @@ class Duty:
         call: Callable[[], Awaitable[float]],
         what: str,
         outages: Outages,
-        longest_s: float = math.inf,
+        longest_s: float,
     ) -> None:
-        self._loop = loop
-        self._longest_s = longest_s
         self._call = call
         self._what = what
         self._outages = outages
+        self._longest_s = longest_s
         self._woken = asyncio.Event()
         self._task = loop.spawn(self._repeat())
 
