@@ -20,7 +20,6 @@ from relatum.recording._batch import Batch, readable
 from relatum.recording._commit import recording, write_rows
 from relatum.recording._extract import Extractor
 from relatum.recording._losing import is_same, note
-from relatum.recording._part_tender import TURN_S
 from relatum.recording._ranges import Segment, unrecorded
 from relatum.recording._uncover import WINDOW_OFFSETS, lock_ranges, uncover, widened
 from relatum.store.catalog import StreamRow, key_definitions, lock_stream
@@ -47,6 +46,9 @@ SILENCE_S: Final = 30.0
 
 PAUSE_S_MAX: Final = 2.0
 """Seconds a throttled reader keeps its subscription waiting; for longer ones it ends it and comes back."""
+
+TURN_S: Final = 5.0
+"""Seconds between two looks at what the open part holds: at 200,000 rows a second it grows by a million meanwhile."""
 
 CommitListener = Callable[[int, int, int], None]
 """Called after each transaction with the messages it covered, the rows it wrote, and the offset it came to."""
@@ -109,7 +111,7 @@ class Filler:
         return frozenset(key.key_id for key in self._definitions)
 
     def complete(self, segment: Segment) -> bool:
-        """Fill a segment, or what others have left of it."""
+        """Fill a segment, or what others have left of it; whether anything was covered."""
         conflicts, least = 0, segment.to_offset - segment.from_offset
         self._has_covered = False
         while True:

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from relatum import metrics
@@ -14,14 +15,13 @@ from relatum.following import FollowerOptions, StreamFollower
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._committer import Committer, RecordedListener
-from relatum.recording._intake import Intake
 from relatum.recording._membership import Membership
 from relatum.recording._statistics import RecorderMetrics, RecorderStatistics
 from relatum.recording._stream_recording import StreamRecording
 from relatum.recording._streams import Streams
 from relatum.recording._upkeep import Upkeep
 from relatum.store.catalog import streams_named
-from relatum.store.database import Database
+from relatum.store.database import IDLE_S, Database
 from relatum.store.members import LEASE_S, RECORDERS, Member
 from relatum.store.translation import translated_errors
 from relatum.waiting import ComponentLoop, Deadline, Duty, Outages, ended
@@ -67,31 +67,30 @@ class RecorderGroup:
         self._address = address
         self._stop = threading.Event()
         self._ending = Deadline(None)
-        self._engine = Database(database, refusing=None, ending=self._ending).engine
-        self._lease_engine = self._engine
-        if lease_database is not None:
-            self._lease_engine = Database(lease_database, refusing=None, ending=self._ending).engine
+        self._engine = Database(database, refusing=None, ending=self._ending, idle_s=IDLE_S).engine
+        # A member that is frozen must not keep what it has locked for longer than what it has leased.
+        held = partial(Database, refusing=None, ending=self._ending, idle_s=lease_s)
+        commit_engine, lease_engine = held(database).engine, held(lease_database or database).engine
         self.outages = Outages(logger, stop=self._stop, broker=str(address), database=database.address.name)
         self.metrics = RecorderMetrics(self.outages)
         self._loop = ComponentLoop("relatum-recorder", logger, helpers_max=HELPERS_MAX, ending=self._ending)
         self.follower = StreamFollower(
             self._loop,
             address,
-            lambda event: self._intake.told(event),
+            lambda event: self._committer.told(event),
             options=FollowerOptions(gather_s=GATHER_S if on_recorded is None else GATHER_RECEIPTS_S),
             outages=self.outages,
             who="reading of stream {!r}".format,
         )
         member = Member(RECORDERS, name or new_holder(), lease_s=lease_s, holder=holder)
         self._membership = Membership(
-            self._loop, self._lease_engine, member, self.follower, self.outages, lambda: self._streams.all()[0].name
+            self._loop, lease_engine, member, self.follower, self.outages, lambda: self._streams.all()[0].name
         )
         self._streams = Streams(self._loop, self._engine, address.vhost, self.follower, self.outages, self._membership)
         self._committer = Committer(
-            self._loop, self._engine, self._streams, self.metrics, on_recorded, self._membership.in_time
+            self._streams, commit_engine, self.metrics, on_recorded, self._membership.in_time, self._stop
         )
-        self._intake = Intake(self._loop, self.follower, self._streams, self._committer, self.outages, self._stop)
-        self._upkeep = Upkeep(self._loop, self._engine, self.follower, self._streams.recorded, self.outages, self._stop)
+        self._upkeep = Upkeep(self._streams, self._engine, self._stop)
         self._duties: list[Duty] = []
         self._finishing: Future[None] | None = None
         self._has_begun = False
@@ -133,7 +132,7 @@ class RecorderGroup:
     def drop(self, name: str) -> None:
         """Take back a name that was taken for a stream's to come."""
         self._loop.call(self._streams.drop, name)
-        self.metrics.forget(name)
+        self.metrics.streams.pop(name, None)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -189,7 +188,7 @@ class RecorderGroup:
 
     async def _finish(self) -> None:
         closing = self._loop.spawn(self.follower.close())
-        await self._intake.finish()
+        await self._committer.finish()
         await self._membership.leave()
         await asyncio.wait([closing], timeout=max(0.0, self._ending.left_s()))
 
