@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from relatum.collecting._bulk import Bulk, Collected
-from relatum.collecting._collector_core import Abandoned, CollectorLimits, Core, Entry, Stored, Verdict
+from relatum.collecting._collector_core import Abandoned, CollectorLimits, Core, Stored, Verdict
 from relatum.collecting._collector_statistics import CollectorStatistics, TypeCounts, statistics_of
 from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._consuming import NAMED_MAX, BulkConsumer, Consumed, log_defect, outcome_of
@@ -197,10 +197,16 @@ class CollectorLoop:
         """Take over what members that died have left, as far as there is room."""
         while True:
             was_cut_off = self.is_cut_off
-            room, types = self.core.room_for_entries(TAKE_OVER_MESSAGES), self.core.types_with_room()
-            entries = await self.loop.ask(self._taken_over, types, room, threads=self._taking_over)
+            if self.following is not None:
+                self.following.reach.look()
             if self.is_cut_off != was_cut_off:
                 self._wake_streams()
+            if self.is_cut_off:
+                break
+            room, types = self.core.room_for_entries(TAKE_OVER_MESSAGES), self.core.types_with_room()
+            if not (room and types):
+                break
+            entries = await self.loop.ask(self.store.take_over, self.member, types, room, threads=self._taking_over)
             if not entries:
                 break
             text = "collector %r: %d messages of members that ended are taken over"
@@ -208,11 +214,6 @@ class CollectorLoop:
             self.core.adopt(entries, time.monotonic())
             self.stir()
         return min(TAKE_OVER_S, renewal_s(self.lease_s))
-
-    def _taken_over(self, types: Sequence[str], room: int) -> list[Entry]:
-        if self.following is not None:
-            self.following.reach.look()
-        return [] if self.is_cut_off or not (room and types) else self.store.take_over(self.member, types, room)
 
     def _wake_streams(self) -> None:
         """Have all streams look whether they are still this member's to read."""
@@ -380,9 +381,9 @@ class CollectorLoop:
         try:
             if self._storer is not None:
                 await asyncio.wait([self._storer], timeout=END_S)
-            # In a thread that nothing else can hold; what they ask of a server has an end of its own.
             if following is not None:
-                await in_thread(self._leaving, following.close, END_S)
+                await asyncio.wait([self.spawn(following.close())], timeout=END_S)
+            # In a thread that nothing else can hold; what it asks of a server has an end of its own.
             await in_thread(self._leaving, leave)
         finally:
             self.in_time = in_time
