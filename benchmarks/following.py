@@ -1,8 +1,9 @@
 """Following streams: how many over how few connections, how soon, and how fast beside a reader of one stream."""
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Final
 
@@ -10,8 +11,9 @@ from benchmarks import _streams as streams
 from benchmarks._context import Context
 from benchmarks._results import Row, attempted
 from benchmarks._timing import in_turns, median
-from relatum.following import CaughtUp, Follower, Records
+from relatum.following import CaughtUp, Event, Records, StreamFollower
 from relatum.reading import StreamReader
+from relatum.waiting import ComponentLoop
 
 GROUP: Final = "following"
 
@@ -20,8 +22,8 @@ QUICK_STREAMS: Final = 200
 MESSAGES_EACH: Final = 5
 START_S: Final = 30.0
 CONNECTIONS_MAX: Final = 8
-TAKE_S: Final = 1.0
 LIMIT_S: Final = 300.0
+CLOSE_S: Final = 10.0
 ROUNDS: Final = 5
 AIM: Final = 0.5
 
@@ -44,15 +46,9 @@ def _many(context: Context, count: int, what: str) -> Iterator[Row]:
             for name in names:
                 channel.basic_publish("", name, streams.body(0))
     context.say(what)
-    threads = threading.active_count()
-    with Follower(context.address) as follower:
-        begun, processor = time.monotonic(), time.process_time()
-        for name in names:
-            follower.follow(name, 0)
-        _take(follower, count * MESSAGES_EACH, caught_up=count)
-        seconds, processor_s = time.monotonic() - begun, time.process_time() - processor
-        connections = follower.statistics().connections
-        threads = threading.active_count() - threads
+    begun, processor = time.monotonic(), time.process_time()
+    connections, threads = _follow(context, names, count * MESSAGES_EACH, caught_up=count)
+    seconds, processor_s = time.monotonic() - begun, time.process_time() - processor
     figures = {"seconds": seconds, "processor_s": processor_s, "connections": connections, "threads": threads}
     yield Row(
         GROUP,
@@ -74,15 +70,30 @@ def _many(context: Context, count: int, what: str) -> Iterator[Row]:
     )
 
 
-def _take(follower: Follower, messages: int, *, caught_up: int = 0) -> None:
-    """Take until so many messages came, and so many streams have no more."""
-    taken, streams_done, until = 0, 0, time.monotonic() + LIMIT_S
-    while taken < messages or streams_done < caught_up:
-        events = follower.take(TAKE_S)
-        taken += sum(len(event.batch) for event in events if isinstance(event, Records))
-        streams_done += sum(isinstance(event, CaughtUp) for event in events)
-        follower.done(*events)
-        assert time.monotonic() < until, f"{taken} of {messages} messages came in {LIMIT_S:g} s"
+def _follow(context: Context, names: Sequence[str], messages: int, *, caught_up: int = 0) -> tuple[int, int]:
+    """Follow streams until so many messages came, and so many streams have no more; gives connections and threads."""
+    threads, came, streams_done, has_all = threading.active_count(), 0, 0, threading.Event()
+
+    def take(event: Event) -> None:
+        nonlocal came, streams_done
+        came += len(event.batch) if isinstance(event, Records) else 0
+        streams_done += isinstance(event, CaughtUp)
+        follower.done(event)
+        if came >= messages and streams_done >= caught_up:
+            has_all.set()
+
+    loop = ComponentLoop("relatum-bench-follower", logging.getLogger("relatum.bench"))
+    follower = StreamFollower(loop, context.address, take)
+    loop.start()
+    for name in names:
+        loop.call(follower.follow, name, 0)
+    assert has_all.wait(LIMIT_S), f"{came} of {messages} messages came in {LIMIT_S:g} s"
+    found = follower.statistics().connections, threading.active_count() - threads
+    ended = loop.run(follower.close)
+    assert ended is not None, "it runs"
+    ended.result(CLOSE_S)
+    loop.stop(CLOSE_S)
+    return found
 
 
 def _one(context: Context, what: str) -> Iterator[Row]:
@@ -90,9 +101,7 @@ def _one(context: Context, what: str) -> Iterator[Row]:
     context.say(what)
 
     def follow() -> None:
-        with Follower(context.address) as follower:
-            follower.follow(name, 0)
-            _take(follower, messages)
+        _follow(context, [name], messages)
 
     def read() -> None:
         with StreamReader.open(context.address) as reader, closing(reader.batches(name)) as batches:  # type: ignore[type-var]

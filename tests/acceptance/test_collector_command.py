@@ -6,8 +6,8 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import MessageId
-from relatum.collecting import OutcomeStatus
-from relatum.collecting._collector_core import Advance, Entry, Result
+from relatum.collecting import Collected, OutcomeStatus
+from relatum.collecting._collector_core import Advance, Result
 from relatum.terminal import ExitCode
 from tests.acceptance._command import Relatum
 from tests.support import publish_plain
@@ -31,8 +31,8 @@ def collected(database_url: str, stream: str) -> Iterator[None]:
     member = StoreMember(database_url, keep_s=3600)
     member.follow(stream, 0)
     kinds = ("succeeded", "failed", "dead", "forwarded", "collected")
-    entries = [Entry(MessageId(stream, offset), kind, "order", 1) for offset, kind in enumerate(kinds)]
-    member.add([*entries, Entry(MessageId(stream, 9), "other", "invoice", 1)])
+    entries = [Collected(MessageId(stream, offset), kind, "order", 1, None) for offset, kind in enumerate(kinds)]
+    member.add([*entries, Collected(MessageId(stream, 9), "other", "invoice", 1, None)])
     member.add([], Advance(stream, 0, 6, passed_over=1))
     member.forward(BULK, [entry.place for entry in entries[:4]])
     reasons = dict(zip(entries[:3], (None, "no such customer", "took too long"), strict=True))

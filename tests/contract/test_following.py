@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from relatum.errors import ConfigurationError, NotAStream, StreamNotFound, UsedAfterFork
-from relatum.following import Attached, CaughtUp, Event, Failed, Follower, FollowerOptions, Hole, Records, Replaced
+from relatum.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from relatum.reading import Agreement, BrokerAddress, Position, StreamReader, position_of
 from relatum.waiting import Outages, Server
 from tests.support import (
@@ -22,7 +22,7 @@ from tests.support import (
     unique_name,
     wait_until,
 )
-from tests.support.following import Taker
+from tests.support.following import Follower, Taker
 from tests.support.forking import in_child
 from tests.support.proxy import Proxy
 
@@ -64,7 +64,7 @@ class Bed:
 
     def taker(self, outages: Outages | None = None, **options: Any) -> Taker:
         """A follower of these options, to be opened, and who takes from it."""
-        return Taker(Follower(self.address, options=FollowerOptions(**options), outages=outages))
+        return Taker(Follower(self.address, outages=outages, **options))
 
 
 @pytest.fixture

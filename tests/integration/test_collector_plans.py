@@ -21,6 +21,7 @@ DEAD_MEMBER, LIVE_MEMBER = 7, 8
 OFFSETS = list(range(ROWS - 500, ROWS))
 PLACES = {"source": 1, "offsets": OFFSETS}
 TAKEN = {"in_collector": 1, "of_types": ["order"], "most": 500, "by": LIVE_MEMBER, "token": -1}
+DONE = {"state": None, "states": ["forwarded"] * 500}
 RESULTS = {"states": ["succeeded"] * 500, "reasons": [None] * 500, "retries_s": [None] * 500}
 
 NOW = datetime.now(UTC)
@@ -28,12 +29,10 @@ LISTED = {"in_collector": 1, "states": ["failed", "dead"], "limit": 101, "at": N
 
 STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "outcomes": (OUTCOMES_BY_ID, {"ids": [f"id-{n}" for n in range(0, ROWS, ROWS // 100)]}),
-    "forward": (statements.FORWARD, {**PLACES, "of_member": LIVE_MEMBER, "into": 1}),
-    "forwarded": (statements.FORWARDED, {**PLACES, "of_member": LIVE_MEMBER, "into": 1}),
+    "forward": (statements.FORWARD, {**PLACES, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "succeed": (statements.SUCCEED, {**PLACES, "of_member": LIVE_MEMBER, "of_bulk": 1}),
-    "succeeded": (statements.SUCCEEDED, {**PLACES, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "finish": (statements.FINISH, {**PLACES, **RESULTS, "of_member": LIVE_MEMBER, "of_bulk": 1}),
-    "finished": (statements.FINISHED, {**PLACES, "states": RESULTS["states"], "of_member": LIVE_MEMBER, "of_bulk": 1}),
+    "done": (statements.DONE, {**PLACES, **DONE, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "mine to consume": (statements.MINE_TO_CONSUME, {**PLACES, "of_member": LIVE_MEMBER}),
     "give back": (statements.GIVE_BACK, {**PLACES, "in_collector": 1, "of_member": LIVE_MEMBER}),
     "is mine": (statements.IS_MINE, {**PLACES, "of_member": LIVE_MEMBER}),
@@ -127,7 +126,7 @@ def test_what_waits_is_not_read_again_for_each_bulk(filled: psycopg.Connection[A
     """A bulk is found in a backlog of which PostgreSQL knows nothing yet without comparing each with each."""
     select = f"SELECT 1, n, 'waiting-' || n, 'order', 1, {LIVE_MEMBER} FROM generate_series(0, {WAITING} - 1) AS n"
     with other_messages(filled, "member_id", select):
-        wanted = {"source": 1, "offsets": list(range(500)), "of_member": LIVE_MEMBER, "into": 1}
+        wanted = {"source": 1, "offsets": list(range(500)), "of_member": LIVE_MEMBER, "of_bulk": 1}
         plan = plan_of_statement(filled, mode, statements.FORWARD, wanted)
     seen = ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Join Filter")
     compared = max(sum(node.get(key, 0) for key in seen) * node["Actual Loops"] for node in nodes_of(plan))
@@ -143,7 +142,7 @@ def test_nothing_moves_in_an_index_when_messages_are_forwarded(filled: psycopg.C
         )
         query = "SELECT pg_stat_get_xact_tuples_hot_updated('relatum.collected_messages'::regclass)"
         before = filled.execute(query).fetchone()
-        parameters = {"source": 2, "offsets": list(range(10)), "of_member": 8, "into": 2}
+        parameters = {"source": 2, "offsets": list(range(10)), "of_member": 8, "of_bulk": 2}
         text = str(statements.FORWARD.compile(dialect=dialect.dialect()))
         constants = statements.FORWARD.compile(dialect=dialect.dialect()).params
         filled.execute(text.encode(), {**constants, **parameters})

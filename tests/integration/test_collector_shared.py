@@ -16,8 +16,8 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import MessageId
-from relatum.collecting import Bulk, ExecutorOptions, FlushReason, MessageCollector, Outcome, OutcomeStatus
-from relatum.collecting._collector_core import Advance, Entry
+from relatum.collecting import Bulk, Collected, ExecutorOptions, FlushReason, MessageCollector, Outcome, OutcomeStatus
+from relatum.collecting._collector_core import Advance
 from relatum.errors import ConfigurationError, InvalidInput, NotAStream, StreamNotFound
 from relatum.reading import StreamReader
 from relatum.store.database import Database
@@ -342,7 +342,7 @@ def test_messages_of_a_dead_member_are_taken_over(collecting: Collecting, engine
     member = dead.open(["order"], LEASE_S)
     places = [MessageId(stream, offset) for offset in (0, 1, 2, 3, 4, 99)]
     names = ("a", "b", "c", "another", "e", "dropped")
-    entries = [Entry(each, name, "order", 1) for each, name in zip(places, names, strict=True)]
+    entries = [Collected(each, name, "order", 1, None) for each, name in zip(places, names, strict=True)]
     assert dead.follow(member, stream, 0) is not None
     dead.add(member, entries, Advance(stream, 0, 100))
     dead.forward(member, 7, places[:2])
@@ -559,7 +559,7 @@ def test_a_broker_that_hangs_costs_no_lease(collecting: Collecting, monkeypatch:
         looked.set()
         assert gate.wait(90)
 
-    monkeypatch.setattr("relatum.collecting._collector_life.PARTITIONS_S", 0.05)
+    monkeypatch.setattr("relatum.collecting._collector_base.PARTITIONS_S", 0.05)
     monkeypatch.setattr(MessageCollector, "_look", look)
     collector = collecting.collector(lambda bulk: None, lease_s=LEASE_S)
     renew: Callable[[int], bool] = collector._shared.store.renew

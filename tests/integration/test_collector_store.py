@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -11,8 +12,8 @@ import sqlalchemy as sa
 
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, Failure, FlushReason, OutcomeStatus, forget_finished
-from relatum.collecting._collector_core import Advance, Entry, Result
-from relatum.collecting._workers import JoinedRun
+from relatum.collecting._collector_core import Advance, Result
+from relatum.collecting._joined import JoinedRun
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.reading import Message, Position, Properties
 from relatum.store.database import Database
@@ -34,9 +35,9 @@ def member(database: Database) -> StoreMember:
     return StoreMember(database)
 
 
-def entries(*offsets: int, stream: str = "orders", message_type: str = "order") -> list[Entry]:
+def entries(*offsets: int, stream: str = "orders", message_type: str = "order") -> list[Collected]:
     """Messages at these offsets, with ids of their own."""
-    return [Entry(MessageId(stream, offset), f"{stream}-{offset}", message_type, 100) for offset in offsets]
+    return [Collected(MessageId(stream, offset), f"{stream}-{offset}", message_type, 100, None) for offset in offsets]
 
 
 def places(*offsets: int, stream: str = "orders") -> frozenset[MessageId]:
@@ -60,7 +61,7 @@ def lapse(engine: sa.Engine, member: StoreMember) -> None:
 
 def taken_over(member: StoreMember) -> list[int]:
     """The offsets of the messages that a member takes over."""
-    return [entry.place.offset for entry in member.take_over(["order"], 10)]
+    return [message.place.offset for message, _ in member.take_over(["order"], 10)]
 
 
 def statuses(member: StoreMember, *offsets: int) -> list[str]:
@@ -111,9 +112,9 @@ def test_a_retry_waits_until_it_is_due(member: StoreMember, database: Database) 
     assert (outcome.status, outcome.attempts, outcome.reason) == (OutcomeStatus.COLLECTED, 1, "busy")
     assert outcome.finished_at is None
     member.close()
-    (entry,) = StoreMember(database).take_over(["order"], 10)
-    assert 500 < entry.due_in_s <= 600
-    assert entry.attempts == 1
+    ((message, due_in_s),) = StoreMember(database).take_over(["order"], 10)
+    assert 500 < due_in_s <= 600
+    assert message.attempts == 1
 
 
 def test_nobody_follows_where_none_has_all_types(
@@ -144,7 +145,7 @@ def test_messages_of_nobody_are_taken_over(member: StoreMember, engine: sa.Engin
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE relatum.collected_messages SET member_id = NULL"))
     assert others.take_over(["mail"], 10) == []
-    assert [entry.place.offset for entry in mine.take_over(["mail"], 10)] == [1]
+    assert [message.place.offset for message, _ in mine.take_over(["mail"], 10)] == [1]
     assert mine.take_over(["mail"], 10) == []
 
 
@@ -246,6 +247,58 @@ def test_a_result_and_a_take_over_exclude_each_other(
     assert taken_over(heir) == []
 
 
+def test_an_executor_that_stands_still_in_its_transaction_holds_up_no_message(
+    member: StoreMember, database: Database, engine: sa.Engine
+) -> None:
+    """As long as it has stored no result, all that its member has is taken over; then none of its results counts."""
+    member.add(entries(0, 1, 2))
+    member.forward(BULK, places(0, 1))
+    heir = StoreMember(database)
+    with member.store.transaction() as connection:
+        lapse(engine, member)
+        assert taken_over(heir) == [0, 1, 2]
+        stored = member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 0, 1), connection=connection)
+        assert stored.places == frozenset()
+    assert statuses(member, 0, 1, 2) == ["collected"] * 3
+
+
+def test_what_an_heir_that_dies_took_over_is_taken_over_from_it(
+    member: StoreMember, database: Database, engine: sa.Engine
+) -> None:
+    """Along a chain of members that die, each with the message at its executor: the last one's result alone counts."""
+    member.add(entries(0))
+    heirs = [member, *(StoreMember(database) for _ in range(2))]
+    for number, (dead, heir) in enumerate(pairwise(heirs)):
+        dead.forward(BULK + number, places(0))
+        lapse(engine, dead)
+        assert taken_over(heir) == [0]
+    last = heirs[-1]
+    last.forward(BULK + 9, places(0))
+    for number, dead in enumerate(heirs[:-1]):
+        assert dead.finish(BULK + number, results(OutcomeStatus.FAILED, 0)).places == frozenset()
+    assert last.finish(BULK + 9, results(OutcomeStatus.SUCCEEDED, 0)).places == places(0)
+    assert (last.outcome("orders-0").status, last.outcome("orders-0").attempts) == (OutcomeStatus.SUCCEEDED, 3)
+
+
+def test_what_was_forgotten_is_not_collected_again(member: StoreMember, database: Database, engine: sa.Engine) -> None:
+    """Whoever goes on with a stream begins behind all that was finished and forgotten, whatever waits before that."""
+    member.follow("orders", 0)
+    member.add([*entries(0, message_type="slow"), *entries(1, 2)], Advance("orders", 0, 3))
+    member.forward(BULK, places(1, 2))
+    member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 1, 2))
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text(
+                "UPDATE relatum.collected_messages SET finished_at = now() - interval '8 days' WHERE stream_offset > 0"
+            )
+        )
+    assert forget_finished(engine) == 2
+    lapse(engine, member)
+    heir = StoreMember(database, types=["order", "slow"])
+    assert heir.follow("orders", 0).next_offset == 3
+    assert [message.place.offset for message, _ in heir.take_over(["order", "slow"], 10)] == [0]
+
+
 class _CutAtCommit:
     """Ends the server's process of a connection when it commits for the nth time: before it does, or after it did."""
 
@@ -306,8 +359,8 @@ def test_a_commit_whose_outcome_is_unknown_is_settled_by_repeating(
     heir = StoreMember(database)
     assert heir.follow("orders", 0).next_offset == 2
     found = repeated(lambda: heir.take_over(["order"], 10))
-    assert [entry.place.offset for entry in found] == [1, 5]
-    assert [entry.attempts for entry in found] == [1, 0]
+    assert [message.place.offset for message, _ in found] == [1, 5]
+    assert [message.attempts for message, _ in found] == [1, 0]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -349,7 +402,7 @@ def test_a_stream_declared_again_begins_anew(member: StoreMember) -> None:
     assert (followed.next_offset, followed.known_by) == (0, None)
     assert statuses(member, 0, 1, 2) == ["succeeded", "failed", "failed"]
     assert member.outcome("orders-1").reason.startswith("the stream was deleted and declared again")
-    anew = [Entry(MessageId("orders", 0), "another", "order", 1)]
+    anew = [Collected(MessageId("orders", 0), "another", "order", 1, None)]
     assert member.add(anew, Advance("orders", 0, 1)).places == places(0)
     assert member.finish(BULK, results(OutcomeStatus.SUCCEEDED, 1)).places == frozenset()
     assert member.outcome("another").status is OutcomeStatus.COLLECTED
@@ -359,7 +412,7 @@ def test_a_stream_declared_again_begins_anew(member: StoreMember) -> None:
 def test_one_id_at_several_places_has_succeeded_only_where_all_have(member: StoreMember, status: OutcomeStatus) -> None:
     """A publisher that repeated itself has several messages: none may hide behind another's success."""
     consumed(member, 0)
-    member.add([Entry(MessageId("orders", 1), "orders-0", "order", 1)])
+    member.add([Collected(MessageId("orders", 1), "orders-0", "order", 1, None)])
     if status is OutcomeStatus.FAILED:
         member.forward(BULK, places(1))
         member.finish(BULK, results(status, 1))
@@ -371,7 +424,7 @@ def test_one_id_at_several_places_has_succeeded_only_where_all_have(member: Stor
 def test_ids_and_types_may_be_any_text(member: StoreMember) -> None:
     """COPY's own special characters, quotes and other alphabets come back as they were."""
     ids = ["a\tb", "a\\nb", "new\nline", "'", "ж漢\U0001f600", "x" * 255, "\\."]
-    rows = [Entry(MessageId("orders", offset), text, text, 0) for offset, text in enumerate(ids)]
+    rows = [Collected(MessageId("orders", offset), text, text, 0, None) for offset, text in enumerate(ids)]
     member.add(rows)
     found = member.store.outcomes_of(ids)
     assert [(text, found[text].type, found[text].status) for text in ids] == [

@@ -17,12 +17,11 @@ from relatum import GROUP_KEY, metrics
 from relatum.collecting import ExecutorOptions, Failure, MessageCollector
 from relatum.contexts import AffinityOptions, SerialOptions
 from relatum.errors import ConfigurationError, KeyNotDefined, PublishNacked, PublishUnroutable
-from relatum.following import Follower
 from relatum.reading import Message
 from relatum.superstreams import Layout
 from relatum_consumer import Expectation, Relations
 from tests.support import broker_connection, unique_name, wait_until
-from tests.support.following import Taker
+from tests.support.following import Follower, Taker
 from tests.support.groups import whole_group
 from tests.support.place import Place
 from tests.support.ports import free_port

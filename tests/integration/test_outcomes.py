@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import MessageId
-from relatum.collecting import AsyncOutcomes, MessageCollector, Outcome, Outcomes, OutcomeStatus
-from relatum.collecting._collector_core import Entry, Result
+from relatum.collecting import AsyncOutcomes, Collected, MessageCollector, Outcome, Outcomes, OutcomeStatus
+from relatum.collecting._collector_core import Result
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, NotFinishedInTime, NotFound
 from relatum.store.database import Database
 from tests.contract._clients import open_line
@@ -31,7 +31,7 @@ class Collecting(StoreMember):
 
     def collect(self, message_id: str, offset: int = 0) -> None:
         """Collect a message."""
-        self.add([Entry(MessageId("orders", offset), message_id, "order", 1)])
+        self.add([Collected(MessageId("orders", offset), message_id, "order", 1, None)])
 
     def hand_on(self, offset: int = 0) -> None:
         """Hand it to an executor."""

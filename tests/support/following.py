@@ -1,19 +1,98 @@
 """A follower as tests use it: what it gives, gathered by stream, and waited for."""
 
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
+from threading import Condition
 from typing import Any, Self, TypeVar
 
-from relatum.following import Event, Failed, Follower, FollowerOptions, Records, StreamFollower
-from relatum.reading import BrokerAddress
+from relatum.following import Event, Failed, FollowerStatistics, Records, StreamFollower
+from relatum.reading import BrokerAddress, Position
 from relatum.waiting import ComponentLoop, Outages
 from tests.support._waiting import wait_until
 
 TAKE_S = 0.2
 """Seconds of one take: nothing depends on it."""
 
+TAKE_BYTES = 4 << 20
+"""Bytes that are taken at once, about."""
+
 _Event = TypeVar("_Event")
+
+
+class Follower:
+    """A `StreamFollower` on a loop of its own, called by a test's thread, which takes what came.
+
+    Args:
+        broker: The broker.
+        outages: Where to tell what waits.
+        options: Of `StreamFollower`.
+    """
+
+    def __init__(self, broker: BrokerAddress | str, *, outages: Outages | None = None, **options: Any) -> None:
+        self._loop = ComponentLoop("relatum-test-follower", logging.getLogger("relatum.test-follower"))
+        self._streams = StreamFollower(self._loop, broker, self._put, outages=outages, **options)
+        self._came = Condition()
+        self._events: deque[Event] = deque()
+
+    def open(self) -> None:
+        """Begin."""
+        self._loop.start()
+
+    def _put(self, event: Event) -> None:
+        with self._came:
+            self._events.append(event)
+            self._came.notify()
+
+    def _do(self, call: Callable[..., _Event], *args: Any, **named: Any) -> _Event:
+        async def answer() -> _Event:
+            return call(*args, **named)
+
+        future = self._loop.run(answer)
+        return call(*args, **named) if future is None else future.result(60)
+
+    def follow(self, stream: str, next_offset: int, *, known: Position | None = None) -> int:
+        """Follow a stream."""
+        return self._do(self._streams.follow, stream, next_offset, known=known)
+
+    def leave(self, stream: str) -> None:
+        """Follow it no more; what came of it and was not taken is dropped."""
+        self._do(self._streams.leave, stream)
+        with self._came:
+            gone = [event for event in self._events if event.stream == stream]
+            self._events = deque(event for event in self._events if event.stream != stream)
+        self.done(*gone)
+
+    def take(self, timeout_s: float) -> list[Event]:
+        """What came, or comes in so many seconds: about 4 MiB at most."""
+        taken, bytes_ = list[Event](), 0
+        with self._came:
+            self._came.wait_for(lambda: self._events, timeout_s)
+            while self._events and bytes_ < TAKE_BYTES:
+                event = self._events.popleft()
+                taken.append(event)
+                bytes_ += sum(map(len, event.batch.records)) if isinstance(event, Records) else 0
+        return taken
+
+    def done(self, *events: Event) -> None:
+        """Hold these no more."""
+        self._do(self._streams.done, *events)
+
+    @property
+    def is_let_in(self) -> bool:
+        """Whether the broker takes its login."""
+        return self._streams.is_let_in
+
+    def statistics(self) -> FollowerStatistics:
+        """How it stands."""
+        return self._do(self._streams.statistics)
+
+    def close(self) -> None:
+        """End all."""
+        closing = self._loop.run(self._streams.close)
+        if closing is not None:
+            closing.result(60)
+        assert self._loop.stop(60)
 
 
 class Taker:
@@ -97,7 +176,7 @@ class Owner:
         broker: The broker.
         on_event: Called with each event before it is kept; what it raises is the follower's to bear.
         outages: Where to tell what waits.
-        options: Of `FollowerOptions`.
+        options: Of `StreamFollower`.
 
     Attributes:
         events: What was given, by stream.
@@ -113,9 +192,7 @@ class Owner:
     ) -> None:
         self.events: dict[str | None, list[Event]] = defaultdict(list)
         self.loop = ComponentLoop("relatum-test-owner", logging.getLogger("relatum.test-owner"))
-        self.follower = StreamFollower(
-            self.loop, broker, self._keep, options=FollowerOptions(**options), outages=outages
-        )
+        self.follower = StreamFollower(self.loop, broker, self._keep, outages=outages, **options)
         self._on_event = on_event
 
     def _keep(self, event: Event) -> None:

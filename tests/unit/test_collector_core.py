@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, ExecutorOptions, FlushReason
-from relatum.collecting._collector_core import ENTRY_BYTES, CollectorLimits, Core, Entry, Result, Verdict
+from relatum.collecting._collector_core import ENTRY_BYTES, Core, Result, Verdict
 from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message
 
@@ -25,7 +25,7 @@ def message(offset: int, type_: str = "a", size: int = 10) -> Collected:
 
 def core_of(types: dict[str, ExecutorOptions], **limits: int) -> Core:
     """A core with types."""
-    core = Core(CollectorLimits(**limits))
+    core = Core(**limits)
     for name, options in types.items():
         core.register(name, options)
     return core
@@ -346,9 +346,9 @@ def test_the_largest_bulk_is_closed_where_all_bytes_reach_their_limit() -> None:
 def test_adopted_messages_have_no_body_and_their_own_time() -> None:
     """Messages of a member that died count without their bodies, and wait for their retry where one is due."""
     core = core_of({"a": ExecutorOptions(bulk_messages=1)})
-    now_due = Entry(MessageId(STREAM, 1), "m1", "a", 100, attempts=1)
-    later = Entry(MessageId(STREAM, 2), "m2", "a", 100, attempts=2, due_in_s=3.0)
-    unknown_type = Entry(MessageId(STREAM, 3), "m3", "z", 100)
+    now_due = Collected(MessageId(STREAM, 1), "m1", "a", 100, None, attempts=1), 0.0
+    later = Collected(MessageId(STREAM, 2), "m2", "a", 100, None, attempts=2), 3.0
+    unknown_type = Collected(MessageId(STREAM, 3), "m3", "z", 100, None), 0.0
     core.adopt([now_due, now_due, later, unknown_type], 5.0)
     assert (core.held_messages, core.held_bytes, core.deadline()) == (2, 2 * ENTRY_BYTES, 8.0)
     bulk = taken(core)
@@ -361,7 +361,7 @@ def test_a_message_that_came_back_is_consumed_again_where_its_result_did_not_cou
     put(core, 0)
     put(core, 1)
     lost, kept = taken(core), taken(core)
-    core.adopt([Entry(MessageId(STREAM, n), f"m{n}", "a", 10, attempts=1) for n in (0, 1)], 0.0)
+    core.adopt([(Collected(MessageId(STREAM, n), f"m{n}", "a", 10, None, attempts=1), 0.0) for n in (0, 1)], 0.0)
     assert core.take("a") is None
     core.settle(kept, results(kept, OutcomeStatus.SUCCEEDED), 0.0)
     core.settle(lost, [], 0.0)
@@ -371,15 +371,15 @@ def test_a_message_that_came_back_is_consumed_again_where_its_result_did_not_cou
     assert (core.held_messages, core.take("a")) == (0, None)
 
 
-def test_room_for_entries_ends_at_the_limit() -> None:
+def test_room_for_others_ends_at_the_limit() -> None:
     """No more is taken over than fits, and nothing once the collector stops."""
     core = core_of({"a": ExecutorOptions(queue_bulks=1, bulk_messages=1)}, bytes_max=4 * ENTRY_BYTES)
-    assert (core.room_for_entries(1000), core.room_for_entries(1)) == (2, 1)
+    assert (core.room_for_others(1000), core.room_for_others(1)) == (2, 1)
     assert core.types_with_room() == ["a"]
     put(core, 0)
-    assert (core.room_for_entries(1000), core.types_with_room()) == (1, [])
+    assert (core.room_for_others(1000), core.types_with_room()) == (1, [])
     core.stop()
-    assert core.room_for_entries(1000) == 0
+    assert core.room_for_others(1000) == 0
 
 
 def test_back_off_doubles_up_to_an_hour() -> None:

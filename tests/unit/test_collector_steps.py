@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from relatum import MessageId
-from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure, FlushReason, _intake
+from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure, FlushReason
 from relatum.collecting._bulk import results_of
 from relatum.collecting._collector_core import Core, Followed, Stored
 from relatum.collecting._intake import Intake, describe, type_of_property
@@ -127,7 +127,7 @@ def test_batches_are_gathered_into_one_transaction() -> None:
     [gathered] = intake.next()
     advance = gathered.advance
     assert advance is not None
-    assert [entry.place.offset for entry in gathered.entries] == [10, 11, 14]
+    assert [entry.place.offset for entry in gathered.messages] == [10, 11, 14]
     assert (advance.from_offset, advance.to_offset, advance.passed_over) == (10, 16, 1)
     assert advance.known_by is not None
     assert advance.known_by.offset == 15
@@ -148,20 +148,6 @@ def test_a_full_type_stops_its_stream_where_it_is() -> None:
     assert intake.take("orders", [*described(11, type_="z"), *described(12, 13)], 0.0) == 1
     [gathered] = intake.next()
     assert gathered.advance is not None
-    assert (gathered.entries, gathered.advance.to_offset) == ([], 12)
+    assert (gathered.messages, gathered.advance.to_offset) == ([], 12)
     assert core.take("a") is not None
     assert intake.take("orders", described(12), 0.0) == 1
-
-
-def test_types_that_are_passed_over_are_gathered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are kept for the store, and their messages are not held; while that is away, the stream is not read on."""
-    monkeypatch.setattr(_intake, "PASSED_OVER_MAX", 2)
-    core, intake = intake_of()
-    intake.follow("orders", Followed(10))
-    assert intake.take("orders", [*described(10, 11, type_="y"), *described(12, type_="z")], 0.0) == 3
-    assert intake.take("orders", described(13, type_="y"), 0.0) == 0
-    [gathered] = intake.next()
-    assert gathered.advance is not None
-    assert (gathered.advance.passed_over_types, gathered.advance.passed_over) == (frozenset({"y", "z"}), 3)
-    assert (core.held_messages, intake.passed_over) == (0, 3)
-    assert intake.take("orders", described(13, type_="y"), 0.0) == 1

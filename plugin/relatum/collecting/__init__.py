@@ -2,16 +2,17 @@
 
 from relatum.collecting._async_collector import AsyncMessageCollector
 from relatum.collecting._bulk import Bulk, Collected, Failure, FlushReason
+from relatum.collecting._bulks import ExecutorOptions, WhenFull
 from relatum.collecting._collector import MessageCollector
-from relatum.collecting._collector_options import ExecutorOptions, WhenFull
 from relatum.collecting._collector_rows import forget_finished
-from relatum.collecting._collector_statistics import CollectorStatistics, TypeStatistics
 from relatum.collecting._collector_status import (
     CollectedAt,
     CollectedPage,
+    CollectorStatistics,
     CollectorStatus,
     MemberStatus,
     SourceStatus,
+    TypeStatistics,
     collected,
     collector_status,
 )

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -12,8 +12,8 @@ from typing import Any, Final, Self, TypeVar, cast
 from relatum.checks import checked_event, checked_name, checked_seconds
 from relatum.closing import AsyncClosing
 from relatum.collecting._bulk import Answer, Bulk, Executor
+from relatum.collecting._collector_base import CLOSE_S, Collector
 from relatum.collecting._collector_core import Abandoned
-from relatum.collecting._collector_life import CLOSE_S, CollectorLife
 from relatum.collecting._collector_loop import END_S
 from relatum.errors import Transient
 from relatum.outcomes import Outcome
@@ -45,7 +45,7 @@ class ApplicationLoop:
     def __init__(self, ended: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended = ended
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         # Whoever ends a loop cancels its tasks: this one too, and what it cancels says nothing of a message.
         self._presence = asyncio.create_task(self._be_there(), name="relatum-collector")
 
@@ -62,45 +62,42 @@ class ApplicationLoop:
             Abandoned: the loop has ended, or is about to: the call counts as never made.
         """
         done: Future[T] = Future()
-        self._soon(lambda: self._begin(self._call(function, arguments, done), done))
+        self._soon(partial(self._begin, partial(function, *arguments), done))
         while True:
-            with suppress(TimeoutError):
+            try:
                 return done.result(LOOK_S)
-            if done.done():
-                # It was the function's own.
-                return done.result()
+            except TimeoutError:
+                if done.done():
+                    # It was the function's own.
+                    raise
             if self._loop.is_closed():
                 self._ended()
                 raise Abandoned
 
-    def _begin(self, made: Coroutine[Any, Any, None], done: "Future[Any]") -> None:
-        def end(task: "asyncio.Task[None]") -> None:
-            self._tasks.discard(task)
-            if not done.done():
-                # It was cancelled before it had begun.
-                done.set_exception(Abandoned())
+    def _begin(self, function: Callable[[], Awaitable[T]], done: "Future[T]") -> None:
+        async def call() -> T:
+            return await function()
 
-        task = self._loop.create_task(made)
+        if self._is_over():
+            done.set_exception(Abandoned())
+            return
+        task = self._loop.create_task(call())
         self._tasks.add(task)
-        task.add_done_callback(end)
+        task.add_done_callback(partial(self._end, done))
+
+    def _end(self, done: "Future[T]", task: "asyncio.Task[T]") -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            done.set_exception(Abandoned() if self._is_over() else asyncio.CancelledError())
+        elif (error := task.exception()) is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(task.result())
 
     def _soon(self, call: Callable[[], object]) -> None:
         # One that was closed calls nothing any more.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call)
-
-    async def _call(self, function: Callable[..., Awaitable[T]], arguments: tuple[Any, ...], done: "Future[T]") -> None:
-        try:
-            if self._is_over():
-                done.set_exception(Abandoned())
-            else:
-                done.set_result(await function(*arguments))
-        except asyncio.CancelledError as error:
-            done.set_exception(Abandoned() if self._is_over() else error)
-        except BaseException as error:
-            done.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
 
     def _is_over(self) -> bool:
         return self._presence.done() or self._presence.cancelling() > 0
@@ -120,7 +117,7 @@ class ApplicationLoop:
         await asyncio.wait([self._presence, *self._tasks])
 
 
-class AsyncMessageCollector(CollectorLife[AsyncExecutor], AsyncClosing):
+class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
     """The asyncio twin of `MessageCollector`: the same names, options and promises, in one event loop.
 
     An executor that is a coroutine function is awaited in the loop; any other is called in a thread. With

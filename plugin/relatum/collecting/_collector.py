@@ -9,14 +9,14 @@ from relatum.checks import checked_event, checked_name, checked_seconds
 from relatum.closing import Closing
 from relatum.collecting._async_collector import is_coroutine_function
 from relatum.collecting._bulk import Executor
-from relatum.collecting._collector_life import CLOSE_S, CollectorLife
+from relatum.collecting._collector_base import CLOSE_S, Collector
 from relatum.errors import InvalidInput, Transient
 from relatum.outcomes import Outcome
 from relatum.reading import Message
 from relatum.waiting import AfterStop, backoff, within
 
 
-class MessageCollector(CollectorLife[Executor], Closing):
+class MessageCollector(Collector[Executor], Closing):
     """Hands messages to executors in bulks, by type, and keeps what became of each.
 
     A context manager: entering starts it, leaving closes it. Threads may share it. Collectors of one name, in any
@@ -33,7 +33,7 @@ class MessageCollector(CollectorLife[Executor], Closing):
             broker's URL says, or PLAIN.
         streams: Streams and super streams to follow; each message of them is collected exactly once.
         start: Where to begin with a stream that this collector never followed: "first", "next", or an offset.
-        bytes_max: Bytes of all messages held; see `CollectorLimits`.
+        bytes_max: Bytes of all messages held.
         bulks_max: Bulks being filled at one time.
         dead_letter_stream: Where messages are published that are given up. It must exist.
         type_of: Tells a message's type; by default its property `type`.

@@ -1,7 +1,11 @@
-"""What both faces of the message collector are told: options, executors, handlers. And what they can be asked."""
+"""What both faces of the message collector share: options, executors, handlers, its beginning and its end."""
 
+import asyncio
+import logging
 import ssl
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from relatum import metrics
@@ -15,20 +19,30 @@ from relatum.checks import (
     shown,
 )
 from relatum.collecting._bulk import Collected, Executor
-from relatum.collecting._collector_core import CollectorLimits
+from relatum.collecting._bulks import BULKS_MAX, BYTES_MAX, ExecutorOptions
+from relatum.collecting._collector_core import Core
 from relatum.collecting._collector_loop import CollectorLoop
-from relatum.collecting._collector_options import BULKS_MAX, BYTES_MAX, ExecutorOptions
 from relatum.collecting._collector_rows import KEEP_S
-from relatum.collecting._collector_statistics import CollectorStatistics
+from relatum.collecting._collector_status import CollectorStatistics
 from relatum.collecting._collector_store import CollectorStore
-from relatum.collecting._handlers import Handler
+from relatum.collecting._consuming import BulkConsumer
+from relatum.collecting._following import Following
+from relatum.collecting._handlers import Handler, call_of, logger
 from relatum.collecting._intake import TypeOf, describe, type_of_property
-from relatum.errors import ConfigurationError, InvalidInput
+from relatum.errors import (
+    AccessRefused,
+    ConfigurationError,
+    InvalidInput,
+    NotAStream,
+    StreamNotFound,
+    Transient,
+)
 from relatum.limits import INTEGER_MAX
 from relatum.processes import of_one_process
 from relatum.publishing import DeadLetters
-from relatum.reading import AuthMechanism, BrokerAddress, Message, StreamBounds
+from relatum.reading import AuthMechanism, BrokerAddress, Message, StreamBounds, StreamReader
 from relatum.store.database import AnyDatabase
+from relatum.waiting import log_failure
 
 LEASE_S: Final = 15.0
 """Seconds a member's lease holds by default: after so long without a sign of life, others take its messages over."""
@@ -39,14 +53,27 @@ LEASE_MIN_S: Final = 1.0
 StartAt = Literal["first", "next"] | int
 """Where to begin with a stream that was never followed: its first message, what is published from now on, an offset."""
 
+PARTITIONS_S: Final = 30.0
+"""How often super streams are asked for new partitions."""
+
+CLOSE_S: Final = 30.0
+"""Seconds `close` waits by default."""
+
+JOIN_S: Final = 1.0
+"""Seconds to wait for threads that have ended but for one that a server still holds."""
+
 ExecutorT = TypeVar("ExecutorT")
+T = TypeVar("T")
 
 
 class Collector(Generic[ExecutorT]):
-    """The options of a collector, its executors and handlers.
+    """A collector: its options, executors and handlers, its life, and what it can be asked.
 
     Args: as for `MessageCollector`.
     """
+
+    _unwinding_s: float = 0.0
+    """Seconds to wait for executors that were not done in time: they may be told to end."""
 
     def __init__(
         self,
@@ -89,7 +116,7 @@ class Collector(Generic[ExecutorT]):
             self._dead_letters = DeadLetters(self._address, dead_letter_stream)
         self._shared = CollectorLoop(
             CollectorStore(name, database, vhost="/" if self._address is None else self._address.vhost, keep_s=keep_s),
-            CollectorLimits(bytes_max, bulks_max),
+            Core(bytes_max, bulks_max),
             lease_s=lease_s,
             broker="" if self._address is None else str(self._address),
         )
@@ -106,12 +133,6 @@ class Collector(Generic[ExecutorT]):
             raise ConfigurationError(
                 "streams are followed for executors: register one before the start, or all messages are passed over"
             )
-
-    def _checked_followed(self, names: list[str]) -> list[str]:
-        """The streams to follow, none of which may be the one for dead letters."""
-        if self._dead_letters is not None and self._dead_letters.stream in names:
-            raise _endless(self._dead_letters.stream)
-        return names
 
     def _check_awaited(self, called: Callable[..., object]) -> None:
         """Refuse a coroutine function where this face would not await it."""
@@ -238,6 +259,161 @@ class Collector(Generic[ExecutorT]):
     def refused(self) -> int:
         """Messages that `collect` refused: for want of room in time, at the end, or since they cannot be stored."""
         return self._shared.intake.refused
+
+    # --- its beginning ------------------------------------------------------------------------------------------------
+
+    def _join_members(self) -> list[str]:
+        """Become a member; gives the streams to follow. Where it raises, nothing is left of it."""
+        shared = self._shared
+        try:
+            self._check_dead_letters()
+            names = self._find_streams()
+            self._check_streams(names)
+            shared.member = shared.store.open(shared.core.types, shared.lease_s)
+        except BaseException:
+            shared.store.dispose()
+            raise
+        return names
+
+    def _begin(self, names: list[str]) -> None:
+        """Start its loop; it waits for nothing."""
+        shared = self._shared
+        self._is_started = True
+        open_reader = None if self._address is None else self._open_reader
+        for type_, executor in self._executors.items():
+            options, letters = shared.core.options_of(type_), self._dead_letters
+            shared.workers[type_] = BulkConsumer(
+                shared, type_, options, executor, open_reader=open_reader, dead_letters=letters
+            )
+        if names:
+            assert self._address is not None, "streams are followed on a broker"
+            shared.following = Following(shared, self._address, self._type_of, self._initial)
+        shared.loop.start()
+        shared.loop.call(self._begin_in_loop, names)
+
+    def _begin_in_loop(self, names: list[str]) -> None:
+        shared = self._shared
+        shared.begin()
+        if shared.following is not None:
+            shared.following.open()
+            shared.following.add(names)
+            shared.loop.repeat(self._look_on, shared.who("looking for partitions"), shared.outages)
+
+    async def _look_on(self) -> float:
+        await asyncio.sleep(PARTITIONS_S)
+        if not self._shared.is_stopping:
+            await self._shared.loop.ask(self._look)
+        return 0.0
+
+    def _look(self) -> None:
+        """Follow new partitions, too."""
+        names, following = self._find_streams(), self._shared.following
+        assert following is not None, "what follows streams looks for them"
+        self._shared.loop.call(following.add, names)
+
+    def _check_dead_letters(self) -> None:
+        if self._dead_letters is None:
+            return
+        with self._open_reader() as reader:
+            try:
+                reader.bounds(self._dead_letters.stream)
+            except NotAStream:
+                logger.info("dead letters go to %r, which is a queue", self._dead_letters.stream)
+
+    def _open_reader(self) -> StreamReader:
+        assert self._address is not None, "only what has a broker is read"
+        return StreamReader.open(self._address)
+
+    def _find_streams(self) -> list[str]:
+        """The streams to follow: those named, or the partitions where the name is a super stream's."""
+        found = list(self._streams)
+        if not self._plain.issuperset(found):
+            with self._open_reader() as reader:
+                found = [each for name in self._streams for each in self._parts_of(reader, name)]
+        if self._dead_letters is not None and self._dead_letters.stream in found:
+            raise _endless(self._dead_letters.stream)
+        return found
+
+    def _parts_of(self, reader: StreamReader, name: str) -> list[str]:
+        if name in self._plain:
+            return [name]
+        partitions = reader.partitions(name)
+        if not partitions and reader.routes("", name) != []:
+            # A stream is no super stream: asked once, since the broker logs an error each time.
+            self._plain.add(name)
+        return partitions or [name]
+
+    def _check_streams(self, names: Sequence[str]) -> None:
+        """Refuse what never becomes a stream; one that is missing, or away, is waited for when it is followed."""
+        if not names:
+            return
+        with self._open_reader() as reader:
+            for name in names:
+                with suppress(Transient, StreamNotFound, AccessRefused):
+                    # What is a stream needs no second look; what is none is told apart by the other question.
+                    if reader.routes("", name) == []:
+                        reader.bounds(name)
+
+    # --- called from outside its loop ---------------------------------------------------------------------------------
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether what runs now is an executor or a handler of its own, for which closing would wait."""
+        return call_of(self._shared) is not None
+
+    @property
+    def _is_storer(self) -> bool:
+        """Whether what runs now is a handler of `collected`: it must not wait for what is stored after it."""
+        call = call_of(self._shared)
+        return call is not None and call.is_storing
+
+    def _refused(self, count: int) -> list[bool]:
+        """The answers of a collector whose loop has ended."""
+        self._shared.intake.refused += count
+        return [False] * count
+
+    def _result_of(self, function: Callable[..., Any], *args: Any, otherwise: Callable[[], T]) -> T:
+        """Call a coroutine function in the loop and wait for its result; `otherwise` where the loop has ended."""
+        result = self._shared.loop.run(function, *args)
+        if result is None:
+            return otherwise()
+        try:
+            answer: T = result.result()
+        except CancelledError:
+            return otherwise()
+        except BaseException:
+            # As Ctrl-C: nobody waits any more.
+            result.cancel()
+            raise
+        return answer
+
+    # --- its end ------------------------------------------------------------------------------------------------------
+
+    def _close_behind(self, timeout_s: float) -> None:
+        """Close it without waiting."""
+        self._shared.loop.run(self._shared.close, timeout_s, self._unwinding_s, self._leave)
+
+    def _close(self, timeout_s: float) -> bool:
+        """Stop in order; whether all was done in time."""
+        shared = self._shared
+        self._result_of(shared.close, timeout_s, self._unwinding_s, self._leave, otherwise=lambda: None)
+        shared.joined(JOIN_S)
+        return shared.in_time
+
+    def _leave(self) -> None:
+        """Let others take over, and let go of all servers."""
+        shared = self._shared
+        try:
+            shared.store.close(shared.member)
+        except Transient as error:
+            # The lease lapses by itself.
+            log_failure(logger, error, shared.who("leaving") + " its lease not given back", level=logging.INFO)
+        if self._dead_letters is not None:
+            self._dead_letters.close()
+        for worker in shared.workers.values():
+            worker.close()
+        shared.store.dispose()
+        metrics.retire(shared)
 
 
 def _endless(stream: str | None) -> ConfigurationError:

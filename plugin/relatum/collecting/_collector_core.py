@@ -1,15 +1,14 @@
 """What is flushed when, and who has to wait: decided from sizes and times that are handed in. No I/O, no clock."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Final
 
 from relatum.checks import checked_count
 from relatum.collecting._bulk import Bulk, Collected, FlushReason
-from relatum.collecting._bulks import TypeBulks
-from relatum.collecting._collector_options import BULKS_MAX, BYTES_MAX, ExecutorOptions
+from relatum.collecting._bulks import BULKS_MAX, BYTES_MAX, ExecutorOptions, TypeBulks
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
@@ -21,31 +20,6 @@ ENTRY_BYTES: Final = 640
 
 
 @dataclass(frozen=True, slots=True)
-class CollectorLimits:
-    """The limits over all types."""
-
-    bytes_max: int = BYTES_MAX
-    bulks_max: int = BULKS_MAX
-
-    def __post_init__(self) -> None:
-        checked_count("bytes_max", self.bytes_max, most=INTEGER_MAX)
-        checked_count("bulks_max", self.bulks_max, most=INTEGER_MAX)
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A collected message as the store knows it: everything but the body."""
-
-    place: MessageId
-    message_id: str
-    type: str
-    bytes: int
-    attempts: int = 0
-    due_in_s: float = 0.0
-    collected_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Advance:
     """A followed stream's position moves: everything in [from_offset, to_offset) is collected or passed over."""
 
@@ -54,7 +28,6 @@ class Advance:
     to_offset: int
     known_by: Position | None = None
     passed_over: int = 0
-    passed_over_types: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +55,6 @@ class Stored:
 
     places: frozenset[MessageId]
     at: datetime
-    renamed: Mapping[MessageId, str] = field(default_factory=dict)
 
 
 class Abandoned(Exception):
@@ -111,13 +83,14 @@ class Core:
     `admit` to `settle` it is held, and counts. Times are seconds of any clock that does not go back.
     """
 
-    def __init__(self, limits: CollectorLimits | None = None) -> None:
-        self.limits = limits or CollectorLimits()
+    def __init__(self, bytes_max: int = BYTES_MAX, bulks_max: int = BULKS_MAX) -> None:
+        self.bytes_max = checked_count("bytes_max", bytes_max, most=INTEGER_MAX)
+        self.bulks_max = checked_count("bulks_max", bulks_max, most=INTEGER_MAX)
         self.held_bytes = 0
         self.is_stopping = False
         self._types: dict[str, TypeBulks] = {}
         self._held: dict[MessageId, int] = {}
-        self._came_back: dict[MessageId, Entry] = {}
+        self._came_back: dict[MessageId, tuple[Collected, float]] = {}
 
     # --- what it is told and asked at the beginning -------------------------------------------------------------
 
@@ -157,9 +130,9 @@ class Core:
         may_spill = bulks.options.when_full == "spill"
         if bulks.is_full and not may_spill:
             return True
-        if self.held_bytes >= self.limits.bytes_max:
+        if self.held_bytes >= self.bytes_max:
             self._spill_waiting()
-        return self.held_bytes >= self.limits.bytes_max
+        return self.held_bytes >= self.bytes_max
 
     def _hold(self, message: Collected) -> None:
         """Count a message with what it takes now; one that is counted already, anew."""
@@ -191,7 +164,7 @@ class Core:
             self._close(bulks, reached)
         elif opens:
             being_filled = [each for each in self._types.values() if each.open is not None]
-            if len(being_filled) >= self.limits.bulks_max:
+            if len(being_filled) >= self.bulks_max:
                 self._close(
                     min(being_filled, key=lambda each: each.open.first_at if each.open else 0.0),
                     FlushReason.ACTIVE_BULKS,
@@ -199,7 +172,7 @@ class Core:
 
     def _relieve(self) -> None:
         """Where all bytes reached their limit, close the largest bulk being filled."""
-        if self.held_bytes < self.limits.bytes_max:
+        if self.held_bytes < self.bytes_max:
             return
         being_filled = [bulks for bulks in self._types.values() if bulks.open is not None]
         if being_filled:
@@ -207,30 +180,27 @@ class Core:
                 max(being_filled, key=lambda each: each.open.bytes if each.open else 0), FlushReason.TOTAL_BYTES
             )
 
-    def adopt(self, entries: Iterable[Entry], now: float) -> None:
-        """Take messages over whose bodies are still in their streams; a worker reads them."""
-        adopted: list[Collected] = []
-        for entry in entries:
-            if entry.type not in self._types:
+    def adopt(self, taken_over: Iterable[tuple[Collected, float]], now: float) -> None:
+        """Take messages over, each due in so many seconds, whose bodies are in their streams; a worker reads them."""
+        due: list[Collected] = []
+        for message, due_in_s in taken_over:
+            if message.type not in self._types:
                 continue
-            if entry.place in self._held:
+            if message.place in self._held:
                 # Lost to another member, and back from it: what is in memory may be past the point where it counts.
-                self._came_back[entry.place] = entry
+                self._came_back[message.place] = message, due_in_s
                 continue
-            message = Collected(
-                entry.place, entry.message_id, entry.type, entry.bytes, None, entry.attempts, entry.collected_at
-            )
             self._hold(message)
-            if entry.due_in_s > 0:
-                self._types[entry.type].retry_at(message, now + entry.due_in_s)
+            if due_in_s > 0:
+                self._types[message.type].retry_at(message, now + due_in_s)
             else:
-                adopted.append(message)
-        self._put(adopted, now)
+                due.append(message)
+        self._put(due, now)
 
-    def room_for_entries(self, entries_max: int) -> int:
+    def room_for_others(self, messages_max: int) -> int:
         """How many messages can be taken over now: their bodies are left where they are."""
-        room = (self.limits.bytes_max - self.held_bytes) // (2 * ENTRY_BYTES)
-        return 0 if self.is_stopping else max(0, min(entries_max, room))
+        room = (self.bytes_max - self.held_bytes) // (2 * ENTRY_BYTES)
+        return 0 if self.is_stopping else max(0, min(messages_max, room))
 
     def types_with_room(self) -> list[str]:
         """The types whose messages can be taken over now."""
@@ -279,7 +249,7 @@ class Core:
             if bulks.options.when_full != "spill":
                 continue
             for bulk in reversed(bulks.waiting):
-                if self.held_bytes < self.limits.bytes_max:
+                if self.held_bytes < self.bytes_max:
                     return
                 self._spill(bulk)
 
@@ -313,9 +283,9 @@ class Core:
                 bulks.retry_at(message, now + again[message.place])
         self._release(message for message in bulk.taken if message.place not in again)
         if self._came_back:
-            came_back = [self._came_back.pop(message.place, None) for message in bulk.taken]
             ended = {result.place for result in results}
-            self.adopt((entry for entry in came_back if entry is not None and entry.place not in ended), now)
+            came_back = [self._came_back.pop(message.place, None) for message in bulk.taken]
+            self.adopt((each for each in came_back if each is not None and each[0].place not in ended), now)
 
     def cancel(self, messages: Iterable[Collected]) -> None:
         """Let messages go that were admitted and could not be stored, or need not be consumed."""

@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from relatum.collecting._bulk import Bulk, Collected
-from relatum.collecting._collector_core import Abandoned, CollectorLimits, Core, Entry, Stored, Verdict
-from relatum.collecting._collector_statistics import CollectorStatistics, TypeCounts, statistics_of
+from relatum.collecting._collector_core import Abandoned, Core, Result, Stored, Verdict
+from relatum.collecting._collector_status import CollectorStatistics, TypeCounts, statistics_of
 from relatum.collecting._collector_store import CollectorStore
-from relatum.collecting._consuming import NAMED_MAX, BulkConsumer, Consumed, log_defect, outcome_of
+from relatum.collecting._consuming import NAMED_MAX, BulkConsumer, log_defect, outcome_of
 from relatum.collecting._handlers import Handlers, inside, logger
 from relatum.collecting._intake import Gathered, Intake
 from relatum.errors import Conflict, DatabaseUnavailable
@@ -61,10 +61,10 @@ class CollectorLoop:
     Whatever changes something says so by `stir`: bulks that are closed go to workers, and who waits for a change looks.
     """
 
-    def __init__(self, store: CollectorStore, limits: CollectorLimits, *, lease_s: float, broker: str) -> None:
+    def __init__(self, store: CollectorStore, core: Core, *, lease_s: float, broker: str) -> None:
         name = f"relatum-{store.name}"
-        self.core = Core(limits)
-        self.intake = Intake(self.core)
+        self.core = core
+        self.intake = Intake(core)
         self.store = store
         self.handlers = Handlers()
         self.tell: Callable[[Sequence[Outcome]], None] = self.handlers.tell
@@ -197,22 +197,23 @@ class CollectorLoop:
         """Take over what members that died have left, as far as there is room."""
         while True:
             was_cut_off = self.is_cut_off
-            room, types = self.core.room_for_entries(TAKE_OVER_MESSAGES), self.core.types_with_room()
-            entries = await self.loop.ask(self._taken_over, types, room, threads=self._taking_over)
+            if self.following is not None:
+                self.following.reach.look()
             if self.is_cut_off != was_cut_off:
                 self._wake_streams()
-            if not entries:
+            if self.is_cut_off:
+                break
+            room, types = self.core.room_for_others(TAKE_OVER_MESSAGES), self.core.types_with_room()
+            if not (room and types):
+                break
+            found = await self.loop.ask(self.store.take_over, self.member, types, room, threads=self._taking_over)
+            if not found:
                 break
             text = "collector %r: %d messages of members that ended are taken over"
-            logger.info(text, self.store.name, len(entries), extra={"messages": len(entries)})
-            self.core.adopt(entries, time.monotonic())
+            logger.info(text, self.store.name, len(found), extra={"messages": len(found)})
+            self.core.adopt(found, time.monotonic())
             self.stir()
         return min(TAKE_OVER_S, renewal_s(self.lease_s))
-
-    def _taken_over(self, types: Sequence[str], room: int) -> list[Entry]:
-        if self.following is not None:
-            self.following.reach.look()
-        return [] if self.is_cut_off or not (room and types) else self.store.take_over(self.member, types, room)
 
     def _wake_streams(self) -> None:
         """Have all streams look whether they are still this member's to read."""
@@ -286,7 +287,7 @@ class CollectorLoop:
             ours = self.intake.stored(gathered, stored)
         except (Conflict, Abandoned) as error:
             # They go back to where they came from.
-            text = "collector %r: %d messages (of the stream %r, or given where that is None) are not stored: %s"
+            text = "collector %r: %d messages (of the stream %r, or given where that is empty) are not stored: %s"
             logger.warning(text, self.store.name, len(gathered.messages), gathered.stream, ended(error))
             self._lost(gathered, None)
             return
@@ -308,9 +309,9 @@ class CollectorLoop:
 
     def _add(self, gathered: Gathered) -> Stored:
         try:
-            return self.store.add(self.member, gathered.entries, gathered.advance)
+            return self.store.add(self.member, gathered.messages, gathered.advance)
         except Conflict as error:
-            if gathered.advance is not None:
+            if gathered.stream:
                 raise
             # This member is gone, and joins anew in a moment. What was given is nowhere else: it must be stored.
             raise DatabaseUnavailable(str(error)) from error
@@ -321,21 +322,21 @@ class CollectorLoop:
 
     def _lost(self, gathered: Gathered, error: Exception | None) -> None:
         self.intake.lost(gathered, error)
-        if gathered.advance is not None and self.following is not None:
+        if gathered.stream and self.following is not None:
             self.following.lost(gathered.stream, error)
         self.stir()
 
     # --- out of it ----------------------------------------------------------------------------------------------------
 
     async def _consume(self, worker: BulkConsumer, bulk: Bulk) -> None:
-        began, consumed = time.monotonic(), Consumed([])
+        began, results = time.monotonic(), list[Result]()
         try:
-            consumed = await in_thread(worker.threads, worker.take, bulk)
+            results = await in_thread(worker.threads, worker.take, bulk)
         except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
             log_defect(error, self.who(f"a bulk of type {bulk.type!r}") + " not consumed")
         now = time.monotonic()
-        self.counts[bulk.type].settled(consumed.results, now - began)
-        self.core.settle(bulk, consumed.results, now)
+        self.counts[bulk.type].settled(results, now - began)
+        self.core.settle(bulk, results, now)
         self.stir()
 
     # --- its end ------------------------------------------------------------------------------------------------------
@@ -380,9 +381,9 @@ class CollectorLoop:
         try:
             if self._storer is not None:
                 await asyncio.wait([self._storer], timeout=END_S)
-            # In a thread that nothing else can hold; what they ask of a server has an end of its own.
             if following is not None:
-                await in_thread(self._leaving, following.close, END_S)
+                await asyncio.wait([self.spawn(following.close())], timeout=END_S)
+            # In a thread that nothing else can hold; what it asks of a server has an end of its own.
             await in_thread(self._leaving, leave)
         finally:
             self.in_time = in_time

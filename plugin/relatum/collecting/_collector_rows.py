@@ -12,7 +12,8 @@ import psycopg
 import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_seconds
-from relatum.collecting._collector_core import Entry, Result, Stored
+from relatum.collecting._bulk import Collected
+from relatum.collecting._collector_core import Result, Stored
 from relatum.ids import MessageId
 from relatum.outcomes import OutcomeStatus
 from relatum.store.database import sql
@@ -46,15 +47,11 @@ MINE_TO_CONSUME: Final = _on_rows(f"""
 FORWARD: Final = _on_rows(f"""
     WITH done AS (
         UPDATE relatum.collected_messages
-        SET state = 'forwarded', attempts = attempts + 1, bulk_id = :into::bigint,
+        SET state = 'forwarded', attempts = attempts + 1, bulk_id = :of_bulk::bigint,
             forwarded_at = statement_timestamp(), next_attempt_at = NULL
         WHERE {_MINE} AND state = 'collected'
         RETURNING stream_offset, forwarded_at)
     SELECT array_agg(stream_offset), max(forwarded_at) FROM done""")
-
-FORWARDED: Final = _on_rows(f"""
-    SELECT array_agg(stream_offset), max(forwarded_at) FROM relatum.collected_messages
-    WHERE {_MINE} AND state = 'forwarded' AND bulk_id = :into::bigint""")
 
 TEXTS: Final = sql("SELECT :texts::text[]")
 """Texts as they are: what the database cannot hold, it refuses."""
@@ -79,10 +76,6 @@ SUCCEED: Final = _on_rows(f"""
         RETURNING stream_offset, finished_at)
     SELECT array_agg(stream_offset), max(finished_at) FROM done""")
 
-SUCCEEDED: Final = _on_rows(f"""
-    SELECT array_agg(stream_offset), max(finished_at) FROM relatum.collected_messages
-    WHERE {_MINE} AND bulk_id = :of_bulk::bigint AND state = 'succeeded'""")
-
 # Each row's own item of the arrays that go with the offsets is looked for among all.
 FINISH: Final = _on_rows(f"""
     WITH done AS (
@@ -98,10 +91,11 @@ FINISH: Final = _on_rows(f"""
         RETURNING stream_offset, statement_timestamp() AS at)
     SELECT array_agg(stream_offset), max(at) FROM done""")
 
-FINISHED: Final = _on_rows(f"""
-    SELECT array_agg(stream_offset), max(finished_at) FROM relatum.collected_messages
+# What a call asked for is found again where its answer was lost; what is another's is not.
+DONE: Final = _on_rows(f"""
+    SELECT array_agg(stream_offset), max(coalesce(finished_at, forwarded_at)) FROM relatum.collected_messages
     WHERE {_MINE} AND bulk_id = :of_bulk::bigint
-        AND state = (:states::text[])[array_position(:offsets::bigint[], stream_offset)]""")
+        AND state = coalesce(:state::text, (:states::text[])[array_position(:offsets::bigint[], stream_offset)])""")
 
 # --- forgetting
 
@@ -146,15 +140,15 @@ TAKEN_OVER: Final = sql("""
     ORDER BY collected_at, source_id, stream_offset""")
 
 
-def copy(connection: sa.Connection, member: int, entries: Sequence[Entry], sources: Mapping[str, int]) -> bool:
+def copy(connection: sa.Connection, member: int, messages: Sequence[Collected], sources: Mapping[str, int]) -> bool:
     """Write new rows; False, and none is written, where some are there."""
-    message_ids = [entry.message_id for entry in entries]
+    message_ids = [message.message_id for message in messages]
     if needs_escape("".join(message_ids)):
         message_ids = [copy_text(message_id) for message_id in message_ids]
-    types = {kind: copy_text(kind) for kind in {entry.type for entry in entries}}
+    types = {kind: copy_text(kind) for kind in {message.type for message in messages}}
     lines = [
-        f"{sources[entry.place.stream]}\t{entry.place.offset}\t{member}\t{entry.bytes}\t{message_id}\t{types[entry.type]}\n"
-        for entry, message_id in zip(entries, message_ids, strict=True)
+        f"{sources[each.place.stream]}\t{each.place.offset}\t{member}\t{each.bytes}\t{message_id}\t{types[each.type]}\n"
+        for each, message_id in zip(messages, message_ids, strict=True)
     ]
     savepoint = connection.begin_nested()
     try:
@@ -169,7 +163,7 @@ def copy(connection: sa.Connection, member: int, entries: Sequence[Entry], sourc
 def added_before(
     connection: sa.Connection,
     member: int,
-    entries: Sequence[Entry],
+    messages: Sequence[Collected],
     sources: Mapping[str, int],
     *,
     insert: bool,
@@ -177,20 +171,22 @@ def added_before(
     """Write those rows that are not there; gives the places that wait for this member to consume them."""
     if insert:
         new = {
-            "sources": [sources[entry.place.stream] for entry in entries],
-            "offsets": [entry.place.offset for entry in entries],
-            "members": [member] * len(entries),
-            "sizes": [entry.bytes for entry in entries],
-            "message_ids": [entry.message_id for entry in entries],
-            "types": [entry.type for entry in entries],
+            "sources": [sources[message.place.stream] for message in messages],
+            "offsets": [message.place.offset for message in messages],
+            "members": [member] * len(messages),
+            "sizes": [message.bytes for message in messages],
+            "message_ids": [message.message_id for message in messages],
+            "types": [message.type for message in messages],
         }
         connection.execute(ADD_MISSING, new)
-    wanted = by_source((entry.place for entry in entries), sources, of_member=member)
-    return places_of(selected(connection, MINE_TO_CONSUME, wanted), sources)
+    wanted = by_source((message.place for message in messages), sources, of_member=member)
+    rows = (row for named in wanted for row in connection.execute(MINE_TO_CONSUME, named))
+    streams = streams_of(sources)
+    return frozenset(MessageId(streams[source], offset) for source, offset in rows)
 
 
-Change = tuple[Any, Any, dict[str, Any]]
-"""A statement that changes rows of one source, one that finds those which are so afterwards, and their parameters."""
+Change = tuple[sa.TextClause, dict[str, Any]]
+"""A statement that changes rows of one source, and its parameters."""
 
 
 def update(
@@ -201,11 +197,11 @@ def update(
     `places`: Those that the changes name, all together.
     """
     streams, found, at = streams_of(sources), list[tuple[str, list[int]]](), None
-    for change, done, named in changes:
+    for change, named in changes:
         offsets, moment = connection.execute(change, named).one()
         if len(offsets or ()) < len(named["offsets"]):
             # Those that were changed just now are among them.
-            offsets, moment = connection.execute(done, named).one()
+            offsets, moment = connection.execute(DONE, named).one()
         found.append((streams[named["source"]], offsets or []))
         at = at or moment
     if at is None:
@@ -215,21 +211,23 @@ def update(
     return Stored(frozenset(MessageId(stream, offset) for stream, offsets in found for offset in offsets), at)
 
 
-def ends(results: Sequence[Result], sources: Mapping[str, int], **mine: Any) -> list[Change]:
-    """The changes that store what an attempt came to.
+def forwarded(places: Iterable[MessageId], sources: Mapping[str, int], **mine: Any) -> list[Change]:
+    """The changes that note an attempt. `mine`: The parameters that say whose messages they must be."""
+    return [(FORWARD, named) for named in by_source(places, sources, state="forwarded", states=[], **mine)]
 
-    `mine`: The parameters that say whose messages they must be.
-    """
+
+def ends(results: Sequence[Result], sources: Mapping[str, int], **mine: Any) -> list[Change]:
+    """The changes that store what an attempt came to. `mine`: As of `forwarded`."""
     others = {result.place: result for result in results if result.status is not OutcomeStatus.SUCCEEDED}
-    rest = by_source((result.place for result in results if result.place not in others), sources, **mine)
-    changes: list[Change] = [(SUCCEED, SUCCEEDED, named) for named in rest]
+    rest = (result.place for result in results if result.place not in others)
+    changes = [(SUCCEED, named) for named in by_source(rest, sources, state="succeeded", states=[], **mine)]
     streams = streams_of(sources)
-    for named in by_source(others, sources, **mine):
+    for named in by_source(others, sources, state=None, **mine):
         its_own = [others[MessageId(streams[named["source"]], offset)] for offset in named["offsets"]]
         named["states"] = [result.status.value for result in its_own]
         named["reasons"] = [result.reason for result in its_own]
         named["retries_s"] = [result.retry_in_s for result in its_own]
-        changes.append((FINISH, FINISHED, named))
+        changes.append((FINISH, named))
     return changes
 
 
@@ -241,20 +239,9 @@ def by_source(places: Iterable[MessageId], sources: Mapping[str, int], **named: 
     return [{"source": sources[stream], "offsets": of_stream, **named} for stream, of_stream in offsets.items()]
 
 
-def selected(connection: sa.Connection, query: sa.TextClause, wanted: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """The rows a query gives with each of these parameters."""
-    return [row for named in wanted for row in connection.execute(query, named)]
-
-
 def streams_of(sources: Mapping[str, int]) -> dict[int, str]:
     """The streams by their rows."""
     return {source: stream for stream, source in sources.items()}
-
-
-def places_of(rows: Iterable[Any], sources: Mapping[str, int]) -> frozenset[MessageId]:
-    """The places that rows name, by source and offset."""
-    streams = streams_of(sources)
-    return frozenset(MessageId(streams[row[0]], row[1]) for row in rows)
 
 
 KEEP_S: Final = 7 * 86_400

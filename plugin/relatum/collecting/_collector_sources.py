@@ -147,7 +147,7 @@ ADVANCE: Final = sql(f"""
         last_fingerprint = CASE WHEN :is_known::boolean THEN :known_fingerprint::bigint ELSE last_fingerprint END,
         last_chunk_ms = CASE WHEN :is_known::boolean THEN :known_chunk_ms::bigint ELSE last_chunk_ms END
     WHERE {_THIS} AND member_id = :of_member::bigint AND position = :expected::bigint
-        AND NOT EXISTS (SELECT FROM {_OTHERS} AND other.types && :passed_over_types::text[])
+        AND NOT {_LACKS_TYPES}
     RETURNING source_id""")
 
 
@@ -228,7 +228,6 @@ class CollectorSources:
                 "in_collector": self.collector_id(connection),
                 "of_stream": advance.stream,
                 "of_member": member,
-                "passed_over_types": sorted(advance.passed_over_types),
                 "expected": advance.from_offset,
                 "to": advance.to_offset,
                 "more_passed_over": advance.passed_over,
@@ -246,7 +245,7 @@ class CollectorSources:
             return False, source.source_id
         raise Conflict(
             f"the position of {advance.stream!r} in {self.name!r} is not {advance.from_offset}, or another member "
-            "follows the stream, or has executors of what would be passed over; nothing was written"
+            "follows the stream, or has executors of more types; nothing was written"
         )
 
 

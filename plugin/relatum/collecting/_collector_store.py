@@ -17,8 +17,8 @@ import sqlalchemy as sa
 
 from relatum.collecting import _collector_rows as message_rows
 from relatum.collecting import _collector_sources as member_rows
-from relatum.collecting._bulk import REASON_CHARACTERS_MAX, id_of_place
-from relatum.collecting._collector_core import Advance, Entry, Followed, Result, Stored
+from relatum.collecting._bulk import REASON_CHARACTERS_MAX, Collected, id_of_place
+from relatum.collecting._collector_core import Advance, Followed, Result, Stored
 from relatum.collecting._collector_rows import (
     KEEP_S,
     added_before,
@@ -26,7 +26,7 @@ from relatum.collecting._collector_rows import (
     copy,
     ends,
     forget_finished,
-    selected,
+    forwarded,
     update,
 )
 from relatum.collecting._collector_sources import CollectorSources
@@ -198,49 +198,44 @@ class CollectorStore:
 
     # Messages
 
-    def add(self, member: int, entries: Sequence[Entry], advance: Advance | None = None) -> Stored:
+    def add(self, member: int, messages: Sequence[Collected], advance: Advance | None = None) -> Stored:
         """Store messages as collected, and move the position of their stream; gives those to be consumed here."""
         try:
-            return self._add(member, entries, advance)
+            return self._add(member, messages, advance)
         except RowRefused as refused:
-            renamed = self._renamed(entries)
-            if not renamed:
+            nameless = self._refused(messages)
+            if not nameless:
                 raise
-            extra = {"places": ", ".join(map(str, list(renamed)[:10])), "messages": len(renamed)}
+            places = ", ".join(str(message.place) for message in nameless[:10])
+            extra = {"places": places, "messages": len(nameless)}
             logger.warning("message ids that the database cannot hold, known by their places: %s", refused, extra=extra)
-        return replace(self._add(member, _renamed(entries, renamed), advance), renamed=renamed)
+        for message in nameless:
+            message._note(message_id=id_of_place(message.place))
+        return self._add(member, messages, advance)
 
-    def _renamed(self, entries: Sequence[Entry]) -> dict[MessageId, str]:
-        """The names of those messages whose own the database cannot hold: where they lie."""
-        if not self._refuses([entry.message_id for entry in entries]):
-            return {}
-        if len(entries) == 1:
-            return {entries[0].place: id_of_place(entries[0].place)}
-        middle = len(entries) // 2
-        return self._renamed(entries[:middle]) | self._renamed(entries[middle:])
-
-    def _refuses(self, texts: Sequence[str]) -> bool:
-        """Whether the database cannot hold one of these: its encoding may have no place for a character."""
+    def _refused(self, messages: Sequence[Collected]) -> Sequence[Collected]:
+        """Those whose ids the database cannot hold: its encoding may have no place for a character."""
         try:
             with self._database.transaction() as connection:
-                connection.execute(message_rows.TEXTS, {"texts": list(texts)})
+                connection.execute(message_rows.TEXTS, {"texts": [message.message_id for message in messages]})
         except RowRefused:
-            return True
-        return False
+            middle = len(messages) // 2
+            return [*self._refused(messages[:middle]), *self._refused(messages[middle:])] if middle else messages
+        return []
 
-    def _add(self, member: int, entries: Sequence[Entry], advance: Advance | None) -> Stored:
+    def _add(self, member: int, messages: Sequence[Collected], advance: Advance | None) -> Stored:
         with self._database.transaction() as connection:
             at = self._sources.hold(connection, member)
             # Before the rows, so that a member that lost the race has written nothing it must roll back.
             is_new, sources = True, dict[str, int]()
             if advance is None:
-                sources = self._sources.ids(connection, {entry.place.stream for entry in entries})
+                sources = self._sources.ids(connection, {message.place.stream for message in messages})
             else:
                 is_new, sources[advance.stream] = self._sources.advance(connection, member, advance)
-            if is_new and copy(connection, member, entries, sources):
-                mine = frozenset(entry.place for entry in entries)
+            if is_new and copy(connection, member, messages, sources):
+                mine = frozenset(message.place for message in messages)
             else:
-                mine = added_before(connection, member, entries, sources, insert=is_new)
+                mine = added_before(connection, member, messages, sources, insert=is_new)
         self._sources.remember(sources)
         return Stored(mine, at)
 
@@ -248,24 +243,22 @@ class CollectorStore:
         """Note that an executor is handed these now."""
         with self._database.transaction() as connection:
             sources = self._sources.known(connection, {place.stream for place in places})
-            wanted = by_source(places, sources, of_member=member, into=bulk_id)
-            changes = [(message_rows.FORWARD, message_rows.FORWARDED, named) for named in wanted]
+            changes = forwarded(places, sources, of_member=member, of_bulk=bulk_id)
             return update(connection, changes, places, sources)
 
     def finish(
         self, member: int, bulk_id: int, results: Sequence[Result], *, connection: sa.Connection | None = None
     ) -> Stored:
         """Store what an attempt came to, of what this member still has in this bulk."""
-        if connection is None:
-            try:
-                return self._finish_alone(member, bulk_id, results)
-            except RowRefused:
-                # Nothing else in it is anybody's own text: a reason must not keep a result from being stored.
-                return self._finish_alone(member, bulk_id, [_in_ascii(result) for result in results])
-        with translated_errors():
-            return self._finish(connection, member, bulk_id, results)
-
-    def _finish_alone(self, member: int, bulk_id: int, results: Sequence[Result]) -> Stored:
+        if connection is not None:
+            with translated_errors():
+                return self._finish(connection, member, bulk_id, results)
+        try:
+            with self._database.transaction() as connection:
+                return self._finish(connection, member, bulk_id, results)
+        except RowRefused:
+            # Nothing else in it is anybody's own text: a reason must not keep a result from being stored.
+            results = [_in_ascii(result) for result in results]
         with self._database.transaction() as connection:
             return self._finish(connection, member, bulk_id, results)
 
@@ -282,7 +275,7 @@ class CollectorStore:
             wanted = by_source(places, self._sources.known(connection, {place.stream for place in places}), **named)
             for each in wanted:
                 connection.execute(message_rows.GIVE_BACK, each)
-            return not selected(connection, message_rows.IS_MINE, wanted)
+            return not any(connection.execute(message_rows.IS_MINE, each).first() for each in wanted)
 
     def came_through(self, token: UUID) -> bool:
         """Whether a joined transaction in doubt was committed; asked once, over a connection of its own."""
@@ -296,42 +289,24 @@ class CollectorStore:
 
     # Taking over
 
-    def take_over(self, member: int, types: Collection[str], entries_max: int) -> list[Entry]:
-        """Make unfinished messages of lapsed members, and of nobody, this member's, oldest first."""
-        token = self._token(member)
+    def take_over(self, member: int, types: Collection[str], most: int) -> list[tuple[Collected, float]]:
+        """Make what is unfinished of lapsed members, or of nobody, this member's: oldest first, each due in seconds."""
+        with self._lock:
+            # What rows are marked by: the same until a call has come to its end. Bulks have positive ids.
+            token = self._taking.setdefault(member, -1 - secrets.randbits(62))
         with self._database.transaction() as connection:
             self._sources.hold(connection, member)
             collector = self._sources.collector_id(connection)
             lapsed = list(connection.scalars(member_rows.LOCK_LAPSED, {"in_collector": collector, "of_member": member}))
-            taken = {"of_types": list(types), "most": entries_max, "by": member, "token": token, "lapsed": lapsed}
+            taken = {"of_types": list(types), "most": most, "by": member, "token": token, "lapsed": lapsed}
             connection.execute(message_rows.TAKE_OVER, {**taken, "in_collector": collector})
             if lapsed:
                 connection.execute(member_rows.REMOVE_MEMBERS, {"lapsed": lapsed})
             rows = connection.execute(message_rows.TAKEN_OVER, {"of_member": member, "token": token}).all()
-        self._taken(member, {row.stream: row.source_id for row in rows})
-        return [
-            Entry(
-                MessageId(row.stream, row.stream_offset),
-                row.message_id,
-                row.type,
-                row.size,
-                row.attempts,
-                row.due_in_s or 0.0,
-                row.collected_at,
-            )
-            for row in rows
-        ]
-
-    def _token(self, member: int) -> int:
-        """What rows being taken over are marked by: the same until a call has come to its end."""
-        with self._lock:
-            # Bulks have positive ids.
-            return self._taking.setdefault(member, -1 - secrets.randbits(62))
-
-    def _taken(self, member: int, sources: Mapping[str, int]) -> None:
         with self._lock:
             self._taking.pop(member, None)
-        self._sources.remember(sources)
+        self._sources.remember({row.stream: row.source_id for row in rows})
+        return [(_message_of(row), row.due_in_s or 0.0) for row in rows]
 
     # Asking
 
@@ -345,8 +320,9 @@ class CollectorStore:
         self._database.close()
 
 
-def _renamed(entries: Sequence[Entry], names: Mapping[MessageId, str]) -> list[Entry]:
-    return [replace(entry, message_id=names.get(entry.place, entry.message_id)) for entry in entries]
+def _message_of(row: Any) -> Collected:
+    place = MessageId(row.stream, row.stream_offset)
+    return Collected(place, row.message_id, row.type, row.size, None, row.attempts, row.collected_at)
 
 
 def _in_ascii(result: Result) -> Result:

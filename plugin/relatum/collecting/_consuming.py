@@ -1,26 +1,18 @@
 """What is done with a bulk, in a thread of its type's, and what is decided of its messages."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from relatum import otel
 from relatum.collecting._bulk import Bulk, Collected, Executor, Failure, id_of, id_of_place, results_of
+from relatum.collecting._bulks import CRASHES_MAX, ExecutorOptions
 from relatum.collecting._collector_core import Abandoned, Result, Stored
-from relatum.collecting._collector_options import CRASHES_MAX, ExecutorOptions
 from relatum.collecting._handlers import inside, logger
-from relatum.collecting._workers import (
-    Answered,
-    BulkSpan,
-    JoinedRun,
-    Letter,
-    call,
-    consuming,
-    letters_of,
-    with_refused,
-)
+from relatum.collecting._joined import Answered, JoinedRun, Letter, call, letters_of, with_refused
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -31,6 +23,7 @@ from relatum.errors import (
     RelatumError,
 )
 from relatum.ids import MessageId
+from relatum.otel import Description, Link, Part, Span
 from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.publishing import Burial, DeadLetters
 from relatum.reading import Result as Found
@@ -99,15 +92,34 @@ def outcome_of(collector: str, message: Collected, result: Result | None = None,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Consumed:
-    """What became of a bulk: what was stored of its messages, and the store's time."""
+def _described(collector: str, bulk: Bulk) -> Description:
+    """A bulk as a span of its consumption tells of it."""
+    streams = {message.place.stream for message in bulk.messages}
+    attributes: dict[str, str | int] = {
+        "messaging.system": "rabbitmq",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.batch.message_count": len(bulk),
+        "messaging.consumer.group.name": collector,
+        "relatum.bulk.type": bulk.type,
+        "relatum.bulk.reason": bulk.reason.value,
+    }
+    name = "process"
+    if len(streams) == 1:
+        name = f"process {(stream := streams.pop())}"
+        attributes["messaging.destination.name"] = stream
+    return Description(name, attributes, "consumer", _links_of(bulk.messages))
 
-    results: list[Result]
-    at: datetime | None = None
 
-    def __add__(self, other: "Consumed") -> "Consumed":
-        return Consumed(self.results + other.results, other.at)
+def _links_of(messages: Iterable[Collected]) -> list[Link]:
+    return otel.links_of(message.body for message in messages if message.body is not None)
+
+
+def _counts(results: Sequence[Result]) -> dict[str, int]:
+    """What became of a bulk's messages, as its span tells of it."""
+    found = Counter(result.status for result in results)
+    told = (OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD)
+    return {f"relatum.bulk.{status.value}": found[status] for status in told}
 
 
 class BulkConsumer:
@@ -138,30 +150,24 @@ class BulkConsumer:
         while self._readers:
             self._readers.pop().close()
 
-    def take(self, bulk: Bulk) -> Consumed:
-        """Consume a bulk, and tell what has become final of it."""
-        consumed, shared = Consumed([]), self._shared
+    def take(self, bulk: Bulk) -> list[Result]:
+        """Consume a bulk; gives what was stored of its messages. Handlers are told of what has become final."""
+        shared, stored = self._shared, list[Result]()
+        span_of = otel.span(Part.COLLECTOR, partial(_described, shared.store.name, bulk))
         # What is abandoned stays forwarded in the store: another member takes it over.
-        with inside(shared), suppress(Abandoned), consuming(shared.store.name, bulk) as span:
+        with inside(shared), suppress(Abandoned), span_of as span:
             try:
-                consumed = self._consumed(bulk, span)
+                self._consume(bulk, stored, span)
             except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
                 # They are with this member until it ends, then another member takes them over.
                 places = ", ".join(str(message.place) for message in bulk.messages[:NAMED_MAX])
                 log_defect(error, f"{len(bulk)} messages of type {bulk.type!r} without a stored result: {places}")
-            span.settled(consumed)
-            self._tell(bulk, consumed)
-        return consumed
+            span.tell(partial(_counts, stored))
+        return stored
 
-    def _tell(self, bulk: Bulk, consumed: Consumed) -> None:
-        shared, by_place = self._shared, {message.place: message for message in bulk.taken}
-        if shared.handlers.is_wanted(bulk.type):
-            finals = [result for result in consumed.results if result.status.is_final]
-            shared.tell([outcome_of(shared.store.name, by_place[each.place], each, consumed.at) for each in finals])
-
-    def _consumed(self, bulk: Bulk, span: BulkSpan) -> Consumed:
+    def _consume(self, bulk: Bulk, stored: list[Result], span: Span) -> None:
         try:
-            return self._consume(bulk, span)
+            self._try(bulk, stored, span)
         except Abandoned:
             raise
         except Exception as error:  # noqa: BLE001 - logged, and the messages' result
@@ -169,24 +175,26 @@ class BulkConsumer:
             # Else they would be with this member for as long as it lives, and nobody would consume them.
             self._forward(bulk)
             failed = dict.fromkeys((message.place for message in bulk.messages), Failure.of(error))
-            return self._finish(bulk, decide(self.options, bulk.messages, failed, may_die=False))
+            self._finish(bulk, decide(self.options, bulk.messages, failed, may_die=False), stored)
 
     # --- in their order -----------------------------------------------------------------------------------------------
 
-    def _consume(self, bulk: Bulk, span: BulkSpan) -> Consumed:
+    def _try(self, bulk: Bulk, stored: list[Result], span: Span) -> None:
         """Read what is not in memory, note the attempt, call the executor, store what came of it."""
         unread = [message for message in bulk.messages if message.body is None]
         lost, later = self._load(bulk)
-        span.read(message.body for message in unread)
+        span.link(lambda: _links_of(unread))
+        stored += later
         if not bulk.messages:
-            return Consumed(later)
-        end = Consumed(later, self._forward(bulk))
+            return
+        self._forward(bulk)
         lost |= {message.place: GIVEN_UP for message in bulk.messages if is_hopeless(self.options, message)}
         hopeless = [message for message in bulk.messages if message.place in lost]
         if hopeless:
-            end += self._finish(bulk, decide(self.options, hopeless, lost, may_die=self._may_die))
+            self._finish(bulk, decide(self.options, hopeless, lost, may_die=self._may_die), stored)
             bulk._keep({message.place for message in bulk.messages} - lost.keys())
-        return end + self._execute(bulk, span) if bulk.messages else end
+        if bulk.messages:
+            self._execute(bulk, stored, span)
 
     @property
     def _may_die(self) -> bool:
@@ -243,30 +251,34 @@ class BulkConsumer:
                 raise each
         return found
 
-    def _forward(self, bulk: Bulk) -> datetime:
+    def _forward(self, bulk: Bulk) -> None:
         """Note the attempt, once; only what is still this member's is left to be consumed."""
         shared, places = self._shared, [message.place for message in bulk.messages]
         forwarded = self._persist(partial(shared.store.forward, shared.member, bulk.id, places), "forwarding a bulk")
         bulk._keep(forwarded.places)
         bulk._note_forwarded(forwarded.at)
-        return forwarded.at
 
-    def _execute(self, bulk: Bulk, span: BulkSpan) -> Consumed:
+    def _execute(self, bulk: Bulk, stored: list[Result], span: Span) -> None:
         def judge(answered: Answered) -> list[Result]:
             return decide(self.options, bulk.messages, results_of(bulk, *answered), may_die=self._may_die)
 
-        shared, executor = self._shared, span.noting(self._executor)
+        shared = self._shared
         bulk._begin_attempt()
         if not self.options.joins_transaction:
-            return self._finish(bulk, judge(call(executor, bulk)))
+            self._finish(bulk, judge(call(self._executor, bulk, span)), stored)
+            return
         joined = JoinedRun(
-            shared.store, shared.member, bulk, judge, executor, lambda letters: self._burial(letters).run()
+            shared.store, shared.member, bulk, judge, self._executor, lambda each: self._burial(each).run(), span
         )
-        results, stored = self._persist(joined.run, "committing results")
-        return self._finish(bulk, results) if stored is None else _consumed(results, stored)
+        results, committed = self._persist(joined.run, "committing results")
+        if committed is None:
+            self._finish(bulk, results, stored)
+        else:
+            self._tell(bulk, results, committed, stored)
 
-    def _finish(self, bulk: Bulk, results: list[Result]) -> Consumed:
-        shared, letters = self._shared, letters_of(bulk.messages, results)
+    def _finish(self, bulk: Bulk, results: list[Result], stored: list[Result]) -> None:
+        """Store results, and add those that were to `stored`."""
+        shared, letters = self._shared, letters_of(bulk, results)
         if letters:
             # First: a message that is called dead must be there. Killed between the two, it is published again.
             refused = self._bury(letters)
@@ -274,8 +286,16 @@ class BulkConsumer:
                 results = [result for result in results if result.status is not OutcomeStatus.DEAD]
             else:
                 results = with_refused(results, refused)
-        stored = self._persist(partial(shared.store.finish, shared.member, bulk.id, results), "storing results")
-        return _consumed(results, stored)
+        finish = partial(shared.store.finish, shared.member, bulk.id, results)
+        self._tell(bulk, results, self._persist(finish, "storing results"), stored)
+
+    def _tell(self, bulk: Bulk, results: Sequence[Result], committed: Stored, stored: list[Result]) -> None:
+        shared, found = self._shared, [result for result in results if result.place in committed.places]
+        stored += found
+        if shared.handlers.is_wanted(bulk.type):
+            by_place = {message.place: message for message in bulk.taken}
+            finals = [result for result in found if result.status.is_final]
+            shared.tell([outcome_of(shared.store.name, by_place[each.place], each, committed.at) for each in finals])
 
     def _bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str] | None:
         """Publish to the dead-letter stream; gives those it takes at no time, and why. None as in `_if_reached`."""
@@ -299,10 +319,6 @@ class BulkConsumer:
             if shared.is_cut_off and shared.store.give_back(shared.member, places):
                 return None
             raise
-
-
-def _consumed(results: list[Result], stored: Stored) -> Consumed:
-    return Consumed([result for result in results if result.place in stored.places], stored.at)
 
 
 def is_not_known(error: RelatumError) -> bool:

@@ -12,7 +12,7 @@ from relatum.collecting._collector_core import Followed
 from relatum.collecting._handlers import logger
 from relatum.collecting._intake import TypeOf, describe_followed, type_of_property
 from relatum.errors import Conflict, OffsetExpired, OffsetNotFound
-from relatum.following import Attached, Event, Failed, Follower, Hole, Reach, Records, Replaced
+from relatum.following import Attached, Event, Failed, Hole, Reach, Records, Replaced, StreamFollower
 from relatum.ids import MessageId
 from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader, ends_of_known
 from relatum.waiting import Pauses, ended
@@ -44,7 +44,7 @@ class Following:
     ) -> None:
         self.shared = shared
         self.type_of = type_of
-        self.follower = Follower(address, ready=self._drain_soon)
+        self.follower = StreamFollower(shared.loop, address, self._told)
         self.reach = Reach(self.follower, shared.outages, lambda: next(iter(self._streams)))
         self._initial = initial
         self._streams: dict[str, CollectedStream] = {}
@@ -52,7 +52,6 @@ class Following:
 
     def open(self) -> None:
         """Begin."""
-        self.follower.open()
         shared = self.shared
         shared.loop.repeat(self._look_for_free, shared.who("looking for streams that became free"), shared.outages)
 
@@ -83,23 +82,15 @@ class Following:
         """Begin anew with a stream: another member moved its position (None), or the store takes its messages never."""
         self._streams[stream].lose(error)
 
-    def close(self, timeout_s: float) -> None:
-        """Read nothing more. It may wait for so many seconds: in a thread."""
+    async def close(self) -> None:
+        """Read nothing more."""
         self.reach.close()
-        self.follower.close(timeout_s)
+        await self.follower.close()
 
-    def _drain_soon(self) -> None:
-        self.shared.loop.call(self._drain)
-
-    def _drain(self) -> None:
-        """Give what the follower has read to whom it is about: all streams, where it names none."""
-        events = self.follower.take(0.0)
-        for event in events:
-            for stream in list(self._streams.values()) if event.stream is None else [self._streams[event.stream]]:
-                stream.came(event)
-        if events:
-            # Not at once: the rest of it can wait for what else is due.
-            self._drain_soon()
+    def _told(self, event: Event) -> None:
+        """Give an event of the follower to the stream it is about: to all streams, where it names none."""
+        for stream in self._streams.values() if event.stream is None else [self._streams[event.stream]]:
+            stream.came(event)
 
     async def _look_for_free(self) -> float:
         """Have those asked for again that nobody else follows."""
@@ -183,24 +174,20 @@ class CollectedStream:
         self._pauses = Pauses()
         self._woken = asyncio.Event()
         self._events: deque[Event] = deque()
-        self._number: int | None = None
-        """Of the follower's following; None where it does not read it."""
         self._lost: Exception | None = None
-        self._is_lost = self._was_followed = False
+        self._is_read = self._is_lost = self._was_followed = False
 
     # --- what it is told ----------------------------------------------------------------------------------------------
 
     def came(self, event: Event) -> None:
         """Take an event of the follower's; it is given back by `done` when nothing of it is needed any more."""
-        if self._number is not None and (event.stream is None or event.following == self._number):
+        if self._is_read:
             self._events.append(event)
             self._woken.set()
-        elif event.stream is not None:
-            self._follower.done(event)
 
     def lose(self, error: Exception | None) -> None:
         """Begin anew, as what was read of it was not stored: for this reason, or as another member came between."""
-        self._is_lost, self._lost = self._number is not None, error
+        self._is_lost, self._lost = self._is_read, error
         self._woken.set()
 
     def wake(self) -> None:
@@ -265,8 +252,9 @@ class CollectedStream:
             # What was given as `start` does not count: said once.
             text = "collector %r: going on with stream %r at %d, where it was; start is for streams it never followed"
             logger.info(text, self._shared.store.name, self.name, followed.next_offset)
-        self._was_followed, self._is_lost, self._lost = True, False, None
-        self._number = self._follower.follow(self.name, followed.next_offset, known=followed.known_by)
+        self._is_read = self._was_followed = True
+        self._is_lost, self._lost = False, None
+        self._follower.follow(self.name, followed.next_offset, known=followed.known_by)
         is_attached = False
         try:
             while not self._is_over(member):
@@ -294,7 +282,7 @@ class CollectedStream:
                 raise self._lost
             return False
         finally:
-            self._number = None
+            self._is_read = False
             self._follower.leave(self.name)
             self._follower.done(*self._events)
             self._events.clear()

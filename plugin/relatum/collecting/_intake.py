@@ -2,22 +2,17 @@
 
 import logging
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, field
 
 from relatum.collecting._bulk import Collected, checked_id, id_of_place
-from relatum.collecting._collector_core import Advance, Core, Entry, Followed, Stored, Verdict
+from relatum.collecting._collector_core import Advance, Core, Followed, Stored, Verdict
 from relatum.errors import DataError, InvalidInput
 from relatum.reading import Message, position_of, type_and_id_of
 from relatum.waiting import ended
 
 logger = logging.getLogger("relatum.collector")
-
-PASSED_OVER_MAX: Final = 10_000
-"""Types nobody has an executor of that are gathered for one transaction."""
 
 TypeOf = Callable[[Message], str | None]
 """Tells a message's type; None for a message nobody consumes."""
@@ -63,27 +58,20 @@ def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Coll
 
 @dataclass(slots=True)
 class Gathered:
-    """Messages to be stored in one transaction."""
+    """Messages to be stored in one transaction: those of a stream from an offset on; without a stream, those given."""
 
+    stream: str = ""
+    from_offset: int = 0
     messages: list[Collected] = field(default_factory=list)
-    advance: Advance | None = None
     last: Message | None = None
-    passed_over_types: set[str] = field(default_factory=set)
+    passed_over: int = 0
 
     @property
-    def is_full(self) -> bool:
-        """Whether what it keeps beside the core's messages has to be stored before there is more."""
-        return len(self.passed_over_types) >= PASSED_OVER_MAX
-
-    @property
-    def stream(self) -> str:
-        """The stream that is followed; "" for messages that were given."""
-        return "" if self.advance is None else self.advance.stream
-
-    @property
-    def entries(self) -> list[Entry]:
-        """The messages as the store takes them."""
-        return [Entry(each.place, each.message_id, each.type, each.bytes) for each in self.messages]
+    def advance(self) -> Advance | None:
+        """How the stream's position moves; None for messages that were given. It decodes the last message."""
+        if self.last is None:
+            return None
+        return Advance(self.stream, self.from_offset, self.last.offset + 1, position_of(self.last), self.passed_over)
 
 
 class Intake:
@@ -96,7 +84,7 @@ class Intake:
         self._given = Gathered()
         self._followed: dict[str, Gathered] = {}
         self._next: dict[str, int] = {}
-        self._storing: Counter[str] = Counter()
+        self._storing: set[str] = set()
         self._begun = 0
         self._ended = 0
 
@@ -134,10 +122,7 @@ class Intake:
 
         Messages whose type has no executor here are passed over.
         """
-        from_offset, passed_over, taken = self._next[stream], self.passed_over, 0
-        gathered = self._followed.get(stream, Gathered())
-        if gathered.is_full:
-            return 0
+        gathered, taken = self._followed.get(stream) or Gathered(stream, self._next[stream]), 0
         for message in messages:
             verdict = self._core.admit(message, now)
             if verdict in (Verdict.WAIT, Verdict.REFUSED):
@@ -145,21 +130,13 @@ class Intake:
             if verdict is Verdict.TAKEN:
                 gathered.messages.append(message)
             elif verdict is Verdict.NO_EXECUTOR:
-                gathered.passed_over_types.add(message.type)
+                gathered.passed_over += 1
                 self.passed_over += 1
+            gathered.last = message.message
             taken += 1
-        if taken:
-            last = messages[taken - 1].message
-            before = gathered.advance
-            gathered.last = last
-            gathered.advance = advance = Advance(
-                stream,
-                from_offset if before is None else before.from_offset,
-                last.offset + 1,
-                passed_over=self.passed_over - passed_over + (0 if before is None else before.passed_over),
-            )
+        if gathered.last is not None:
             self._followed[stream] = gathered
-            self._next[stream] = advance.to_offset
+            self._next[stream] = gathered.last.offset + 1
         return taken
 
     # --- into the store -------------------------------------------------------------------------------------------
@@ -196,23 +173,14 @@ class Intake:
 
         Each must come back by `add` or `lost`, all of them before this is called again.
         """
-        batches = [self._given] if self._given.messages else []
-        for gathered in self._followed.values():
-            if gathered.advance is not None and gathered.last is not None:
-                # Only now: it decodes the message, and only the last one of all that were gathered is asked for.
-                gathered.advance = replace(
-                    gathered.advance,
-                    known_by=position_of(gathered.last),
-                    passed_over_types=frozenset(gathered.passed_over_types),
-                )
-            batches.append(gathered)
+        batches = [*([self._given] if self._given.messages else []), *self._followed.values()]
         self._given, self._followed = Gathered(), {}
-        self._storing = Counter(gathered.stream for gathered in batches)
+        self._storing = {gathered.stream for gathered in batches}
         self._begun += 1
         return batches
 
     def _came_back(self, gathered: Gathered) -> None:
-        self._storing -= Counter([gathered.stream])
+        self._storing.discard(gathered.stream)
         if not self._storing:
             self._ended = self._begun
 
@@ -222,7 +190,7 @@ class Intake:
         if len(ours) < len(gathered.messages):
             self._core.cancel(message for message in gathered.messages if message.place not in stored.places)
         for message in ours:
-            message._note(collected_at=stored.at, message_id=stored.renamed.get(message.place, message.message_id))
+            message._note(collected_at=stored.at)
         return ours
 
     def add(self, gathered: Gathered, ours: Sequence[Collected], now: float) -> None:
@@ -234,7 +202,7 @@ class Intake:
         """Note that nothing was stored: the stream is not followed any more."""
         self._came_back(gathered)
         self._core.cancel(gathered.messages)
-        if gathered.advance is not None:
-            self.unfollow(gathered.advance.stream)
+        if gathered.stream:
+            self.unfollow(gathered.stream)
         elif error is not None:
             self.refused += len(gathered.messages)

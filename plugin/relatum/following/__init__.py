@@ -23,7 +23,7 @@ with some. So neither a busy stream nor a slow owner slows the others.
 """
 
 from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
-from relatum.following._follower import FollowerOptions, FollowerStatistics, StreamFollower
+from relatum.following._follower import FollowerStatistics, StreamFollower
 from relatum.following._reach import Reach
 from relatum.following._threaded import Follower
 
@@ -33,7 +33,6 @@ __all__ = [
     "Event",
     "Failed",
     "Follower",
-    "FollowerOptions",
     "FollowerStatistics",
     "Hole",
     "Reach",

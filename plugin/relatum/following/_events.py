@@ -1,4 +1,7 @@
-"""What a follower tells of streams: values, each with one meaning."""
+"""What a follower tells of streams: values, each with one meaning.
+
+Each has the stream, and `following`: the number that `follow` gave.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +14,6 @@ class Attached:
     """The stream is followed, for the first time or again, and is the one that is known.
 
     Attributes:
-        stream: The stream.
-        following: The number that `follow` gave.
         next_offset: Where the next record lies, or behind it.
     """
 
@@ -26,8 +27,6 @@ class Records:
     """Consecutive records, none of them given before.
 
     Attributes:
-        stream: The stream.
-        following: The number that `follow` gave.
         batch: The records, as `StreamReader.batches` gives them.
     """
 
@@ -43,8 +42,6 @@ class Hole:
     """Retention has taken what lay at these offsets before it was read; the broker was asked.
 
     Attributes:
-        stream: The stream.
-        following: The number that `follow` gave.
         from_offset: The first offset that was to be read.
         to_offset: Where records go on.
     """
@@ -62,8 +59,6 @@ class Replaced:
     Nothing more is given of this following.
 
     Attributes:
-        stream: The stream.
-        following: The number that `follow` gave.
         known: What it was known by.
         found: `OTHER` where something else lies there, `ENDS_BEFORE` where its leader says that it ends before.
         bounds: Its ends, where they were asked for.
@@ -81,8 +76,6 @@ class CaughtUp:
     """All that a node has was given: once after each `Attached`. The node may lag, so this is no stream's end.
 
     Attributes:
-        stream: The stream.
-        following: The number that `follow` gave.
         next_offset: Where the next record lies, or behind it.
     """
 
@@ -95,10 +88,7 @@ class CaughtUp:
 class Failed:
     """A try to follow has failed; it is tried again, for ever, after pauses that grow.
 
-    Attributes:
-        stream: The stream; None where no stream can be followed: the broker is away, or lets nobody in.
-        following: The number that `follow` gave; 0 for no stream.
-        error: Why.
+    Where no stream can be followed, as the broker is away or lets nobody in, it names no stream, and following 0.
     """
 
     stream: str | None

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Annotated, Final, TypeGuard, TypeVar
 
 from relatum import metrics
-from relatum.checks import checked_count, checked_name, checked_seconds
+from relatum.checks import checked_count, checked_name
 from relatum.errors import AccessRefused, ConfigurationError, RelatumError, UsedAfterClose
 from relatum.following._connections import Connections
 from relatum.following._events import Event, Failed, Hole, Replaced
@@ -26,66 +26,16 @@ logger = logging.getLogger("relatum.follower")
 _NOBODY: Final = logging.Logger("relatum.follower.nobody")
 _NOBODY.disabled = True
 
-BYTES_MIN: Final = 1 << 20
-"""The least bound on what is held: one chunk."""
-
-WINDOW_BYTES: Final = 1 << 20
-"""Bytes of one stream by default: as much as one large chunk."""
-
 HELPERS_MAX: Final = 3
 """Questions that are asked at once: one that waits for a node that is frozen stops no other."""
 
 _Answer = TypeVar("_Answer")
 
 
-@dataclass(frozen=True, slots=True)
-class FollowerOptions:
-    """How streams are followed.
-
-    Attributes:
-        bytes_max: Bytes of what was read that are held until the owner is done with them, of all streams together;
-            past that, nothing is read. From 1 MiB on. What chunks unpack to comes to it: 8 MiB of a stream, about.
-        window_bytes: Bytes of one stream that are under way and held, about, and one chunk at least. Default 1 MiB:
-            enough where the owner is soon done with what it is given.
-        connections_max: Connections that streams are followed over: each takes 256. Questions have their own.
-        timeout_s: Seconds for connecting, and for the answer to a question.
-        heartbeat_s: Seconds of heartbeat asked for: a connection that is silent for 1.5 times that is given up.
-        gather_s: Seconds for which reading waits for more where little chunks come of many streams, up to 1; they are
-            handed on together then, at a fraction of the cost. 0 (default): nothing waits.
-    """
-
-    bytes_max: int = 64 << 20
-    window_bytes: int = WINDOW_BYTES
-    connections_max: int = 32
-    timeout_s: float = 10.0
-    heartbeat_s: int = 10
-    gather_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        checked_count("bytes_max", self.bytes_max, least=BYTES_MIN)
-        checked_count("window_bytes", self.window_bytes, least=1)
-        checked_count("connections_max", self.connections_max, least=1)
-        checked_seconds("timeout_s", self.timeout_s)
-        checked_count("heartbeat_s", self.heartbeat_s, least=0)
-        checked_seconds("gather_s", self.gather_s, most=1.0)
-
-
 @reported("follower")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerStatistics:
-    """How a follower stands, and what it has given.
-
-    Attributes:
-        followed: Streams that are followed.
-        attached: Those of them that are read now, and are the ones that are known.
-        connections: Connections that they are read over.
-        held: Chunks that the owner is not done with.
-        held_bytes: Their bytes.
-        records: Records given.
-        holes: Times that retention had taken what was to be read.
-        replaced: Streams that were not what had been read of them.
-        failures: Tries that have failed, and were repeated.
-    """
+    """How a follower stands, and what it has given."""
 
     followed: Annotated[int, Gauge("relatum_follower_streams", "Streams that are followed")]
     attached: Annotated[int, Gauge("relatum_follower_attached_streams", "Streams that are read now")]
@@ -114,7 +64,14 @@ class StreamFollower:
         broker: The broker.
         on_event: Called with each event, in the loop: each stream's in order, streams in turn. What it raises is
             logged, and that event is given again: records are read anew.
-        options: How.
+        gather_s: Seconds for which reading waits for more where little chunks come of many streams, up to 1; they are
+            handed on together then, at a fraction of the cost. 0: nothing waits.
+        bytes_max: Bytes of what was read that are held until the owner is done with them, of all streams together;
+            past that, nothing is read. What chunks unpack to comes to it: 8 MiB of a stream, about.
+        window_bytes: Bytes of one stream that are under way and held, about, and one chunk at least.
+        connections_max: Connections that streams are followed over: each takes 256. Questions have their own.
+        timeout_s: Seconds for connecting, and for the answer to a question.
+        heartbeat_s: Seconds of heartbeat asked for: a connection that is silent for 1.5 times that is given up.
         outages: Where to tell what waits; None: nowhere, since the owner tells what the events say.
         name: What following as a whole is called there.
         who: What following a stream is called there, by its name.
@@ -126,18 +83,21 @@ class StreamFollower:
         broker: BrokerAddress | str,
         on_event: Callable[[Event], object],
         *,
-        options: FollowerOptions | None = None,
+        gather_s: float = 0.0,
+        bytes_max: int = 64 << 20,
+        window_bytes: int = 1 << 20,
+        connections_max: int = 32,
+        timeout_s: float = 10.0,
+        heartbeat_s: int = 10,
         outages: Outages | None = None,
         name: str = "following of streams",
         who: Callable[[str], str] = "following of stream {!r}".format,
     ) -> None:
-        options = options or FollowerOptions()
-        self._options = options
         self._loop = loop
         self._outages = outages or Outages(_NOBODY)
         self._name = name
         self._who = who
-        self.questions = Questions(BrokerAddress.of(broker), options.timeout_s, options.heartbeat_s)
+        self.questions = Questions(BrokerAddress.of(broker), timeout_s, heartbeat_s)
         # The owner's questions, to PostgreSQL, do not queue behind these, and opening a connection not behind those
         # about streams.
         self._threads = Threads(HELPERS_MAX, "relatum-follower-asks")
@@ -145,13 +105,12 @@ class StreamFollower:
         self.connections = Connections(
             loop,
             self._link,
-            connections_max=options.connections_max,
-            window_bytes=options.window_bytes,
+            connections_max=connections_max,
+            window_bytes=window_bytes,
             away=self._away,
             back=self._back,
         )
-        gathering = Gathering(options.gather_s)
-        self.giving = Giving(on_event, options.bytes_max, gathering, self.connections.pause)
+        self.giving = Giving(on_event, bytes_max, Gathering(gather_s), self.connections.pause)
         self._current: dict[str, Followed] = {}
         self._numbers = count(1)
         self._is_closed = False
@@ -177,24 +136,14 @@ class StreamFollower:
             InvalidInput: an argument cannot be.
             UsedAfterClose: it was closed.
         """
-        number = self.next_number(stream, next_offset)
-        self.begin(stream, number, next_offset, known)
-        return number
-
-    def next_number(self, stream: str, next_offset: int) -> int:
-        """A following's number, from any thread, for `begin`; raises as `follow` does."""
         checked_name("stream", stream)
         checked_count("next_offset", next_offset, least=0, most=INTEGER_MAX)
         if self._is_closed:
             raise UsedAfterClose("the follower was closed: open another one")
-        return next(self._numbers)
-
-    def begin(self, stream: str, number: int, next_offset: int, known: Position | None) -> None:
-        """Follow a stream, as `follow` does, by a number that was taken before."""
         self.leave(stream)
-        if not self._is_closed:
-            followed = self._current[stream] = Followed(self, stream, number, next_offset, known)
-            followed.task = self._loop.spawn(followed.run())
+        followed = self._current[stream] = Followed(self, stream, next(self._numbers), next_offset, known)
+        followed.task = self._loop.spawn(followed.run())
+        return followed.number
 
     def leave(self, stream: str) -> None:
         """Follow a stream no more: nothing of it is given from now on. It waits for nothing."""

@@ -8,11 +8,15 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, wait
 from contextlib import suppress
+from itertools import count
 from typing import Any, Final, Self
 
+from relatum.checks import checked_count, checked_name
 from relatum.closing import Closing
+from relatum.errors import UsedAfterClose
 from relatum.following._events import Event, Records
-from relatum.following._follower import FollowerOptions, FollowerStatistics, StreamFollower
+from relatum.following._follower import FollowerStatistics, StreamFollower
+from relatum.limits import INTEGER_MAX
 from relatum.processes import of_one_process
 from relatum.reading import BrokerAddress, Position, StreamReader
 from relatum.waiting import ComponentLoop, LoopThread, Outages
@@ -37,7 +41,6 @@ class Follower(Closing):
 
     Args:
         broker: See `StreamFollower`.
-        options: See there.
         outages: See there.
         name: See there.
         who: See there.
@@ -48,19 +51,19 @@ class Follower(Closing):
         self,
         broker: BrokerAddress | str,
         *,
-        options: FollowerOptions | None = None,
         outages: Outages | None = None,
         ready: Callable[[], None] | None = None,
         **names: Any,
     ) -> None:
         self._loop = ComponentLoop("relatum-follower", logger)
-        self._streams = StreamFollower(self._loop, broker, self._put, options=options, outages=outages, **names)
+        self._streams = StreamFollower(self._loop, broker, self._put, outages=outages, **names)
         self._ready = ready
         self._came = threading.Condition()
         self._events: deque[Event] = deque()
         self._left: dict[int, None] = {}
         """Followings of which nothing is given any more, though something may be on its way."""
         self._current: dict[str, int] = {}
+        self._numbers = count(1)
         self._done: deque[Event] = deque()
         self._early: list[Callable[[], object]] | None = []
         """What is to be called as the loop begins; None from then on."""
@@ -87,10 +90,15 @@ class Follower(Closing):
     def follow(self, stream: str, next_offset: int, *, known: Position | None = None) -> int:
         """See `StreamFollower.follow`."""
         with self._came:
-            number = self._streams.next_number(stream, next_offset)
+            if self._is_closed:
+                raise UsedAfterClose("the follower was closed: open another one")
+            checked_name("stream", stream)
+            checked_count("next_offset", next_offset, least=0, most=INTEGER_MAX)
+            # As the loop's numbers: followings begin there in the order in which they are asked for here.
+            number = next(self._numbers)
             self._leave(stream)
             self._current[stream] = number
-            self._call(lambda: self._streams.begin(stream, number, next_offset, known))
+            self._call(lambda: self._streams.follow(stream, next_offset, known=known))
         return number
 
     def leave(self, stream: str) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from relatum import metrics
 from relatum.errors import AccessRefused, NotFound, RelatumError
-from relatum.following import FollowerOptions, StreamFollower
+from relatum.following import StreamFollower
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._committer import Committer, RecordedListener
@@ -78,7 +78,7 @@ class RecorderGroup:
             self._loop,
             address,
             lambda event: self._committer.told(event),
-            options=FollowerOptions(gather_s=GATHER_S if on_recorded is None else GATHER_RECEIPTS_S),
+            gather_s=GATHER_S if on_recorded is None else GATHER_RECEIPTS_S,
             outages=self.outages,
             who="reading of stream {!r}".format,
         )
