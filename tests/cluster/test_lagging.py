@@ -15,9 +15,9 @@ import sqlalchemy as sa
 
 from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
 from relatum.contexts import SerialConsumer
-from relatum.contexts.placement._controls import Strays
+from relatum.contexts.placement._cache import Sent
+from relatum.contexts.placement._controls import ControlStreams
 from relatum.contexts.placement._entries import Fence, Placed
-from relatum.contexts.placement._publication_requests import Sent
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import (
     Agreement,
@@ -242,6 +242,6 @@ def test_a_router_finds_a_stray_that_a_replica_does_not_have_yet(cluster: Cluste
     sent = Sent("a", bed.streams[0], Placed(epoch, SESSION, 2), 0)
     nowhere = Sent("a", bed.streams[0], Placed(epoch, SESSION, 3), 0)
     address = BrokerAddress.parse(cluster.amqp_url(2), cluster.stream_url(2))
-    with closing(Strays(address, CONTEXT_HEADER)) as strays:
+    with closing(ControlStreams(address, CONTEXT_HEADER)) as strays:
         assert strays.search(sent, 0) == at
         assert strays.search(nowhere, 0) is None

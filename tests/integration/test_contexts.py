@@ -2,8 +2,10 @@
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -35,17 +37,21 @@ class Crash(Exception):
     """Stands for the end of the process that moves."""
 
 
-def crashing(steps: moving.Steps, after: int) -> moving.Steps:
-    """The same steps; the process dies when so many are done."""
-    request = next(steps)
-    for _ in range(after):
-        answer = yield request
-        try:
-            request = steps.send(answer)
-        except StopIteration as end:
-            ended: moving.MoveStep = end.value
-            return ended
-    raise Crash
+class Crashing:
+    """The world of a process that dies when so many steps are done."""
+
+    def __init__(self, world: moving.World, after: int) -> None:
+        self._world, self._left = world, after
+        self.elapsed_s = world.elapsed_s
+
+    def __getattr__(self, step: str) -> Callable[..., Any]:
+        def perform(*given: Any) -> Any:
+            if not self._left:
+                raise Crash
+            self._left -= 1
+            return getattr(self._world, step)(*given)
+
+        return perform
 
 
 def place(contexts: SerializationContexts, count: int, partition: int = 0, *, label: str = "") -> list[str]:
@@ -66,16 +72,21 @@ def controls(reader: StreamReader, stream: str) -> list[tuple[int, Control]]:
     return [(offset, entry) for offset, entry in entries if isinstance(entry, Fence | Marker)]
 
 
-def run(contexts: SerializationContexts, steps: moving.Steps) -> moving.MoveStep:
+def run(contexts: SerializationContexts, steps: Callable[..., moving.MoveStep], *given: Any) -> moving.MoveStep:
     """Perform steps, past the front."""
-    return Mover(contexts._moves, contexts._control_streams()).run(steps)
+    return Mover(contexts._moves, contexts._control_streams()).run(steps, *given)
+
+
+def crash(contexts: SerializationContexts, after: int, steps: Callable[..., Any], *given: Any) -> None:
+    """Perform so many steps, and die."""
+    run(contexts, lambda world: steps(Crashing(world, after), *given))
 
 
 def leave(contexts: SerializationContexts, names: list[str], after: int) -> int:
     """Begin a move from the first partition to the second and die after so many steps; gives its number."""
     source, target = (f"{contexts.super_stream}-{place}" for place in (0, 1))
     with pytest.raises(Crash):
-        run(contexts, crashing(moving.move(source, target, frozenset(names)), after))
+        crash(contexts, after, moving.move, source, target, frozenset(names))
     return contexts._moves.moves()[0].move_id
 
 
@@ -141,7 +152,7 @@ def test_an_abort_that_was_left_is_gone_on_with(contexts: SerializationContexts)
         names = place(contexts, 1, label=f"{before}/{after}/")
         move_id = leave(contexts, names, before)
         try:
-            run(contexts, crashing(moving.abort(move_id), after))
+            crash(contexts, after, moving.abort, move_id)
         except Crash:
             [left] = contexts.moves()
             assert (left.aborting, left.target) == (True, left.source)
@@ -156,21 +167,15 @@ def test_a_broker_without_its_stream_for_a_moment_is_waited_for(contexts: Serial
     source, target = (f"{contexts.super_stream}-{place}" for place in (0, 1))
     back = threading.Timer(0.3, declare_stream, [amqp_url, source])
 
-    def without_source(steps: moving.Steps) -> moving.Steps:
-        request = next(steps)
-        while True:
-            if isinstance(request, moving.PublishControl) and not back.ident:
+    class WithoutSource(Mover):
+        def publish(self, stream: str, control: Control) -> None:
+            if not back.ident:
                 delete_stream(amqp_url, source)
                 back.start()
-            answer = yield request
-            try:
-                request = steps.send(answer)
-            except StopIteration as end:
-                ended: moving.MoveStep = end.value
-                return ended
+            super().publish(stream, control)
 
-    steps = moving.move(source, target, frozenset(names))
-    ended = run(contexts, without_source(steps))
+    mover = WithoutSource(contexts._moves, contexts._control_streams())
+    ended = mover.run(moving.move, source, target, frozenset(names))
     back.join()
     check_ended(contexts, contexts._moves.move(ended.move_id), names)
 
@@ -178,11 +183,11 @@ def test_a_broker_without_its_stream_for_a_moment_is_waited_for(contexts: Serial
 def test_a_beginning_whose_outcome_is_not_known_is_repeated(contexts: SerializationContexts) -> None:
     """By its holder a repeated beginning finds the move that the first one began, and no other's."""
     names = place(contexts, 2)
-    wanted = moving.Begin(f"{contexts.super_stream}-0", f"{contexts.super_stream}-1", frozenset(names), 0, 0)
-    begun = contexts._moves.begin(wanted, "me")
-    assert contexts._moves.begin(wanted, "me") == begun
+    wanted = f"{contexts.super_stream}-0", f"{contexts.super_stream}-1", frozenset(names), 0, 0
+    begun = contexts._moves.begin(*wanted, "me")
+    assert contexts._moves.begin(*wanted, "me") == begun
     with pytest.raises(MoveConflict, match=f"move {begun.move_id}") as caught:
-        contexts._moves.begin(wanted, "another")
+        contexts._moves.begin(*wanted, "another")
     assert (caught.value.move_id, caught.value.state) == (begun.move_id, "fencing")
     contexts.resume(begun.move_id)
 
@@ -190,9 +195,8 @@ def test_a_beginning_whose_outcome_is_not_known_is_repeated(contexts: Serializat
 def test_what_keeps_a_move_from_beginning_is_raised_as_it_is(contexts: SerializationContexts) -> None:
     """Where nothing stands still, the error names no move and no cause of its own making."""
     names = place(contexts, 1)
-    steps = moving.move(f"{contexts.super_stream}-0", f"{contexts.super_stream}-9", frozenset(names))
     with pytest.raises(StreamNotFound) as caught:
-        run(contexts, steps)
+        run(contexts, moving.move, f"{contexts.super_stream}-0", f"{contexts.super_stream}-9", frozenset(names))
     assert caught.value.__cause__ is not caught.value
     assert not hasattr(caught.value, "move_id")
 
@@ -202,12 +206,12 @@ def test_a_move_that_is_late_takes_what_is_left(contexts: SerializationContexts)
     names = place(contexts, 3)
     contexts.move(names[:1], f"{contexts.super_stream}-2")
     source, target = f"{contexts.super_stream}-0", f"{contexts.super_stream}-1"
-    begun = contexts._moves.begin(moving.Begin(source, target, frozenset([*names, "nobody"]), 0, 0), "me")
+    begun = contexts._moves.begin(source, target, frozenset([*names, "nobody"]), 0, 0, "me")
     assert begun.names == frozenset(names[1:])
     contexts.resume(begun.move_id)
     generation = contexts.status().generation
     with pytest.raises(NothingToMove):
-        contexts._moves.begin(moving.Begin(source, target, frozenset(names), 0, 0), "me")
+        contexts._moves.begin(source, target, frozenset(names), 0, 0, "me")
     assert contexts.status().generation == generation
 
 

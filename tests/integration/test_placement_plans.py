@@ -18,7 +18,6 @@ from relatum.contexts.serial.consuming import _member_store as members
 from relatum.contexts.serial.consuming import _serial_status as status
 from relatum.contexts.serial.consuming import _serial_store as consuming
 from relatum.contexts.serial.moving import _move_store as moving
-from relatum.contexts.serial.moving import _retiring as retiring
 from tests.support.plans import MAKE_PARTS, PARTS, nodes_of, plan_of
 
 NAMES = 150_000
@@ -121,8 +120,8 @@ OF_MOVES: dict[str, tuple[Any, dict[str, Any]]] = {
     "attend": (moving.ATTEND, MOVE | {"holder": "me", "lease_s": 5.0}),
     "keep attending": (moving.KEEP_ATTENDING, MOVE | {"holder": "me", "lease_s": 5.0}),
     "take abandoned": (moving.TAKE_ABANDONED, OURS | {"holder": "me", "lease_s": 5.0}),
-    "placed in": (retiring.PLACED_IN, {"partition_id": 2}),
-    "moves of": (retiring.MOVES_OF, OURS | {"partition_id": 2}),
+    "placed in": (moving.PLACED_IN, {"partition_id": 2}),
+    "moves of": (moving.MOVES_OF, OURS | {"partition_id": 2}),
 }
 
 OF_PRUNING: dict[str, tuple[Any, dict[str, Any]]] = {

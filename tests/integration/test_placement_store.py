@@ -12,7 +12,6 @@ from relatum.contexts import SerializationContexts, forget_placements
 from relatum.contexts.placement._model import PartitionRow, PartitionState, PlacementState
 from relatum.contexts.placement._placement_prune import forget_moves, forget_released
 from relatum.contexts.placement._placement_store import CHANGES_MAX, PlacementStore
-from relatum.contexts.serial.moving._move_steps import Begin, SetFenced, Switch
 from relatum.errors import (
     DatabaseUnavailable,
     MoveConflict,
@@ -94,14 +93,14 @@ class Moves:
     def begin(self, name: str, target: int) -> int:
         """Begin a move to a partition; gives its number."""
         source, to = self._store.find([name])[name].stream, self._store.partitions()[target].stream
-        begun = self._moves.begin(Begin(source, to, frozenset([name]), 0, 0), name)
+        begun = self._moves.begin(source, to, frozenset([name]), 0, 0, name)
         return self._moves.let_fence(begun.move_id).move_id
 
     def end(self, move_id: int, offset: int = 5) -> None:
         """End it: fence and marker lie there."""
         attempt = self._moves.look(move_id).attempt
-        self._moves.set_fenced(SetFenced(move_id, attempt, offset))
-        self._moves.switch(Switch(move_id, attempt, offset))
+        self._moves.set_fenced(move_id, attempt, offset)
+        self._moves.switch(move_id, attempt, offset)
 
     def move(self, name: str, target: int, offset: int = 5) -> int:
         """Move a name; gives the move's number."""

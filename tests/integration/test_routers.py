@@ -19,7 +19,6 @@ from pika.adapters.blocking_connection import BlockingChannel
 import relatum
 from relatum.contexts import ContextOptions, SerializationContexts
 from relatum.contexts.placement._entries import Placed
-from relatum.contexts.placement._publication_requests import Adopt
 from relatum.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -554,16 +553,15 @@ async def test_an_adoption_is_waited_for_however_often_its_task_is_cancelled(mov
     is_there, may_go = threading.Event(), threading.Event()
     async with moves.in_loop() as (router, channel):
         await router.publish(channel, task_message("x", b"before"))
-        performers = router._core._performers
-        adopt = performers[Adopt]
+        adopt = router._core.adopt
 
-        def held(request: Adopt) -> None:
-            performers[Adopt] = adopt
+        def held(stream: str, adoption: Any) -> None:
+            router._core.adopt = adopt
             is_there.set()
             assert may_go.wait(LIMIT_S)
-            adopt(request)
+            adopt(stream, adoption)
 
-        performers[Adopt] = held
+        router._core.adopt = held
         sleeping_task(channel, lambda: asyncio.to_thread(moves.contexts.move, ["x"], moves.target))
         task = asyncio.create_task(router.publish(channel, task_message("x", b"stray")))
         assert await asyncio.to_thread(is_there.wait, LIMIT_S)

@@ -1,9 +1,10 @@
 """A world without input or output, in which the protocol of moved contexts is performed step by step.
 
 There are partitions (lists), a database (plain attributes, each request one transaction) and actors: publishers, movers
-and members of serial consumers. An actor is a generator; it does one thing a step, so any other may act in between, and
-it may be killed or left asleep at any step. What a dead actor had sent may still arrive later. An answer may be
-late: then others act between the moment it was true and the code that gets it.
+and members of serial consumers. An actor is a generator of requests, and `stepwise` makes one of plain code. It does
+one thing a step, so any other may act in between, and it may be killed or left asleep at any step. What a dead actor
+had sent may still arrive later. An answer may be late: then others act between the moment it was true and the code that
+gets it.
 
 Publishers have clocks that are as much too fast, or too slow, as is allowed, and may stand still for a while with their
 machine. Two of three rely on them; the third asks after each message, as those of earlier releases.
@@ -16,18 +17,20 @@ The movers and the members' verdicts are the real code. What the world asserts w
 - when nobody dies any more, all moves end, and nothing is held.
 """
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeAlias, get_args
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from relatum.contexts import Move, MoveState
 from relatum.contexts.placement import _publication as publication
+from relatum.contexts.placement._cache import Sent as CheckedSent
 from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
 from relatum.contexts.placement._model import Placement, PlacementState
-from relatum.contexts.placement._publication_requests import PublicationRequest, StrayFinder
 from relatum.contexts.placement._trust import DRIFT, STALL_S
 from relatum.contexts.serial._partition_log import Hold, MovedBefore, PartitionLog, Verdict, consistent_starts
 from relatum.contexts.serial.moving import _move_steps as moving
@@ -50,8 +53,90 @@ STALL = int(STALL_S / STEP_S)
 LONG_AGO = datetime.fromtimestamp(0, UTC)
 
 
+T = TypeVar("T")
+
 NONE_YET = object()
 """No answer is under way."""
+
+
+class Asked(NamedTuple):
+    """What plain code asks of its world."""
+
+    what: str
+    given: tuple[Any, ...]
+
+
+class Ended(BaseException):
+    """Ends the code of an actor that is dead."""
+
+
+class Asking:
+    """The world as plain code sees it: each call is a request, which the driver of its actor answers."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.elapsed_s = now
+
+    def __getattr__(self, what: str) -> Callable[..., Any]:
+        return lambda *given: _of_this_thread.ask(Asked(what, given))
+
+
+_of_this_thread = threading.local()
+
+
+def stepwise(code: Callable[..., T], *given: Any) -> Generator[Asked, Any, T]:
+    """Plain code as an actor. Its thread goes on only while its driver waits for the next request."""
+    asks: SimpleQueue[tuple[Any, bool, BaseException | None]] = SimpleQueue()
+    answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+
+    def ask(asked: Asked) -> Any:
+        asks.put((asked, False, None))
+        answer, error = answers.get()
+        if error is not None:
+            raise error
+        return answer
+
+    def run() -> None:
+        _of_this_thread.ask = ask
+        try:
+            asks.put((code(*given), True, None))
+        except BaseException as error:
+            asks.put((None, True, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    is_over = False
+    try:
+        while True:
+            what, is_over, error = asks.get()
+            if error is not None:
+                raise error
+            if is_over:
+                return what  # type: ignore[no-any-return]
+            try:
+                answers.put(((yield what), None))
+            except Exception as raised:
+                answers.put((None, raised))
+    finally:
+        if not is_over:
+            answers.put((None, Ended()))
+        thread.join()
+
+
+class Unsettled(Exception):
+    """A message was sent, and is not known to count."""
+
+
+def publish(publications: publication.Publications, world: Any, name: str, stream: str | None = None) -> CheckedSent:
+    """Publish a message as routers do."""
+    known = publications.at_hand(name) or publications.place(name, stream)
+    sent = publications.next_of(known)
+    world.send(known.placement, sent)
+    try:
+        if not publications.counts_at_once(sent):
+            publications.settle(name, must=False)
+    except RelatumError as error:
+        raise Unsettled from error
+    return sent
 
 
 class Wrong(AssertionError):
@@ -187,6 +272,7 @@ class World:
         self.sent: dict[tuple[str, Placed], Sent] = {}
         self.in_flight: list[Arriving] = []
         self.running: list[Running] = []
+        self.asking = Asking(self.now)
         self.routers = [Router(self, self._next_name(), place) for place in range(routers)]
         self.steps = 0
         self.counts: dict[str, int] = defaultdict(int)
@@ -304,12 +390,10 @@ class World:
     @staticmethod
     def _as_sent(request: Any) -> Arriving | None:
         match request:
-            case moving.PublishControl(stream, control):
+            case Asked("publish" | "adopt", (stream, control)):
                 return Arriving(stream, control)
-            case publication.Send(placement, placed):
-                return Arriving(placement.stream, Data(placement.name, placed))
-            case publication.Adopt(stream, adoption):
-                return Arriving(stream, adoption)
+            case Asked("send", (placement, sent)):
+                return Arriving(placement.stream, Data(placement.name, sent.wanted))
         return None
 
     def _answer(self, request: Any, choice: int) -> Any:
@@ -321,32 +405,52 @@ class World:
         if sent is not None:
             self._append(sent)
             return None
-        if isinstance(request, get_args(PublicationRequest)):
-            return self._publication_answer(request)
-        return self._move_answer(request)
+        return self.answer(request)
 
-    # --- publications ---------------------------------------------------------------------------------------------
-
-    def _publication_answer(self, request: Any) -> Any:
+    def answer(self, request: Asked) -> Any:  # noqa: C901 - one case for each question
+        """What database and partitions say."""
         match request:
-            case publication.Sleep() | publication.TakeOver():
+            case Asked("sleep" | "take_over"):
                 return None
-            case publication.ReadGeneration():
+            case Asked("generation"):
                 return self.generation
-            case publication.ReadChanges(since):
+            case Asked("changes", (since,)):
                 return self.generation, [each for each in self.placements.values() if each.generation > since]
-            case publication.Place(name, stream):
+            case Asked("place", (name, stream)):
                 return self._open(name, stream or PARTITIONS[0])
-            case publication.FindMove(name, epoch, stream):
+            case Asked("fence_after", (name, epoch, stream)):
                 return self._find_move(name, epoch, stream)
-            case publication.Search(sent, from_offset, anywhere):
-                search = StrayFinder(sent, anywhere=anywhere)
+            case Asked("search", (sent, from_offset, anywhere)):
+                search = publication.StrayFinder(sent, anywhere=anywhere)
                 for offset in range(from_offset, len(self.streams[sent.stream])):
                     at = search.look(offset, self.streams[sent.stream][offset])
                     if search.is_over:
                         return at
                 return None
+            case Asked("end_of", (stream,)):
+                return max(0, len(self.streams[stream]) - 1)
+            case Asked("begin", move):
+                return self.begin_move(*move)
+            case Asked("look", (move_id,)):
+                return self.moves[move_id].step
+            case Asked("find", (stream, control, from_offset)):
+                return self._find_control(stream, control, from_offset)
+            case Asked("let_fence", (move_id,)):
+                return self.let_fence(self.moves[move_id])
+            case Asked("set_fenced", (move_id, attempt, fence_offset)):
+                row = self.moves[move_id]
+                if not row.step.fence_epoch:
+                    raise Refused
+                if row.step.state is MoveState.FENCING and row.step.attempt == attempt:
+                    row.step = replace(row.step, state=MoveState.FENCED, fence_offset=fence_offset)
+                return row.step
+            case Asked("switch", (move_id, attempt, marker_offset)):
+                return self._switch(self.moves[move_id], attempt, marker_offset)
+            case Asked("set_aborting", (move_id,)):
+                return self._set_aborting(move_id)
         raise AssertionError(request)
+
+    # --- placements -----------------------------------------------------------------------------------------------
 
     def _open(self, name: str, preferred: str) -> Placement:
         """Where a name is; it is placed where it is nowhere. That raises no generation."""
@@ -406,58 +510,34 @@ class World:
 
     # --- moves ----------------------------------------------------------------------------------------------------
 
-    def _move_answer(self, request: Any) -> Any:
-        match request:
-            case moving.Sleep():
-                return None
-            case moving.FindEnd(stream):
-                return max(0, len(self.streams[stream]) - 1)
-            case moving.Begin():
-                return self._begin(request)
-            case moving.Look(move_id):
-                return self.moves[move_id].step
-            case moving.FindControl():
-                return self._find_control(request)
-            case moving.LetFence(move_id):
-                return self._let_fence(self.moves[move_id])
-            case moving.SetFenced(move_id, attempt, fence_offset):
-                row = self.moves[move_id]
-                if not row.step.fence_epoch:
-                    raise Refused
-                if row.step.state is MoveState.FENCING and row.step.attempt == attempt:
-                    row.step = replace(row.step, state=MoveState.FENCED, fence_offset=fence_offset)
-                return row.step
-            case moving.Switch():
-                return self._switch(request)
-            case moving.SetAborting(move_id):
-                return self._set_aborting(move_id)
-        raise AssertionError(request)
-
-    def _begin(self, request: moving.Begin) -> MoveStep:
-        placements = [self.placements.get(context) for context in request.contexts]
+    def begin_move(
+        self, source: str, target: str, contexts: frozenset[str], scan_from: int, target_scan_from: int
+    ) -> MoveStep:
+        """Begin a move of contexts that are all open in the source."""
+        placements = [self.placements.get(context) for context in contexts]
         for placement in placements:
-            if placement is None or placement.state is not PlacementState.OPEN or placement.stream != request.source:
+            if placement is None or placement.state is not PlacementState.OPEN or placement.stream != source:
                 raise Refused
         self.generation += 1
         move_id = len(self.moves) + 1
         if "stop before the fence" not in self.omit:
-            for context in request.contexts:
+            for context in contexts:
                 self._set(context, state=PlacementState.MOVING, move_id=move_id)
         step = MoveStep(
             move_id=move_id,
             state=MoveState.FENCING,
             attempt=1,
             aborting=False,
-            source=request.source,
-            target=request.target,
-            source_id=PARTITIONS.index(request.source),
-            target_id=PARTITIONS.index(request.target),
-            contexts=len(request.contexts),
-            names=request.contexts,
+            source=source,
+            target=target,
+            source_id=PARTITIONS.index(source),
+            target_id=PARTITIONS.index(target),
+            contexts=len(contexts),
+            names=contexts,
             fence_epoch=0,
             epoch=0,
-            scan_from=request.scan_from,
-            target_scan_from=request.target_scan_from,
+            scan_from=scan_from,
+            target_scan_from=target_scan_from,
             fence_offset=None,
             marker_offset=None,
             holder=None,
@@ -471,7 +551,8 @@ class World:
         self.counts["moves"] += 1
         return step
 
-    def _let_fence(self, row: MoveRow) -> MoveStep:
+    def let_fence(self, row: MoveRow) -> MoveStep:
+        """Take the fence's epoch, unless that was done."""
         if not row.step.fence_epoch:
             fence = self.next_epoch()
             row.step = replace(row.step, fence_epoch=fence, epoch=self.next_epoch() if row.step.aborting else fence)
@@ -479,24 +560,19 @@ class World:
                 self.opening_of[context, fence] = self.openings[context]
         return row.step
 
-    def _find_control(self, request: moving.FindControl) -> int | None:
-        kind = Fence if request.kind == "fence" else Marker
-        found = [
-            offset
-            for offset, entry in enumerate(self.streams[request.stream])
-            if offset >= request.from_offset
-            and isinstance(entry, kind)
-            and (entry.move_id, entry.epoch) == (request.move_id, request.epoch)
-        ]
-        return found[0] if found else None
+    def _find_control(self, stream: str, control: Fence | Marker, from_offset: int) -> int | None:
+        for offset, entry in enumerate(self.streams[stream]):
+            is_it = type(entry) is type(control) and (entry.move_id, entry.epoch) == (control.move_id, control.epoch)
+            if is_it and offset >= from_offset:
+                return offset
+        return None
 
-    def _switch(self, request: moving.Switch) -> MoveStep:
-        row = self.moves[request.move_id]
-        is_other = row.step.attempt != request.attempt and "attempt" not in self.omit
+    def _switch(self, row: MoveRow, attempt: int, marker_offset: int) -> MoveStep:
+        is_other = row.step.attempt != attempt and "attempt" not in self.omit
         if row.step.state is not MoveState.FENCED or is_other:
             return row.step
         state = MoveState.ABORTED if row.step.aborting else MoveState.SWITCHED
-        row.step = replace(row.step, state=state, marker_offset=request.marker_offset)
+        row.step = replace(row.step, state=state, marker_offset=marker_offset)
         self.generation += 1
         for context in row.step.names:
             self._set(context, stream=row.step.target, epoch=row.step.epoch, state=PlacementState.OPEN, move_id=None)
@@ -686,7 +762,7 @@ class World:
         self._run_out("mover", "aborter", "creator")
         for move_id, row in self.moves.items():
             if not row.step.state.is_ended:
-                self.start("mover", moving.go_on(move_id))
+                self.start("mover", stepwise(moving.go_on, self.asking, move_id))
         self._run_out("mover", "aborter")
         if any(not row.step.state.is_ended for row in self.moves.values()):
             raise Wrong("a move does not end")
@@ -786,7 +862,7 @@ class World:
 
 
 class Router:
-    """A publisher: the real steps of publications, performed in the world."""
+    """A publisher: the real publications, performed in the world."""
 
     def __init__(self, world: World, name: str, place: int) -> None:
         self.world = world
@@ -794,8 +870,9 @@ class Router:
         self.stood_still = 0
         """Steps for which its clock did not go on."""
         trust_clock = world.trust and self._rate != 1
-        self.steps = world.publications(self.now, timeout_s=TIMEOUT_S, trust_clock=trust_clock)
-        self.steps.name = name
+        asking = world.asking
+        self.publications = world.publications(asking, self.now, timeout_s=TIMEOUT_S, trust_clock=trust_clock)
+        self.publications.name = name
         self.is_looking = False
         self.busy: set[str] = set()
 
@@ -819,20 +896,20 @@ class Router:
             return
         self.is_looking = True
         try:
-            yield from self.steps.look()
+            yield from stepwise(self.publications.look)
         finally:
             self.is_looking = False
 
     def _publish(self, context: str, preferred: str) -> Actor:
         world, began = self.world, self.world.clock
-        steps = self.steps.publish(context, stream=preferred)
+        steps = stepwise(publish, self.publications, world.asking, context, preferred)
         request = next(steps)
         sent: Sent | None = None
         while True:
-            if isinstance(request, publication.Send):
-                placed = request.placed
+            asked = request.what != "send"
+            if not asked:
+                placed = request.given[1].wanted
                 sent = world.sent[context, placed] = Sent(context, began, world.opening_of[context, placed.epoch])
-            asked = not isinstance(request, publication.Send)
             try:
                 answer = yield request
             except RelatumError as error:
@@ -843,7 +920,7 @@ class Router:
                 request = step()
             except StopIteration:
                 break
-            except (RelatumError, publication.Unsettled):
+            except (RelatumError, Unsettled):
                 world.counts["not told"] += 1
                 return
         assert sent is not None
@@ -857,6 +934,6 @@ class Router:
             return
         self.busy.add(context)
         try:
-            yield from self.steps.settle(context)
+            yield from stepwise(self.publications.settle, context)
         finally:
             self.busy.discard(context)

@@ -1,4 +1,4 @@
-"""The steps of a publication, performed in memory: where the message goes, what is told, and what becomes of strays."""
+"""Publications, performed step by step in memory: where the message goes, what is told, and what becomes of strays."""
 
 import os
 from collections.abc import Generator
@@ -10,25 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.contexts.placement._cache import PlacementCache, Unchecked
+from relatum.contexts.placement._cache import PlacementCache, Sent, Unchecked
 from relatum.contexts.placement._entries import Adoption, Data, Fence, Marker, Placed
 from relatum.contexts.placement._model import Placement, PlacementState
-from relatum.contexts.placement._publication import Publications, Unsettled
-from relatum.contexts.placement._publication_requests import (
-    Adopt,
-    FindMove,
-    Place,
-    ReadChanges,
-    ReadGeneration,
-    Search,
-    Send,
-    Sent,
-    Sleep,
-)
-from relatum.contexts.serial.moving import _move_steps as moving
+from relatum.contexts.placement._publication import Publications
 from relatum.contexts.serial.moving._move_steps import MoveStep
 from relatum.errors import BrokerUnavailable, DatabaseUnavailable
-from tests.support.serial_world import World
+from tests.support import serial_world
+from tests.support.serial_world import Asked, Unsettled, World, stepwise
 
 
 class _World(World):
@@ -41,30 +30,29 @@ class _World(World):
         self.refuses: list[Exception] = []
 
     def perform(self, request: Any) -> Any:
-        if isinstance(request, ReadGeneration | ReadChanges | Place | FindMove) and self.is_away:
-            raise DatabaseUnavailable("away")
         match request:
-            case Send(placement, placed):
-                self.streams[placement.stream].append(Data(placement.name, placed))
-                return "confirmed"
-            case Adopt(stream, adoption):
+            case Asked("generation" | "changes" | "place" | "fence_after") if self.is_away:
+                raise DatabaseUnavailable("away")
+            case Asked("send", (placement, sent)):
+                self.streams[placement.stream].append(Data(placement.name, sent.wanted))
+            case Asked("adopt", (stream, adoption)):
                 refusal = self.refuses.pop() if self.refuses else None
                 if refusal is None or refusal.args == ("arrives",):
                     self.streams[stream].append(adoption)
                 if refusal is not None:
                     raise refusal
-            case Sleep(seconds):
+            case Asked("sleep", (seconds,)):
                 self.time += seconds
             case _:
-                return self._publication_answer(request)
+                return self.answer(request)
 
     # --- what movers do -------------------------------------------------------------------------------------------
 
     def begin(self, name: str, target: str) -> MoveStep:
         source = self.placements[name].stream
         ends = len(self.streams[source]), len(self.streams[target])
-        begun = self._begin(moving.Begin(source, target, frozenset({name}), *ends))
-        return self._let_fence(self.moves[begun.move_id])
+        begun = self.begin_move(source, target, frozenset({name}), *ends)
+        return self.let_fence(self.moves[begun.move_id])
 
     def switch(self, move: MoveStep) -> None:
         self.streams[move.target].append(Marker(move.move_id, move.epoch, move.names, move.source, 0))
@@ -84,7 +72,7 @@ class _Run:
     def __init__(self, world: _World, steps: Generator[Any, Any, Any]) -> None:
         self.world = world
         self.steps = steps
-        self.asked: list[type] = []
+        self.asked: list[str] = []
         self.result: Any = None
         self.request: Any = None
         self._next(lambda: next(steps))
@@ -92,7 +80,7 @@ class _Run:
     def _next(self, go: Any) -> None:
         try:
             self.request = go()
-            self.asked.append(type(self.request))
+            self.asked.append(self.request.what)
         except StopIteration as end:
             self.request, self.result = None, end.value
 
@@ -105,9 +93,9 @@ class _Run:
         else:
             self._next(lambda: self.steps.send(answer))
 
-    def until(self, kind: type) -> "_Run":
-        while not isinstance(self.request, kind):
-            assert self.request is not None, f"ended without {kind.__name__}: {self.asked}"
+    def until(self, what: str) -> "_Run":
+        while self.request is None or self.request.what != what:
+            assert self.request is not None, f"ended without {what}: {self.asked}"
             self.step()
         return self
 
@@ -125,12 +113,22 @@ def world() -> _World:
 
 def routed(world: _World, **options: Any) -> Publications:
     """The publications of one router, which asks after each message where it is not told to trust its clock."""
-    return Publications(lambda: world.time, **{"trust_clock": False} | options)
+    return Publications(world.asking, lambda: world.time, **{"trust_clock": False} | options)
+
+
+def begun(world: _World, publications: Publications, name: str = "x") -> _Run:
+    """A message that is about to be published."""
+    return _Run(world, stepwise(serial_world.publish, publications, world.asking, name))
+
+
+def looking(world: _World, publications: Publications) -> _Run:
+    """A look that is about to begin."""
+    return _Run(world, stepwise(publications.look))
 
 
 def publish(world: _World, publications: Publications, name: str = "x") -> _Run:
     """One message published, to the end."""
-    return _Run(world, publications.publish(name)).end()
+    return begun(world, publications, name).end()
 
 
 def started(world: _World, **options: Any) -> Publications:
@@ -143,7 +141,7 @@ def started(world: _World, **options: Any) -> Publications:
 def under_way(world: _World, publications: Publications) -> _Run:
     """A second message of a name, about to be sent."""
     publish(world, publications)
-    return _Run(world, publications.publish("x")).until(Send)
+    return begun(world, publications).until("send")
 
 
 def data_in(world: _World, stream: str) -> list[int]:
@@ -155,10 +153,10 @@ def test_a_first_message_is_placed_sent_and_checked(world: _World) -> None:
     """The first message of a name asks for its placement; each is told only after a look that follows its confirm."""
     publications = routed(world)
     run = publish(world, publications)
-    assert run.asked == [ReadGeneration, Place, Send, ReadGeneration]
-    assert run.result.result == "confirmed"
-    assert world.streams["p0"] == [Data("x", run.result.placed)]
-    assert publish(world, publications).asked == [Send, ReadGeneration]
+    assert run.asked == ["generation", "place", "send", "generation"]
+    assert run.result.name == "x"
+    assert world.streams["p0"] == [Data("x", run.result.wanted)]
+    assert publish(world, publications).asked == ["send", "generation"]
     assert not len(publications.unchecked)
 
 
@@ -168,7 +166,7 @@ def test_an_older_look_is_repeated_before_the_message(world: _World) -> None:
     world.move("x", "p1")
     world.time += 1.0
     run = publish(world, publications)
-    assert run.asked == [ReadGeneration, ReadChanges, Send, ReadGeneration]
+    assert run.asked == ["generation", "changes", "send", "generation"]
     assert data_in(world, "p1") == [2]
 
 
@@ -181,7 +179,7 @@ def slept(world: _World, **facts: Any) -> _Run:
     run = under_way(world, publications)
     world.move("x", "p1")
     world.moves[1].step = replace(world.moves[1].step, **facts)
-    return run.until(Search)
+    return run.until("search")
 
 
 ENDS: dict[str, tuple[dict[str, Any], bool]] = {
@@ -209,7 +207,7 @@ def test_what_lies_behind_an_end_is_a_stray(world: _World, what: str) -> None:
     facts, is_known = ENDS[what]
     run = slept(world, **facts)
     if facts.get("fence_offset") != 5:
-        assert (run.request.from_offset, run.request.anywhere) == (1, is_known)
+        assert run.request.given[1:] == (1, is_known)
     run.end()
     assert (world.streams["p1"][-1] == Adoption("x", 2, "p0", 2)) == (facts.get("fence_offset") != 5)
 
@@ -222,10 +220,10 @@ def test_what_lies_behind_an_end_is_a_stray(world: _World, what: str) -> None:
 def test_nothing_overtakes_an_adoption_whose_confirm_did_not_come(world: _World, how: str, trust_clock: bool) -> None:
     """Also where the next message need not look, just after a look, it comes behind the adoption."""
     publications = started(world, trust_clock=trust_clock)
-    run = _Run(world, publications.publish("x")).until(Send)
+    run = begun(world, publications).until("send")
     world.move("x", "p1")
-    _Run(world, publications.look()).end()
-    run.until(Adopt)
+    looking(world, publications).end()
+    run.until("adopt")
     if how == "cancelled":
         run.steps.close()
     else:
@@ -243,8 +241,8 @@ def test_nothing_overtakes_a_stray_that_was_not_looked_for(world: _World, how: s
     publications = routed(world, when_away="known" if "known" in how else "fail")
     run = under_way(world, publications)
     world.move("x", "p1")
-    look = _Run(world, publications.look())
-    run.until(ReadGeneration)
+    look = looking(world, publications)
+    run.until("generation")
     if "known" not in how:
         look.end()
     if how == "cancelled":
@@ -264,12 +262,12 @@ def test_a_look_serves_for_a_moment(world: _World) -> None:
     """A message counts by the look before it, for less than 0.2 s from where that began; then it is looked again."""
     publications = started(world, trust_clock=True)
     world.time += 0.19
-    assert publish(world, publications).asked == [Send]
-    run = _Run(world, publications.publish("x")).until(Send)
+    assert publish(world, publications).asked == ["send"]
+    run = begun(world, publications).until("send")
     world.time += 0.01
-    assert run.end().asked == [Send, ReadGeneration]
+    assert run.end().asked == ["send", "generation"]
     world.time += 0.2
-    assert publish(world, publications).asked == [ReadGeneration, Send]
+    assert publish(world, publications).asked == ["generation", "send"]
     assert publications.asked == 1
 
 
@@ -277,12 +275,12 @@ def test_a_look_serves_from_where_it_began(world: _World) -> None:
     """However long its answer was under way."""
     publications = started(world, trust_clock=True)
     world.time += 0.2
-    run = _Run(world, publications.look())
+    run = looking(world, publications)
     world.time += 0.19
     run.end()
-    assert publish(world, publications).asked == [Send]
+    assert publish(world, publications).asked == ["send"]
     world.time += 0.01
-    assert publish(world, publications).asked[0] is ReadGeneration
+    assert publish(world, publications).asked[0] == "generation"
 
 
 def test_where_the_database_is_far_away_each_message_asks(world: _World) -> None:
@@ -290,9 +288,9 @@ def test_where_the_database_is_far_away_each_message_asks(world: _World) -> None
     publications = started(world, trust_clock=True)
     for _ in range(3):
         world.time += 1.0
-        run = _Run(world, publications.publish("x"))
+        run = begun(world, publications)
         while run.request is not None:
-            world.time += 0.25 * isinstance(run.request, ReadGeneration)
+            world.time += 0.25 * (run.request.what == "generation")
             run.step()
     assert data_in(world, "p0") == [1, 2, 3, 4]
     assert publications.asked == 3
@@ -302,10 +300,10 @@ def test_where_the_database_is_far_away_each_message_asks(world: _World) -> None
 def test_a_message_of_a_placement_that_is_over_counts_by_no_clock(world: _World) -> None:
     """A look that shows a move says nothing for what was sent under the placement before."""
     publications = started(world, trust_clock=True)
-    run = _Run(world, publications.publish("x")).until(Send)
+    run = begun(world, publications).until("send")
     world.begin("x", "p1")
-    _Run(world, publications.look()).end()
-    assert ReadGeneration in run.end().asked
+    looking(world, publications).end()
+    assert "generation" in run.end().asked
 
 
 def test_a_child_has_looked_at_nothing(world: _World) -> None:
@@ -313,7 +311,7 @@ def test_a_child_has_looked_at_nothing(world: _World) -> None:
     publications = started(world, trust_clock=True)
     child = os.fork()
     if not child:
-        os._exit(int(publish(world, publications).asked[0] is not ReadGeneration))
+        os._exit(int(publish(world, publications).asked[0] != "generation"))
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -328,7 +326,7 @@ def test_known_placements_go_on_without_the_database(world: _World) -> None:
     publish(world, publications)
     assert len(publications.unchecked) == 1
     world.time += 0.5
-    assert publish(world, publications).asked == [Send]
+    assert publish(world, publications).asked == ["send"]
     for name in ("x", "unknown"):
         with pytest.raises(DatabaseUnavailable):
             publish(world, publications, name)

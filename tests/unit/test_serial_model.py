@@ -6,19 +6,18 @@ Chance decides who acts. RELATUM_MODEL_EXAMPLES sets how many times four runs of
 
 import os
 import random
-from functools import partial
 from typing import Any
 
 import pytest
 
 from relatum.contexts import MoveState
 from relatum.contexts.placement import _publication as publication
+from relatum.contexts.placement._cache import Sent as CheckedSent
 from relatum.contexts.placement._entries import Entry, Fence, Marker
-from relatum.contexts.placement._publication_requests import Sent as CheckedSent
 from relatum.contexts.placement._trust import MOVE_WAIT_S, STALL_S
 from relatum.contexts.serial._partition_log import PartitionLog
 from relatum.contexts.serial.moving import _move_steps as moving
-from tests.support.serial_world import PARTITIONS, STALL, STEP_S, Router, World, Wrong
+from tests.support.serial_world import PARTITIONS, STALL, STEP_S, Router, World, Wrong, stepwise
 
 EXAMPLES = int(os.environ.get("RELATUM_MODEL_EXAMPLES", "25"))
 CONTEXTS = ("a", "b")
@@ -34,17 +33,17 @@ def start_move(world: World, moved: frozenset[str], target: str) -> None:
     source = world.placements[placed[0]].stream
     together = frozenset(context for context in placed if world.placements[context].stream == source)
     if source != target:
-        world.start("mover", moving.move(source, target, together, clock=world.now))
+        world.start("mover", stepwise(moving.move, world.asking, source, target, together))
 
 
-def old_go_on(move_id: int) -> moving.Steps:
+def old_go_on(world: moving.World, move_id: int) -> moving.MoveStep:
     """What a mover of an earlier release does first with a move that it finds."""
-    found = yield moving.Look(move_id)
+    found = world.look(move_id)
     if found.state is MoveState.FENCING:
-        epoch = found.fence_epoch
-        yield moving.PublishControl(found.source, Fence(move_id, epoch, found.names))
-        at = yield moving.FindControl(found.source, "fence", move_id, epoch, found.scan_from)
-        found = yield moving.SetFenced(move_id, found.attempt, at or 0)
+        fence = Fence(move_id, found.fence_epoch, found.names)
+        world.publish(found.source, fence)
+        at = world.find(found.source, fence, found.scan_from)
+        found = world.set_fenced(move_id, found.attempt, at or 0)
     return found
 
 
@@ -92,11 +91,11 @@ def run(  # noqa: C901 - one case for each thing that can happen
                 moved = frozenset(context for context in contexts if chance.random() < 0.6)
                 start_move(one, moved, chance.choice(PARTITIONS))
             case 2 if one.moves:
-                go_on = old_go_on if chance.random() < 0.2 else partial(moving.go_on, clock=one.now)
-                one.start("mover", go_on(chance.randint(1, len(one.moves))))
+                go_on = old_go_on if chance.random() < 0.2 else moving.go_on
+                one.start("mover", stepwise(go_on, one.asking, chance.randint(1, len(one.moves))))
             case 3 if one.moves:
                 last = len(one.moves)
-                one.start("aborter", moving.abort(chance.randint(max(1, last - 1), last), clock=one.now))
+                one.start("aborter", stepwise(moving.abort, one.asking, chance.randint(max(1, last - 1), last)))
             case 4 if len(one.running) < 14:
                 one.start("member", one.consume(chance.choice(sorted(one.consumers)), chance.choice(PARTITIONS)))
             case 5:
@@ -198,18 +197,18 @@ class _CaughtUpAtOnce(PartitionLog):
 
 class _NothingChecked(publication.Publications):
     def _stray(self, sent: CheckedSent) -> Any:
-        yield publication.Sleep(0)
+        self._world.sleep(0)
         return None
 
 
 class _AdoptionsNotChecked(publication.Publications):
     def _stray(self, sent: CheckedSent) -> Any:
-        return None if not hasattr(sent.wanted, "session") else (yield from super()._stray(sent))
+        return None if not hasattr(sent.wanted, "session") else super()._stray(sent)
 
 
 class _DoubtfulAdoptionsSentAgain(publication.Publications):
     def _is_there(self, sent: CheckedSent) -> Any:
-        yield publication.Sleep(0)
+        self._world.sleep(0)
         return False
 
 
@@ -286,9 +285,9 @@ def begun(world: World, begin: Any, *given: Any) -> Any:
     return world.running[-1]
 
 
-def go_on(world: World, actor: Any, until: Any = None) -> None:
+def go_on(world: World, actor: Any, until: str | None = None) -> None:
     """Let an actor go on until it stands before such a request, or to its end."""
-    while actor in world.running and not isinstance(actor.request, until or ()):
+    while actor in world.running and not (until and actor.request.what == until):
         world._perform(actor)
 
 
@@ -299,11 +298,11 @@ def test_a_look_serves_from_where_it_began(publications: Any) -> None:
     world.add_consumer("first", at_end=False)
     go_on(world, begun(world, world.publish, 0, "a", "p0"))
     publication_of_a = begun(world, world.publish, 0, "a", "p0")
-    go_on(world, publication_of_a, publication.Send)
+    go_on(world, publication_of_a, "send")
     look = begun(world, world.look, 0)
     world._perform(look, late=True)
     mover = begun(world, start_move, world, frozenset("a"), "p1")
-    go_on(world, mover, moving.PublishControl)
+    go_on(world, mover, "publish")
     world._perform(look)
     world._perform(mover)
     go_on(world, publication_of_a)
@@ -323,10 +322,10 @@ def test_a_move_waits_for_a_clock_that_stood_still(wait: float) -> None:
     slow = world.routers[1]
     go_on(world, begun(world, world.publish, 1, "a", "p0"))
     publication_of_a = begun(world, world.publish, 1, "a", "p0")
-    go_on(world, publication_of_a, publication.Send)
+    go_on(world, publication_of_a, "send")
     go_on(world, begun(world, world.look, 1))
     mover = begun(world, start_move, world, frozenset("a"), "p1")
-    go_on(world, mover, moving.PublishControl)
+    go_on(world, mover, "publish")
     world._perform(mover)
     slow.stood_still += STALL
     go_on(world, publication_of_a)

@@ -1,11 +1,13 @@
-"""The steps of a move, one by one: what is asked for, in which order, and what is never asked for again."""
+"""The steps of a move: what is asked for, in which order, and what is never asked for again."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from relatum.contexts import MoveState
+from relatum.contexts.placement._entries import Control
 from relatum.contexts.placement._trust import TRUST_S
 from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._move_steps import MoveStep
@@ -18,18 +20,48 @@ STOPPED = MoveStep(7, "s", "t", 1, 2, *STATE, names=C)
 BEGUN = replace(STOPPED, fence_epoch=40, epoch=40)
 
 
+class _World:
+    """A world that finds nothing in streams, with a clock that only sleeping moves."""
+
+    def __init__(self, found: MoveStep) -> None:
+        self.found = found
+        self.now = 100.0
+        self.fenced_at: float | None = None
+        self.asked: list[str] = []
+
+    def elapsed_s(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def look(self, move_id: int) -> MoveStep:
+        return self.found
+
+    def let_fence(self, move_id: int) -> MoveStep:
+        return BEGUN
+
+    def publish(self, stream: str, control: Control) -> None:
+        self.asked.append("publish")
+        self.fenced_at = self.now
+
+    def find(self, stream: str, control: Control, from_offset: int) -> int | None:
+        self.asked.append("find")
+        return None
+
+
+def stopped(found: MoveStep) -> tuple[Any, StreamUnavailable]:
+    """A world in which somebody went on with a move whose fence does not show, and the error of that."""
+    world: Any = _World(found)
+    with pytest.raises(StreamUnavailable, match="not to be found") as caught:
+        moving.go_on(world, 7)
+    return world, caught.value
+
+
 def waited(found: MoveStep) -> float:
     """How long is slept before somebody who goes on with a move publishes its fence."""
-    now = 100.0
-    steps = moving.go_on(7, clock=lambda: now)
-    request, answer = next(steps), found
-    while not isinstance(request, moving.PublishControl):
-        request = steps.send(answer)
-        answer = BEGUN if isinstance(request, moving.LetFence) else None
-        if isinstance(request, moving.Sleep):
-            now += request.seconds
-    steps.close()
-    return now - 100.0
+    fenced_at: float = stopped(found)[0].fenced_at
+    return fenced_at - 100.0
 
 
 def test_a_fence_waits_for_as_long_as_a_look_serves() -> None:
@@ -44,18 +76,6 @@ def test_a_fence_that_has_its_epoch_waits_no_more() -> None:
 
 def test_a_message_that_is_confirmed_and_not_there_ends_the_steps() -> None:
     """It is looked for a few times, since a replica may be behind; then somebody may go on later."""
-    requests: list[moving.MoveRequest] = []
-
-    def performed() -> None:
-        steps = moving.go_on(7)
-        requests.append(next(steps))
-        requests.append(steps.send(BEGUN))
-        while len(requests) < 100:
-            requests.append(steps.send(None))
-
-    with pytest.raises(StreamUnavailable, match="not to be found") as caught:
-        performed()
-    asked_for = [type(request) for request in requests]
-    assert asked_for.count(moving.FindControl) == 1 + moving.LOOKS_MAX
-    assert asked_for.count(moving.PublishControl) == 1
-    assert caught.value.stream == "s"
+    world, error = stopped(BEGUN)
+    assert world.asked == ["find", "publish", *["find"] * moving.LOOKS_MAX]
+    assert error.stream == "s"

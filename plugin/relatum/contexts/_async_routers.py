@@ -2,64 +2,91 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from relatum import publishing
 from relatum.checks import checked_seconds
 from relatum.closing import AsyncClosing
 from relatum.contexts._options import AffinityOptions, ContextOptions
 from relatum.contexts._routers import Options, RouterBase
 from relatum.contexts.affinity._predecessors import NO_WISH, Found, Predecessors, wish_of
 from relatum.contexts.affinity._set_keeping import SetKeeper
-from relatum.contexts.placement._model import PartitionRow
+from relatum.contexts.placement._cache import Sent
+from relatum.contexts.placement._model import PartitionRow, Placement
 from relatum.contexts.placement._name_locks import NameLocks
-from relatum.contexts.placement._placement_core import CLOSED, Places, rejected, unsettled
-from relatum.contexts.placement._publication import Published, Unsettled
-from relatum.contexts.placement._publication_requests import (
-    Adopt,
-    PublicationRequest,
-    ReadGeneration,
-    Send,
-    Sent,
-    Sleep,
-    Steps,
-    T,
-)
-from relatum.contexts.placement._sending import AsyncSending
-from relatum.contexts.steps import async_run
-from relatum.errors import PublishOutcomeUnknown, RelatumError, UsedAfterClose
+from relatum.contexts.placement._placement_core import CLOSED, Places, RouterCore, rejected, unsettled
+from relatum.contexts.placement._publication import POLL_S
+from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError, UsedAfterClose
+from relatum.superstreams.connections import vhost_of
+from relatum.superstreams.targets import channel_of
 from relatum.waiting import Threads, in_thread
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
 
-THREADS: Final = 8
-"""Threads for what blocks: placing, reading what changed, and looking for strays."""
+T = TypeVar("T")
+
+THREADS: Final = 32
+"""Threads for what blocks: placing, looking, and waiting for moves. They are started as they are needed."""
 
 
-class SharedRead:
-    """A read that serves all who asked before it began; one is under way at a time."""
+@dataclass(frozen=True, slots=True)
+class AsyncSending:
+    """A message, as `publish` of aio-pika's exchange takes it; its methods are as of `Sending`."""
 
-    def __init__(self, read: Callable[[], Awaitable[int]]) -> None:
-        self._read = read
-        self._running: asyncio.Task[int] | None = None
-        self._waiting: asyncio.Task[int] | None = None
+    target: "AbstractChannel | AbstractExchange"
+    message: "AbstractMessage"
+    routing_key: str
+    kwargs: dict[str, Any]
 
-    async def __call__(self) -> int:
-        """What a read gave that began after this was called."""
-        if self._waiting is None:
-            self._waiting = asyncio.create_task(self._begin(self._running))
-            # Its error is for those who wait; were all of them cancelled, it is for nobody.
-            self._waiting.add_done_callback(lambda task: task.cancelled() or task.exception())
-        # Shielded: the others wait for it as well.
-        return await asyncio.shield(self._waiting)
+    @property
+    def headers(self) -> Mapping[str, Any] | None:
+        return self.message.headers
 
-    async def _begin(self, earlier: "asyncio.Task[int] | None") -> int:
-        if earlier is not None:
-            await asyncio.wait([earlier])
-        self._running, self._waiting = self._waiting, None
-        return await self._read()
+    @property
+    def message_id(self) -> str | None:
+        return self.message.message_id
+
+    def require_confirms(self) -> None:
+        if not channel_of(self.target).publisher_confirms:
+            raise ConfigurationError(
+                "messages of a context or an affinity set need confirms: open the channel with "
+                "publisher_confirms=True; nothing was sent"
+            )
+
+    async def source(self) -> Any:
+        return (await channel_of(self.target).get_underlay_channel()).connection
+
+    async def vhost(self) -> str:
+        return vhost_of(await self.source())
+
+    async def send_named(self, core: RouterCore, placement: Placement, headers: dict[str, Any]) -> Any:
+        own: Any = copy.copy(self.message)
+        own.headers = headers
+        result = await self._publish(core, own, placement.binding_key, {**self.kwargs, "mandatory": True})
+        if publishing.came_back(result):
+            raise PublishUnroutable(
+                f"the message of {placement.name!r} came back: {placement.stream!r} is not bound any more",
+                in_stream=False,
+            )
+        return result
+
+    async def send_unnamed(self, core: RouterCore, partition: PartitionRow) -> Any:
+        result = await self._publish(core, self.message, partition.binding_key, self.kwargs)
+        if publishing.came_back(result):
+            core.forget_layout()
+        else:
+            core.published_unnamed()
+        return result
+
+    async def _publish(self, core: RouterCore, message: Any, binding_key: str, kwargs: dict[str, Any]) -> Any:
+        exchange = await channel_of(self.target).get_exchange(core.super_stream, ensure=False)
+        return await exchange.publish(message, binding_key, **kwargs)
 
 
 class AsyncRouter(RouterBase[Options], AsyncClosing):
@@ -67,7 +94,6 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
 
     def _set_up(self) -> None:
         self._locks = NameLocks(asyncio.Lock)
-        self._generation = SharedRead(lambda: self._in_thread(ReadGeneration()))
         self._threads = Threads(THREADS, "relatum-router")
         self._has_threads = True
 
@@ -128,19 +154,30 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
 
     # --- for routers of contexts and of sets ----------------------------------------------------------------------
 
-    async def _publish_locked(self, sending: AsyncSending, name: str, *, stream: str | None = None) -> Published:
-        """Publish a message of a name whose lock is held; a stream: where to place it, if it is not placed yet."""
+    async def _publish_locked(
+        self, sending: AsyncSending, name: str, *, stream: str | None = None
+    ) -> tuple[Placement, Any]:
+        """Publish a message of a name whose lock is held; gives its placement, and what the client gave.
+
+        - `stream`: Where to place the name, if it is not placed yet.
+        """
         sending.require_confirms()
-        core = self._core
+        core, publications = self._core, self._core.publications
         if not core.is_open:
             await self._connect(await sending.source())
         core.check_vhost(await sending.vhost())
+        known = publications.at_hand(name)
+        if known is None:
+            known = await self._in_thread(publications.place, name, stream)
+        sent = publications.next_of(known)
+        result = await self._send(sending, known.placement, sent)
         try:
-            published = await self._run(core.publications.publish(name, stream=stream), partial(self._send, sending))
-        except Unsettled as error:
-            raise unsettled(name, error.__cause__, partial(self._settle, name)) from error.__cause__
+            if not publications.counts_at_once(sent):
+                await self._in_thread(partial(publications.settle, name, must=False))
+        except RelatumError as error:
+            raise unsettled(name, error, partial(self._settle, name)) from error
         core.published()
-        return published
+        return known.placement, result
 
     async def _unnamed_partition(self, sending: AsyncSending) -> PartitionRow:
         """Where a message of no name goes, by the rule; it never waits for the database."""
@@ -150,29 +187,20 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         core.check_vhost(await sending.vhost())
         return core.unnamed(sending.routing_key)
 
-    # --- steps ----------------------------------------------------------------------------------------------------
-
-    async def _send(self, sending: AsyncSending, request: Send) -> Any:
-        placement = request.placement
-        headers = self._core.headers_for(request, sending.headers)
+    async def _send(self, sending: AsyncSending, placement: Placement, sent: Sent) -> Any:
         try:
-            return await sending.send_named(self._core, placement, headers)
+            return await sending.send_named(self._core, placement, self._core.headers_for(sent, sending.headers))
         except PublishOutcomeUnknown as error:
-            sent = Sent(placement.name, placement.stream, request.placed, request.as_of)
             error.settle = partial(self._settle_unknown, error.settle, sent)
             raise
 
     async def _settle_name(self, name: str, timeout_s: float | None = None) -> None:
         with self._locks(name) as lock:
             async with lock:
-                await self._run(self._core.publications.settle(name, timeout_s))
+                await self._in_thread(self._core.publications.settle, name, timeout_s)
 
     async def _settle(self, name: str, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> Places:
-        """Wait until a message counts that the broker has; gives no places, the name's partition has it.
-
-        Raises:
-            PublishOutcomeUnknown: it is still not known.
-        """
+        """Wait until a message counts that the broker has; gives no places, the name's partition has it."""
         try:
             await self._settle_name(name, timeout_s)
         except RelatumError as error:
@@ -182,15 +210,9 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
     async def _settle_unknown(
         self, found: Any, sent: Sent, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()
     ) -> Places:
-        """Find out about a message whose confirm did not come: it must be in a stream, and count there.
-
-        Raises:
-            PublishRejected: it is nowhere, or where its context is not any more: nobody reads it there.
-            PublishOutcomeUnknown: it is still not known.
-            BrokerUnavailable: the broker did not answer until the end.
-        """
+        """Find out about a message whose confirm did not come: it must be in a stream, and count there."""
         places: Places = await found(timeout_s, streams=streams or (sent.stream,))
-        if await self._run(self._core.publications.counts(sent)):
+        if await self._in_thread(self._core.publications.counts, sent):
             return places
         raise rejected(sent)
 
@@ -207,38 +229,23 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         # What waits for a thread is still done: it finds the router closed, and says so.
         self._threads.shutdown()
 
-    async def _run(self, steps: Steps[T], send: Callable[[Send], Awaitable[Any]] | None = None) -> T:
-        """Perform steps until they return."""
-        return await async_run(steps, lambda request: self._perform(request, send))
-
-    async def _perform(self, request: PublicationRequest, send: Any) -> Any:
-        if isinstance(request, Send):
-            return await send(request)
-        if isinstance(request, Sleep):
-            return await asyncio.sleep(request.seconds)
-        if isinstance(request, ReadGeneration):
-            return await self._generation()
-        if isinstance(request, Adopt):
-            return await self._to_the_end(self._in_thread(request))
-        return await self._in_thread(request)
-
-    async def _in_thread(self, request: PublicationRequest) -> Any:
+    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        """Call what blocks; to its end also where this is cancelled: what follows of the name must not overtake it."""
         if not self._has_threads:
             raise UsedAfterClose(CLOSED)
-        return await in_thread(self._threads, self._core.perform, request)
+        under_way = threading.Lock()
 
-    async def _to_the_end(self, step: Awaitable[Any]) -> Any:
-        """Wait for a step even where this is cancelled: what follows of the name must not overtake it."""
-        task = asyncio.ensure_future(step)
+        def call() -> T:
+            with under_way:
+                return function(*args)
+
         try:
-            return await asyncio.shield(task)
+            return await in_thread(self._threads, call)
         except asyncio.CancelledError:
-            while not task.done():
+            while under_way.locked():
                 # Nor is it left under way where this is cancelled once more.
                 with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([task])
-            # Retrieve the exception so that asyncio does not log it.
-            _ = task.cancelled() or task.exception()
+                    await asyncio.sleep(POLL_S)
             raise
 
 
@@ -261,7 +268,7 @@ class AsyncContextRouter(AsyncRouter[ContextOptions]):
         # Nothing is awaited before: tasks of a name queue in the order they called.
         with self._locks(name) as lock:
             async with lock:
-                return (await self._publish_locked(sending, name)).result
+                return (await self._publish_locked(sending, name))[1]
 
 
 class AsyncAffinityRouter(AsyncRouter[AffinityOptions]):
@@ -299,13 +306,12 @@ class AsyncAffinityRouter(AsyncRouter[AffinityOptions]):
         with self._locks(place.name) as lock:
             async with lock:
                 if sets.is_ending(place.name):
-                    await self._run(core.publications.settle(place.name))
+                    await self._in_thread(core.publications.settle, place.name)
                     await asyncio.to_thread(sets.end_now, place.name)
-                published = await self._publish_locked(sending, place.name, stream=place.stream)
-                placement = published.placement
+                placement, result = await self._publish_locked(sending, place.name, stream=place.stream)
                 predecessors.published(Found(placement.name, placement.stream), sending.message_id)
                 sets.used(placement.name, placement.epoch, is_last=wish.is_last)
-        return published.result
+        return result
 
     async def _publish_of_none(self, sending: AsyncSending, partition: PartitionRow | None = None) -> Any:
         """Publish a message of no set, where its predecessor went or by the rule."""

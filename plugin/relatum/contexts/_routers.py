@@ -1,12 +1,14 @@
 """Routers: each message is published to the partition where its context, or affinity set, is."""
 
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from pika import BasicProperties
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import UnroutableError
 
 from relatum.checks import checked_seconds, shown
 from relatum.closing import Closing
@@ -14,19 +16,80 @@ from relatum.contexts._options import AffinityOptions, ContextOptions, RouterOpt
 from relatum.contexts._statistics import RouterStatistics
 from relatum.contexts.affinity._predecessors import NO_WISH, Found, Predecessors, wish_of
 from relatum.contexts.affinity._set_keeping import SetKeeper
-from relatum.contexts.placement._model import PartitionRow
+from relatum.contexts.placement._cache import Sent
+from relatum.contexts.placement._model import PartitionRow, Placement
 from relatum.contexts.placement._name_locks import NameLocks
 from relatum.contexts.placement._placement_core import Places, RouterCore, rejected, unsettled
-from relatum.contexts.placement._publication import Published, Unsettled
-from relatum.contexts.placement._publication_requests import PublicationRequest, Send, Sent, Sleep, Steps, T
-from relatum.contexts.placement._sending import Sending
-from relatum.contexts.steps import run
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, RelatumError
 from relatum.processes import of_one_process
+from relatum.publishing import OwnProperties, copy_with
 from relatum.store.database import AnyDatabase
 from relatum.superstreams import Target
+from relatum.superstreams.connections import vhost_of
 
 Options = TypeVar("Options", bound=RouterOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A message, as `basic_publish` of pika's channel takes it."""
+
+    channel: Any
+    body: bytes | str
+    properties: BasicProperties | None
+    routing_key: str
+    mandatory: bool
+
+    @property
+    def headers(self) -> Mapping[str, Any] | None:
+        """Its headers; None for none."""
+        return self.properties.headers if self.properties else None
+
+    @property
+    def message_id(self) -> str | None:
+        """Its `message_id`; None for none."""
+        return self.properties.message_id if self.properties else None
+
+    def require_confirms(self) -> None:
+        """Refuse a channel that does not tell when the broker has a message."""
+        if not isinstance(self.channel, BlockingChannel):
+            raise ConfigurationError(
+                "messages of a context or an affinity set need a BlockingChannel of pika, not "
+                f"{type(self.channel).__name__}; nothing was sent"
+            )
+        if not self.channel._delivery_confirmation:
+            raise ConfigurationError(
+                "messages of a context or an affinity set need confirms: channel.confirm_delivery(); nothing was sent"
+            )
+
+    def source(self) -> Any:
+        """What names the broker."""
+        return self.channel
+
+    def vhost(self) -> str:
+        """The virtual host it would be published in."""
+        return vhost_of(self.channel)
+
+    def send_named(self, core: RouterCore, placement: Placement, headers: dict[str, Any]) -> Any:
+        """Publish it under a placement, with these headers; gives what the client gives."""
+        own = (
+            copy_with(self.properties, headers, self.properties.message_id)
+            if self.properties
+            else OwnProperties(headers=headers)
+        )
+        return self.channel.basic_publish(core.super_stream, placement.binding_key, self.body, own, mandatory=True)
+
+    def send_unnamed(self, core: RouterCore, partition: PartitionRow) -> Any:
+        """Publish it as it is, under no name; gives what the client gives."""
+        try:
+            result = self.channel.basic_publish(
+                core.super_stream, partition.binding_key, self.body, self.properties, mandatory=self.mandatory
+            )
+        except UnroutableError:
+            core.forget_layout()
+            raise
+        core.published_unnamed()
+        return result
 
 
 class RouterBase(Generic[Options]):
@@ -164,19 +227,26 @@ class Router(RouterBase[Options], Target, Closing):
 
     # --- for routers of contexts and of sets ----------------------------------------------------------------------
 
-    def _publish_locked(self, sending: Sending, name: str, *, stream: str | None = None) -> Published:
-        """Publish a message of a name whose lock is held; a stream: where to place it, if it is not placed yet."""
+    def _publish_locked(self, sending: Sending, name: str, *, stream: str | None = None) -> tuple[Placement, Any]:
+        """Publish a message of a name whose lock is held; gives its placement, and what the client gave.
+
+        - `stream`: Where to place the name, if it is not placed yet.
+        """
         sending.require_confirms()
-        core = self._core
+        core, publications = self._core, self._core.publications
         if not core.is_open:
-            self._core.open(sending.source())
+            core.open(sending.source())
         core.check_vhost(sending.vhost())
+        known = publications.at_hand(name) or publications.place(name, stream)
+        sent = publications.next_of(known)
+        result = self._send(sending, known.placement, sent)
         try:
-            published = self._run(core.publications.publish(name, stream=stream), partial(self._send, sending))
-        except Unsettled as error:
-            raise unsettled(name, error.__cause__, partial(self._settle, name)) from error.__cause__
+            if not publications.counts_at_once(sent):
+                publications.settle(name, must=False)
+        except RelatumError as error:
+            raise unsettled(name, error, partial(self._settle, name)) from error
         core.published()
-        return published
+        return known.placement, result
 
     def _unnamed_partition(self, sending: Sending) -> PartitionRow:
         """Where a message of no name goes, by the rule; it never waits for the database."""
@@ -186,28 +256,19 @@ class Router(RouterBase[Options], Target, Closing):
         core.check_vhost(sending.vhost())
         return core.unnamed(sending.routing_key)
 
-    # --- steps ----------------------------------------------------------------------------------------------------
-
-    def _send(self, sending: Sending, request: Send) -> Any:
-        placement = request.placement
-        headers = self._core.headers_for(request, sending.headers)
+    def _send(self, sending: Sending, placement: Placement, sent: Sent) -> Any:
         try:
-            return sending.send_named(self._core, placement, headers)
+            return sending.send_named(self._core, placement, self._core.headers_for(sent, sending.headers))
         except PublishOutcomeUnknown as error:
-            sent = Sent(placement.name, placement.stream, request.placed, request.as_of)
             error.settle = partial(self._settle_unknown, error.settle, sent)
             raise
 
     def _settle_name(self, name: str, timeout_s: float | None = None) -> None:
         with self._locks(name) as lock, lock:
-            self._run(self._core.publications.settle(name, timeout_s))
+            self._core.publications.settle(name, timeout_s)
 
     def _settle(self, name: str, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> Places:
-        """Wait until a message counts that the broker has; gives no places, the name's partition has it.
-
-        Raises:
-            PublishOutcomeUnknown: it is still not known.
-        """
+        """Wait until a message counts that the broker has; gives no places, the name's partition has it."""
         try:
             self._settle_name(name, timeout_s)
         except RelatumError as error:
@@ -217,28 +278,11 @@ class Router(RouterBase[Options], Target, Closing):
     def _settle_unknown(
         self, found: Any, sent: Sent, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()
     ) -> Places:
-        """Find out about a message whose confirm did not come: it must be in a stream, and count there.
-
-        Raises:
-            PublishRejected: it is nowhere, or where its context is not any more: nobody reads it there.
-            PublishOutcomeUnknown: it is still not known.
-            BrokerUnavailable: the broker did not answer until the end.
-        """
+        """Find out about a message whose confirm did not come: it must be in a stream, and count there."""
         places: Places = found(timeout_s, streams=streams or (sent.stream,))
-        if self._run(self._core.publications.counts(sent)):
+        if self._core.publications.counts(sent):
             return places
         raise rejected(sent)
-
-    def _run(self, steps: Steps[T], send: Callable[[Send], Any] | None = None) -> T:
-        """Perform steps until they return."""
-        return run(steps, lambda request: self._perform(request, send))
-
-    def _perform(self, request: PublicationRequest, send: Any) -> Any:
-        if isinstance(request, Send):
-            return send(request)
-        if isinstance(request, Sleep):
-            return time.sleep(request.seconds)
-        return self._core.perform(request)
 
 
 class ContextRouter(Router[ContextOptions]):
@@ -278,7 +322,7 @@ class ContextRouter(Router[ContextOptions]):
             return sending.send_unnamed(self._core, self._unnamed_partition(sending))
         # Nothing comes before: threads of a name queue in the order they called.
         with self._locks(name) as lock, lock:
-            return self._publish_locked(sending, name).result
+            return self._publish_locked(sending, name)[1]
 
 
 class AffinityRouter(Router[AffinityOptions]):
@@ -327,13 +371,12 @@ class AffinityRouter(Router[AffinityOptions]):
             return self._publish_of_none(sending, core.active(place.stream or ""))
         with self._locks(place.name) as lock, lock:
             if sets.is_ending(place.name):
-                self._run(core.publications.settle(place.name))
+                core.publications.settle(place.name)
                 sets.end_now(place.name)
-            published = self._publish_locked(sending, place.name, stream=place.stream)
-            placement = published.placement
+            placement, result = self._publish_locked(sending, place.name, stream=place.stream)
             predecessors.published(Found(placement.name, placement.stream), sending.message_id)
             sets.used(placement.name, placement.epoch, is_last=wish.is_last)
-        return published.result
+        return result
 
     def _publish_of_none(self, sending: Sending, partition: PartitionRow | None = None) -> Any:
         """Publish a message of no set, where its predecessor went or by the rule."""

@@ -151,7 +151,7 @@ class Predecessors:
 
     def _recorded(self, predecessor: str, partitions: Collection[str]) -> Found:
         """The newest message of a `message_id`, by the relationship table."""
-        given = {"vhost": self._core.vhost, "partitions": partitions}
+        given = {"vhost": self._core.address.vhost, "partitions": partitions}
         with translated_errors(), self._core.store.database.engine.connect() as connection:
             keys = [key for key in key_definitions(connection) if tuple(key.sources) == SOURCE]
             if not keys:

@@ -3,10 +3,30 @@
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from relatum.contexts.placement._entries import Adoption, Placed
 from relatum.contexts.placement._model import Placement, PlacementState
-from relatum.contexts.placement._publication_requests import Sent
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message, or an adoption, that is published.
+
+    Attributes:
+        name: The context or affinity set.
+        stream: The partition it is published to.
+        wanted: What it is found by.
+        as_of: The generation its placement was right as of.
+        is_doubtful: Whether it may not have arrived: an adoption that is not confirmed.
+    """
+
+    name: str
+    stream: str
+    wanted: Placed | Adoption
+    as_of: int
+    is_doubtful: bool = False
 
 
 class Known(NamedTuple):

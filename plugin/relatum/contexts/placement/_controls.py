@@ -9,6 +9,7 @@ from pika import BasicProperties
 
 from relatum.checks import seconds_text
 from relatum.closing import Closing
+from relatum.contexts.placement._cache import Sent
 from relatum.contexts.placement._entries import (
     CONTENT_TYPE,
     CONTROL_BYTES,
@@ -18,8 +19,7 @@ from relatum.contexts.placement._entries import (
     encode,
     entry_of,
 )
-from relatum.contexts.placement._publication_requests import Sent, StrayFinder
-from relatum.contexts.serial.moving._move_steps import FindControl
+from relatum.contexts.placement._publication import StrayFinder
 from relatum.errors import ReadTimeout, StreamUnavailable
 from relatum.publishing import DIRECT_TIMEOUT_S as TIMEOUT_S
 from relatum.publishing import DirectPublisher
@@ -72,16 +72,23 @@ def scan(
         )
 
 
-class Controls:
-    """Publishes control messages, and reads partitions, over connections opened when needed. Threads may share it.
+class ControlStreams(Closing):
+    """Publishes fences, markers and adoptions, and finds them, and strays, in partitions. Threads may share it.
+
+    Its connections are opened when they are needed, and again where they were lost.
+
+    Args:
+        address: The broker's address.
+        header: The header that names contexts; only needed to find strays.
 
     Raises:
         ConfigurationError: the address has no AMQP port.
     """
 
-    def __init__(self, address: BrokerAddress, what: str) -> None:
+    def __init__(self, address: BrokerAddress, header: str = "") -> None:
         self.address = address
-        self._publisher = DirectPublisher(address, what)
+        self._header = header
+        self._publisher = DirectPublisher(address, "a control message")
         self._lock = threading.Lock()
         self._opened: StreamReader | None = None
 
@@ -98,30 +105,34 @@ class Controls:
         self._publisher.publish(stream, body, properties)
 
     def reader(self) -> StreamReader:
-        """The reader of the partitions; it connects again by itself."""
+        """The reader of the partitions; it connects again by itself.
+
+        Raises:
+            BrokerUnavailable: nothing answers.
+        """
         with self._lock:
             if self._opened is None:
                 self._opened = StreamReader.open(self.address)
             return self._opened
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._publisher.close()
-        with self._lock:
-            reader, self._opened = self._opened, None
-        if reader is not None:
-            reader.close()
+    def end_of(self, stream: str) -> int:
+        """The offset behind the last message of a stream; 0 where it is empty. What is published later is not below."""
+        last = self.reader().bounds(stream).last
+        return 0 if last is None else last + 1
 
+    def find(self, stream: str, control: Fence | Marker, from_offset: int) -> int | None:
+        """Where the first such fence or marker of a move and an epoch lies, up to where the stream ends now.
 
-class Strays(Controls):
-    """Finds strays, and publishes what stands for them."""
+        Raises:
+            StreamNotFound: there is no such stream.
+            ReadTimeout: the stream gave nothing, though it has more.
+        """
+        found = scan(self.reader(), stream, from_offset, lambda record: CONTROL_BYTES in record)
+        with contextlib.closing(found) as messages:
+            return next((message.offset for message in messages if _is_it(message, control)), None)
 
-    def __init__(self, address: BrokerAddress, header: str) -> None:
-        super().__init__(address, "an adoption")
-        self._header = header
-
-    def search(self, sent: Sent, from_offset: int, *, anywhere: bool = False) -> int | None:
-        """Where something sent lies behind a fence or marker of its name; see `Search`.
+    def search(self, sent: Sent, from_offset: int, anywhere: bool = False) -> int | None:
+        """Where something sent lies behind a fence or marker of its name; see `search` of publications' `World`.
 
         Raises:
             StreamNotFound: the partition is not there any more.
@@ -136,37 +147,15 @@ class Strays(Controls):
                     return at
         return None
 
-
-class ControlStreams(Controls, Closing):
-    """Publishes and finds fences and markers. A context manager.
-
-    Raises:
-        ConfigurationError: the address has no AMQP port.
-        BrokerUnavailable: nothing answers.
-    """
-
-    def __init__(self, address: BrokerAddress) -> None:
-        super().__init__(address, "a control message")
-        self.reader()
-
-    def end_of(self, stream: str) -> int:
-        """The offset behind the last message of a stream; 0 where it is empty. What is published later is not below."""
-        last = self.reader().bounds(stream).last
-        return 0 if last is None else last + 1
-
-    def find(self, wanted: FindControl) -> int | None:
-        """Where the first fence or marker of a move and an epoch lies, up to where the stream ends now.
-
-        Raises:
-            StreamNotFound: there is no such stream.
-            ReadTimeout: the stream gave nothing, though it has more.
-        """
-        found = scan(self.reader(), wanted.stream, wanted.from_offset, lambda record: CONTROL_BYTES in record)
-        with contextlib.closing(found) as messages:
-            return next((message.offset for message in messages if _is_it(message, wanted)), None)
+    def close(self) -> None:
+        """Close the connections."""
+        self._publisher.close()
+        with self._lock:
+            reader, self._opened = self._opened, None
+        if reader is not None:
+            reader.close()
 
 
-def _is_it(message: Message, wanted: FindControl) -> bool:
+def _is_it(message: Message, wanted: Fence | Marker) -> bool:
     entry = entry_of(message.headers, message.body, "")
-    kind = Fence if wanted.kind == "fence" else Marker
-    return isinstance(entry, kind) and (entry.move_id, entry.epoch) == (wanted.move_id, wanted.epoch)
+    return type(entry) is type(wanted) and (entry.move_id, entry.epoch) == (wanted.move_id, wanted.epoch)

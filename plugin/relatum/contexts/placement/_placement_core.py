@@ -1,5 +1,6 @@
-"""What the routers of both faces share: their options, the placements in the database, and the steps that block."""
+"""What the routers of both faces share: their options, and the placements in the database."""
 
+import itertools
 import logging
 import threading
 import time
@@ -9,33 +10,23 @@ from typing import Any, Final
 from relatum import metrics
 from relatum.contexts._options import RouterOptions
 from relatum.contexts._statistics import RouterStatistics
-from relatum.contexts.placement._controls import ControlStreams, Strays
+from relatum.contexts.placement._cache import Sent
+from relatum.contexts.placement._controls import ControlStreams
+from relatum.contexts.placement._entries import Adoption
 from relatum.contexts.placement._looks import BUSY, Looks
-from relatum.contexts.placement._model import PartitionRow, PartitionState, Placement, check_name
+from relatum.contexts.placement._model import Move, PartitionRow, PartitionState, Placement, check_name
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.placement._publication import WAITED_S, Publications
-from relatum.contexts.placement._publication_requests import (
-    Adopt,
-    FindMove,
-    Place,
-    PublicationRequest,
-    ReadChanges,
-    ReadGeneration,
-    Search,
-    Send,
-    Sent,
-    TakeOver,
-)
 from relatum.contexts.placement._trust import elapsed_s
 from relatum.contexts.serial.moving._move_store import MoveStore, logger
 from relatum.contexts.serial.moving._mover import go_on_with_abandoned
-from relatum.contexts.steps import run
 from relatum.errors import (
     ConfigurationError,
     DatabaseUnavailable,
     PublishOutcomeUnknown,
     PublishRejected,
     RelatumError,
+    Transient,
     UsedAfterClose,
 )
 from relatum.headers import PLACED_HEADER
@@ -46,7 +37,7 @@ from relatum.store.members import LEASE_S
 from relatum.superstreams import Candidate, describe_super_stream
 from relatum.superstreams.connections import address_of
 from relatum.superstreams.layout import checked_stream_name as checked_super_stream
-from relatum.waiting import LEAST_S, Deadline, log_failure, within
+from relatum.waiting import LEAST_S, Deadline, has_passed, log_failure, pause, within
 
 END_S: Final = 1.0
 """Seconds for questions to the database that are under way when a router is closed."""
@@ -54,11 +45,14 @@ END_S: Final = 1.0
 KNOWN_LOOK_S: Final = 1.0
 """Seconds for a look at the database of those who go on without it."""
 
+TURN_S: Final = 0.1
+"""Seconds to wait for a read of the generation that is under way; then it is read beside that one."""
+
 CLOSED: Final = "the router is closed: open another"
 
 
 class RouterCore:
-    """The placements of one router, and the requests of its publications that block. Threads may share it."""
+    """The placements of one router: the `World` of its publications. Threads may share it."""
 
     def __init__(
         self,
@@ -73,6 +67,7 @@ class RouterCore:
         self.options = options
         self.rule, self._unnamed_rule = options.rules()
         self.publications = Publications(
+            self,
             elapsed_s,
             timeout_s=options.timeout_s,
             trust_clock=options.trust_clock,
@@ -86,7 +81,7 @@ class RouterCore:
         self._broker = broker
         self._stream_url = stream_url
         self._lock = threading.Lock()
-        self._strays: Strays | None = None
+        self._streams: ControlStreams | None = None
         self._store: PlacementStore | None = None
         self._vhost: str | None = None
         self.is_open = False
@@ -97,20 +92,12 @@ class RouterCore:
         """Whether messages of no name can be published."""
         self._moves: MoveStore | None = None
         self._take_over_at = 0.0
+        self._reading = threading.Lock()
+        self._asked = itertools.count(1)
+        self._read: tuple[int, int] = (0, 0)
         self._published = self._unnamed = 0
         if broker is not None:
             address_of(broker, stream_url)
-        self._performers: dict[type, Callable[[Any], Any]] = {
-            ReadGeneration: lambda _request: self.store.generation(),
-            ReadChanges: lambda request: self.store.changes(request.since),
-            Place: self.place,
-            FindMove: lambda request: self.store.fence_after(request.name, request.epoch, request.stream),
-            Search: lambda request: self._stray_keeper.search(
-                request.sent, request.from_offset, anywhere=request.anywhere
-            ),
-            Adopt: lambda request: self._stray_keeper.publish(request.stream, request.adoption),
-            TakeOver: self._take_over,
-        }
         metrics.report(self, super_stream=self.super_stream, kind=options.kind)
 
     def statistics(self) -> RouterStatistics:
@@ -142,26 +129,21 @@ class RouterCore:
         return store
 
     @property
-    def vhost(self) -> str:
-        """The broker's virtual host. Known after `open`."""
-        return self._stray_keeper.address.vhost
-
-    @property
     def address(self) -> BrokerAddress:
         """The broker's address. Known after `open`."""
-        return self._stray_keeper.address
+        return self._control_streams.address
 
     @property
     def reader(self) -> StreamReader:
         """Reads the partitions. Known after `open`; not to be closed."""
-        return self._stray_keeper.reader()
+        return self._control_streams.reader()
 
     @property
-    def _stray_keeper(self) -> Strays:
-        strays = self._strays
-        if strays is None:
+    def _control_streams(self) -> ControlStreams:
+        streams = self._streams
+        if streams is None:
             raise UsedAfterClose(CLOSED)
-        return strays
+        return streams
 
     def open(self, source: Any = None, *, with_database: bool = True) -> None:
         """Ask the broker for the partitions, and have the database's rows. Idempotent.
@@ -194,8 +176,8 @@ class RouterCore:
 
     def _open_store(self, source: Any) -> None:
         address = address_of(source, self._stream_url)
-        if self._strays is None:
-            self._strays = Strays(address, self.options.header)
+        if self._streams is None:
+            self._streams = ControlStreams(address, self.options.header)
         store = self._store or PlacementStore(self._database, address.vhost, self.super_stream)
         try:
             rows = store.open(self.options.header, self._candidates, idle_s=self.options.idle_s)
@@ -233,24 +215,104 @@ class RouterCore:
             self._is_closed = True
             self.is_open = self.has_layout = False
             store, self._store = self._store, None
-            strays, self._strays = self._strays, None
+            streams, self._streams = self._streams, None
         if store is not None:
             store.close_store()
-        if strays is not None:
-            strays.close()
+        if streams is not None:
+            streams.close()
         self._database.close()
         metrics.retire(self)
 
-    # --- requests -------------------------------------------------------------------------------------------------
+    # --- what publications ask for --------------------------------------------------------------------------------
 
-    def perform(self, request: PublicationRequest) -> Any:
-        """Do what a publication asks for, but for sending and sleeping; it may block, for `timeout_s` at most."""
+    def generation(self) -> int:
+        """The generation; a read serves all who asked before it began."""
+        asked = next(self._asked)
+        has_turn = self._reading.acquire(timeout=TURN_S)
+        try:
+            if self._read[0] < asked:
+                began = next(self._asked)
+                with self._in_time(is_look=True):
+                    self._read = began, self.store.generation()
+            return self._read[1]
+        finally:
+            if has_turn:
+                self._reading.release()
+
+    def changes(self, since: int) -> tuple[int, Sequence[Placement] | None]:
+        """As of which generation, and what changed since another."""
+        with self._in_time(is_look=True):
+            return self.store.changes(since)
+
+    def place(self, name: str, stream: str | None) -> Placement:
+        """The placement of a name, chosen by the rule where it is not placed yet."""
+
+        def choose(name: str, partitions: Sequence[PartitionRow]) -> PartitionRow:
+            self._candidates = partitions
+            preferred = next((each for each in partitions if each.stream == stream), None)
+            return preferred or self.chosen(name, partitions)
+
+        options = self.options
+        with self._in_time():
+            placed = self.store.place(
+                [name], choose, open_sets_max=options.open_sets_max, are_new=options.names_are_new
+            )
+        return placed[name]
+
+    def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
+        """The first move of a name out of or into a stream whose fence or marker has a higher epoch."""
+        with self._in_time():
+            return self.store.fence_after(name, epoch, stream)
+
+    def search(self, sent: Sent, from_offset: int, anywhere: bool) -> int | None:
+        """Where something sent lies behind a fence or marker of its name."""
+        with self._in_time():
+            return self._control_streams.search(sent, from_offset, anywhere)
+
+    def adopt(self, stream: str, adoption: Adoption) -> None:
+        """Publish an adoption, within a time of its own: also of a call that is cancelled it is not left half done."""
+        with within(Deadline(max(self.options.timeout_s, LEAST_S))):
+            self._control_streams.publish(stream, adoption)
+
+    def take_over(self, seconds: float) -> None:
+        """Of many messages that wait, one looks at a time; what stops a move is logged, and left to others."""
+        moves = self._moves
+        with self._lock:
+            if moves is None or time.monotonic() < self._take_over_at:
+                return
+            self._take_over_at = time.monotonic() + WAITED_S
+        who = f"going on with abandoned moves of {self.super_stream!r}"
+        with within(seconds) as time_left:
+            try:
+                go_on_with_abandoned(moves, self._control_streams)
+            except Exception as error:  # noqa: BLE001 - it is logged, and the message waits on
+                if time_left.has_passed:
+                    # That says of no server that it is away.
+                    log_failure(logger, error, who, level=logging.INFO)
+                else:
+                    moves.outages.failed(who, error)
+            else:
+                moves.outages.over(who)
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass.
+
+        Raises:
+            Transient: The task that waits for this was cancelled.
+        """
+        pause(seconds)
+        if has_passed():
+            raise Transient("what was waited for is not wanted any more")
+
+    def _in_time(self, *, is_look: bool = False) -> within:
+        """Have what is asked for end within `timeout_s`."""
         seconds = self.options.timeout_s
-        if self.options.when_database_away == "known" and type(request) in (ReadGeneration, ReadChanges):
+        if is_look and self.options.when_database_away == "known":
             # Who goes on without the database must not wait for one that does not answer.
             seconds = min(seconds, KNOWN_LOOK_S)
-        with within(max(seconds, LEAST_S)):
-            return self._performers[type(request)](request)
+        return within(max(seconds, LEAST_S))
+
+    # --- messages -------------------------------------------------------------------------------------------------
 
     def published(self) -> None:
         """Note that a message of a name was published, so that the looks go on in the background."""
@@ -270,46 +332,12 @@ class RouterCore:
         Raises:
             DatabaseUnavailable: it is away; nothing is lost by that.
         """
-        run(self.publications.look(), self.perform)
+        self.publications.look()
 
     def _look_for(self, published: int) -> None:
         """Look for the next messages of who has just published several, and for those not known to count yet."""
         if published >= BUSY or len(self.publications.unchecked):
             self.look()
-
-    def _take_over(self, request: TakeOver) -> None:
-        """Of many messages that wait, one looks at a time; what stops a move is logged, and left to others."""
-        moves = self._moves
-        with self._lock:
-            if moves is None or time.monotonic() < self._take_over_at:
-                return
-            self._take_over_at = time.monotonic() + WAITED_S
-        who = f"going on with abandoned moves of {self.super_stream!r}"
-        with within(request.seconds) as time_left:
-            try:
-                go_on_with_abandoned(moves, lambda: ControlStreams(self.address))
-            except Exception as error:  # noqa: BLE001 - it is logged, and the message waits on
-                if time_left.has_passed:
-                    # That says of no server that it is away.
-                    log_failure(logger, error, who, level=logging.INFO)
-                else:
-                    moves.outages.failed(who, error)
-            else:
-                moves.outages.over(who)
-
-    def place(self, request: Place) -> Placement:
-        """The placement of a name, chosen by the rule where it is not placed yet."""
-
-        def choose(name: str, partitions: Sequence[PartitionRow]) -> PartitionRow:
-            self._candidates = partitions
-            preferred = next((each for each in partitions if each.stream == request.stream), None)
-            return preferred or self.chosen(name, partitions)
-
-        options = self.options
-        placed = self.store.place(
-            [request.name], choose, open_sets_max=options.open_sets_max, are_new=options.names_are_new
-        )
-        return placed[request.name]
 
     def chosen(self, name: str | None, partitions: Sequence[PartitionRow]) -> PartitionRow:
         """The partition the rule chooses for a name."""
@@ -325,8 +353,6 @@ class RouterCore:
         partitions = self._candidates if self.has_layout else ()
         return next((each for each in partitions if each.stream == stream), None)
 
-    # --- messages -------------------------------------------------------------------------------------------------
-
     def name_of(self, headers: Mapping[str, Any] | None) -> str | None:
         """The name a message's headers give; None for none.
 
@@ -338,11 +364,11 @@ class RouterCore:
             return None
         return check_name(name, f"the header {self.options.header}", outcome="nothing was sent")
 
-    def headers_for(self, send: Send, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    def headers_for(self, sent: Sent, given: Mapping[str, Any] | None) -> dict[str, Any]:
         """The headers a message is sent with."""
         headers = dict(given) if given else {}
-        headers[self.options.header] = send.placement.name
-        headers[PLACED_HEADER] = str(send.placed)
+        headers[self.options.header] = sent.name
+        headers[PLACED_HEADER] = str(sent.wanted)
         return headers
 
 

@@ -1,7 +1,6 @@
-"""The steps by which a router publishes a message where its context, or affinity set, is. No input or output.
+"""How a router publishes a message where its context, or affinity set, is.
 
-Each function is a generator: it yields what is to be done, is sent what came of it (or thrown the error it ended in),
-and returns when the caller may be told. Whoever performs the steps sleeps between any two of them as long as it likes:
+All it asks for goes through a `World`, and whoever performs that sleeps between any two questions as long as it likes:
 
 1. The placement is looked up, or made. Where its context moves just now, the router waits.
 2. The message is published to that partition, and confirmed.
@@ -21,32 +20,21 @@ not overtake each other. No clock has a say in any of that but the publisher's o
 import itertools
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final, Literal, Protocol, TypeAlias
 
 from relatum.checks import seconds_text
-from relatum.contexts.placement._cache import Known, PlacementCache, Unchecked
-from relatum.contexts.placement._entries import Adoption, Placed
+from relatum.contexts.placement._cache import Known, PlacementCache, Sent, Unchecked
+from relatum.contexts.placement._entries import CONTROL_BYTES, Adoption, Entry, Fence, Marker, Placed
 from relatum.contexts.placement._model import Move, Placement, PlacementState
-from relatum.contexts.placement._publication_requests import (
-    Adopt,
-    FindMove,
-    Place,
-    ReadChanges,
-    ReadGeneration,
-    Search,
-    Send,
-    Sent,
-    Sleep,
-    Steps,
-    TakeOver,
-    WhenAway,
-)
 from relatum.contexts.placement._trust import TRUST_S
-from relatum.errors import ContextMoving, DatabaseUnavailable, RelatumError
+from relatum.errors import ContextMoving, DatabaseUnavailable
 from relatum.metrics import Histogram
 from relatum.processes import after_fork
+
+WhenAway: TypeAlias = Literal["known", "wait", "fail"]
+"""What to do while the database is away: go on with known placements, wait, or fail."""
 
 POLL_S: Final = 0.005
 """Seconds between two looks whether a move has ended."""
@@ -63,25 +51,62 @@ AWAY_S: Final = 1.0
 _NEVER: Final = float("-inf")
 
 
-class Published(NamedTuple):
-    """A message that counts where it is.
+class World(Protocol):
+    """What publications ask of the database and the broker. Routers perform it, and the model in the tests."""
 
-    Attributes:
-        placement: What it was published under.
-        placed: Its header `relatum_placed`.
-        result: What the client's publish gave.
-    """
+    def generation(self) -> int:
+        """The generation of the super stream."""
 
-    placement: Placement
-    placed: Placed
-    result: Any
+    def changes(self, since: int) -> tuple[int, Sequence[Placement] | None]:
+        """As of which generation, and what changed since another; None instead where it cannot be told any more."""
+
+    def place(self, name: str, stream: str | None) -> Placement:
+        """The placement of a name, open or moving; made where there is none, in a stream or by the rule."""
+
+    def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
+        """The first move of a name out of or into a stream whose fence or marker has a higher epoch."""
+
+    def search(self, sent: Sent, from_offset: int, anywhere: bool) -> int | None:
+        """The offset of what was sent, where it lies behind a fence or a marker of its name with a higher epoch.
+
+        Read from an offset up to where the stream ends now. What is met before such a fence or marker, or not at all,
+        is no stray, unless it is asked for wherever it lies.
+        """
+
+    def adopt(self, stream: str, adoption: Adoption) -> None:
+        """Publish an adoption to a stream and wait for the broker's confirm."""
+
+    def take_over(self, seconds: float) -> None:
+        """Go on with moves of the super stream whose mover is gone, if there are any, for so many seconds at most."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
 
 
-class Unsettled(Exception):
-    """The broker has confirmed the message, and whether it counts could not be found out in time; its cause says why.
+class StrayFinder:
+    """What a `search` finds: fed with the entries of a partition, one after the other."""
 
-    The router remembers the message: nothing else of its name is sent before it is settled.
-    """
+    def __init__(self, sent: Sent, *, anywhere: bool) -> None:
+        self._sent = sent
+        self._is_behind = anywhere
+        self._needle = (str(sent.wanted) if not isinstance(sent.wanted, Adoption) else sent.wanted.stream).encode()
+        self.is_over = False
+        """Whether what follows cannot matter."""
+
+    def may_matter(self, record: bytes) -> bool:
+        """Whether a record's bytes need a look."""
+        return CONTROL_BYTES in record or self._needle in record
+
+    def look(self, offset: int, entry: Entry) -> int | None:
+        """The entry's offset, where it is what is looked for, behind the end of its placement."""
+        if isinstance(entry, Fence | Marker):
+            self._is_behind |= entry.epoch > self._sent.wanted.epoch and self._sent.name in entry.contexts
+            return None
+        found = entry if isinstance(entry, Adoption) else entry.placed
+        if found is None or found != self._sent.wanted:
+            return None
+        self.is_over = True
+        return offset if self._is_behind else None
 
 
 class Publications:
@@ -92,6 +117,7 @@ class Publications:
 
     def __init__(
         self,
+        world: World,
         clock: Callable[[], float],
         *,
         timeout_s: float = 10.0,
@@ -105,6 +131,7 @@ class Publications:
         self.name = secrets.token_hex(8)
         """What the messages of this publisher name it by."""
         self._numbers = itertools.count(1)
+        self._world = world
         self._clock = clock
         self._trust_clock = trust_clock
         self._timeout_s = timeout_s
@@ -119,54 +146,69 @@ class Publications:
         # A child has looked at nothing.
         after_fork(self, Publications._forget_look)
 
-    def publish(self, name: str, *, stream: str | None = None) -> Steps[Published]:
-        """Publish one message of a name.
+    def at_hand(self, name: str) -> Known | None:
+        """The placement under which a message of a name may be sent at once; None where `place` has to be asked."""
+        known = None if self.unchecked.is_full or not self._looked_lately() else self.cache.get(name)
+        if known is None or known.placement.state is not PlacementState.OPEN:
+            return None
+        return None if self._comes_first(name, known.placement) else known
+
+    def place(self, name: str, stream: str | None = None) -> Known:
+        """The placement under which a message of a name may be sent now.
 
         Raises:
             ContextMoving: A move did not end in time; nothing was sent.
             DatabaseUnavailable: The database is away and is needed; nothing was sent.
-            Unsettled: It is in the partition, and whether it counts there is not known.
         """
         deadline = self._clock() + self._timeout_s
-        known = yield from self._placed(name, deadline, stream)
+        known = self._placed(name, deadline, stream)
         if self._comes_first(name, known.placement):
-            yield from self._settle_all(name, deadline, must=True)
-            known = yield from self._placed(name, deadline, stream)
-        placed = Placed(known.placement.epoch, self.name, next(self._numbers))
-        result = yield from Send(known.placement, placed, known.as_of)
-        sent = Sent(name, known.placement.stream, placed, known.as_of)
-        # In this order: were the cache asked first, a look that came since would speak for what it was.
-        if not (self._trusts() and self.cache.still(sent)):
-            self.unchecked.add(sent)
-            self.asked += 1
-            try:
-                yield from self._settle_all(name, self._clock() + self._timeout_s)
-            except RelatumError as error:
-                raise Unsettled from error
-        return Published(known.placement, placed, result)
+            self._settle_all(name, deadline, must=True)
+            known = self._placed(name, deadline, stream)
+        return known
 
-    def settle(self, name: str, timeout_s: float | None = None) -> Steps[None]:
-        """See to it that all that was sent of a name counts.
+    def next_of(self, known: Known) -> Sent:
+        """What the next message is, sent under a placement."""
+        placement = known.placement
+        placed = Placed(placement.epoch, self.name, next(self._numbers))
+        return Sent(placement.name, placement.stream, placed, known.as_of)
+
+    def counts_at_once(self, sent: Sent) -> bool:
+        """Whether what the broker has confirmed just now is known to count; else `settle` has to be called."""
+        # In this order: were the cache asked first, a look that came since would speak for what it was.
+        if self._trusts() and self.cache.still(sent):
+            return True
+        self.unchecked.add(sent)
+        self.asked += 1
+        return False
+
+    def settle(self, name: str, timeout_s: float | None = None, *, must: bool = True) -> None:
+        """See to it that all that was sent of a name counts, in the order it was sent.
+
+        Args:
+            name: The name.
+            timeout_s: Seconds to wait for moves, and for the database; None (default): the router's.
+            must: False: with "known", it may go unchecked for now while the database is away.
 
         Raises:
             ContextMoving: A move did not end in time.
             DatabaseUnavailable: The database is away.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        yield from self._settle_all(name, self._clock() + timeout_s, must=True)
+        self._settle_all(name, self._clock() + timeout_s, must=must)
 
-    def look(self) -> Steps[None]:
+    def look(self) -> None:
         """Check what one look at the database can tell to count: where the placement is still the same.
 
         Raises:
             DatabaseUnavailable: The database is away.
         """
-        yield from self._look(self._clock(), must=True)
+        self._look(self._clock(), must=True)
 
-    def counts(self, sent: Sent) -> Steps[bool]:
+    def counts(self, sent: Sent) -> bool:
         """Whether what was sent with an unknown outcome, and was found in its partition, counts there."""
-        yield from self._look(self._clock() + self._timeout_s, must=True)
-        return (yield from self._stray(sent)) is None
+        self._look(self._clock() + self._timeout_s, must=True)
+        return self._stray(sent) is None
 
     # --- what the last look is good for ---------------------------------------------------------------------------
 
@@ -188,17 +230,17 @@ class Publications:
 
     # --- before the message ---------------------------------------------------------------------------------------
 
-    def _placed(self, name: str, deadline: float, stream: str | None = None) -> Steps[Known]:
+    def _placed(self, name: str, deadline: float, stream: str | None = None) -> Known:
         """The open placement of a name."""
         must_look, began = False, self._clock()
         take_over_at = began + WAITED_S
         while True:
             # So that hardly a message is a stray: a mover waits for longer before its fence.
             if must_look or self.unchecked.is_full or not self._looked_lately():
-                yield from self._look(deadline, must=self.unchecked.is_full)
+                self._look(deadline, must=self.unchecked.is_full)
             known = self.cache.get(name)
             if known is None:
-                known = yield from self._place(name, stream, deadline)
+                known = self._place(name, stream, deadline)
             placement = known.placement
             if placement.state is PlacementState.OPEN:
                 if must_look:
@@ -211,24 +253,24 @@ class Publications:
                     move_id=placement.move_id,
                 )
             if self._clock() >= take_over_at:
-                yield from TakeOver(deadline - self._clock())
+                self._world.take_over(deadline - self._clock())
                 take_over_at = self._clock() + WAITED_S
-            yield from Sleep(POLL_S)
+            self._world.sleep(POLL_S)
             must_look = True
 
-    def _place(self, name: str, stream: str | None, deadline: float) -> Steps[Known]:
+    def _place(self, name: str, stream: str | None, deadline: float) -> Known:
         """Read or make the placement of a name that is not known; not even a database that is away changes that."""
         while True:
             if self.cache.generation is None:
-                yield from self._look(deadline, must=True)
+                self._look(deadline, must=True)
             as_of = self.cache.generation
             assert as_of is not None
             try:
-                placement = yield from Place(name, stream)
+                placement = self._world.place(name, stream)
             except DatabaseUnavailable:
                 if self._when_away != "wait" or self._clock() >= deadline:
                     raise
-                yield from Sleep(RETRY_S)
+                self._world.sleep(RETRY_S)
                 continue
             self.cache.add(placement, as_of)
             return Known(placement, as_of)
@@ -247,7 +289,7 @@ class Publications:
 
     # --- the look at the database ---------------------------------------------------------------------------------
 
-    def _look(self, deadline: float, *, must: bool = False) -> Steps[bool]:
+    def _look(self, deadline: float, *, must: bool = False) -> bool:
         """Read the generation and, where it went on, what changed; False where the database is away and may be.
 
         Args:
@@ -260,10 +302,10 @@ class Publications:
         while True:
             mark, began = self.unchecked.mark(), self._clock()
             try:
-                generation = yield from ReadGeneration()
+                generation = self._world.generation()
                 self.cache.begin(generation)
                 while (since := self.cache.generation) is not None and since < generation:
-                    as_of, changed = yield from ReadChanges(since)
+                    as_of, changed = self._world.changes(since)
                     self.cache.advance(as_of, changed)
             except DatabaseUnavailable:
                 if self._when_away == "known":
@@ -272,7 +314,7 @@ class Publications:
                     return False
                 if self._when_away != "wait" or self._clock() >= deadline:
                     raise
-                yield from Sleep(RETRY_S)
+                self._world.sleep(RETRY_S)
                 continue
             self.unchecked.checked(mark, self.cache)
             self._looked(mark, began)
@@ -280,54 +322,53 @@ class Publications:
 
     # --- after the confirm ----------------------------------------------------------------------------------------
 
-    def _settle_all(self, name: str, deadline: float, *, must: bool = False) -> Steps[None]:
+    def _settle_all(self, name: str, deadline: float, *, must: bool = False) -> None:
         """Return once all of a name counts, in the order it was sent, or may go unchecked for now."""
-        if (yield from self._look(deadline, must=must)):
+        if self._look(deadline, must=must):
             for sent in self.unchecked.of(name, self._checked_mark):
-                yield from self._settle(sent, deadline)
+                self._settle(sent, deadline)
 
-    def _settle(self, sent: Sent, deadline: float) -> Steps[None]:
+    def _settle(self, sent: Sent, deadline: float) -> None:
         """Return once something sent counts, here or as an adoption elsewhere. After a look."""
-        if sent.is_doubtful and not (yield from self._is_there(sent)):
-            sent = yield from self._adopt(sent, _origin(sent), deadline)
-        while (at := (yield from self._stray(sent))) is not None:
-            sent = yield from self._adopt(sent, _origin(sent) or (sent.stream, at), deadline)
+        if sent.is_doubtful and not self._is_there(sent):
+            sent = self._adopt(sent, _origin(sent), deadline)
+        while (at := self._stray(sent)) is not None:
+            sent = self._adopt(sent, _origin(sent) or (sent.stream, at), deadline)
         self.unchecked.remove(sent)
 
-    def _adopt(self, sent: Sent, origin: tuple[str, int] | None, deadline: float) -> Steps[Sent]:
+    def _adopt(self, sent: Sent, origin: tuple[str, int] | None, deadline: float) -> Sent:
         """Take a stray into its context where that is now; what is unchecked is the adoption then."""
         assert origin is not None, "what an adoption stands for is known"
-        known = yield from self._placed(sent.name, deadline)
+        known = self._placed(sent.name, deadline)
         adoption = Adoption(sent.name, known.placement.epoch, *origin)
         adopted = Sent(sent.name, known.placement.stream, adoption, known.as_of)
         # Remembered before it is published: should its confirm not come, it is looked for before the next try.
         doubtful = replace(adopted, is_doubtful=True)
         self.unchecked.replace(sent, doubtful)
-        yield from Adopt(known.placement.stream, adoption)
+        self._world.adopt(known.placement.stream, adoption)
         with self._lock:
             self.adopted += 1
         self.unchecked.replace(doubtful, adopted)
-        yield from self._look(deadline, must=True)
+        self._look(deadline, must=True)
         return adopted
 
-    def _is_there(self, sent: Sent) -> Steps[bool]:
+    def _is_there(self, sent: Sent) -> bool:
         """Whether an adoption whose confirm did not come is in its partition, behind the marker of its epoch."""
-        move = yield from FindMove(sent.name, sent.wanted.epoch - 1, sent.stream)
+        move = self._world.fence_after(sent.name, sent.wanted.epoch - 1, sent.stream)
         from_offset = 0 if move is None else _scan_from(move, sent.stream)
-        at = yield from Search(sent, from_offset, anywhere=True)
-        return at is not None
+        return self._world.search(sent, from_offset, True) is not None
 
-    def _stray(self, sent: Sent) -> Steps[int | None]:
+    def _stray(self, sent: Sent) -> int | None:
         """Where something sent lies behind the end of its placement; None where it counts. After a look."""
         if sent.as_of == self.cache.generation or self.cache.still(sent):
             return None
-        move = yield from FindMove(sent.name, sent.wanted.epoch, sent.stream)
+        move = self._world.fence_after(sent.name, sent.wanted.epoch, sent.stream)
         if move is None:
             return None
         end = _end_of(move, sent)
         # By the fence's offset, where it is known: retention may have dropped the fence itself while this router slept.
-        search = Search(sent, _scan_from(move, sent.stream)) if end is None else Search(sent, end, anywhere=True)
-        return (yield from search)
+        from_offset = _scan_from(move, sent.stream) if end is None else end
+        return self._world.search(sent, from_offset, end is not None)
 
 
 def _end_of(move: Move, sent: Sent) -> int | None:

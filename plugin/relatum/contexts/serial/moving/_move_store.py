@@ -5,7 +5,7 @@ then partitions by their id. The row of a move is locked after its placements.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -15,14 +15,8 @@ import sqlalchemy as sa
 from relatum.contexts.placement._model import Move, MoveState, PartitionState, PlacementState
 from relatum.contexts.placement._placement_opening import RAISE_GENERATION
 from relatum.contexts.placement._stored_moves import MOVE, OF_MOVES, move_info
-from relatum.contexts.serial.moving._move_steps import (
-    Begin,
-    MoveStep,
-    SetAborting,
-    SetFenced,
-    Switch,
-)
-from relatum.errors import Conflict, MoveConflict, NotFound, StreamNotFound, SuperStreamConflict
+from relatum.contexts.serial.moving._move_steps import MoveStep
+from relatum.errors import Conflict, MoveConflict, NotFound, PartitionInUse, StreamNotFound, SuperStreamConflict
 from relatum.store.database import Database, sql
 from relatum.store.members import LEASE_S
 from relatum.waiting import Outages
@@ -141,16 +135,45 @@ _COUNT_SETS: Final = sql("""
     WHERE partition_id = :partition_id::integer""")
 
 
+_LOCK_SUPER_STREAM: Final = sql("""
+    SELECT 1 FROM relatum.super_streams WHERE super_stream_id = :super_stream_id::integer FOR UPDATE""")
+
+_LOCK_PARTITIONS: Final = sql("""
+    SELECT partition_id, stream, state FROM relatum.super_stream_partitions
+    WHERE super_stream_id = :super_stream_id::integer
+    ORDER BY partition_id FOR UPDATE""")
+
+MOVES_OF: Final = sql("""
+    SELECT move_id FROM relatum.context_moves
+    WHERE super_stream_id = :super_stream_id::integer AND ended_at IS NULL
+        AND (source_id = :partition_id::integer OR target_id = :partition_id::integer)
+    LIMIT 1""")
+
+PLACED_IN: Final = sql("""
+    SELECT name FROM relatum.placements WHERE partition_id = :partition_id::integer AND state <> 'released' LIMIT 1""")
+
+_RETIRE: Final = sql("""
+    UPDATE relatum.super_stream_partitions SET state = 'retired' WHERE partition_id = :partition_id::integer""")
+
+_BEHIND: Final = sql("""
+    SELECT c.name, s.stream
+    FROM relatum.serial_consumers c
+    JOIN relatum.serial_positions p ON p.consumer_id = c.consumer_id
+    JOIN unnest(:partition_ids::integer[], :ends::bigint[]) AS needed(partition_id, "end")
+        ON p.partition_id = needed.partition_id
+    JOIN relatum.super_stream_partitions s ON s.partition_id = needed.partition_id
+    WHERE c.super_stream_id = :super_stream_id::integer AND p.position < needed."end"
+    LIMIT 1""")
+
+_HOLDING: Final = sql("""
+    SELECT c.name FROM relatum.serial_consumers c JOIN relatum.serial_holds h ON h.consumer_id = c.consumer_id
+    WHERE c.super_stream_id = :super_stream_id::integer
+        AND (h.partition_id = :partition_id::integer OR h.source_id = :partition_id::integer)
+    LIMIT 1""")
+
+
 class NothingToMove(Conflict):
     """None of the contexts is open in the source any more; nothing was written."""
-
-
-@contextmanager
-def kept(database: Database) -> Iterator[sa.Connection]:
-    """A transaction that has reached the disk when it is committed."""
-    with database.transaction() as connection:
-        connection.execute(_KEEP_COMMITS)
-        yield connection
 
 
 class MoveStore:
@@ -164,12 +187,19 @@ class MoveStore:
         self.outages = Outages(logger, database=database.address.name)
         """What is away, of all moves of the super stream."""
 
-    def begin(self, wanted: Begin, holder: str) -> MoveStep:
+    @contextmanager
+    def _kept(self) -> Iterator[sa.Connection]:
+        """A transaction that has reached the disk when it is committed."""
+        with self._transaction() as connection:
+            connection.execute(_KEEP_COMMITS)
+            yield connection
+
+    def begin(
+        self, source: str, target: str, contexts: Collection[str], scan_from: int, target_scan_from: int, holder: str
+    ) -> MoveStep:
         """Begin a move of those contexts that are open in the source now.
 
-        Args:
-            wanted: The move.
-            holder: Who goes on with it, unique for this move: a repeated call finds by it what the first one began.
+        The holder goes on with it, and is unique for this move: a repeated call finds by it what the first one began.
 
         Raises:
             MoveConflict: another move has one of them.
@@ -177,32 +207,32 @@ class MoveStore:
             StreamNotFound: the super stream has no such partition.
             SuperStreamConflict: the target is retired.
         """
-        named = {"super_stream_id": self._id, "names": sorted(wanted.contexts)}
-        with kept(self._database) as connection:
+        named = {"super_stream_id": self._id, "names": sorted(contexts)}
+        with self._kept() as connection:
             rows = connection.execute(LOCK_NAMED, named).all()
             for row in rows:
                 if row.state == PlacementState.MOVING:
                     return self._begun_before(connection, row.move_id, row.name, holder)
-            source = self._partition(connection, wanted.source)
-            names = [row.name for row in rows if (row.state, row.partition_id) == ("open", source.partition_id)]
+            source_id = self._partition(connection, source).partition_id
+            names = [row.name for row in rows if (row.state, row.partition_id) == ("open", source_id)]
             if not names:
-                raise NothingToMove(f"none of the contexts is in {wanted.source!r} any more; nothing was moved")
+                raise NothingToMove(f"none of the contexts is in {source!r} any more; nothing was moved")
             generation = connection.execute(RAISE_GENERATION, named).scalar_one()
             # Behind the generation's lock, which whoever retires a partition takes, too.
-            target = self._partition(connection, wanted.target)
-            if target.state == PartitionState.RETIRED:
+            to = self._partition(connection, target)
+            if to.state == PartitionState.RETIRED:
                 raise SuperStreamConflict(
-                    f"partition {wanted.target!r} is retired: no context can go there",
+                    f"partition {target!r} is retired: no context can go there",
                     super_stream=self._name,
                     reason="the target is retired",
                 )
             added = {
                 "super_stream_id": self._id,
-                "source_id": source.partition_id,
-                "target_id": target.partition_id,
+                "source_id": source_id,
+                "target_id": to.partition_id,
                 "contexts": len(names),
-                "scan_from": wanted.scan_from,
-                "target_scan_from": wanted.target_scan_from,
+                "scan_from": scan_from,
+                "target_scan_from": target_scan_from,
                 "holder": holder,
                 "lease_s": LEASE_S,
                 "generation": generation,
@@ -240,11 +270,7 @@ class MoveStore:
         return _step_of(self._row(connection, move_id))
 
     def look(self, move_id: int) -> MoveStep:
-        """A move as its steps need it.
-
-        Raises:
-            NotFound: there is none of that number.
-        """
+        """A move as its steps need it; `NotFound` where there is none of that number."""
         with self._transaction() as connection:
             return self._step(connection, move_id)
 
@@ -263,22 +289,22 @@ class MoveStore:
 
     def let_fence(self, move_id: int) -> MoveStep:
         """Have a move fenced, now that no publisher relies on what was before it."""
-        with kept(self._database) as connection:
+        with self._kept() as connection:
             connection.execute(_LET_FENCE, {"super_stream_id": self._id, "move_id": move_id})
             return self._step(connection, move_id)
 
-    def set_fenced(self, wanted: SetFenced) -> MoveStep:
+    def set_fenced(self, move_id: int, attempt: int, fence_offset: int) -> MoveStep:
         """Note where a move's fence lies, if it is at that attempt and not fenced yet."""
-        values = {"move_id": wanted.move_id, "attempt": wanted.attempt, "fence_offset": wanted.fence_offset}
-        with kept(self._database) as connection:
+        values = {"move_id": move_id, "attempt": attempt, "fence_offset": fence_offset}
+        with self._kept() as connection:
             connection.execute(SET_FENCED, values)
-            return self._step(connection, wanted.move_id)
+            return self._step(connection, move_id)
 
-    def switch(self, wanted: Switch) -> MoveStep:
+    def switch(self, move_id: int, attempt: int, marker_offset: int) -> MoveStep:
         """End a move, if it is at that attempt and fenced: its contexts go on in the target."""
-        of_move = {"super_stream_id": self._id, "move_id": wanted.move_id}
-        ended = {**of_move, "attempt": wanted.attempt, "marker_offset": wanted.marker_offset}
-        with kept(self._database) as connection:
+        of_move = {"super_stream_id": self._id, "move_id": move_id}
+        ended = {**of_move, "attempt": attempt, "marker_offset": marker_offset}
+        with self._kept() as connection:
             names = connection.scalars(LOCK_MOVING, of_move).all()
             row = connection.execute(_SET_ENDED, ended).one_or_none()
             if row is not None:
@@ -286,14 +312,14 @@ class MoveStore:
                 gone_on = {"names": names, "partition_id": row.target_id, "epoch": row.epoch}
                 connection.execute(GO_ON, {**of_move, **gone_on, "generation": generation})
                 _count(connection, row.source_id, row.target_id, len(names))
-            return self._step(connection, wanted.move_id)
+            return self._step(connection, move_id)
 
-    def set_aborting(self, wanted: SetAborting, reason: str | None) -> MoveStep:
+    def set_aborting(self, move_id: int, reason: str | None) -> MoveStep:
         """Turn a move back to its source, unless it was turned back before or has ended."""
-        values = {"super_stream_id": self._id, "move_id": wanted.move_id, "reason": reason}
-        with kept(self._database) as connection:
+        values = {"super_stream_id": self._id, "move_id": move_id, "reason": reason}
+        with self._kept() as connection:
             connection.execute(SET_ABORTING, values)
-            return self._step(connection, wanted.move_id)
+            return self._step(connection, move_id)
 
     def moves(self, *, latest: int | None = None) -> list[Move]:
         """The moves that have not ended, oldest first; or so many of all, latest first."""
@@ -306,13 +332,54 @@ class MoveStore:
             return [move_info(row) for row in rows]
 
     def move(self, move_id: int) -> Move:
-        """A move as it is shown.
-
-        Raises:
-            NotFound: there is none of that number.
-        """
+        """A move as it is shown; `NotFound` where there is none of that number."""
         with self._transaction() as connection:
             return move_info(self._row(connection, move_id))
+
+    def retire(self, stream: str) -> None:
+        """Take a partition out of use: nothing is placed or moved there any more. One that is retired stays so.
+
+        Raises:
+            StreamNotFound: the super stream has no such partition.
+            PartitionInUse: contexts are there, or on their way; or it is the last one.
+        """
+        of_super_stream = {"super_stream_id": self._id}
+        with self._kept() as connection:
+            connection.execute(_LOCK_SUPER_STREAM, of_super_stream)
+            rows = connection.execute(_LOCK_PARTITIONS, of_super_stream).all()
+            row = next((row for row in rows if row.stream == stream), None)
+            if row is None:
+                raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
+            if not any(row.stream != stream and row.state == PartitionState.ACTIVE for row in rows):
+                raise PartitionInUse(f"{stream!r} is the last partition", stream=stream, reason="it is the last one")
+            self._check_unused(connection, stream, row.partition_id)
+            connection.execute(_RETIRE, {"partition_id": row.partition_id})
+
+    def _check_unused(self, connection: sa.Connection, stream: str, partition_id: int) -> None:
+        of_partition = {"super_stream_id": self._id, "partition_id": partition_id}
+        move_id = connection.execute(MOVES_OF, of_partition).scalar()
+        if move_id is not None:
+            reason = f"move {move_id} has not ended"
+            raise PartitionInUse(f"{stream!r} cannot be retired: {reason}", stream=stream, reason=reason)
+        context = connection.execute(PLACED_IN, of_partition).scalar()
+        if context is not None:
+            reason = f"{context!r} is placed there, and maybe more"
+            raise PartitionInUse(f"{stream!r} cannot be retired: {reason}; move them", stream=stream, reason=reason)
+
+    def unread(self, partition_id: int, ends: Mapping[int, int]) -> str | None:
+        """Which serial consumer has not read so far, or holds messages back because of a partition; None for none.
+
+        - `partition_id`: The partition of the holds.
+        - `ends`: By partition, the offset below which all is to be read.
+        """
+        wanted = {"super_stream_id": self._id, "partition_ids": list(ends), "ends": list(ends.values())}
+        with self._transaction() as connection:
+            behind = connection.execute(_BEHIND, wanted).first()
+            if behind is not None:
+                return f"consumer {behind.name!r} has not read all of {behind.stream!r}"
+            of_partition = {"super_stream_id": self._id, "partition_id": partition_id}
+            name = connection.execute(_HOLDING, of_partition).scalar()
+            return None if name is None else f"consumer {name!r} holds messages back that come after it"
 
 
 def _count(connection: sa.Connection, source_id: int, target_id: int, moved: int) -> None:

@@ -4,40 +4,27 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from relatum import otel
 from relatum.contexts.placement._controls import ControlStreams
+from relatum.contexts.placement._entries import Control, Fence, Marker
 from relatum.contexts.placement._model import Move, Placement
 from relatum.contexts.placement._placement_store import PlacementStore
+from relatum.contexts.placement._trust import elapsed_s
 from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._assignments import Call
-from relatum.contexts.serial.moving._move_steps import (
-    Begin,
-    FindControl,
-    FindEnd,
-    LetFence,
-    Look,
-    MoveRequest,
-    MoveStep,
-    PublishControl,
-    SetAborting,
-    SetFenced,
-    Sleep,
-    Steps,
-    Switch,
-    go_on,
-)
+from relatum.contexts.serial.moving._move_steps import MoveStep
 from relatum.contexts.serial.moving._move_store import MoveStore, NothingToMove, logger
-from relatum.contexts.steps import run
 from relatum.errors import Conflict, MoveConflict, NotFound, PublishNacked, PublishUnroutable, RelatumError, Transient
 from relatum.otel import Description, Part
 from relatum.processes import new_holder
 from relatum.store.members import LEASE_S, renewal_s
 from relatum.waiting import Server, has_passed, log_failure
+
+T = TypeVar("T")
 
 RETRY_S: Final = 30.0
 """Seconds for which a step is tried again while the broker or the database does not answer."""
@@ -50,7 +37,7 @@ _PASSING: Final = (Transient, PublishNacked, PublishUnroutable)
 
 
 class Mover:
-    """Performs the steps of one move."""
+    """Performs the steps of one move: what those ask for, and again while a server does not answer."""
 
     def __init__(
         self,
@@ -63,28 +50,18 @@ class Mover:
         tell: Callable[[Move], None] = lambda move: None,
     ) -> None:
         self._store = store
+        self._streams = streams
         store.outages.name(Server.BROKER, str(streams.address))
         self._retry_s = retry_s
+        self._reason = reason
         self._tell = tell
         # For this move alone: by it a repeated beginning knows the move that the first one began.
         self._holder = holder or new_holder()
         self._known: MoveStep | None = None
         self._attend_at = time.monotonic() + renewal_s(LEASE_S)
-        self._ways: dict[type[MoveRequest], Callable[[Any], Any]] = {
-            FindEnd: lambda wanted: streams.end_of(wanted.stream),
-            Begin: lambda wanted: store.begin(wanted, self._holder),
-            Look: self._look,
-            LetFence: lambda wanted: store.let_fence(wanted.move_id),
-            Sleep: lambda wanted: time.sleep(wanted.seconds),
-            PublishControl: lambda wanted: streams.publish(wanted.stream, wanted.control),
-            FindControl: streams.find,
-            SetFenced: store.set_fenced,
-            Switch: store.switch,
-            SetAborting: lambda wanted: store.set_aborting(wanted, reason),
-        }
 
-    def run(self, steps: Steps) -> MoveStep:
-        """Perform all steps; gives the move as it ended.
+    def run(self, steps: Callable[..., MoveStep], *given: Any) -> MoveStep:
+        """Perform all steps of `move`, `go_on` or `abort`; gives the move as it ended.
 
         Raises:
             RelatumError: what stopped it. A move that had begun stands as it was; its number is in the message and in
@@ -92,27 +69,57 @@ class Mover:
         """
         with otel.span(Part.MOVES, lambda: Description("relatum move")):
             try:
-                return run(steps, self._perform)
+                return steps(self, *given)
             except RelatumError as error:
                 if self._known is None or self._known.state.is_ended:
                     raise
                 raise _stopped(self._known, error) from error
 
-    def _perform(self, request: MoveRequest) -> Any:
-        answer = self._persist(request)
-        if isinstance(answer, MoveStep):
-            self._note(answer)
-        return answer
+    # --- what the steps ask for: see `World` ----------------------------------------------------------------------
 
-    def _persist(self, request: MoveRequest) -> Any:
-        """Run one step, retrying transient errors for `retry_s`, or the call's time. Each step may be repeated."""
+    def end_of(self, stream: str) -> int:
+        return self._persist(self._streams.end_of, stream)
+
+    def begin(self, *move: Any) -> MoveStep:
+        return self._note(self._persist(self._store.begin, *move, self._holder))
+
+    def look(self, move_id: int) -> MoveStep:
+        self._persist(self._store.attend, move_id, self._holder)
+        return self._note(self._persist(self._store.look, move_id))
+
+    def let_fence(self, move_id: int) -> MoveStep:
+        return self._note(self._persist(self._store.let_fence, move_id))
+
+    def publish(self, stream: str, control: Control) -> None:
+        self._persist(self._streams.publish, stream, control)
+
+    def find(self, stream: str, control: Fence | Marker, from_offset: int) -> int | None:
+        return self._persist(self._streams.find, stream, control, from_offset)
+
+    def set_fenced(self, move_id: int, attempt: int, fence_offset: int) -> MoveStep:
+        return self._note(self._persist(self._store.set_fenced, move_id, attempt, fence_offset))
+
+    def switch(self, move_id: int, attempt: int, marker_offset: int) -> MoveStep:
+        return self._note(self._persist(self._store.switch, move_id, attempt, marker_offset))
+
+    def set_aborting(self, move_id: int) -> MoveStep:
+        return self._note(self._persist(self._store.set_aborting, move_id, self._reason))
+
+    def elapsed_s(self) -> float:
+        return elapsed_s()
+
+    def sleep(self, seconds: float) -> None:
+        self._persist(time.sleep, seconds)
+
+    def _persist(self, step: Callable[..., T], *given: Any) -> T:
+        """Perform one step, retrying transient errors for `retry_s`, or the call's time. Each step may be repeated."""
         give_up_at, outages = time.monotonic() + self._retry_s, self._store.outages
         move = "a move to begin" if self._known is None else f"move {self._known.move_id}"
-        who = f"the step {type(request).__name__} of {move}"
+        who = f"the step {step.__name__} of {move}"
         while True:
             try:
                 self._attend()
-                answer = self._ways[type(request)](request)
+                answer = step(*given)
             except _PASSING as error:
                 if time.monotonic() >= give_up_at or has_passed():
                     outages.forget(who)
@@ -126,32 +133,25 @@ class Mover:
                 return answer
             time.sleep(PAUSE_S)
 
-    def _look(self, wanted: Look) -> MoveStep:
-        self._store.attend(wanted.move_id, self._holder)
-        return self._store.look(wanted.move_id)
-
     def _attend(self) -> None:
         """Say now and then that somebody goes on with the move; else others take it over, which does no harm."""
         if self._known is not None and time.monotonic() >= self._attend_at:
             self._store.keep_attending(self._known.move_id, self._holder)
             self._attend_at = time.monotonic() + renewal_s(LEASE_S)
 
-    def _note(self, found: MoveStep) -> None:
+    def _note(self, found: MoveStep) -> MoveStep:
         is_further = self._known is None or found.state is not self._known.state
         self._known = found
         if is_further:
             otel.note(Part.MOVES, partial(_told_of, found))
             self._tell(self._store.move(found.move_id))
+        return found
 
 
-def go_on_with_abandoned(moves: MoveStore, open_streams: Callable[[], AbstractContextManager[ControlStreams]]) -> None:
+def go_on_with_abandoned(moves: MoveStore, streams: ControlStreams) -> None:
     """Go on with all moves whose mover is gone, one after the other.
 
     One statement takes a move: of many who ask, one has it. Two who perform it side by side would do no harm.
-
-    Args:
-        moves: The moves of the super stream.
-        open_streams: Opens the partitions, where there is such a move.
 
     Raises:
         RelatumError: what stopped one; it stands as it was.
@@ -160,8 +160,7 @@ def go_on_with_abandoned(moves: MoveStore, open_streams: Callable[[], AbstractCo
     while (move_id := moves.take_abandoned(holder)) is not None:
         logger.warning("move %d is gone on with: its mover is gone", move_id, extra={"move_id": move_id})
         try:
-            with open_streams() as streams:
-                Mover(moves, streams, holder=holder).run(go_on(move_id))
+            Mover(moves, streams, holder=holder).run(moving.go_on, move_id)
         except (Conflict, NotFound) as error:
             # Another has ended it, or taken it back, meanwhile.
             log_failure(logger, error, f"move {move_id} is another's", level=logging.INFO)
@@ -246,13 +245,15 @@ class Movers:
     def _go_on_with_abandoned(self) -> None:
         """End what others left, so that it is not in the way; where that cannot be, those contexts are a conflict."""
         try:
-            go_on_with_abandoned(self._moves, lambda: nullcontext(self._streams))
+            go_on_with_abandoned(self._moves, self._streams)
         except RelatumError as error:
             log_failure(logger, error, "an abandoned move was not gone on with here")
 
-    def perform(self, steps: moving.Steps, call: Call, *, reason: str | None = None) -> Move:
-        """Perform one move; gives it as it ended."""
-        return self._moves.move(self._mover(call, reason).run(steps).move_id)
+    def perform(
+        self, steps: Callable[[moving.World, int], MoveStep], move_id: int, call: Call, *, reason: str | None = None
+    ) -> Move:
+        """Go on with a move, or abort it; gives it as it ended."""
+        return self._moves.move(self._mover(call, reason).run(steps, move_id).move_id)
 
     def _mover(self, call: Call, reason: str | None = None) -> Mover:
         return Mover(self._moves, self._streams, retry_s=self._retry_s, reason=reason, tell=call.tell)
@@ -297,7 +298,7 @@ class Movers:
 
     def _perform_one(self, wanted: Wanted, call: Call) -> tuple[Move | None, Wanted]:
         try:
-            ended = self._mover(call).run(moving.move(wanted.source, wanted.target, wanted.contexts))
+            ended = self._mover(call).run(moving.move, wanted.source, wanted.target, wanted.contexts)
         except NothingToMove:
             return None, wanted
         return self._moves.move(ended.move_id), wanted._replace(contexts=wanted.contexts - ended.names)

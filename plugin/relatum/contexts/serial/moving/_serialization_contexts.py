@@ -16,7 +16,6 @@ from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._assignments import Assignment, Call, ContextsStatus, Plan, Progress
 from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.contexts.serial.moving._mover import MOVES_AT_ONCE, RETRY_S, Movers, find_some, in_parts
-from relatum.contexts.serial.moving._retiring import retire_partition, unread
 from relatum.contexts.serial.moving._spread import spread
 from relatum.errors import (
     ConfigurationError,
@@ -292,7 +291,7 @@ class SerializationContexts(Closing):
             RelatumError: what stopped it.
         """
         call = self._call_of(move_id, progress)
-        return self._movers().perform(moving.go_on(move_id), call)
+        return self._movers().perform(moving.go_on, move_id, call)
 
     def abort(self, move_id: int, *, reason: str | None = None, progress: Progress | None = None) -> Move:
         """Take a move back: its contexts go on in their source. One that was aborted stays so.
@@ -310,7 +309,7 @@ class SerializationContexts(Closing):
         if reason is not None:
             checked_text("reason", reason)
         call = self._call_of(move_id, progress)
-        return self._movers().perform(moving.abort(move_id), call, reason=reason)
+        return self._movers().perform(moving.abort, move_id, call, reason=reason)
 
     def _call_of(self, move_id: int, progress: Progress | None) -> Call:
         checked_count("move_id", move_id, least=0, most=INTEGER_MAX)
@@ -360,7 +359,7 @@ class SerializationContexts(Closing):
         checked_seconds("timeout_s", timeout_s)
         self._partition(partition)
         address = self._broker()
-        retire_partition(self._placements.database, self._placements.super_stream_id, partition)
+        self._moves.retire(partition)
         if any(bound.stream == partition for bound in self._described()):
             unbind_partition(address, self.super_stream, partition)
         if delete:
@@ -414,8 +413,7 @@ class SerializationContexts(Closing):
             with suppress(StreamNotFound):  # one that was retired and deleted before
                 ends[row.partition_id] = self._control_streams().end_of(row.stream)
         give_up_at = time.monotonic() + timeout_s
-        whose = self._placements.database, self._placements.super_stream_id
-        while (reason := unread(*whose, partition_id, ends)) is not None:
+        while (reason := self._moves.unread(partition_id, ends)) is not None:
             if time.monotonic() >= give_up_at:
                 raise PartitionInUse(
                     f"{retired!r} is retired, but was not deleted: {reason}", stream=retired, reason=reason
@@ -442,7 +440,9 @@ class SerializationContexts(Closing):
     def _control_streams(self) -> ControlStreams:
         with self._lock:
             if self._streams is None:
-                self._streams = ControlStreams(self._broker())
+                streams = ControlStreams(self._broker())
+                streams.reader()  # a broker that is away is told at once
+                self._streams = streams
             return self._streams
 
     def close(self) -> None:
