@@ -1,67 +1,4 @@
-"""Everything Relatum raises, branched by what a caller can do about it.
-
-```
-RelatumError
-├── ConfigurationError            change a URL, an option or an installation
-│   ├── UsedAfterFork             made before a fork, used in the child: make one in each process
-│   ├── UsedAfterClose            closed, and used again: make another one
-│   ├── SchemaMissing             run `relatum migrate`
-│   ├── NothingRecorded           no stream of the virtual host is recorded: let something record (field: vhost)
-│   ├── AnotherBroker             a stream of that name was recorded from another broker (fields: stream, recorded,
-│   │                             connected)
-│   ├── TlsRefused                a certificate is refused, by either side, or one of them speaks no TLS
-│   ├── ServerStartFailed         a private server of `relatum.local` did not start
-│   └── TimeNotRecorded           times are switched off for that stream
-├── InvalidInput                  the call is wrong; nothing was sent or written
-│   ├── InvalidRelationshipKey    a key's value can't be one (fields: key, reason)
-│   ├── InvalidKeyDefinition      a definition can't be one
-│   ├── InvalidGroup              headers or a call that make no message of a group (field: reason)
-│   └── HeadersRefused            headers too deep, too many or too large
-├── NotFound
-│   ├── StreamNotFound            there is no such stream (field: stream)
-│   ├── NotAStream                the name is another kind of queue
-│   ├── OffsetNotFound            no message at that offset
-│   │   └── OffsetExpired         retention has dropped it
-│   ├── KeyNotDefined             no definition of that name
-│   ├── SuperStreamNotFound       there is no such super stream (field: super_stream)
-│   ├── PlacementNotFound         no context or affinity set of that name (field: name)
-│   └── PredecessorNotFound       the message whose affinity set is to be joined is not known (field: predecessor)
-├── AccessRefused                 the broker or the database refuses this user
-├── Conflict
-│   ├── StreamReplaced            the stream is not the one that was recorded
-│   ├── CoverageConflict          another recorder moved the coverage first; nothing was written
-│   ├── KeyDefinitionConflict     a definition of that name says something else
-│   ├── IncompleteGroup           messages of a group are missing (fields: group_id, missing, last_sequence)
-│   ├── GroupConflict             a group contradicts itself (fields: group_id, anomaly)
-│   ├── ClaimLost                 another member of the consumer has the group now (field: group_id)
-│   ├── SuperStreamConflict       a super stream is not as it was said to be (fields: super_stream, reason)
-│   ├── MoveConflict              a move cannot begin, or go on as asked (fields: move_id, state)
-│   ├── PartitionInUse            a partition is still needed (fields: stream, reason)
-│   ├── StreamInUse               a stream cannot be forgotten: it is still needed (fields: stream, reason)
-│   └── PartitionLost             another member of the serial consumer has the partition now (field: stream)
-├── Transient                     safe to retry
-│   ├── BrokerUnavailable
-│   │   ├── ConnectionLost        the connection ended while in use
-│   │   └── StreamUnavailable     the stream moves, or was deleted, under a reader
-│   │       └── StreamNotHere     no node that can be reached has a replica that answers (field: stream)
-│   ├── DatabaseUnavailable       PostgreSQL is away, read-only or full (field: reason)
-│   ├── ReadTimeout               no answer in time
-│   ├── ConnectionsInUse          a reader has as many connections as it may (fields: limit, waiting)
-│   ├── NotRecordedInTime         the message is in the stream, its rows are not there yet
-│   ├── NotFinishedInTime         the message's outcome is not final yet (field: outcome)
-│   ├── ContextMoving             a move of the context did not end in time; nothing was sent (fields: context, move_id)
-│   └── TooManyOpenSets           no further affinity set can be opened now (fields: open_sets, open_sets_max)
-├── PublishError
-│   ├── PublishRejected           the broker took the message into no stream
-│   │   ├── PublishNacked
-│   │   └── PublishUnroutable
-│   └── PublishOutcomeUnknown     connection or time lost after sending; settle it by reading
-└── DataError                     bytes that are not what they should be
-    ├── ProtocolError             a peer broke the stream protocol
-    ├── ChunkCorrupt              a chunk's CRC or lengths are wrong
-    ├── UndecodableMessage        not an AMQP message, or a codec that is not installed
-    └── RowRefused                PostgreSQL cannot hold a value; nothing was written (field: sqlstate)
-```
+"""Everything Relatum raises, branched by what a caller can do about it; the classes stand in the order of the tree.
 
 Fields say what failed (`stream`, `offset`, `key`, `reason`); no message holds a payload, a credential or a URL.
 All of them can be pickled.
@@ -88,7 +25,7 @@ class RelatumError(Exception):
         return (type(self), self.args, self.__dict__)
 
 
-# --- what is set up, asked for or allowed ----------------------------------------------------------------------------
+# --- what is set up or installed: change it ---------------------------------------------------------------------------
 
 
 class ConfigurationError(RelatumError):
@@ -141,6 +78,9 @@ class TimeNotRecorded(ConfigurationError):
     stream: str
 
 
+# --- the call: change it; nothing was sent or written -----------------------------------------------------------------
+
+
 class InvalidInput(RelatumError, ValueError):
     """The call is wrong; nothing was sent or written."""
 
@@ -175,11 +115,7 @@ class HeadersRefused(InvalidInput):
     reason: str
 
 
-class AccessRefused(RelatumError):
-    """The broker or the database refuses this user."""
-
-
-# --- what was found, and bytes that are broken -----------------------------------------------------------------------
+# --- what was named and is not there ----------------------------------------------------------------------------------
 
 
 class NotFound(RelatumError, LookupError):
@@ -239,6 +175,16 @@ class PredecessorNotFound(NotFound):
     """The message whose affinity set is to be joined is not known (field `predecessor`); nothing was sent."""
 
     predecessor: str
+
+
+# --- permissions ------------------------------------------------------------------------------------------------------
+
+
+class AccessRefused(RelatumError):
+    """The broker or the database refuses this user."""
+
+
+# --- what was found is not what was expected; nothing was written -----------------------------------------------------
 
 
 class Conflict(RelatumError):
@@ -339,32 +285,7 @@ class PartitionLost(Conflict):
     stream: str
 
 
-class DataError(RelatumError):
-    """Bytes are not what they should be."""
-
-
-class ProtocolError(DataError):
-    """A peer broke the stream protocol."""
-
-
-class ChunkCorrupt(DataError):
-    """A chunk's checksum or lengths are wrong (fields `stream`, `offset` where known)."""
-
-
-class UndecodableMessage(DataError):
-    """A message is not AMQP 1.0, or is compressed by a codec that is not installed."""
-
-
-class RowRefused(DataError):
-    """PostgreSQL refuses a value or a row, and would each time (field `sqlstate`); nothing was written.
-
-    A text too long for an index or without a place in the database's encoding, a number out of range, a constraint.
-    """
-
-    sqlstate: str | None
-
-
-# --- what passes: the call is safe to repeat -------------------------------------------------------------------------
+# --- what passes: the call is safe to repeat --------------------------------------------------------------------------
 
 
 class Transient(RelatumError):
@@ -459,7 +380,7 @@ class TooManyOpenSets(Transient):
     open_sets_max: int
 
 
-# --- messages that were to be published ------------------------------------------------------------------------------
+# --- messages that were to be published -------------------------------------------------------------------------------
 
 
 class PublishError(RelatumError):
@@ -496,3 +417,31 @@ class PublishOutcomeUnknown(PublishError):
         """Rebuild without `settle`: it holds connections of this process."""
         kind, args, fields = super().__reduce__()
         return kind, args, {name: value for name, value in fields.items() if name != "settle"}
+
+
+# --- bytes that are broken --------------------------------------------------------------------------------------------
+
+
+class DataError(RelatumError):
+    """Bytes are not what they should be."""
+
+
+class ProtocolError(DataError):
+    """A peer broke the stream protocol."""
+
+
+class ChunkCorrupt(DataError):
+    """A chunk's checksum or lengths are wrong (fields `stream`, `offset` where known)."""
+
+
+class UndecodableMessage(DataError):
+    """A message is not AMQP 1.0, or is compressed by a codec that is not installed."""
+
+
+class RowRefused(DataError):
+    """PostgreSQL refuses a value or a row, and would each time (field `sqlstate`); nothing was written.
+
+    A text too long for an index or without a place in the database's encoding, a number out of range, a constraint.
+    """
+
+    sqlstate: str | None

@@ -1,9 +1,11 @@
 """The command: publishes, asks, checks, and tells the story of it."""
 
+import json
 import socket
+import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -11,10 +13,11 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Final
 
 import typer
+from rich.text import Text
 
 from relatum.errors import ConfigurationError
 from relatum.local import LocalServers, reader_url
-from relatum.reading import StreamReader
+from relatum.reading import Message, StreamReader
 from relatum.recording import Recorder
 from relatum.terminal import (
     ExitCode,
@@ -26,12 +29,13 @@ from relatum.terminal import (
     print_exports,
     print_json,
     spread,
+    table_of,
 )
 from relatum_consumer import Relations
-from relatum_consumer.demo import _show
-from relatum_consumer.demo._asking import Asking
-from relatum_consumer.demo._data import STREAMS, Data, load
+from relatum_consumer.demo._asking import REPEATS, Asking, Difference, Timed
+from relatum_consumer.demo._data import FLIGHTS, PLANES, STREAMS, WEATHER, Data, load
 from relatum_consumer.demo._publish import Servers, publish_and_record
+from relatum_consumer.expectations import MissingReport
 from relatum_migrations import upgrade
 
 TIMEOUT_S: Final = 60.0
@@ -87,6 +91,8 @@ def demo(
     if result["differences"]:
         raise typer.Exit(ExitCode.DIFFERENT)
 
+
+DIFFERENCES_SHOWN: Final = 10
 
 _NEXT: Final = """\
 Next        relatum demo --web   the same messages in a browser (extra `web`)
@@ -149,9 +155,9 @@ def _run(servers: Servers, data: Data, checked: int, seed: int, *, quiet: bool) 
             asked = asking.check(checked, seed)
             departures = asking.check_departures()
     if not quiet:
-        _show.print_published(data, publish_s, recorded_s)
-        _show.print_answers(flight, timed)
-        _show.print_checked(asked, departures, asking.differences)
+        _print_published(data, publish_s, recorded_s)
+        _print_answers(flight, timed)
+        _print_checked(asked, departures, asking.differences)
     return {
         "messages": messages,
         "publish_s": publish_s,
@@ -169,6 +175,72 @@ def _run(servers: Servers, data: Data, checked: int, seed: int, *, quiet: bool) 
         "checked": asked,
         "differences": [asdict(each) for each in asking.differences],
     }
+
+
+def _print_published(data: Data, publish_s: float, recorded_s: float) -> None:
+    """What was published and recorded."""
+    flights, planes, reports = (f"{len(data[name]):,}" for name in (FLIGHTS, PLANES, WEATHER))
+    _say(
+        "Published",
+        f"{flights} flights that left New York in 2013, {planes} planes and {reports} weather reports, to three "
+        f"RabbitMQ streams in {publish_s:.1f} s. Headers say what a message is about: tailnum, origin, time_hour.",
+    )
+    _say("Recorded", f"{recorded_s:.2f} s later: PostgreSQL knows where each value is.\n")
+
+
+def _print_answers(flight: Message, timed: Sequence[Timed]) -> None:
+    """The questions about a flight, their answers and both times."""
+    row = json.loads(flight.body)
+    _say(
+        "Asked",
+        f"What belongs to flight {row['carrier']} {row['flight']} from {row['origin']} to {row['dest']}, tail number "
+        f"{row['tailnum']}, which left on {flight.time:%d %b at %H:%M} UTC (message {flight.id})?",
+    )
+    console.print(f"{'Relatum':>69}{'scanning':>10}", style="dim")
+    for each in timed:
+        answer = _describe(each.answer, each.question.stream)
+        times = f"{_milliseconds(each.relatum_s):>10}{_milliseconds(each.scan_s):>10}"
+        console.print(f"{each.question.words:28}{answer:31}{times}")
+    _say("", f"Relatum: an index and a short read (median of {REPEATS}). Scanning: all.\n")
+
+
+def _print_checked(asked: int, report: MissingReport, differences: Sequence[Difference]) -> None:
+    """What was proved, and the answers that are wrong."""
+    _say(
+        "Checked",
+        f"{asked:,} more answers, and which of {report.checked:,} weather reports no flight followed within the hour "
+        f"({report.missing_count:,}; {report.late_count:,} came late). Compared with what was published: "
+        f"{len(differences) or 'no'} differences.\n",
+    )
+    if differences:
+        table = table_of("message", "question", "the rows say", "answered", "by")
+        for each in differences[:DIFFERENCES_SHOWN]:
+            table.add_row(each.message, each.question, str(each.expected), str(each.answered), each.by)
+        console.print(table)
+
+
+def _say(label: str, text: str) -> None:
+    """A part of the story: a word, and some lines beside it."""
+    for line in textwrap.wrap(text, 68):
+        console.print(Text.assemble((f"{label:12}", "bold"), line))
+        label = ""
+    if text.endswith("\n"):
+        console.print()
+
+
+def _describe(message: Message, stream: str) -> str:
+    """A message's content in a few words."""
+    row: dict[str, Any] = json.loads(message.body)
+    if stream == PLANES:
+        return f"{row['manufacturer']} {row['model']}"
+    if stream == FLIGHTS:
+        return f"{row['carrier']} {row['flight']} {row['origin']}-{row['dest']}, {message.time:%d %b %H:%M}"
+    return f"{row['origin']} {message.time:%d %b %H:%M}, {row['temp']} °F"
+
+
+def _milliseconds(seconds: float) -> str:
+    """A time as people read it."""
+    return f"{seconds * 1e3:,.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"
 
 
 def _check_page(port: int) -> None:

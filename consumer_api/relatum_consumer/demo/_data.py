@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from relatum.errors import ConfigurationError
+from relatum.keys import KeyDefinition
 
 FLIGHTS: Final = "flights"
 PLANES: Final = "planes"
@@ -22,6 +23,13 @@ STREAMS: Final = (PLANES, WEATHER, FLIGHTS)
 
 WITHIN_S: Final = 3_600.0
 """Seconds within which a flight is expected to leave, after the weather report of its airport and hour."""
+
+KEYS: Final = (
+    KeyDefinition("tailnum"),
+    KeyDefinition("origin"),
+    KeyDefinition("airport_hour", source=("header:origin", "header:time_hour")),
+)
+"""The demo's relationship keys: two headers, and a composite of two headers."""
 
 _TEXTS: Final = {"carrier", "tailnum", "origin", "dest", "time_hour", "type", "manufacturer", "model", "engine"}
 

@@ -3,16 +3,15 @@
 from typing import TYPE_CHECKING
 
 from relatum.faces import imported_later
-from relatum.publishing._any_client import recording_here, stamped
 from relatum.publishing._dead_letters import REASON_CHARACTERS_MAX, Burial, DeadLetters
-from relatum.publishing._intercept import intercept, release, statistics
+from relatum.publishing._intercept import intercept, recording_here, release, stamped, statistics
 from relatum.publishing._interception import RecorderChoice
 from relatum.publishing._publisher_statistics import PublisherStatistics
 from relatum.publishing._receipt import AsyncReceipt, Receipt
 from relatum.publishing._stamp import OnInvalid, Stamper
 from relatum.publishing.clients._direct_publisher import DIRECT_TIMEOUT_S, DirectPublisher
+from relatum.publishing.clients._pika import publish, publisher_of
 from relatum.publishing.clients._pika_properties import OwnProperties, copy_with
-from relatum.publishing.clients._publish import publish, publisher_of
 from relatum.publishing.clients._publish_async import intercepted_exchange, publish_async
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -11,7 +10,6 @@ from relatum.closing import Closing
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.limits import HEADERS_DEPTH_MAX
-from relatum.processes import after_fork
 from relatum.publishing.clients._direct_publisher import (
     DIRECT_TIMEOUT_S,
     DirectPublisher,
@@ -74,12 +72,6 @@ class DeadLetters(Closing):
     def __init__(self, address: BrokerAddress, stream: str, *, timeout_s: float = DIRECT_TIMEOUT_S) -> None:
         self.stream = stream
         self._publisher = DirectPublisher(address, "a dead letter", timeout_s=timeout_s)
-        self._lock = threading.Lock()
-        after_fork(self, DeadLetters._renew)
-
-    def _renew(self) -> None:
-        """In a child: no other thread publishes."""
-        self._lock = threading.Lock()
 
     def publish(self, messages: Sequence[Message], reason: str, **headers: str | int | bool) -> None:
         """Publish messages, in order, and wait for the confirm of each.
@@ -103,9 +95,8 @@ class DeadLetters(Closing):
             AccessRefused: the broker refuses the user.
         """
         added = {REASON_HEADER: reason[:REASON_CHARACTERS_MAX], **headers}
-        with self._lock:
-            for message in messages:
-                self._publish(message, added)
+        for message in messages:
+            self._publish(message, added)
 
     def _publish(self, message: Message, added: Mapping[str, Any]) -> None:
         body, letter = message.body, _Letter(message, added)

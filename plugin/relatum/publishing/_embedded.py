@@ -9,7 +9,6 @@ import atexit
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
 
 from sqlalchemy import URL
@@ -51,6 +50,13 @@ class EmbeddedRecorders:
         cls, address: BrokerAddress, database: "AnyDatabase", definitions: tuple[KeyDefinition, ...]
     ) -> "EmbeddedRecorder":
         """The recorder for these, started where there is none yet. It waits for no server."""
+
+        def start() -> "EmbeddedRecorder":
+            # Imported here: stamping alone needs neither the recorder nor its servers.
+            from relatum.recording import EmbeddedRecorder
+
+            return EmbeddedRecorder(address, _named(database), definitions)
+
         login = address.login
         # Neither contexts nor what says a password are compared: each connection has its own. Where they hold the user,
         # they are.
@@ -59,13 +65,18 @@ class EmbeddedRecorders:
         with cls._lock:
             alike = (used for used in cls._used if used[1:] == key[1:])
             key = next((used for used in alike if used[0] is not None and used[0].is_joined_by(address)), key)
-        return cls._acquire(key, partial(_start, address, database, definitions))
+        return cls._acquire(key, start)
 
     @classmethod
     def watch_keys(cls, database: "AnyDatabase", definitions: tuple[KeyDefinition, ...]) -> "KeyWatcher":
         """Who compares the keys where others record, started where there is none yet. It waits for no server."""
-        key = (None, None, database, _meaning(definitions))
-        return cls._acquire(key, partial(_start_watching, database, definitions))
+
+        def start() -> "KeyWatcher":
+            from relatum.recording import KeyWatcher
+
+            return KeyWatcher(_named(database), definitions)
+
+        return cls._acquire((None, None, database, _meaning(definitions)), start)
 
     @classmethod
     def _acquire(cls, key: _Key, start: Callable[[], _Kept]) -> _Kept:
@@ -129,21 +140,6 @@ def warn_of_left(who: str, left: Mapping[str, int | None], hint: str = "") -> No
 
 def _meaning(definitions: tuple[KeyDefinition, ...]) -> tuple[tuple[str, str], ...]:
     return tuple((key.name, key.meaning) for key in definitions)
-
-
-def _start(
-    address: BrokerAddress, database: "AnyDatabase", definitions: tuple[KeyDefinition, ...]
-) -> "EmbeddedRecorder":
-    # Imported here: stamping alone needs neither the recorder nor its servers.
-    from relatum.recording import EmbeddedRecorder
-
-    return EmbeddedRecorder(address, _named(database), definitions)
-
-
-def _start_watching(database: "AnyDatabase", definitions: tuple[KeyDefinition, ...]) -> "KeyWatcher":
-    from relatum.recording import KeyWatcher
-
-    return KeyWatcher(_named(database), definitions)
 
 
 def _named(database: "AnyDatabase") -> AnyDatabase:

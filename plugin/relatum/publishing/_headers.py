@@ -4,8 +4,7 @@ They are there for the others: a table nested 900 to 2,000 levels deep is taken 
 pika and aio-pika reader of the stream, and a header frame over the negotiated size closes the whole connection.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 from relatum.errors import HeadersRefused
@@ -38,16 +37,11 @@ _VALUE_BYTES: Final = 9
 """Bytes of the largest value that is neither text, bytes, table nor array: its type and 8 bytes."""
 
 
-_SMALL: Final = frozenset((int, bool, type(None)))
-"""Types whose values take `_VALUE_BYTES` at most."""
-
-
 class HeaderLimits:
-    """The limits in force on one connection."""
+    """The limits in force on one connection; `frame_bytes_max` 0: none of the connection's own."""
 
     def __init__(self, frame_bytes_max: int) -> None:
         self._frame_bytes_max = frame_bytes_max
-        self._bytes_max = HEADERS_BYTES_MAX
         sure = HEADERS_BYTES_MAX
         if frame_bytes_max:
             sure = min(sure, frame_bytes_max - _FRAME_BYTES - _PROPERTIES_BYTES_MAX - _ADDED_BYTES)
@@ -61,49 +55,18 @@ class HeaderLimits:
         Raises:
             HeadersRefused: they are too many, too deep or too large (field `reason`); nothing was sent.
         """
-        # Flat headers, and arrays in them, are decided by an upper bound in one pass: four bytes a character at most.
-        characters, count = 0, len(headers)
-        for name, value in headers.items():
-            kind = type(value)
-            if type(name) is not str:
-                break
-            characters += len(name)
-            if kind is str or kind is bytes:
-                characters += len(value)
-            elif kind is list or kind is tuple or (kind is dict and not value):
-                count += len(value)
-                characters += _characters_in(value)
-            elif kind not in _SMALL:
-                break
-        else:
-            if count <= HEADERS_MAX and 4 * characters + count * (_VALUE_BYTES + 1) <= self._sure_bytes:
-                return
-        self._check_exactly(headers, partial(read_property, properties))
-
-    def _check_exactly(self, headers: Mapping[str, Any], property_of: Callable[[str], Any]) -> None:
         size = _measure(headers)
-        if size > self._bytes_max:
-            _refuse("too_large", f"headers take {size} bytes; {self._bytes_max} are allowed")
-        if not self._frame_bytes_max:
+        if size <= self._sure_bytes:
             return
-        frame = _FRAME_BYTES + _ADDED_BYTES + size + _property_bytes(property_of)
+        if size > HEADERS_BYTES_MAX:
+            _refuse("too_large", f"headers take {size} bytes; {HEADERS_BYTES_MAX} are allowed")
+        of_properties = 10 + sum(1 + _text_bytes(read_property(properties, name)) for name in _SHORT_STRINGS)
+        frame = _FRAME_BYTES + _ADDED_BYTES + size + of_properties
         if frame > self._frame_bytes_max:
             _refuse(
                 "too_large",
                 f"the header frame would take {frame} bytes; the connection negotiated {self._frame_bytes_max}",
             )
-
-
-def _characters_in(array: Sequence[Any]) -> int:
-    """Characters of an array of texts and numbers; more than are allowed where it holds anything else."""
-    characters = 0
-    for value in array:
-        kind = type(value)
-        if kind is str:
-            characters += len(value)
-        elif kind not in _SMALL:
-            return HEADERS_BYTES_MAX
-    return characters
 
 
 def _measure(headers: Mapping[str, Any]) -> int:
@@ -133,10 +96,6 @@ def _measure(headers: Mapping[str, Any]) -> int:
             else:
                 size += _VALUE_BYTES
     return size
-
-
-def _property_bytes(property_of: Callable[[str], Any]) -> int:
-    return 10 + sum(1 + _text_bytes(property_of(name)) for name in _SHORT_STRINGS)
 
 
 def _text_bytes(value: Any) -> int:

@@ -1,21 +1,29 @@
-"""`intercept` and `release`."""
+"""`intercept`, `release` and `statistics`; and for clients that are not intercepted `stamped` and `recording_here`."""
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from time import time_ns
 from types import ModuleType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from relatum.checks import checked_names
 from relatum.errors import ConfigurationError, RelatumError
 from relatum.keys import KeyDefinition, as_definitions
-from relatum.publishing._interception import Interception, Options, RecorderChoice, interception_of
-from relatum.publishing._process_interceptions import ProcessInterceptions
+from relatum.publishing._interception import (
+    Interception,
+    Options,
+    ProcessInterceptions,
+    RecorderChoice,
+    interception_of,
+)
 from relatum.publishing._publisher_statistics import PublisherCounts, PublisherStatistics
-from relatum.publishing._stamp import OnInvalid
+from relatum.publishing._stamp import OnInvalid, Stamper
 from relatum.publishing.clients import _pika as pika_connections
+from relatum.reading import BrokerAddress
 from relatum.store.database import AnyDatabase
+from relatum.uuid7 import uuid7
 
 _Connection = TypeVar("_Connection")
 
@@ -29,6 +37,9 @@ _CLIENTS: Final = {
 
 _OF_PROCESSES: Final = frozenset({"celery", "dramatiq", "faststream"})
 """Clients whose objects are used in processes that are forked off later."""
+
+_STAMPER: Final = Stamper(())
+"""Of messages that other clients publish: no keys are known of them."""
 
 _released: Final[WeakKeyDictionary[object, PublisherCounts]] = WeakKeyDictionary()
 """What was counted for connections that were released, as long as somebody has them."""
@@ -184,3 +195,60 @@ def _client_of(connection: object) -> ModuleType:
         f"{type(connection).__qualname__} is no connection of pika or aio-pika, no Celery app, and no broker of "
         "dramatiq or faststream.rabbit; for other clients: relatum.stamped(…) and relatum.recording_here(…)"
     )
+
+
+def stamped(headers: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], str]:
+    """Headers and a message id for one message that any client publishes.
+
+    Args:
+        headers: The message's headers; not changed. None (default): none.
+
+    Returns:
+        A copy of the headers with `relatum_time`, microseconds since 1970, UTC, unless it is among them; and a new id,
+        a UUIDv7. Give the id to the client as the property `message_id`.
+
+    Raises:
+        InvalidRelationshipKey: `relatum_time` is among the headers and is no such time.
+        HeadersRefused: the headers are too many, too deep or too large.
+    """
+    stamp = _STAMPER.stamp(headers, uuid7(time_ns()), None, None, b"")
+    return stamp.headers or {}, stamp.message_id
+
+
+@contextmanager
+def recording_here(
+    broker: "str | BrokerAddress",
+    database: "AnyDatabase",
+    *,
+    streams: Iterable[str],
+    keys: Iterable["str | KeyDefinition"] = (),
+    stream_url: str | None = None,
+) -> Iterator[None]:
+    """Record streams in a thread of this process until the block ends, whoever publishes to them.
+
+    Where several processes record a stream, one of them does. Leaving the block takes two seconds at most; the next
+    recorder of these streams records what is left then, which is logged as a warning. The block may be entered several
+    times at once, for the same streams, too. Blocking: in an event loop, enter it before the loop runs.
+
+    Args:
+        broker: The broker's AMQP URL; several nodes' URLs are parted by `;`.
+        database: PostgreSQL's URL, or a `Database`.
+        streams: The streams' names; of a super stream those of its partitions.
+        keys: Names of headers, or definitions.
+        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
+
+    Raises:
+        ConfigurationError: no stream is named, or one of the URLs cannot be read.
+        InvalidKeyDefinition: one of `keys` cannot be a key, or there are too many in the database.
+        KeyDefinitionConflict: the database defines one of `keys` otherwise, as far as it answers within a second.
+    """
+    named = (streams,) if isinstance(streams, str) else tuple(streams)
+    if not named:
+        raise ConfigurationError("streams= names the streams to record: recording_here(…, streams=['orders'])")
+    options = Options(database, tuple(as_definitions(keys)), "embedded", "raise", named, None, None, None)
+    interception = Interception(options, BrokerAddress.of(broker, stream_url), "any")
+    try:
+        interception.await_agreement(may_wait=True)
+        yield
+    finally:
+        interception.release()

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -18,22 +18,34 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, DataError, NotFound, Transient
+from relatum.errors import (
+    AccessRefused,
+    ConfigurationError,
+    ConnectionLost,
+    DatabaseUnavailable,
+    DataError,
+    NotFound,
+    ReadTimeout,
+    Transient,
+    UsedAfterClose,
+)
 from relatum.headers import BROKERS_OWN, RECEIPT_HEADER, TIME_HEADER
 from relatum.ids import MessageId
 from relatum.metrics import Histogram
 from relatum.outcomes import Outcomes
 from relatum.processes import after_fork
-from relatum.publishing._lent import CONNECT_S, LentReader
 from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum.store.database import AnyDatabase, Database, sql
-from relatum.waiting import LEAST_S, SharedWait, within
+from relatum.waiting import LEAST_S, SharedWait, left_s, within
 
 if TYPE_CHECKING:
-    from relatum.publishing._look import Look
+    from relatum.publishing._receipt import Look
     from relatum.recording import EmbeddedRecorder
 
 logger = logging.getLogger("relatum.interception")
+
+CONNECT_S: Final = 10.0
+"""Seconds to reach the broker, and for each of its answers, at most: where the call around it has no less."""
 
 ASK_S: Final = 60.0
 """Seconds for which it is known which streams are bound to an exchange."""
@@ -43,6 +55,9 @@ ASK_AGAIN_S: Final = 30.0
 
 EXCHANGES_MAX: Final = 1000
 """Exchanges of which the streams are remembered."""
+
+NAMED_MAX: Final = 100
+"""Exchanges and queues that are named in warnings."""
 
 PLACES: Final = sql("""
     SELECT message_id, name, stream_offset FROM relatum.receipts JOIN relatum.streams USING (stream_id)
@@ -68,11 +83,6 @@ class Whereabouts:
 
     streams: frozenset[str]
     is_exact: bool
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there is anywhere to look, or surely nothing to look for."""
-        return self.is_exact or bool(self.streams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +159,11 @@ class Locator:
         self._told = streams
         self._receipt_s = receipt_s
         self._asked: dict[str, tuple[float, frozenset[str]]] = {}
-        self._said: set[str] = set()
+        self._said: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
-        self._lent = LentReader(address)
+        self._reader: StreamReader | None = None
+        self._opening = threading.Lock()
+        self._is_closed = False
         self._asked_database: Database | None = None
         self._outcomes: Outcomes | None = None
         # Weakly: what is dropped without being released must not wait for the garbage collector.
@@ -160,7 +172,7 @@ class Locator:
 
     def _renew(self) -> None:
         """In a child: the recorder is the parent's; places come from the table. Reader and engine see to themselves."""
-        self._lock = threading.Lock()
+        self._lock, self._opening = threading.Lock(), threading.Lock()
         self._recorder = None
 
     def told(self, sent: Sent) -> None:
@@ -169,8 +181,11 @@ class Locator:
             self._receipt_s.observe(time.monotonic() - sent.monotonic_s)
 
     def close(self) -> None:
-        """Close what was opened for reading; what is under way goes on to its end."""
-        self._lent.close()
+        """Close what was opened for reading; whoever looks on opens a reader for each look."""
+        self._is_closed = True
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
         self.waits.join()
         with self._lock:
             if self._asked_database is not None:
@@ -200,6 +215,8 @@ class Locator:
         names: list[str] | None = None
         with suppress(Transient, NotFound):
             names = self._ask(lambda reader: reader.routes("", name), timeout_s)
+        if names == []:
+            self._warn_once("a receipt was waited for, and %r is no stream: what is published there has no place", name)
         return Whereabouts(frozenset([name] if names is None else names), is_exact=True)
 
     def destinations(self, sent: Sent, timeout_s: float) -> Whereabouts:
@@ -226,22 +243,50 @@ class Locator:
                 self._asked.clear()
             # What is not bound yet may be in a moment: whoever publishes there again asks again.
             self._asked[exchange] = (now if bound else now - ASK_S + ASK_AGAIN_S), bound
-            if not (bound or self._told or exchange in self._said):
-                self._said.add(exchange)
-                logger.warning(
+            if not (bound or self._told):
+                self._warn_once(
                     "the streams that exchange %r leads to are not known, so receipts cannot say whether they are "
                     "complete: name them in intercept(…, streams=[…])",
                     exchange,
                 )
         return bound
 
+    def _warn_once(self, text: str, name: str) -> None:
+        if (text, name) not in self._said and len(self._said) < NAMED_MAX:
+            self._said.add((text, name))
+            logger.warning(text, name)
+
     def _ask(self, question: Callable[[StreamReader], Any], timeout_s: float) -> Any:
         with within(max(LEAST_S, timeout_s)), self.reader() as reader:
             return question(reader)
 
-    def reader(self) -> AbstractContextManager[StreamReader]:
-        """The reader that all who look for messages of this connection share, for one look; see `LentReader.lend`."""
-        return self._lent.lend()
+    @contextmanager
+    def reader(self) -> Iterator[StreamReader]:
+        """The reader that all who look for messages of this connection share.
+
+        With a connection each they would be a crowd at the door of a broker that has just come back.
+        """
+        if self._is_closed:
+            with StreamReader.open(self._address, timeout_s=CONNECT_S) as reader:
+                yield reader
+            return
+        try:
+            yield self._reader or self._opened()
+        except UsedAfterClose as error:
+            raise ConnectionLost("the connection was released during the look: look again") from error
+
+    def _opened(self) -> StreamReader:
+        # Who opens it may take all of its own time, if the broker is silent; others have theirs.
+        if not self._opening.acquire(timeout=left_s(CONNECT_S)):
+            raise ReadTimeout("The broker was not reached yet by those who asked before.")
+        try:
+            reader = self._reader = self._reader or StreamReader.open(self._address, timeout_s=CONNECT_S)
+        finally:
+            self._opening.release()
+        if self._is_closed:
+            # Released meanwhile: nobody else would close it.
+            reader.close()
+        return reader
 
     def ends(self, streams: frozenset[str]) -> dict[str, int]:
         """The offset of each stream's last message, -1 where there is none; streams that cannot be asked are left out.

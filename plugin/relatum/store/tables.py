@@ -101,14 +101,6 @@ expectations = _table(
     moment="created_at",
 )
 
-taps = _table(
-    "taps",
-    integer="tap_id",
-    text="vhost exchange kind stream binding_key arguments",
-    boolean="made_stream",
-    moment="created_at",
-)
-
 group_scans = _table("group_scans", integer="consumer_id stream_id", big="from_offset to_offset")
 
 group_states = _table("group_states", integer="stream_id")

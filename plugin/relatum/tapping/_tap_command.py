@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -20,14 +20,22 @@ from relatum.terminal import (
     argument,
     confirm,
     console,
-    moment_text,
     option,
     parse_span,
     print_json,
+    print_rows,
     size_text,
     spread,
-    table_of,
 )
+
+_COLUMNS: Final = {
+    "exchange": "exchange",
+    "type": "kind",
+    "stream": "stream",
+    "binding key": "binding_key",
+    "arguments": lambda tap: json.dumps(tap.arguments) if tap.arguments else "",
+    "since": "created_at",
+}
 
 _Exchanges = Annotated[list[str] | None, argument("EXCHANGE…", "Exchanges that are there.")]
 
@@ -90,7 +98,11 @@ def tap(
     """
     url = servers.database_url
     if show_list:
-        _print_list(defined_taps(url, vhost=servers.address.vhost if servers.broker else "/"), as_json=as_json)
+        there = defined_taps(url, vhost=servers.address.vhost if servers.broker else "/")
+        if as_json:
+            print_json([_document(each) for each in there])
+        else:
+            print_rows(there, _COLUMNS, whole=("since",))
         return
     if not exchanges:
         raise typer.BadParameter("name exchanges, or say --list")
@@ -172,25 +184,5 @@ def _say(text: str) -> None:
     console.print(text, soft_wrap=True)
 
 
-def _print_list(taps: Sequence[Tap], *, as_json: bool) -> None:
-    if as_json:
-        print_json([_document(each) for each in taps])
-        return
-    table = table_of("exchange", "type", "stream", "binding key", "arguments", "since", whole=("since",))
-    for each in taps:
-        arguments = json.dumps(each.arguments) if each.arguments else ""
-        since = moment_text(each.created_at)
-        table.add_row(each.exchange, each.kind or "", each.stream, each.binding_key, arguments, since)
-    console.print(table)
-
-
 def _document(tap: Tap) -> dict[str, Any]:
-    return {
-        "exchange": tap.exchange,
-        "type": tap.kind,
-        "stream": tap.stream,
-        "binding_key": tap.binding_key,
-        "arguments": dict(tap.arguments),
-        "made_stream": tap.made_stream,
-        "created_at": tap.created_at,
-    }
+    return {"type" if name == "kind" else name: value for name, value in asdict(tap).items()}

@@ -7,20 +7,18 @@ before they are made, so that no binding is forgotten.
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final, TypeAlias
 
 import sqlalchemy as sa
 from pika import BlockingConnection
 from pika.exceptions import ChannelClosedByBroker
-from sqlalchemy.dialects.postgresql import insert
 
 from relatum.checks import checked_name, checked_names, checked_text, shown
 from relatum.errors import Conflict, InvalidInput, NotFound
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import BrokerAddress
-from relatum.store.database import AnyDatabase, as_engine
-from relatum.store.tables import taps
+from relatum.store.database import AnyDatabase, as_engine, sql
 from relatum.store.translation import translated_errors
 from relatum.superstreams import StreamOptions
 from relatum.superstreams.connections import blocking_connection
@@ -35,10 +33,17 @@ Broker: TypeAlias = str | BrokerAddress
 ARGUMENTS_CHARACTERS_MAX: Final = 1000
 """Of a binding's arguments as JSON: they are part of an index entry."""
 
-_COLUMNS: Final = [
-    taps.c[name]
-    for name in ("exchange", "kind", "stream", "binding_key", "arguments", "made_stream", "created_at", "tap_id")
-]
+TAPS: Final = sql("""
+    SELECT exchange, kind, stream, binding_key, arguments, made_stream, created_at, tap_id FROM relatum.taps
+    WHERE vhost = :vhost::text ORDER BY exchange, stream, tap_id""")
+
+WRITE_DOWN: Final = sql("""
+    INSERT INTO relatum.taps (vhost, exchange, kind, stream, binding_key, arguments, made_stream)
+    VALUES (:vhost::text, :exchange::text, :kind::text, :stream::text, :binding_key::text, :arguments::text,
+        :made_stream::boolean)
+    ON CONFLICT DO NOTHING RETURNING tap_id""")
+
+STRIKE_OUT: Final = sql("DELETE FROM relatum.taps WHERE tap_id = ANY (:numbers::int[])")
 
 
 def tap(
@@ -294,9 +299,8 @@ def defined_taps(database: AnyDatabase, *, vhost: str = "/") -> list[Tap]:
 
 def _stored(engine: sa.Engine, vhost: str) -> dict[int, Tap]:
     """A virtual host's taps, by their numbers."""
-    query = sa.select(*_COLUMNS).where(taps.c.vhost == vhost).order_by(taps.c.exchange, taps.c.stream, taps.c.tap_id)
     with translated_errors(), engine.connect() as connection:
-        rows = connection.execute(query).all()
+        rows = connection.execute(TAPS, {"vhost": vhost}).all()
     return {
         number: Tap(exchange, kind, stream, key, json.loads(arguments), made_stream, created_at)
         for exchange, kind, stream, key, arguments, made_stream, created_at, number in rows
@@ -312,17 +316,8 @@ def _write_down(engine: sa.Engine, vhost: str, wanted: Iterable[Tap]) -> dict[in
     new = {}
     with translated_errors(), engine.begin() as connection:
         for each in wanted:
-            row = {
-                "vhost": vhost,
-                "exchange": each.exchange,
-                "kind": each.kind,
-                "stream": each.stream,
-                "binding_key": each.binding_key,
-                "arguments": _as_json(each.arguments),
-                "made_stream": each.made_stream,
-            }
-            made = insert(taps).values(**row).on_conflict_do_nothing().returning(taps.c.tap_id)
-            number = connection.execute(made).scalar()
+            row = {"vhost": vhost, **asdict(each), "arguments": _as_json(each.arguments)}
+            number = connection.execute(WRITE_DOWN, row).scalar()
             if number is not None:
                 new[number] = each
     return new
@@ -331,7 +326,7 @@ def _write_down(engine: sa.Engine, vhost: str, wanted: Iterable[Tap]) -> dict[in
 def _strike_out(engine: sa.Engine, numbers: Collection[int]) -> None:
     """Take taps out."""
     with translated_errors(), engine.begin() as connection:
-        connection.execute(sa.delete(taps).where(taps.c.tap_id.in_(list(numbers))))
+        connection.execute(STRIKE_OUT, {"numbers": list(numbers)})
 
 
 def _as_json(arguments: Mapping[str, Any]) -> str:

@@ -31,9 +31,8 @@ from relatum.headers import RECEIPT_HEADER
 from relatum.processes import of_one_process
 from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._locate import Sent
-from relatum.publishing._publish_errors import outcome
+from relatum.publishing._publish_errors import outcome, refuses_publish
 from relatum.publishing._receipt import AsyncReceipt, receipt_header
-from relatum.publishing._refusals import refuses_publish
 from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing._stamp import Stamp
 from relatum.publishing.clients._attributes import Late, put, put_back

@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 from celery.local import Proxy
 
 from relatum.errors import ConfigurationError, UsedAfterFork
-from relatum.publishing._interception import ATTRIBUTE
-from relatum.publishing._process_interceptions import ProcessInterceptions
+from relatum.publishing._interception import ATTRIBUTE, ProcessInterceptions
 from relatum.publishing.clients._attributes import Replacement, put, put_back
 from relatum.publishing.clients._copies import is_copied, with_copy
 

@@ -28,7 +28,7 @@ from relatum.errors import (
     RelatumError,
 )
 from relatum.processes import after_fork, leave_to_parent
-from relatum.publishing._refusals import MALFORMED
+from relatum.publishing._publish_errors import MALFORMED
 from relatum.reading import GOODBYE_S, BrokerAddress, blocking_connection, in_time
 
 DIRECT_TIMEOUT_S: Final = 10.0

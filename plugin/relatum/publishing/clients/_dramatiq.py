@@ -10,8 +10,7 @@ from typing import Any, Final
 from pika import BlockingConnection
 
 from relatum.errors import ConfigurationError
-from relatum.publishing._interception import ATTRIBUTE
-from relatum.publishing._process_interceptions import ProcessInterceptions
+from relatum.publishing._interception import ATTRIBUTE, ProcessInterceptions
 from relatum.publishing.clients import _pika as pika_connections
 
 NAME: Final = "dramatiq"

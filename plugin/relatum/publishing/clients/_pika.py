@@ -1,4 +1,4 @@
-"""pika: channels of a BlockingConnection or of any callback connection publish through here.
+"""pika: channels of a BlockingConnection or of any callback connection publish through here, with a receipt or without.
 
 Attributes of the very connection and its channels are set, nothing of pika is patched: the object stays what it was,
 callbacks are given the same channel, and other instrumentation wraps us or is wrapped by us, in either order.
@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any, Final
 
 from pika import BasicProperties, BlockingConnection
+from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 from pika.compat import long
 from pika.connection import Connection
@@ -20,13 +21,24 @@ from pika.exceptions import (
     NackError,
     UnroutableError,
 )
+from pika.frame import Method
+from pika.spec import Basic
 
-from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
+from relatum.checks import checked_body
+from relatum.errors import (
+    ConfigurationError,
+    PublishError,
+    PublishNacked,
+    PublishOutcomeUnknown,
+    PublishRejected,
+    PublishUnroutable,
+)
+from relatum.headers import RECEIPT_HEADER
 from relatum.processes import of_one_process
 from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._locate import Sent
-from relatum.publishing._publish_errors import outcome
-from relatum.publishing._refusals import BLOCKING, MALFORMED, refuses_message
+from relatum.publishing._publish_errors import BLOCKING, MALFORMED, outcome, refuses_message, refuses_publish
+from relatum.publishing._receipt import Receipt, receipt_header
 from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing._stamp import Stamp
 from relatum.publishing.clients._attributes import Replacement, Watch, put, put_back
@@ -40,6 +52,9 @@ NAME: Final = "pika"
 
 PUBLISHER: Final = "_relatum_publisher"
 """Where an intercepted channel keeps its publisher: `basic_publish` itself may have been wrapped by others."""
+
+_CONFIRMS: Final = "_relatum_confirms"
+"""Where a callback channel keeps the receipts that wait for an answer."""
 
 _NOTHING: Final = object()
 """In the place of an argument that was not given."""
@@ -58,9 +73,8 @@ class Publisher(Replacement):
         self._stamper = interception.stamper(connection.params.frame_max, integer=long)
         self._watches = interception.watches
         self._copy_to = interception.options.copy_to
-        self._lifts = any(definition.from_body is not None for definition in interception.options.definitions)
         self.delivery_tag: int | None = None
-        """The last delivery tag of a callback channel in confirm mode; else None."""
+        """The last delivery tag of a callback channel in confirm mode, which can only be counted; else None."""
         of_one_process(self, "an intercepted connection")
 
     @property
@@ -102,10 +116,10 @@ class Publisher(Replacement):
             if self.delivery_tag is not None:
                 self.delivery_tag += 1
             return result
-        if self._copy_to is None or not is_copied(self._copy_to, exchange, routing_key, mandatory):
-            properties, stamp = self.stamp(properties or None, body)
-        else:
-            properties, stamp = self._copied(self._copy_to, properties or None, body)
+        if self._copy_to is not None and is_copied(self._copy_to, exchange, routing_key, mandatory):
+            given = properties or BasicProperties()
+            properties = copy_with(given, with_copy(given.headers, self._copy_to), given.message_id)
+        properties, stamp = self.stamp(properties or None, body)
         if self._watches:
             interception.watch(exchange, routing_key)
         frames = self.connection.frames_sent
@@ -136,16 +150,6 @@ class Publisher(Replacement):
             return given, stamp
         return copy_with(given, stamp.headers, stamp.message_id), stamp
 
-    def _copied(self, stream: str, given: Any, body: Any) -> tuple[BasicProperties, Stamp]:
-        """As `stamp`, with the header by which the broker puts a copy of the message into a stream."""
-        if self._lifts or (given is not None and given.headers):
-            # Among other headers it counts towards their limits.
-            given = given or BasicProperties()
-            return self.stamp(copy_with(given, with_copy(given.headers, stream), given.message_id), body)
-        properties, stamp = self.stamp(given, body)
-        properties.headers = with_copy(properties.headers, stream)
-        return properties, stamp
-
     def _outcome(
         self, error: Exception, exchange: Any, routing_key: Any, body: Any, stamp: Stamp, began_s: float
     ) -> PublishError:
@@ -158,10 +162,6 @@ class Publisher(Replacement):
         if _is_refusal(error):
             return outcome(PublishRejected, error, in_stream=False)
         sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic_s=began_s)
-        return self.unknown(error, sent)
-
-    def unknown(self, error: Exception, sent: Sent) -> PublishOutcomeUnknown:
-        """The error of a publish after which the connection or the channel ended."""
         unsettled = Unsettled(sent, self.interception.locator, self.final_at(error))
         return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=unsettled.settle)
 
@@ -173,20 +173,6 @@ class Publisher(Replacement):
         heartbeat = self.connection.params.heartbeat
         announced = isinstance(error, (ChannelClosedByBroker, ConnectionClosedByBroker))
         return final_at(heartbeat if isinstance(heartbeat, int) else 0, announced=announced)
-
-
-class CountingPublisher(Publisher):
-    """A publisher on a callback channel, which hears of confirms by delivery tags: publishes since confirm mode began.
-
-    The tags can only be counted, so the channel's `confirm_delivery` is watched too.
-    """
-
-    def take_over(self, earlier: "CountingPublisher") -> None:
-        """Go on counting where the publisher of an earlier interception, which is still there, has come to."""
-        self.delivery_tag = earlier.delivery_tag
-        if self.__wrapped__ is earlier:
-            self.__wrapped__ = earlier.__wrapped__
-            self.replaced = earlier.replaced
 
 
 def intercept(connection: "BlockingConnection | Connection", interception: Interception) -> None:
@@ -221,7 +207,7 @@ def release(connection: "BlockingConnection | Connection") -> None:
     """Put back what was there before. What somebody else has wrapped since stays, and passes everything through."""
     for channel in _channels(connection):
         publisher = vars(channel).get(PUBLISHER)
-        if isinstance(publisher, CountingPublisher) and publisher.delivery_tag is not None:
+        if publisher is not None and publisher.delivery_tag is not None:
             # Stays, passes everything through and counts: the tags of later confirms could not be known otherwise.
             continue
         put_back(channel, "basic_publish")
@@ -240,22 +226,22 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _intercept_channel(connection: "BlockingConnection | Connection", channel: Any, interception: Interception) -> None:
-    kind = CountingPublisher if isinstance(channel, Channel) else Publisher
-    publisher = kind(channel, channel.basic_publish, interception, _implementation(connection))
-    earlier = vars(channel).get(PUBLISHER)
+    publisher = Publisher(channel, channel.basic_publish, interception, _implementation(connection))
+    earlier: Publisher | None = vars(channel).get(PUBLISHER)
     setattr(channel, PUBLISHER, publisher)
     put(channel, "basic_publish", publisher)
-    if not isinstance(publisher, CountingPublisher):
-        return
-    if isinstance(earlier, CountingPublisher):
-        publisher.take_over(earlier)
-        return
+    if earlier is not None:
+        # Of an earlier interception: it has gone on counting, and so has what watches `confirm_delivery`.
+        publisher.delivery_tag = earlier.delivery_tag
+        if earlier is publisher.__wrapped__:
+            publisher.__wrapped__, publisher.replaced = earlier.__wrapped__, earlier.replaced
+    elif isinstance(channel, Channel):
 
-    def begin_counting(*_args: Any, **_kwargs: Any) -> None:
-        if interception.active:
-            publisher.delivery_tag = publisher.delivery_tag or 0
+        def begin_counting(*_args: Any, **_kwargs: Any) -> None:
+            if interception.active:
+                publisher.delivery_tag = publisher.delivery_tag or 0
 
-    put(channel, "confirm_delivery", Watch(lambda: channel, "confirm_delivery", begin_counting))
+        put(channel, "confirm_delivery", Watch(lambda: channel, "confirm_delivery", begin_counting))
 
 
 def _implementation(connection: "BlockingConnection | Connection") -> Connection:
@@ -277,3 +263,173 @@ def _is_stampable(properties: Any) -> bool:
         headers = properties.headers
         return headers is None or type(headers) is dict or hasattr(headers, "items")
     return not properties
+
+
+# --- receipts ---------------------------------------------------------------------------------------------------------
+
+
+def publish(
+    channel: "BlockingChannel | Channel",
+    exchange: "str | Target",
+    routing_key: str,
+    body: bytes | str,
+    properties: BasicProperties | None = None,
+    *,
+    mandatory: bool = True,
+    **kwargs: Any,
+) -> Receipt:
+    """Publish with a confirm and get a receipt, which gives the message's offsets once they are recorded.
+
+    Confirm mode is switched on where the channel is not in it. On a BlockingConnection this returns when the broker
+    has confirmed; on a callback connection it returns at once and must be called on the connection's thread.
+
+    Args:
+        channel: A channel of an intercepted pika connection.
+        exchange: The exchange; "" for the default one, which routes to the queue named by the routing key. Or a
+            `SuperStream`, which chooses the partition.
+        routing_key: The routing key.
+        body: The body; not changed.
+        properties: As for `basic_publish`; not changed.
+        mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`. False: the broker
+            drops it and confirms.
+        kwargs: Further arguments of the client's own `basic_publish`.
+
+    Returns:
+        The receipt: `receipt.wait(timeout_s)`.
+
+    Raises:
+        ConfigurationError: the connection is not intercepted, or without a database; nothing was sent.
+        InvalidInput: the body is neither bytes nor text; nothing was sent.
+        InvalidRelationshipKey, HeadersRefused: nothing was sent.
+        KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys otherwise; nothing was sent.
+        PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; from here over a blocking
+            connection, from the receipt over a callback connection.
+    """
+    publisher = publisher_of(channel)
+    interception = publisher.interception
+    interception.require_database()
+    checked_body(body)
+    if isinstance(exchange, Target):
+        exchange, routing_key = exchange.destination(channel, body, properties, routing_key)
+    asked = receipt_header(properties.message_id if properties is not None else None)
+    stamped, stamp = publisher.stamp(properties, body, asked)
+    sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body)
+
+    def send() -> None:
+        channel.basic_publish(exchange, routing_key, body, stamped, mandatory, **kwargs)
+
+    if isinstance(publisher.channel, Channel):
+        return _Confirms.of(publisher.channel, publisher).publish(sent, send)
+    if not publisher.channel._delivery_confirmation:
+        publisher.channel.confirm_delivery()
+    send()
+    return Receipt(sent, interception.locator)
+
+
+def publisher_of(channel: Any) -> Publisher:
+    """What publishes on a channel of an intercepted pika connection."""
+    if not isinstance(channel, BlockingChannel | Channel):
+        raise ConfigurationError(
+            f"channel is a channel of an intercepted pika connection, not {type(channel).__name__} of "
+            f"{type(channel).__module__}; with aio-pika: await relatum.publish_async(exchange, message, routing_key), "
+            "with FastStream publish_async(broker, message, stream)"
+        )
+    publisher = vars(channel).get("basic_publish")
+    if not isinstance(publisher, Publisher):
+        publisher = vars(channel).get(PUBLISHER)
+    if not isinstance(publisher, Publisher) or not publisher.interception.active:
+        raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
+    return publisher
+
+
+class _Confirms:
+    """The receipts of one callback channel that wait for an answer. Lives on the connection's thread."""
+
+    def __init__(self, channel: Channel, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self._pending: dict[int, Receipt] = {}
+        self._by_name: dict[str | None, Receipt] = {}
+        number = channel.channel_number
+        if publisher.delivery_tag is None:
+            if channel.callbacks.pending(number, Basic.Ack):
+                raise ConfigurationError(
+                    "this channel was in confirm mode before its connection was intercepted, so its delivery tags are "
+                    "not known: intercept first"
+                )
+            channel.confirm_delivery(self._on_answer)
+        else:
+            channel.callbacks.add(number, Basic.Ack, self._on_answer, False)
+            channel.callbacks.add(number, Basic.Nack, self._on_answer, False)
+        channel.add_on_return_callback(self._on_return)
+        channel.add_on_close_callback(self._on_close)
+
+    @classmethod
+    def of(cls, channel: Channel, publisher: Publisher) -> "_Confirms":
+        """The channel's confirms, listened to from now on."""
+        confirms = vars(channel).get(_CONFIRMS)
+        if not isinstance(confirms, cls):
+            confirms = cls(channel, publisher)
+            setattr(channel, _CONFIRMS, confirms)
+        # Another one where the connection was released and intercepted again; it went on counting.
+        confirms._publisher = publisher
+        return confirms
+
+    def publish(self, sent: Sent, send: Callable[[], Any]) -> Receipt:
+        """Send, and give the receipt that the answer will decide."""
+        receipt = Receipt(sent, self._publisher.interception.locator, pending=True)
+        send()
+        tag = self._publisher.delivery_tag
+        assert tag is not None
+        self._pending[tag] = receipt
+        self._by_name[sent.receipt] = receipt
+        return receipt
+
+    def _on_answer(self, frame: "Method[Any]") -> None:
+        answer = frame.method
+        tags = [answer.delivery_tag]
+        if answer.multiple:
+            tags = [tag for tag in self._pending if tag <= answer.delivery_tag]
+        for tag in tags:
+            receipt = self._pending.pop(tag, None)
+            if receipt is None:
+                continue
+            self._by_name.pop(receipt._sent.receipt, None)
+            if isinstance(answer, Basic.Ack):
+                receipt._decide(None)
+                continue
+            routed = None if receipt._sent.exchange else False
+            self._fail(receipt, PublishNacked(f"the broker refused message {receipt.message_id}", in_stream=routed))
+
+    def _on_return(self, _channel: Channel, method: Basic.Return, properties: BasicProperties, _body: bytes) -> None:
+        """A message comes back before its ack does: it is known by what we named it."""
+        names = ((properties.headers or {}).get(RECEIPT_HEADER), properties.message_id)
+        receipt = next((self._by_name[name] for name in names if name in self._by_name), None)
+        if receipt is not None:
+            self._fail(
+                receipt,
+                PublishUnroutable(
+                    f"message {receipt.message_id} came back: {method.reply_code} {method.reply_text}", in_stream=False
+                ),
+            )
+
+    def _fail(self, receipt: Receipt, error: PublishError, until: float | None = None) -> None:
+        self._publisher.interception.counts.failed(error)
+        receipt._decide(error, until)
+
+    def _on_close(self, _channel: Channel, reason: Exception) -> None:
+        until = self._publisher.final_at(reason)
+        pending, self._pending = self._pending, {}
+        self._by_name.clear()
+        for tag, receipt in pending.items():
+            text = reason.reply_text if isinstance(reason, ChannelClosedByBroker) else ""
+            error: PublishError
+            if tag == self._publisher.delivery_tag and refuses_publish(text, receipt._sent.exchange):
+                error = PublishRejected(f"the broker refused message {receipt.message_id}: {reason}", in_stream=False)
+            else:
+                error = PublishOutcomeUnknown(
+                    f"the channel ended before the broker answered for message {receipt.message_id}: {reason!r}",
+                    in_stream=None,
+                    settle=receipt.settle,
+                )
+            error.__cause__ = reason
+            self._fail(receipt, error, until)
