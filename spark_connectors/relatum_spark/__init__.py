@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from relatum_spark._joins import as_of, related_pairs, unmatched
     from relatum_spark._resolve import resolve
     from relatum_spark._table import Snapshot, catalog, relationships, snapshot
-    from relatum_spark._where import Broker, Where
+    from relatum_spark._where import Where
 
 __all__ = [
-    "Broker",
     "Enrichment",
     "Snapshot",
     "Where",
@@ -55,7 +54,7 @@ _HOMES: Final = {
     "_joins": ("as_of", "related_pairs", "unmatched"),
     "_resolve": ("resolve",),
     "_table": ("Snapshot", "catalog", "relationships", "snapshot"),
-    "_where": ("Broker", "Where"),
+    "_where": ("Where",),
 }
 """The public names by module. A module is imported when a name of it is first asked for: pyspark takes a second."""
 

@@ -8,7 +8,6 @@ import pickle
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
@@ -23,7 +22,7 @@ from relatum.errors import InvalidInput, RelatumError, Transient
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import BackfillReport, Filler, Pace, Plan, Segment, edges_of, plan_backfill
 from relatum.store.database import as_engine
-from relatum_spark._where import Broker, database_url
+from relatum_spark._where import GivenBroker, broker_of, database_url, open_reader
 
 SLICE_OFFSETS: Final = 100_000
 """Offsets a slice has at most: some seconds of work, so that little is repeated and all slots end together."""
@@ -47,7 +46,7 @@ def backfill(
     streams: str | Sequence[str],
     *,
     keys: Sequence[str] | None = None,
-    broker: str | BrokerAddress | Broker | None = None,
+    broker: GivenBroker = None,
     stream_url: str | None = None,
     database: str | None = None,
     messages_per_s: float | None = None,
@@ -91,60 +90,42 @@ def backfill(
         at_once = checked_count("partitions", partitions)
     else:
         at_once = PARALLELISM_OVER_CONNECT if is_remote() else max(1, spark.sparkContext.defaultParallelism)
-    target, url = Broker.of(broker, stream_url), database_url(database)
+    target, url = broker_of(broker, stream_url), database_url(database)
     started = perf_counter()
-    messages: Counter[str] = Counter()
-    rows: Counter[str] = Counter()
-    with as_engine(url) as engine, target.open() as reader:
-        found = _each_stream(reader, names)
-        edges: dict[str, list[int]] = {stream: [] for stream in found}
-        to_end = True
-        while plans := _plans(engine, reader, target.address.vhost, found, keys, to_end=to_end):
+    with as_engine(url) as engine, open_reader(target) as reader:
+        super_streams: dict[str, str | None] = {}
+        for name in names:
+            found = reader.partitions(name)
+            super_streams |= dict.fromkeys(found, name) if found else {name: super_streams.get(name)}
+
+        def plans(*, to_end: bool) -> dict[str, Plan]:
+            """Return what there is to fill of each stream that lacks anything."""
+            each = {
+                stream: plan_backfill(engine, reader, target.vhost, stream, keys, super_stream, to_end=to_end)
+                for stream, super_stream in super_streams.items()
+            }
+            return {stream: plan for stream, plan in each.items() if plan.segments}
+
+        done: dict[str, Counter[str]] = {stream: Counter() for stream in super_streams}
+        edges: dict[str, list[int]] = {stream: [] for stream in super_streams}
+        lacking = plans(to_end=True)
+        while lacking:
+            for stream, plan in lacking.items():
+                edges[stream] += edges_of(plan.segments)
+            parts = cut(list(lacking.values()), at_once=at_once, slice_offsets=slice_offsets)
+            # With a pace, as many tasks as run at once, each with its share.
+            count = len(parts) if messages_per_s is None else min(at_once, len(parts))
+            pace = None if messages_per_s is None else messages_per_s / count
+            tasks = [parts[number::count] for number in range(count)]
+            for row in _rows(spark, Filling(target, url, lacking, tasks, pace)):
+                done[row.stream].update(messages=row.messages, rows=row.rows)
             # Live recording may only now have begun to record a key: plan again until nothing is lacking.
-            to_end = False
-            for plan in plans:
-                edges[plan.stream.name] += edges_of(plan.segments)
-            parts = cut(plans, at_once=at_once, slice_offsets=slice_offsets)
-            tasks, pace = [[part] for part in parts], messages_per_s
-            if pace is not None:
-                # As many tasks as run at once, each with its share of the pace.
-                tasks = [parts[number::at_once] for number in range(min(at_once, len(parts)))]
-                pace /= len(tasks)
-            by_name = {plan.stream.name: plan for plan in plans}
-            for filled in _fill(spark, Filling(target, url, by_name, tasks, pace)):
-                messages[filled.stream] += filled.messages
-                rows[filled.stream] += filled.rows
+            lacking = plans(to_end=False)
     seconds = perf_counter() - started
     return [
-        BackfillReport(stream, messages[stream], rows[stream], min(ends or [0]), max(ends or [0]), seconds)
-        for stream, ends in edges.items()
+        BackfillReport(stream, count["messages"], count["rows"], min(ends or [0]), max(ends or [0]), seconds)
+        for (stream, count), ends in zip(done.items(), edges.values(), strict=True)
     ]
-
-
-def _each_stream(reader: StreamReader, names: Sequence[str]) -> dict[str, str | None]:
-    """Return the streams that names stand for, each once, with the super stream of those that are partitions."""
-    found: dict[str, str | None] = {}
-    for name in names:
-        partitions = reader.partitions(name)
-        found |= dict.fromkeys(partitions, name) if partitions else {name: found.get(name)}
-    return found
-
-
-def _plans(
-    engine: sa.Engine,
-    reader: StreamReader,
-    vhost: str,
-    streams: dict[str, str | None],
-    keys: Sequence[str] | None,
-    *,
-    to_end: bool,
-) -> list[Plan]:
-    """Return what there is to fill of each stream that lacks anything."""
-    plans = [
-        plan_backfill(engine, reader, vhost, name, keys, super_stream, to_end=to_end)
-        for name, super_stream in streams.items()
-    ]
-    return [plan for plan in plans if plan.segments]
 
 
 def cut(plans: Sequence[Plan], *, at_once: int, slice_offsets: int) -> list[Part]:
@@ -166,7 +147,7 @@ def cut(plans: Sequence[Plan], *, at_once: int, slice_offsets: int) -> list[Part
 class Filling:
     """What the tasks do: numbers of tasks in, a row for each slice out. Can be pickled."""
 
-    broker: Broker = field(repr=False)
+    broker: BrokerAddress = field(repr=False)
     database: str = field(repr=False)
     plans: dict[str, Plan]
     tasks: list[list[Part]]
@@ -185,7 +166,7 @@ class Filling:
         """
         try:
             pace = Pace(self.messages_per_s, threading.Event())
-            with as_engine(self.database) as engine, self.broker.open() as reader:
+            with as_engine(self.database) as engine, open_reader(self.broker) as reader:
                 return [self._fill_one(engine, reader, stream, segment, pace) for stream, segment in parts]
         except Transient:
             raise
@@ -205,30 +186,12 @@ class Filling:
         return {"stream": stream, "messages": done["messages"], "rows": done["rows"]}
 
 
-def _fill(spark: SparkSession, work: Filling) -> list[Row]:
+def _rows(spark: SparkSession, work: Filling) -> list[Row]:
     """Run the tasks, and collect a row for each slice. Spark Connect has `mapInArrow` too, and no RDDs."""
-    frame = spark.range(0, len(work.tasks), 1, len(work.tasks)).mapInArrow(
-        work, "stream string, messages long, rows long, error binary"
-    )
-    names = list(work.plans)
-    listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    with _described(spark, f"relatum: back-fill of {listed} in {sum(map(len, work.tasks))} slices"):
-        rows = frame.collect()
+    numbers = spark.range(0, len(work.tasks), 1, len(work.tasks))
+    rows = numbers.mapInArrow(work, "stream string, messages long, rows long, error binary").collect()
     for row in rows:
         if row.error is not None:
             # Written by `Filling`, in a task of this job.
             raise pickle.loads(row.error)  # noqa: S301
     return rows
-
-
-@contextmanager
-def _described(spark: SparkSession, description: str) -> Iterator[None]:
-    """Say what Spark's page shows of the job; Spark Connect has no way to."""
-    if is_remote():
-        yield
-        return
-    spark.sparkContext.setJobDescription(description)
-    try:
-        yield
-    finally:
-        spark.sparkContext.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]

@@ -14,20 +14,20 @@ from relatum.keys import KeyDefinition
 from relatum.limits import TIME_US_MAX
 from relatum.reading import Message, RecordBatch, property_text
 from relatum.recording import Extractor
-from relatum.uuid7 import time_us_of
 from relatum_spark._records import (
+    NO_LEAD,
     HeaderReader,
     UnusualRecord,
     body_at,
     header_text,
-    is_time,
     may_be_stamped,
     parts_of,
     properties_at,
     set_properties,
-    time_at,
+    stamp_at,
+    time_of,
 )
-from relatum_spark._schema import PROPERTY_NAMES, arrow_schema
+from relatum_spark._schema import PROPERTY_NAMES, arrow_schema, schema
 
 _TYPE, _APP_ID = "x-basic-type", "x-basic-app-id"
 
@@ -39,7 +39,7 @@ class ColumnBuilder:
     """Gathers messages into Arrow record batches: with the body, with headers and properties, with a column a key."""
 
     def __init__(self, *, value: bool, headers: bool, keys: Sequence[KeyDefinition] = ()) -> None:
-        self._schema = arrow_schema(value=value, headers=headers, keys=[key.name for key in keys])
+        self._schema = arrow_schema(schema(value=value, headers=headers, keys=[key.name for key in keys]))
         self._keys = [replace(key, key_id=number) for number, key in enumerate(keys)]
         self._extractor = Extractor(self._keys)
         self._reader = HeaderReader()
@@ -115,52 +115,34 @@ class ColumnBuilder:
         streams.append((stream, count))
 
     def _add(self, raw: bytes, chunk_us: int | None, is_stamped: bool) -> None:
-        """Add one usual record's parts, as far as they are wanted."""
-        if self._with_headers:
-            self._add_whole(raw, chunk_us)
-            return
-        _, properties, application, data, data_end = parts_of(raw)
-        body = body_at(raw, data, data_end) if self._with_value else b""
-        time_us = time_at(raw, properties, application if is_stamped else -1)
-        self._times.append(chunk_us if time_us is None else time_us)
-        if self._with_value:
-            self._values.append(body)
-
-    def _add_whole(self, raw: bytes, chunk_us: int | None) -> None:
-        """Everything is read before anything is added: an unusual record leaves no trace."""
+        """Add a usual record. Everything is read before anything is added: an unusual one leaves no trace."""
         lead_end, listed, application, data, data_end = parts_of(raw)
-        body = body_at(raw, data, data_end)
-        lead = self._reader.lead(raw[:lead_end])
-        found: dict[str, Any] = {}
-        time_us: int | None = None
-        if listed >= 0:
-            found = properties_at(raw, listed)
-            time_us = found.get("timestamp")
-            if time_us is None:
-                time_us = time_us_of(found.get("message_id"))
-        if time_us is None:
-            time_us = chunk_us
-        if application >= 0:
-            basic: dict[str, Any] = {}
-            headers = self._reader.headers(raw, application, basic)
-            if basic:
-                if is_time(stamped := basic.get(TIME_HEADER)):
-                    time_us = stamped
-                _take_basic(basic, found, lead.may_have_type)
-            if lead.headers:
-                headers |= lead.headers
-        else:
+        body = body_at(raw, data, data_end) if self._with_value else b""
+        found = properties_at(raw, listed) if listed >= 0 else {}
+        stamped, lead = None, NO_LEAD
+        headers = lead.headers
+        if self._with_headers:
+            lead = self._reader.lead(raw[:lead_end])
             headers = lead.headers
+            if application >= 0:
+                basic: dict[str, Any] = {}
+                headers = self._reader.headers(raw, application, basic)
+                if basic:
+                    stamped = basic.get(TIME_HEADER)
+                    _take_basic(basic, found, lead.may_have_type)
+                if lead.headers:
+                    headers |= lead.headers
+        elif is_stamped and application >= 0:
+            stamped = stamp_at(raw, application)
         row = len(self._times)
-        self._times.append(time_us)
+        self._times.append(time_of(stamped, found, chunk_us))
         if self._with_value:
             self._values.append(body)
-        self._header_names.extend(headers)
-        self._header_texts.extend(headers.values())
-        self._header_ends.append(len(self._header_names))
-        if lead.properties:
+        if self._with_headers:
+            self._header_names.extend(headers)
+            self._header_texts.extend(headers.values())
+            self._header_ends.append(len(self._header_names))
             self._put_properties(row, lead.properties)
-        if found:
             self._put_properties(row, found)
 
     def _put_properties(self, row: int, found: dict[str, Any]) -> None:

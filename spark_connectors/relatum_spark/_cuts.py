@@ -3,14 +3,15 @@
 Neither ids nor offsets tell how rows are spread: streams differ in size, offsets have gaps, retention and prune leave
 empty pages. What is on pages taken evenly from the table does, at the price of some milliseconds.
 
-By place a page is read by one task. By offset each task reads all pages that hold a row of its streams: where streams
-were recorded side by side, that is the whole table for each.
+Rows are cut by their place (ctid), so that each page is read by one task. By stream and offset, each task would read
+all pages that hold a row of its streams: where streams were recorded side by side, the whole table. Only rows that
+PostgreSQL may move to another part of the table while tasks run are cut by stream and offset, which they keep.
 """
 
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -23,197 +24,111 @@ them takes less time than a task."""
 PAGES_MAX: Final = 2_048
 """Pages looked at, at most: 16 MiB, a third of a second."""
 
-PLACES_MIN: Final = 32
-"""Rows seen for each part, below which the recorded ranges of offsets tell more than those rows."""
-
 _PAGE: Final = sa.text(
     # A page's line pointers: 24 bytes of header, and 28 for the smallest row.
-    "SELECT current_setting('block_size')::int AS size, (current_setting('block_size')::int - 24) / 28 AS tuples"
+    "SELECT current_setting('block_size')::int, (current_setting('block_size')::int - 24) / 28"
 )
 
 _ON_PAGES: Final = """
 FROM relatum.relationships
 WHERE part = :part AND ctid = ANY (ARRAY(SELECT ('(' || page || ',' || line || ')')::tid
-                                         FROM unnest(CAST(:pages AS bigint[])) page, generate_series(1, :tuples) line))
+                                         FROM unnest(CAST(:pages AS bigint[])) page, generate_series(1, :lines) line))
   AND stream_id = ANY (CAST(:stream_ids AS int[])) AND key_id = ANY (CAST(:key_ids AS smallint[]))
 """
-
-_ROWS_A_PAGE: Final = sa.text(f"SELECT (ctid::text::point)[0]::bigint AS page, count(*) AS rows {_ON_PAGES} GROUP BY 1")
-_PLACES: Final = sa.text(f"SELECT stream_id, stream_offset {_ON_PAGES}")
+_ROWS_A_PAGE: Final = sa.text(f"SELECT (ctid::text::point)[0]::bigint, count(*) {_ON_PAGES} GROUP BY 1")
+_OFFSETS: Final = sa.text(f"SELECT stream_id, stream_offset {_ON_PAGES}")
 
 Place = tuple[int, int]
-"""A stream's id and an offset."""
-
-Bound = tuple[int, int, int, int]
-"""A stream's id, a key's, and offsets [from, to) that are recorded."""
-
-
-Extent = tuple[int, int]
-"""A part of the table, and its pages. One after the other, the pages of all parts are numbered from 0 on."""
+"""A part of the table and a page in it; or a stream's id and an offset."""
 
 
 def predicates_of(
-    connection: sa.Connection,
-    stream_ids: Sequence[int],
-    key_ids: Sequence[int],
-    bounds: Sequence[Bound],
-    parts: int,
-    *,
-    is_steady: bool,
+    connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequence[int], tasks: int, *, is_steady: bool
 ) -> list[str]:
-    """Return conditions of which each row meets exactly one: by place, and by offset where rows may change their place.
+    """Return at most so many conditions, of which each row of these streams and keys meets exactly one.
 
-    With `is_steady` all tasks see one snapshot, in which nothing moves. Else rows of parts that are leaving may be
-    found there, in the part that is open now, or in a later one.
+    With `is_steady` all tasks see one snapshot, in which no row moves. Else rows of a part that is leaving may be found
+    there, in the part that is open now, or in a later one.
     """
     found = [part for part in table_parts_of(connection) if part.is_opened]
-    last = found[-1].part
-    moving = [part for part in found if part.is_leaving or part.part == last]
+    page_bytes, lines = connection.execute(_PAGE).one()
+    asked = {"stream_ids": stream_ids, "key_ids": key_ids, "lines": lines}
+    extents = [(part.part, part.size // page_bytes) for part in found if part.size]
     if is_steady or not any(part.is_leaving for part in found):
-        return block_predicates(connection, stream_ids, key_ids, parts)
-    if parts == 1:
+        return _by_place(connection, asked, extents, tasks)
+    if tasks == 1:
         return ["true"]
-    share = sum(part.size for part in moving) / max(1, sum(part.size for part in found))
-    by_offset = min(parts - 1, max(1, round(parts * share)))
-    numbers = ", ".join(str(part.part) for part in moving)
-    within = f"(part IN ({numbers}) OR part > {last})"
-    moved = offset_predicates(connection, stream_ids, key_ids, bounds, by_offset)
-    left = f"NOT {within}"
-    still = block_predicates(connection, stream_ids, key_ids, parts - by_offset, {part.part for part in moving})
-    return [f"({each}) AND {left}" if each == "true" else each for each in still] + [
-        f"({each}) AND {within}" for each in moved
-    ]
+    last = found[-1].part
+    moving = {part.part for part in found if part.is_leaving or part.part == last}
+    still = [extent for extent in extents if extent[0] not in moving]
+    share = sum(pages for part, pages in extents if part in moving) / max(1, sum(pages for _, pages in extents))
+    by_offset = min(tasks - 1, max(1, round(tasks * share)))
+    among = f"(part IN ({', '.join(map(str, sorted(moving)))}) OR part > {last})"
+    conditions = [f"({each}) AND NOT {among}" for each in _by_place(connection, asked, still, tasks - by_offset)]
+    return conditions + [f"({each}) AND {among}" for each in _by_offset(connection, asked, extents, by_offset)]
 
 
-def block_predicates(
-    connection: sa.Connection,
-    stream_ids: Sequence[int],
-    key_ids: Sequence[int],
-    parts: int,
-    but: Collection[int] = (),
-) -> list[str]:
-    """Return conditions on `part` and `place`, a ctid: ranges of the pages of all parts of the table except `but`."""
-    extents, tuples = _extents(connection)
-    extents = [extent for extent in extents if extent[0] not in but]
-    pages = sum(count for _, count in extents)
-    sample = _sample(pages, parts)
-    found: dict[int, int] = {}
-    for start, given in _by_extent(extents, sample):
-        given |= {"tuples": tuples, "stream_ids": stream_ids, "key_ids": key_ids}
-        found |= {start + row.page: row.rows for row in connection.execute(_ROWS_A_PAGE, given)}
-    # None seen: rows may lie anywhere, and the work of looking through the pages is shared evenly.
-    parts = min(parts, pages // PAGES_A_PART)
-    cuts = page_cuts(pages, [(page, found.get(page, 0) if found else 1) for page in sample], parts)
-    return block_ranges(extents, cuts)
+def _by_place(connection: sa.Connection, asked: dict[str, Any], extents: Sequence[Place], tasks: int) -> list[str]:
+    seen: dict[Place, int] = {}
+    for part, pages in _sample(extents, tasks):
+        rows = connection.execute(_ROWS_A_PAGE, asked | {"part": part, "pages": pages})
+        seen |= dict.fromkeys(((part, page) for page in pages), 0) | {(part, page): count for page, count in rows}
+    if not any(seen.values()):
+        # Rows may lie anywhere: the work of looking through the pages is shared evenly.
+        seen = dict.fromkeys(seen, 1)
+    tasks = min(tasks, sum(pages for _, pages in extents) // PAGES_A_PART)
+    cuts = cuts_of(sorted(seen.items()), tasks)
+    return ranges([part for part, _ in extents], cuts, "part", "place", "'({},0)'::tid")
 
 
-def offset_predicates(
-    connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequence[int], bounds: Sequence[Bound], parts: int
-) -> list[str]:
-    """Return conditions on `stream_id` and `stream_offset`: ranges in that order."""
-    extents, tuples = _extents(connection)
-    places: list[Place] = []
-    for _, given in _by_extent(extents, _sample(sum(count for _, count in extents), parts)):
-        given |= {"tuples": tuples, "stream_ids": stream_ids, "key_ids": key_ids}
-        places += [(stream_id, offset) for stream_id, offset in connection.execute(_PLACES, given)]
-    if len(places) < PLACES_MIN * parts:
-        places = spread(bounds, PLACES_MIN * parts)
-    return place_ranges(place_cuts(sorted(places), parts))
+def _by_offset(connection: sa.Connection, asked: dict[str, Any], extents: Sequence[Place], tasks: int) -> list[str]:
+    seen: list[Place] = []
+    for part, pages in _sample(extents, tasks):
+        seen += map(tuple, connection.execute(_OFFSETS, asked | {"part": part, "pages": pages}))
+    cuts = cuts_of([(place, 1) for place in sorted(seen)], tasks)
+    return ranges(sorted(asked["stream_ids"]), cuts, "stream_id", "stream_offset", "{}")
 
 
-def _extents(connection: sa.Connection) -> tuple[list[Extent], int]:
-    """Return the parts that have rows, and the most rows a page has."""
-    size, tuples = connection.execute(_PAGE).one()
-    return [(part.part, part.size // size) for part in table_parts_of(connection) if part.size], tuples
-
-
-def _sample(pages: int, parts: int) -> list[int]:
-    """Return the pages to look at, evenly taken."""
-    count = min(pages, PAGES_A_PART * parts, max(PAGES_MAX, parts))
-    return [(2 * at + 1) * pages // (2 * count) for at in range(count)]
-
-
-def _by_extent(extents: Sequence[Extent], sample: Sequence[int]) -> Iterable[tuple[int, dict[str, object]]]:
-    """Yield for each part with pages of the sample the number of its first page, and what names the pages."""
+def _sample(extents: Sequence[Place], tasks: int) -> Iterator[tuple[int, list[int]]]:
+    """Yield parts with pages to look at, evenly taken; `extents` are parts in order, and how many pages each has."""
+    total = sum(pages for _, pages in extents)
+    count = min(total, PAGES_A_PART * tasks, max(PAGES_MAX, tasks))
+    numbers = [(2 * at + 1) * total // (2 * count) for at in range(count)]
     start = 0
-    for part, count in extents:
-        pages = [page - start for page in sample if start <= page < start + count]
-        if pages:
-            yield start, {"part": part, "pages": pages}
-        start += count
+    for part, pages in extents:
+        if chosen := [number - start for number in numbers if start <= number < start + pages]:
+            yield part, chosen
+        start += pages
 
 
-def page_cuts(pages: int, sample: Sequence[tuple[int, int]], parts: int) -> list[int]:
-    """Return the pages where at most so many parts begin, without the first, so that each holds as many rows.
+def cuts_of(seen: Sequence[tuple[Place, int]], tasks: int) -> list[Place]:
+    """Return the places where at most so many tasks begin, without the first, so that each has as many rows.
 
-    `sample` is (page, rows on it), evenly taken: each stands for the pages around it.
+    `seen` has places in order, and the rows at each.
     """
-    sums = [0, *accumulate(rows for _, rows in sample)]
-    cuts: list[int] = []
-    for part in range(1, parts):
-        wanted = sums[-1] * part / parts
-        at = min(bisect_right(sums, wanted), len(sample)) - 1
-        share = (wanted - sums[at]) / (sums[at + 1] - sums[at]) if sums[at + 1] > sums[at] else 0.0
-        cuts.append(round((at + share) * pages / len(sample)))
-    return [cut for cut in dict.fromkeys(cuts) if 0 < cut < pages]
+    before = [0, *accumulate(rows for _, rows in seen)]
+    at = (bisect_left(before, before[-1] * task / tasks) for task in range(1, tasks))
+    places = dict.fromkeys(seen[index][0] for index in at if index < len(seen))
+    return [place for place in places if place > seen[0][0]]
 
 
-def spread(bounds: Sequence[Bound], count: int) -> list[Place]:
-    """Return about `count` places in order, taken evenly from what is recorded."""
-    ordered = sorted((stream_id, start, stop) for stream_id, _, start, stop in bounds)
-    step = max(1, sum(stop - start for _, start, stop in ordered) // count)
-    return sorted((stream_id, offset) for stream_id, start, stop in ordered for offset in range(start, stop, step))
+def ranges(groups: Sequence[int], cuts: Sequence[Place], group: str, at: str, value: str) -> list[str]:
+    """Return conditions that cut rows in the order of two columns; the first and the last are open to their side.
 
-
-def place_cuts(places: Sequence[Place], parts: int) -> list[Place]:
-    """Return the places where parts begin, without the first, so that each holds as many of the ordered `places`."""
-    cuts = [places[len(places) * part // parts] for part in range(1, parts)] if places else []
-    return [cut for cut in dict.fromkeys(cuts) if cut > places[0]]
-
-
-def block_ranges(extents: Sequence[Extent], cuts: Sequence[int]) -> list[str]:
-    """Return conditions that cut the pages at the cuts; the first and the last are open to their side.
-
-    A range that lies within one part names pages of that alone, which PostgreSQL then reads and no others.
+    `groups` are all values of the first column, in order; `value` is how SQL writes one of the second. A range of one
+    group is a plain AND: PostgreSQL then reads the pages between two places and no others.
     """
     if not cuts:
         return ["true"]
-    last = sum(count for _, count in extents)
-    return [" OR ".join(_within(extents, start, stop)) for start, stop in pairwise([0, *cuts, last])]
-
-
-def _within(extents: Sequence[Extent], start: int, stop: int) -> Iterable[str]:
-    first = 0
-    for part, count in extents:
-        low, high = max(start, first), min(stop, first + count)
-        if low < high:
-            # What is written behind a part's last page meanwhile is of its last range.
-            yield _joined(
-                f"part = {part}",
-                f"place >= '({low - first},0)'::tid" if low > first else None,
-                f"place < '({high - first},0)'::tid" if high < first + count else None,
-            )
-        first += count
-
-
-def _joined(*conditions: str | None) -> str:
-    return " AND ".join(condition for condition in conditions if condition)
-
-
-def place_ranges(cuts: Sequence[Place]) -> list[str]:
-    """Return conditions that cut (stream_id, stream_offset) at the cuts, so that the index of block ranges serves."""
-    ends: list[Place | None] = [None, *cuts, None]
-    return [" OR ".join(_alternatives(start, stop)) or "true" for start, stop in pairwise(ends)]
-
-
-def _alternatives(start: Place | None, stop: Place | None) -> Iterable[str]:
-    if start and stop and start[0] == stop[0]:
-        yield f"(stream_id = {start[0]} AND stream_offset >= {start[1]} AND stream_offset < {stop[1]})"
-        return
-    if start:
-        yield f"(stream_id = {start[0]} AND stream_offset >= {start[1]})"
-    if start or stop:
-        between = _joined(f"stream_id > {start[0]}" if start else None, f"stream_id < {stop[0]}" if stop else None)
-        yield f"({between})"
-    if stop:
-        yield f"(stream_id = {stop[0]} AND stream_offset < {stop[1]})"
+    conditions = []
+    for (first, low), (last, high) in pairwise([(groups[0], None), *cuts, (groups[-1], None)]):
+        alternatives = []
+        for each in groups[bisect_left(groups, first) : bisect_right(groups, last)]:
+            bounds = [f"{group} = {each}"]
+            if each == first and low is not None:
+                bounds.append(f"{at} >= {value.format(low)}")
+            if each == last and high is not None:
+                bounds.append(f"{at} < {value.format(high)}")
+            alternatives.append(" AND ".join(bounds))
+        conditions.append(" OR ".join(alternatives))
+    return conditions

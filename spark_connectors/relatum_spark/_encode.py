@@ -91,10 +91,7 @@ def encode_content(body: bytes, headers: Mapping[str, Any], properties: Mapping[
     """Encode what the user gave of a message, in the layout of RabbitMQ 3.13 and later (`new`) or of those before.
 
     Headers are text, whole numbers, booleans, floats, bytes, moments (aware) or None. Properties have pika's names;
-    only those that are set are given, `timestamp` as an aware `datetime`.
-
-    Raises:
-        InvalidInput: a property cannot be sent (`HeadersRefused`: a header's name cannot).
+    only those that are set are given, `timestamp` as an aware `datetime`. What cannot be sent is `InvalidInput`.
     """
     annotations: list[bytes] = []
     pairs: list[bytes] = []
@@ -105,7 +102,7 @@ def encode_content(body: bytes, headers: Mapping[str, Any], properties: Mapping[
             pairs += (_name(name), encode_value(value))
     head, fields = b"", [_NULL]
     if properties:
-        check_properties(properties)
+        _check_properties(properties)
         fields = _fields(properties, new)
         if not new:
             _put_old(properties, annotations, pairs)
@@ -115,11 +112,10 @@ def encode_content(body: bytes, headers: Mapping[str, Any], properties: Mapping[
         head = _header(properties)
     if annotations:
         head += _section(amqp10.MESSAGE_ANNOTATIONS, _compound(0xC1, len(annotations), b"".join(annotations)))
-    data = _section(amqp10.DATA, _sized(0xA0, body))
-    return Content(head, fields, b"".join(pairs), len(pairs) // 2, data)
+    return Content(head, fields, b"".join(pairs), len(pairs) // 2, amqp10.data_section(body))
 
 
-def check_properties(properties: Mapping[str, Any]) -> None:
+def _check_properties(properties: Mapping[str, Any]) -> None:
     """Refuse properties that AMQP 0.9.1 cannot carry."""
     for name, value in properties.items():
         if isinstance(value, str) and len(value.encode()) > SHORT_BYTES_MAX:

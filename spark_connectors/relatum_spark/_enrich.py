@@ -24,13 +24,12 @@ from pyspark.sql.types import ArrayType, BooleanType, IntegerType, LongType, Str
 from relatum.checks import checked_count
 from relatum.errors import ConfigurationError, InvalidInput, StreamReplaced
 from relatum.keys import InvalidValue, KeyDefinition, Place
-from relatum.reading import BrokerAddress
 from relatum.store.database import as_engine, sql
 from relatum.store.parts import part_may_hold_values
 from relatum.store.translation import translated_errors
-from relatum_spark._evidence import status_of_missing
 from relatum_spark._resolve import resolve
-from relatum_spark._where import Broker, database_url, definitions_of
+from relatum_spark._table import status_of_missing
+from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, open_reader
 
 How: TypeAlias = Literal["left", "inner"]
 Write: TypeAlias = Callable[[DataFrame, int], None]
@@ -136,7 +135,7 @@ class Enrichment:
         value: bool = True,
         headers: bool = True,
         prefix: str = "related_",
-        broker: str | BrokerAddress | Broker | None = None,
+        broker: GivenBroker = None,
         stream_url: str | None = None,
         database: str | None = None,
     ) -> None:
@@ -151,7 +150,7 @@ class Enrichment:
         self._value_columns = (value_column,) if isinstance(value_column, str) else tuple(value_column or ())
         self._time_column = time_column
         self._value, self._headers, self._prefix = value, headers, prefix
-        self._broker = Broker.of(broker, stream_url)
+        self._broker = broker_of(broker, stream_url)
         self._database = database_url(database)
 
     def __repr__(self) -> str:
@@ -233,9 +232,9 @@ class Enrichment:
 
     def _lookup(self, definition: KeyDefinition, names: list[str]) -> "_Lookup":
         """Prepare a batch's lookups, after asking whether all that the streams hold now is recorded: a proof."""
-        vhost, is_trusted = self._broker.address.vhost, True
+        vhost, is_trusted = self._broker.vhost, True
         with (
-            self._broker.open() as reader,
+            open_reader(self._broker) as reader,
             as_engine(self._database) as engine,
             translated_errors(),
             engine.connect() as connection,

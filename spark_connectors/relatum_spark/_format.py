@@ -1,48 +1,38 @@
 # ruff: noqa: N802 (the names are Spark's)
-"""`format("rabbitmq_streams")`: what Spark calls, on 4.1 to 4.3, and on which side it runs.
+"""`format("rabbitmq_streams")`, on Spark 4.1 to 4.3: what Spark makes of it, and the reader of a batch.
 
 Spark makes the source in a process on the driver, asks the reader for its partitions there, and calls `read` in the
 tasks, in a copy made before `partitions`, once a query: so all that a task needs is in the reader from its beginning,
 or in the partition. Connections are opened where they are used and never travel.
-
-Of a streaming query Spark calls everything but `read` in one planner process. `commit` does not come for the last
-batch and `stop` may not come at all: nothing depends on either.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from relatum.errors import InvalidInput, StreamNotFound
+from relatum.errors import InvalidInput, OffsetNotFound
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamReader
+from relatum.recording import is_same
+from relatum.store.catalog import current_stream
+from relatum.store.coverage import coverage_of, covered, last_position, missing
 from relatum.store.database import as_engine
+from relatum.store.parts import may_hold_offsets
+from relatum.store.tables import relationships
 from relatum.store.translation import translated_errors
 from relatum_spark._offsets import Slice, slices
 from relatum_spark._options import SourceOptions, parse_options
-from relatum_spark._planner import Offset, StreamPlanner, Tails, check_named, range_of
-from relatum_spark._reading import KeyFilter, Part, look_up, read_part
+from relatum_spark._reading import KeyFilter, Part, read_part
 from relatum_spark._schema import schema as columns
+from relatum_spark._streaming import StreamSourceReader
+from relatum_spark._tails import Tails, check_named, expired, no_super_stream
 from relatum_spark._where import definitions_of, spare_collections
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
-
-    HAS_ADMISSION = True
-else:
-    try:
-        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-
-        HAS_ADMISSION = True
-    except ImportError:  # Spark 4.1
-        SupportsTriggerAvailableNow = object
-        HAS_ADMISSION = False
 
 _log: Final = logging.getLogger("relatum.spark")
 
@@ -69,25 +59,17 @@ class RabbitMQStreams(DataSource):
     def schema(self) -> StructType:
         """Return the columns that the options ask for; runs in a worker of its own, for each data frame."""
         spare_collections()
-        return self._columns(parse_options(self.options))
+        return _columns(parse_options(self.options))
 
     def reader(self, schema: StructType) -> "BatchReader":
         """Return the reader of a batch."""
         options = parse_options(self.options)
-        self._check_schema(schema, options)
-        return BatchReader(options, _definitions(options))
+        return BatchReader(options, _definitions(options, schema))
 
-    def streamReader(self, schema: StructType) -> "StreamSourceReader":
+    def streamReader(self, schema: StructType) -> StreamSourceReader:
         """Return the reader of a streaming query."""
         options = parse_options(self.options, streaming=True)
-        self._check_schema(schema, options)
-        if options.max_offsets_per_trigger is not None and not HAS_ADMISSION:
-            _log.warning(
-                "Spark before 4.2 does not tell a source which trigger a query has: with maxOffsetsPerTrigger, a run "
-                "with availableNow or once ends after one batch of at most %d offsets",
-                options.max_offsets_per_trigger,
-            )
-        return StreamSourceReader(options, _definitions(options))
+        return StreamSourceReader(options, _definitions(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         """Return the writer of a batch."""
@@ -101,20 +83,19 @@ class RabbitMQStreams(DataSource):
 
         return StreamWriter(*prepare(self.options, schema, overwrite, streaming=True))
 
-    def _columns(self, options: SourceOptions) -> StructType:
-        return columns(value=options.include_value, headers=options.include_headers, keys=options.keys)
 
-    def _check_schema(self, given: StructType, options: SourceOptions) -> None:
-        expected = self._columns(options)
-        if given != expected:
-            raise InvalidInput(
-                "a stream has columns of its own: give no schema; the options includeValue, includeHeaders and keys "
-                f"choose among {expected.simpleString()}"
-            )
+def _columns(options: SourceOptions) -> StructType:
+    return columns(value=options.include_value, headers=options.include_headers, keys=options.keys)
 
 
-def _definitions(options: SourceOptions) -> list[KeyDefinition]:
-    """Return the definitions of the key columns, and after them that of the key to look up."""
+def _definitions(options: SourceOptions, given: StructType) -> list[KeyDefinition]:
+    """Return the definitions of the key columns, and after them that of the key to look up; check the schema first."""
+    expected = _columns(options)
+    if given != expected:
+        raise InvalidInput(
+            "a stream has columns of its own: give no schema; the options includeValue, includeHeaders and keys "
+            f"choose among {expected.simpleString()}"
+        )
     names = [*options.keys, *([] if options.key is None else [options.key])]
     definitions = definitions_of(options.database or "", names)
     for definition in definitions[: len(options.keys)]:
@@ -137,37 +118,23 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return what the tasks read; runs on the driver, once a query."""
-        tails = Tails(self._options.broker, patience_s=0)
-        try:
-            parts = tails.ask(lambda reader: self._parts(reader, self._streams(tails)))
-        finally:
-            tails.close()
-        return [InputPartition(part) for part in parts]
+        options = self._options
+        with Tails(options) as tails:
+            streams = list(options.streams)
+            if options.super_stream is not None and not (streams := tails.partitions(options.super_stream)):
+                raise no_super_stream(options.super_stream)
+            check_named(options, streams)
+            wanted = [_range_of(tails, stream, options) for stream in streams]
+            parts: list[Part] = []
+            if self._only is not None:
+                only, found = self._only, [each for each in wanted if len(each)]
+                parts, wanted = tails.ask(lambda reader: self._looked_up(reader, found, only))
+        whole = slices(wanted, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
+        return [InputPartition(part) for part in (*parts, *map(Part, whole))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a part; runs in a task. Where there are no partitions Spark calls it once, with none."""
-        if not isinstance(partition.value, Part):
-            return iter(())
+        """Yield the rows of a part; runs in a task."""
         return read_part(self._options, self._keys, partition.value, only=self._only)
-
-    def _streams(self, tails: Tails) -> list[str]:
-        super_stream = self._options.super_stream
-        if super_stream is None:
-            return list(self._options.streams)
-        found = tails.partitions(super_stream)
-        if not found:
-            raise StreamNotFound(f"there is no super stream {super_stream!r}", stream=super_stream)
-        return found
-
-    def _parts(self, reader: StreamReader, streams: list[str]) -> list[Part]:
-        options = self._options
-        check_named(options, streams)
-        wanted = [range_of(reader, stream, options) for stream in streams]
-        picked: list[Part] = []
-        if self._only is not None:
-            picked, wanted = self._looked_up(reader, [each for each in wanted if len(each)], self._only)
-        whole = slices(wanted, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
-        return [*picked, *(Part(each) for each in whole)]
 
     def _looked_up(
         self, reader: StreamReader, wanted: Sequence[Slice], only: KeyFilter
@@ -175,64 +142,75 @@ class BatchReader(DataSourceReader):
         """Return the parts that the table answers for, and the ranges to read through."""
         parts: list[Part] = []
         unknown: list[Slice] = []
-        size, vhost = self._options.max_records_per_partition, self._options.broker.address.vhost
+        size, vhost = self._options.max_records_per_partition, self._options.broker.vhost
         with as_engine(self._options.database or "") as engine, translated_errors():
             for each in wanted:
                 # One state of rows and coverage: what moves meanwhile is read through.
                 connection: sa.Connection
                 with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
-                    offsets, unanswered = look_up(connection, reader, each, only, vhost)
+                    offsets, unanswered = _look_up(connection, reader, each, only, vhost)
                 unknown += unanswered
                 parts += [Part(each, offsets[at : at + size]) for at in range(0, len(offsets), size)]
         return parts, unknown
 
 
-class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a streaming query. Can be pickled; a copy begins without what the planner process knows."""
+def _range_of(tails: Tails, stream: str, options: SourceOptions) -> Slice:
+    """Return the offsets a batch reads of a stream, within what the stream holds now; there may be none."""
+    bounds = tails.existing(stream, tails.bounds(stream))
+    remedy = "; set failOnDataLoss to false to read what there is" if options.fail_on_data_loss else ""
+    start = tails.offset_of(stream, options.starting, bounds, is_latest_allowed=options.is_latest_allowed)
+    stop = tails.offset_of(stream, options.ending, bounds, is_latest_allowed=True)
+    end, first = bounds.end, bounds.first
+    start, stop = end if start is None else start, end if stop is None else stop
+    if first is not None and start < min(first, stop):
+        lost = Slice(stream, start, min(first, stop))
+        _lose(lost, expired(lost, first, remedy), options)
+        start = lost.stop
+    for wanted in (start, stop):
+        if wanted > end:
+            message = f"offset {wanted} lies beyond the end of the stream {stream!r}, which is {end}{remedy}"
+            beyond = OffsetNotFound(message, stream=stream, offset=wanted, last=bounds.last)
+            _lose(Slice(stream, end, wanted), beyond, options)
+    return Slice(stream, min(start, end), min(stop, end))
 
-    def __init__(self, options: SourceOptions, keys: Sequence[KeyDefinition]) -> None:
-        self._options = options
-        self._keys = tuple(keys)
-        self._planner = StreamPlanner(options)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self._options, self._keys))
+def _lose(lost: Slice, error: OffsetNotFound, options: SourceOptions) -> None:
+    if options.fail_on_data_loss:
+        raise error
+    _log.warning("offsets %d to %d of %s are not there: %s", lost.start, lost.stop - 1, lost.stream, error)
 
-    def initialOffset(self) -> Offset:
-        """Return where a new query begins; asked for more than once, and again when the first batch is replayed."""
-        return self._planner.initial()
 
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Take what is there now as all there is. Since Spark 4.2, before everything else."""
-        self._planner.freeze()
+def _look_up(
+    connection: sa.Connection, reader: StreamReader, wanted: Slice, only: KeyFilter, vhost: str
+) -> tuple[tuple[int, ...], list[Slice]]:
+    """Return the offsets in a range that the table names for a filter, and the parts it cannot answer for.
 
-    def getDefaultReadLimit(self) -> "ReadLimit":
-        """Return the limit that Spark passes to `latestOffset`. Since Spark 4.2."""
-        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-
-        limit = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
-
-    def latestOffset(self, start: Offset | None = None, limit: "ReadLimit | None" = None) -> Offset:
-        """Return where the next batch ends; asked at every trigger. Spark 4.1 gives neither start nor limit."""
-        if HAS_ADMISSION:
-            return self._planner.latest(start, getattr(limit, "max_rows", None))
-        return self._planner.latest(start, self._options.max_offsets_per_trigger)
-
-    def reportLatestOffset(self) -> Offset | None:
-        """Return the end of each stream, for the progress of the query. Since Spark 4.2, after `latestOffset`."""
-        return self._planner.reported()
-
-    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Return the slices of a batch, replayed ones too. Spark 4.1 also tells where a query goes on by it."""
-        return [InputPartition(Part(wanted)) for wanted in self._planner.slices(start, end)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a slice; runs in a task."""
-        if not isinstance(partition.value, Part):
-            return iter(())
-        return read_part(self._options, self._keys, partition.value)
-
-    def stop(self) -> None:
-        """Close the connection, where Spark asks for it."""
-        self._planner.close()
+    Offsets that are not recorded for the key are such parts, so the answer is right however far the table is behind;
+    the whole range is one where the stream is not the one that was recorded. The connection must see one state of the
+    database (REPEATABLE READ).
+    """
+    row = current_stream(connection, vhost, wanted.stream)
+    ranges = [] if row is None else coverage_of(connection, [row.stream_id])
+    position = last_position(ranges)
+    if row is None or (
+        position is not None and not is_same(reader, wanted.stream, position, reader.bounds(wanted.stream))
+    ):
+        return (), [wanted]
+    unknown = missing((wanted.start, wanted.stop), covered(ranges, only.definition.key_id))
+    statement = (
+        sa.select(relationships.c.stream_offset)
+        .distinct()
+        .where(
+            relationships.c.key_id == only.definition.key_id,
+            relationships.c.value == sa.any_(sa.literal(sorted(only.values), sa.ARRAY(sa.Text))),
+            relationships.c.stream_id == row.stream_id,
+            relationships.c.stream_offset >= wanted.start,
+            relationships.c.stream_offset < wanted.stop,
+            may_hold_offsets(row.stream_id, wanted.start, wanted.stop),
+        )
+        .order_by(relationships.c.stream_offset)
+    )
+    offsets = connection.execute(statement).scalars()
+    # Rows may lie in ranges that are not recorded (yet, or of a key defined again): those ranges are read anyway.
+    inside = tuple(offset for offset in offsets if not any(start <= offset < stop for start, stop in unknown))
+    return inside, [Slice(wanted.stream, start, stop) for start, stop in unknown]

@@ -10,7 +10,6 @@ from pyspark.sql import functions as F
 
 from relatum.errors import InvalidInput
 from relatum_consumer import Status
-from relatum_spark._evidence import status_of_missing
 from relatum_spark._sides import (
     PLACE,
     GivenKeys,
@@ -24,8 +23,8 @@ from relatum_spark._sides import (
     side_of,
     span_us,
 )
-from relatum_spark._table import connected
-from relatum_spark._where import Where
+from relatum_spark._table import connected, status_of_missing
+from relatum_spark._where import Where, open_reader
 
 Direction: TypeAlias = Literal["backward", "forward", "nearest"]
 
@@ -280,7 +279,7 @@ def _status(inputs: Inputs, side: Side, keys: Sequence[str], *, with_time: bool)
         # A right frame without any place: there is nothing to be found among the places that were given.
         return Status.ABSENT
     assert inputs.broker is not None, "the broker tells where streams end"
-    with inputs.broker.open() as reader, connected(inputs.database, inputs.snapshot) as connection:
+    with open_reader(inputs.broker) as reader, connected(inputs.database, inputs.snapshot) as connection:
         return status_of_missing(reader, connection, inputs.vhost, names, keys, with_time=with_time)
 
 

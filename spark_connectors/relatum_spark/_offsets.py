@@ -1,19 +1,8 @@
-"""Ranges of offsets: parsed from options, cut into slices, and shared out over micro-batches. No I/O."""
+"""Ranges of offsets: cut into slices, and shared out over micro-batches. Pure."""
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
-
-from relatum.errors import InvalidInput
-from relatum.limits import INTEGER_MAX, TIME_US_MAX
-
-EARLIEST: Final = -2
-"""The first message retained, in JSON as in Kafka's."""
-
-LATEST: Final = -1
-"""The end of the stream, in JSON as in Kafka's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +15,6 @@ class Slice:
 
     def __len__(self) -> int:
         return max(0, self.stop - self.start)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a read begins or ends in each stream: at an offset, or at a moment in milliseconds since 1970."""
-
-    option: str
-    number: int | Mapping[str, int]
-    """One for all streams, or one by stream."""
-    is_moment: bool = False
-
-    def of(self, stream: str) -> int:
-        """Return the offset or moment of a stream; raises `InvalidInput` where the option leaves the stream out."""
-        if isinstance(self.number, int):
-            return self.number
-        if stream not in self.number:
-            raise InvalidInput(f"option {self.option} says nothing of the stream {stream!r}")
-        return self.number[stream]
 
 
 def slices(
@@ -67,58 +38,6 @@ def _cut(whole: Slice, count: int) -> list[Slice]:
     count = min(count, len(whole))
     edges = [whole.start + len(whole) * number // count for number in range(count + 1)]
     return [Slice(whole.stream, start, stop) for start, stop in pairwise(edges)]
-
-
-# --- options ----------------------------------------------------------------------------------------------
-
-
-def parse_place(side: str, text_of: Callable[[str], str | None], default: int) -> Place:
-    """Read where a read begins (`side` "starting") or ends ("ending") from the options.
-
-    A moment for all streams goes before moments by stream, and those go before offsets, as in Kafka's source.
-    """
-    by_moment, by_moments, by_offset = (f"{side}{name}" for name in ("Timestamp", "OffsetsByTimestamp", "Offsets"))
-    if (text := text_of(by_moment)) is not None:
-        if not text.strip().isdecimal() or int(text) > TIME_US_MAX // 1000:
-            raise InvalidInput(f"option {by_moment}: {text!r} is not a moment in milliseconds since 1970")
-        return Place(by_moment, int(text), is_moment=True)
-    if (text := text_of(by_moments)) is not None:
-        return Place(by_moments, _numbers(text, by_moments, 0), is_moment=True)
-    text = text_of(by_offset)
-    if text is None:
-        return Place(by_offset, default)
-    words = {"latest": LATEST} | ({"earliest": EARLIEST} if side == "starting" else {})
-    if (word := text.strip().lower()) in words:
-        return Place(by_offset, words[word])
-    offsets = _numbers(text, by_offset, EARLIEST)
-    if side == "ending" and EARLIEST in offsets.values():
-        raise InvalidInput(f"option {by_offset}: {text!r} ends at -2, the beginning")
-    return Place(by_offset, offsets)
-
-
-def _numbers(text: str, option: str, least: int) -> dict[str, int]:
-    """Read numbers by stream from JSON such as `{"orders": 120}`."""
-    try:
-        numbers = json.loads(text, object_pairs_hook=_each_once)
-    except json.JSONDecodeError:
-        raise InvalidInput(f'option {option}: {text!r} is none of its words, nor JSON like {{"orders": 0}}') from None
-    except ValueError as error:
-        raise InvalidInput(f"option {option}: {error}") from None
-    if not isinstance(numbers, dict):
-        raise InvalidInput(f"option {option}: {text!r} is not a JSON object of numbers by stream")
-    for stream, number in numbers.items():
-        if type(number) is not int or not least <= number <= INTEGER_MAX:
-            raise InvalidInput(
-                f"option {option}: {number!r} of the stream {stream!r} must be a whole number >= {least}"
-            )
-    return numbers
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a stream is named twice")
-    return found
 
 
 # --- micro-batches ----------------------------------------------------------------------------------------

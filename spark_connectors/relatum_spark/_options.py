@@ -3,39 +3,21 @@
 import difflib
 import json
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from relatum.errors import InvalidInput
-from relatum.limits import INTEGER_MAX
-from relatum_spark._offsets import EARLIEST, LATEST, Place, parse_place
+from relatum.limits import INTEGER_MAX, TIME_US_MAX
+from relatum.reading import BrokerAddress, StreamReader
 from relatum_spark._sequence import EPOCH_MAX, check_names
-from relatum_spark._where import Broker, database_url
+from relatum_spark._where import TIMEOUT_S, broker_of, database_url, open_reader
 
-_TLS: Final = {
-    "tls_ca_file": "tlsCaFile",
-    "tls_certificate_file": "tlsCertificateFile",
-    "tls_key_file": "tlsKeyFile",
-    "tls_key_password": "tlsKeyPassword",
-    "auth_mechanism": "authMechanism",
-}
-"""The fields of `Broker`, and the options that set them."""
+EARLIEST: Final = -2
+"""The first message retained, in JSON as in Kafka's."""
 
-_BROKER: Final = ("broker", "streamUrl", *_TLS.values(), "pollTimeoutMs", "database")
-_BATCH_ALONE: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "key", "keyValues")
-_READ: Final = (
-    *_BROKER,
-    *_BATCH_ALONE,
-    *("stream", "streams", "superStream", "keys", "includeHeaders", "includeValue", "failOnDataLoss"),
-    *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"),
-    *("maxOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition", "batchRows", "batchBytes"),
-)
-_WRITE: Final = (
-    *_BROKER,
-    *("stream", "superStream", "routingKey", "keyColumns", "producerName", "writeId", "batchId"),
-    *("confirmTimeoutMs", "maxInFlight"),
-)
+LATEST: Final = -1
+"""The end of the stream, in JSON as in Kafka's."""
 
 RECORDS_PER_PARTITION: Final = 100_000
 """Offsets in one partition: a task costs about 30 ms, which is little beside reading that many."""
@@ -56,39 +38,71 @@ CONFIRM_TIMEOUT_MS: Final = 30_000
 IN_FLIGHT_MAX: Final = 10_000
 """Messages sent and not confirmed: more make it no faster, and each costs the broker memory."""
 
+_BATCH_ALONE: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "key", "keyValues")
+
 _ALIKE: Final = 0.85
 """From which likeness on an unknown option counts as one of ours misspelt: `startingOffset` does, `path` does not."""
 
-_TIMEOUT_S_MAX: Final = 10.0
-"""Seconds a task waits for one answer at most; `pollTimeoutMs` shortens it, so that connecting ends in time too."""
-
 
 @dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """The options of a read; docs/spark.md describes each. Can be pickled; `repr` shows no credentials."""
+class Place:
+    """Where a read begins or ends in each stream: at an offset, or at a moment in milliseconds since 1970."""
 
-    broker: Broker
-    streams: tuple[str, ...]
-    """Empty where a super stream is given."""
-    super_stream: str | None
-    starting: Place
-    ending: Place
-    database: str | None = field(repr=False)
+    option: str
+    number: int | Mapping[str, int]
+    """One for all streams, or one by stream."""
+    is_moment: bool = False
+
+    def of(self, stream: str) -> int:
+        """Return the offset or moment of a stream; raises `InvalidInput` where the option leaves the stream out."""
+        if isinstance(self.number, int):
+            return self.number
+        if stream not in self.number:
+            raise InvalidInput(f"option {self.option} says nothing of the stream {stream!r}")
+        return self.number[stream]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What source and sink share. Can be pickled; `repr` shows no credentials."""
+
+    broker: BrokerAddress
+    database: str | None = field(default=None, repr=False)
     """None where no option needs it."""
-    is_latest_allowed: bool
+    super_stream: str | None = None
+    poll_timeout_s: float = POLL_TIMEOUT_MS / 1000
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds a task waits for one answer: no longer than it may wait in all."""
+        return min(TIMEOUT_S, self.poll_timeout_s)
+
+    def open_reader(self) -> StreamReader:
+        """Open a connected reader. Errors as of `StreamReader.open`."""
+        return open_reader(self.broker, self.timeout_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions(Options):
+    """The options of a read; docs/spark.md describes each."""
+
+    streams: tuple[str, ...] = ()
+    """Empty where a super stream is given."""
+    starting: Place = Place("startingOffsets", EARLIEST)
+    ending: Place = Place("endingOffsets", LATEST)
+    is_latest_allowed: bool = False
     """Begin at the end where nothing was written since the starting moment; else that is an error."""
-    fail_on_data_loss: bool
-    max_offsets_per_trigger: int | None
-    min_partitions: int | None
-    max_records_per_partition: int
-    include_headers: bool
-    include_value: bool
-    keys: tuple[str, ...]
-    key: str | None
-    key_values: tuple[object, ...]
-    poll_timeout_s: float
-    batch_rows: int
-    batch_bytes: int
+    fail_on_data_loss: bool = True
+    max_offsets_per_trigger: int | None = None
+    min_partitions: int | None = None
+    max_records_per_partition: int = RECORDS_PER_PARTITION
+    include_headers: bool = True
+    include_value: bool = True
+    keys: tuple[str, ...] = ()
+    key: str | None = None
+    key_values: tuple[object, ...] = ()
+    batch_rows: int = ROWS_MAX
+    batch_bytes: int = BYTES_MAX
 
 
 def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
@@ -98,22 +112,19 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
         ConfigurationError: no broker or database is named, or a URL cannot be read.
         InvalidInput: an option is misspelt, its value cannot be one, or two contradict each other.
     """
-    given = Given(options, _READ)
-    streams, super_stream = _streams(given)
-    starting = parse_place("starting", given.text, LATEST if streaming else EARLIEST)
-    ending = parse_place("ending", given.text, LATEST)
+    given = _Given(options)
     if streaming and (name := given.first(*_BATCH_ALONE)):
         instead = "; `relatum_spark.Enrichment` looks up in each micro-batch" if name in ("key", "keyValues") else ""
         raise InvalidInput(f"option {name}: a streaming query has none; it is a batch's alone{instead}")
-    keys, key, values = given.names("keys"), given.text("key"), _key_values(given)
-    database = given.text("database")
-    return SourceOptions(
-        broker=given.broker(),
+    keys, key, values, database = given.names("keys"), given.text("key"), _key_values(given), given.text("database")
+    streams, super_stream = _streams(given)
+    parsed = SourceOptions(
+        broker=broker_of(given.text("broker"), given.text("streamUrl")),
         database=database_url(database) if keys or key or database else None,
         streams=streams,
         super_stream=super_stream,
-        starting=starting,
-        ending=ending,
+        starting=_place(given, "starting", LATEST if streaming else EARLIEST),
+        ending=_place(given, "ending", LATEST),
         is_latest_allowed=given.one_of("startingOffsetsByTimestampStrategy", "error", "latest") == "latest",
         fail_on_data_loss=given.flag("failOnDataLoss"),
         max_offsets_per_trigger=given.number("maxOffsetsPerTrigger"),
@@ -124,20 +135,20 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
         keys=keys,
         key=key,
         key_values=values,
-        poll_timeout_s=given.poll_timeout_s(),
+        poll_timeout_s=given.number("pollTimeoutMs", POLL_TIMEOUT_MS) / 1000,
         batch_rows=given.number("batchRows", ROWS_MAX),
         batch_bytes=given.number("batchBytes", BYTES_MAX),
     )
+    given.check_names()
+    return parsed
 
 
-@dataclass(frozen=True, slots=True)
-class SinkOptions:
-    """The options of a write; docs/spark.md describes each. Can be pickled; `repr` shows no credentials."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions(Options):
+    """The options of a write; docs/spark.md describes each."""
 
-    broker: Broker
     stream: str | None
     """None where a super stream is given."""
-    super_stream: str | None
     routing_key: str | None
     key_columns: tuple[str, ...]
     producer_name: str
@@ -146,67 +157,63 @@ class SinkOptions:
     batch_id: int
     confirm_timeout_s: float
     in_flight_max: int
-    poll_timeout_s: float
-    database: str | None = field(repr=False)
 
 
 def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -> SinkOptions:
     """Parse the options of a write. Errors as of `parse_options`."""
-    given = Given(options, _WRITE)
-    stream, super_stream, routing_key = given.text("stream"), given.text("superStream"), given.text("routingKey")
-    if (stream is None) == (super_stream is None):
+    given = _Given(options)
+    write_id, batch_id, database = given.text("writeId"), given.text("batchId"), given.text("database")
+    parsed = SinkOptions(
+        broker=broker_of(given.text("broker"), given.text("streamUrl")),
+        database=None if database is None else database_url(database),
+        stream=given.text("stream"),
+        super_stream=given.text("superStream"),
+        routing_key=given.text("routingKey"),
+        key_columns=given.names("keyColumns"),
+        producer_name=given.text("producerName") or PRODUCER_NAME,
+        write_id=write_id or str(uuid.uuid4()),
+        batch_id=given.number("batchId", 0, least=0, most=EPOCH_MAX),
+        confirm_timeout_s=given.number("confirmTimeoutMs", CONFIRM_TIMEOUT_MS) / 1000,
+        in_flight_max=given.number("maxInFlight", IN_FLIGHT_MAX),
+        poll_timeout_s=given.number("pollTimeoutMs", POLL_TIMEOUT_MS) / 1000,
+    )
+    given.check_names()
+    if (parsed.stream is None) == (parsed.super_stream is None):
         raise InvalidInput("which stream? Give one of the options stream and superStream")
-    if (super_stream is None) != (routing_key is None):
+    if (parsed.super_stream is None) != (parsed.routing_key is None):
         raise InvalidInput(
             "the options superStream and routingKey come together: routingKey names the column whose value says which"
             " stream of the super stream a row goes to"
         )
     if streaming and (name := given.first("writeId", "batchId")):
         raise InvalidInput(f"option {name}: a streaming query has ids of its own")
-    write_id, batch_id = given.text("writeId"), given.text("batchId")
     if write_id is None and given.has("writeId"):
         raise InvalidInput("option writeId is empty: nothing would be recognised as written before")
     if batch_id is not None and write_id is None:
         raise InvalidInput("option batchId counts the writes of one writeId: give that too")
-    if batch_id is not None and not (batch_id.isascii() and batch_id.isdecimal() and int(batch_id) <= EPOCH_MAX):
-        raise InvalidInput(f"option batchId: {batch_id!r} is not a whole number from 0 on")
-    producer, write_id = given.text("producerName") or PRODUCER_NAME, write_id or str(uuid.uuid4())
-    check_names(producer, write_id)
-    database = given.text("database")
-    return SinkOptions(
-        broker=given.broker(),
-        stream=stream,
-        super_stream=super_stream,
-        routing_key=routing_key,
-        key_columns=given.names("keyColumns"),
-        producer_name=producer,
-        write_id=write_id,
-        batch_id=int(batch_id or 0),
-        confirm_timeout_s=given.number("confirmTimeoutMs", CONFIRM_TIMEOUT_MS) / 1000,
-        in_flight_max=given.number("maxInFlight", IN_FLIGHT_MAX),
-        poll_timeout_s=given.poll_timeout_s(),
-        database=None if database is None else database_url(database),
-    )
+    check_names(parsed.producer_name, parsed.write_id)
+    return parsed
 
 
-class Given:
-    """Options as Spark gives them, read by name in any case.
+class _Given:
+    """Options as Spark gives them, read by name in any case."""
 
-    Options that are none of `names` are passed over, since Spark adds its own, unless they look like one misspelt.
-    """
-
-    def __init__(self, options: Mapping[str, str], names: Iterable[str]) -> None:
+    def __init__(self, options: Mapping[str, str]) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
-        known = {name.lower(): name for name in names}
-        for name in sorted(self._options.keys() - known.keys()):
-            if alike := difflib.get_close_matches(name, known, 1, _ALIKE):
-                raise InvalidInput(f"there is no option {name!r}; is {known[alike[0]]} meant?")
+        self._known: dict[str, str] = {}
+
+    def check_names(self) -> None:
+        """Refuse what looks like one of the options read, misspelt. Others are passed over: Spark adds its own."""
+        for name in sorted(self._options.keys() - self._known.keys()):
+            if alike := difflib.get_close_matches(name, self._known, 1, _ALIKE):
+                raise InvalidInput(f"there is no option {name!r}; is {self._known[alike[0]]} meant?")
 
     def has(self, name: str) -> bool:
         return name.lower() in self._options
 
     def text(self, name: str) -> str | None:
         """Return the value as it is; None where it is not given or blank."""
+        self._known[name.lower()] = name
         value = self._options.get(name.lower())
         return value if value is not None and value.strip() else None
 
@@ -214,18 +221,14 @@ class Given:
         """Return the first of the names that is given."""
         return next((name for name in names if self.text(name) is not None), None)
 
-    def number(self, name: str, default: Any = None) -> Any:
-        """Return a whole number from 1 on."""
+    def number(self, name: str, default: Any = None, *, least: int = 1, most: int = INTEGER_MAX) -> Any:
+        """Return a whole number."""
         text = self.text(name)
         if text is None:
             return default
-        try:
-            number = int(text)
-        except ValueError:
-            number = 0
-        if not 1 <= number <= INTEGER_MAX:
-            raise InvalidInput(f"option {name}: {text!r} is not a whole number from 1 on")
-        return number
+        if not text.strip().isdecimal() or not least <= int(text) <= most:
+            raise InvalidInput(f"option {name}: {text!r} is not a whole number from {least} on")
+        return int(text)
 
     def one_of(self, name: str, *words: str) -> str:
         """Return one of some words, in any case; the first where it is not given."""
@@ -258,38 +261,76 @@ class Given:
             raise InvalidInput(f"option {option}: {text!r} is not a JSON list")
         return values
 
-    def broker(self) -> Broker:
-        """Return the broker of the options that name one."""
-        login: dict[str, Any] = {name: self.text(option) for name, option in _TLS.items()}
-        named = Broker.of(self.text("broker"), self.text("streamUrl"))
-        broker = replace(named, timeout_s=min(_TIMEOUT_S_MAX, self.poll_timeout_s()), **login)
-        broker.logged_in()
-        return broker
 
-    def poll_timeout_s(self) -> float:
-        seconds: float = self.number("pollTimeoutMs", POLL_TIMEOUT_MS) / 1000
-        return seconds
-
-
-def _streams(given: Given) -> tuple[tuple[str, ...], str | None]:
+def _streams(given: _Given) -> tuple[tuple[str, ...], str | None]:
     """Return the streams named, or the super stream."""
+    stream, streams, super_stream = given.text("stream"), given.names("streams"), given.text("superStream")
     found = [name for name in ("stream", "streams", "superStream") if given.text(name) is not None]
     if len(found) != 1:
         what = " and ".join(found) + " are both given" if found else "none is given"
         raise InvalidInput(f"which stream? Give one of the options stream, streams and superStream; {what}")
-    text = given.text(found[0]) or ""
-    if found[0] == "superStream":
-        return (), text
-    return ((text,) if found[0] == "stream" else given.names("streams")), None
+    return streams if stream is None else (stream,), super_stream
 
 
-def _key_values(given: Given) -> tuple[object, ...]:
+def _key_values(given: _Given) -> tuple[object, ...]:
     """Return the values of the key to look up; a composite's are tuples."""
-    if (given.text("key") is None) != (given.text("keyValues") is None):
+    key, text = given.text("key"), given.text("keyValues")
+    if (key is None) != (text is None):
         raise InvalidInput("the options key and keyValues come together: a key's name, and a JSON list of its values")
-    if given.text("keyValues") is None:
+    if text is None:
         return ()
     values = given.json_list("keyValues")
     if not values:
         raise InvalidInput("option keyValues: the list is empty")
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)
+
+
+# --- where a read begins and ends -------------------------------------------------------------------------
+
+
+def _place(given: _Given, side: str, default: int) -> Place:
+    """Read where a read begins (`side` "starting") or ends ("ending").
+
+    A moment for all streams goes before moments by stream, and those go before offsets, as in Kafka's source.
+    """
+    by_moment, by_moments, by_offset = (f"{side}{name}" for name in ("Timestamp", "OffsetsByTimestamp", "Offsets"))
+    moment = given.number(by_moment, least=0, most=TIME_US_MAX // 1000)
+    moments, offsets = given.text(by_moments), given.text(by_offset)
+    if moment is not None:
+        return Place(by_moment, moment, is_moment=True)
+    if moments is not None:
+        return Place(by_moments, _numbers(moments, by_moments, 0), is_moment=True)
+    if offsets is None:
+        return Place(by_offset, default)
+    words = {"latest": LATEST} | ({"earliest": EARLIEST} if side == "starting" else {})
+    if (word := offsets.strip().lower()) in words:
+        return Place(by_offset, words[word])
+    numbers = _numbers(offsets, by_offset, EARLIEST)
+    if side == "ending" and EARLIEST in numbers.values():
+        raise InvalidInput(f"option {by_offset}: {offsets!r} ends at -2, the beginning")
+    return Place(by_offset, numbers)
+
+
+def _numbers(text: str, option: str, least: int) -> dict[str, int]:
+    """Read numbers by stream from JSON such as `{"orders": 120}`."""
+    try:
+        numbers = json.loads(text, object_pairs_hook=_each_once)
+    except json.JSONDecodeError:
+        raise InvalidInput(f'option {option}: {text!r} is none of its words, nor JSON like {{"orders": 0}}') from None
+    except ValueError as error:
+        raise InvalidInput(f"option {option}: {error}") from None
+    if not isinstance(numbers, dict):
+        raise InvalidInput(f"option {option}: {text!r} is not a JSON object of numbers by stream")
+    for stream, number in numbers.items():
+        if type(number) is not int or not least <= number <= INTEGER_MAX:
+            raise InvalidInput(
+                f"option {option}: {number!r} of the stream {stream!r} must be a whole number >= {least}"
+            )
+    return numbers
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a stream is named twice")
+    return found

@@ -6,7 +6,7 @@ rstream waits for ever. This client blocks, as a task does, and has no thread.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, NoReturn, Self
 
@@ -23,7 +23,7 @@ from relatum.errors import (
 )
 from relatum.reading import SocketConnection, StreamNodes
 from relatum.wire import Answer, Code, Event, StreamMoved, code_name, frames
-from relatum_spark._where import Broker
+from relatum_spark._options import SinkOptions
 
 FRAME_BYTES: Final = 128 << 10
 """Bytes of messages put into one Publish frame; a message that is larger has one to itself."""
@@ -34,65 +34,46 @@ PUBLISHERS_MAX: Final = 200
 _LOOK_UP_S: Final = 1.0
 
 
+def connect(options: SinkOptions) -> SocketConnection:
+    """Open a connection of the stream protocol. Errors as of `StreamReader.open`."""
+    timeout_s = min(options.timeout_s, options.confirm_timeout_s)
+    return StreamNodes(options.broker, timeout_s=timeout_s).link(None)
+
+
 class Publisher:
-    """One connection that publishes to some streams, for one thread. A context manager.
+    """One connection that publishes to some streams, for one thread; messages name a stream by its place among them."""
 
-    Args:
-        broker: The broker; an answer may take its `timeout_s`, or `confirm_timeout_s` where that is shorter.
-        reference: The named producer, which is declared in each stream.
-        streams: The streams, at most `PUBLISHERS_MAX`; messages name them by their place here.
-        confirm_timeout_s: Seconds without any confirm, while some are due, after which the broker counts as gone.
-        in_flight_max: Messages that may be sent and not confirmed.
-
-    Raises:
-        BrokerUnavailable, ConfigurationError: as of `StreamReader.open`.
-        AccessRefused: the user may not connect, or not write to a stream.
-        StreamNotFound: there is no such stream.
-    """
-
-    def __init__(
-        self, broker: Broker, reference: str, streams: Sequence[str], *, confirm_timeout_s: float, in_flight_max: int
-    ) -> None:
+    def __init__(self, options: SinkOptions, reference: str, streams: Sequence[str]) -> None:
+        self._options = options
         self._reference = reference
         self._streams = tuple(streams)
-        self._confirm_timeout_s = confirm_timeout_s
-        self._answer_timeout_s = min(broker.timeout_s, confirm_timeout_s)
-        self._in_flight_max = in_flight_max
         self._pending: list[list[bytes]] = [[] for _ in streams]
         self._pending_bytes = [0] * len(self._streams)
         self._unconfirmed: list[set[int]] = [set() for _ in streams]
         self._in_flight = 0
         self._progress_at = time.monotonic()
-        self._connection = connect(broker, self._answer_timeout_s)
+        self._connection = connect(options)
         agreed = self._connection.session.send_bytes_max or FRAME_BYTES
         self._frame_bytes = min(FRAME_BYTES, agreed - frames.PUBLISH_BYTES)
         try:
-            self._declare()
+            self._ask(lambda asked, number, stream: frames.declare_publisher(asked, number, reference, stream))
         except BaseException:
             self._connection.abandon()
             raise
 
-    def _declare(self) -> None:
-        session = self._connection.session
-        correlations = []
-        for number, stream in enumerate(self._streams):
-            correlations.append(session.next_correlation())
-            session.send(frames.declare_publisher(correlations[-1], number, self._reference, stream))
-        self._answers(correlations)
-
     def last_ids(self) -> list[int]:
         """Return the last publishing id of the producer in each stream, 0 where it never published there."""
-        session = self._connection.session
-        correlations = []
-        for stream in self._streams:
-            correlations.append(session.next_correlation())
-            session.send(frames.query_publisher_sequence(correlations[-1], self._reference, stream))
-        return [frames.decode_sequence(answer.body) for answer in self._answers(correlations)]
+        answers = self._ask(lambda asked, _, stream: frames.query_publisher_sequence(asked, self._reference, stream))
+        return [frames.decode_sequence(answer.body) for answer in answers]
 
-    def _answers(self, correlations: list[int]) -> list[Answer]:
-        """Return the answers to requests, one for each stream, all of which must be OK."""
-        self._connection.deadline = time.monotonic() + self._answer_timeout_s
-        answers = self._connection.answers(*correlations)
+    def _ask(self, request: Callable[[int, int, str], bytes]) -> list[Answer]:
+        """Return the answers to a request for each stream, all of which must be OK."""
+        connection, correlations = self._connection, []
+        for number, stream in enumerate(self._streams):
+            correlations.append(connection.session.next_correlation())
+            connection.session.send(request(correlations[-1], number, stream))
+        connection.deadline = time.monotonic() + min(self._options.timeout_s, self._options.confirm_timeout_s)
+        answers = connection.answers(*correlations)
         for stream, answer in zip(self._streams, answers, strict=True):
             if answer.code != Code.OK:
                 raise _refusal(stream, answer.code)
@@ -116,19 +97,12 @@ class Publisher:
         self._pending_bytes[target] += len(entry)
         self._unconfirmed[target].add(publishing_id)
         self._in_flight += 1
-        if self._in_flight >= self._in_flight_max:
-            self._send_all()
-            self._wait_until(self._in_flight_max // 2)
+        if self._in_flight >= self._options.in_flight_max:
+            self._confirm(self._options.in_flight_max // 2)
 
     def finish(self) -> None:
         """Send what is left and wait until the broker has confirmed all. Errors as of `publish`."""
-        self._send_all()
-        self._wait_until(0)
-
-    def _send_all(self) -> None:
-        for target, pending in enumerate(self._pending):
-            if pending:
-                self._send(target)
+        self._confirm(0)
 
     def _send(self, target: int) -> None:
         pending = self._pending[target]
@@ -140,20 +114,22 @@ class Publisher:
         self._pending_bytes[target] = 0
         try:
             # A broker that holds publishers back does not read: then this waits, and time counts as for confirms.
-            connection.flush(self._confirm_timeout_s)
+            connection.flush(self._options.confirm_timeout_s)
         except OSError as error:
             connection.abandon()
             self._unknown("the connection to the broker broke, or it takes nothing any more,", error)
         self._take(0.0)
 
-    def _wait_until(self, in_flight: int) -> None:
-        """Take confirms until so many messages are left."""
+    def _confirm(self, in_flight: int) -> None:
+        """Send everything, and take confirms until so many messages are left."""
+        for target in range(len(self._streams)):
+            self._send(target)
         self._progress_at = max(self._progress_at, time.monotonic())
         while self._in_flight > in_flight:
-            left = self._progress_at + self._confirm_timeout_s - time.monotonic()
+            left = self._progress_at + self._options.confirm_timeout_s - time.monotonic()
             if left <= 0:
                 self._connection.abandon()
-                self._unknown(f"no confirm came for {seconds_text(self._confirm_timeout_s)}", None)
+                self._unknown(f"no confirm came for {seconds_text(self._options.confirm_timeout_s)}", None)
             self._take(min(left, _LOOK_UP_S))
 
     def _take(self, idle_s: float) -> None:
@@ -204,13 +180,7 @@ class Publisher:
             self._connection.abandon()
 
 
-def connect(broker: Broker, timeout_s: float) -> SocketConnection:
-    """A connection of the stream protocol. Errors as of `StreamReader.open`."""
-    return StreamNodes(broker.logged_in(), timeout_s=timeout_s).link(None)
-
-
 def _refusal(stream: str, code: int) -> RelatumError:
-    """The error for a stream that cannot be published to."""
     if code == Code.STREAM_DOES_NOT_EXIST:
         return StreamNotFound(f"There is no stream {stream!r}.", stream=stream)
     if code == Code.ACCESS_REFUSED:

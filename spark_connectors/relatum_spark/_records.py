@@ -112,59 +112,27 @@ def may_be_stamped(records: Sequence[bytes]) -> bool:
     return _TIME_NAME in b"".join(records)
 
 
-def time_at(raw: bytes, properties: int, application: int) -> int | None:
-    """Return the message's own time, as `message_time` finds it: a header, a property, or an id that holds it.
-
-    `application` may be -1 where the header is known to be missing.
-    """
+def stamp_at(raw: bytes, application: int) -> Any:
+    """Return the header `relatum_time` among the application properties."""
+    found: list[Any] = [None]
     try:
-        if application >= 0:
-            found: list[Any] = [None]
-            amqp10.pick(raw, application, _TIME_SLOT, found)
-            if is_time(found[0]):
-                return found[0]  # type: ignore[no-any-return]
-        if properties < 0:
-            return None
-        created = _created_at(raw, properties)
-        return _identified_at(raw, properties) if created is None else created
+        amqp10.pick(raw, application, _TIME_SLOT, found)
     except (UndecodableMessage, IndexError):
         raise UnusualRecord from None
+    return found[0]
 
 
-def _created_at(raw: bytes, position: int) -> int | None:
-    """Return the property `timestamp` of the list at a position, in microseconds."""
-    # One that counts more than it holds counts as absent.
-    if raw[position] != 0xC0 or raw[position + 2] >= raw[position + 1]:
-        raise UnusualRecord
-    if raw[position + 2] <= _CREATED:
-        return None
-    at = position + 3
-    for _ in range(_CREATED):
-        code = raw[at]
-        if code == 0x40:
-            at += 1
-        elif code == 0xA1:
-            at += 2 + raw[at + 1]
-        else:
-            at = amqp10.end_of_value(raw, at)
-    if raw[at] == 0x40:
-        return None
-    return moment_us(amqp10.decode_value(raw, at)[0])
+def time_of(stamped: Any, found: dict[str, Any], chunk_us: int | None) -> int | None:
+    """Return a message's time, as `message_time` finds it: the header's, a property's, an id's, or the chunk's."""
+    if type(stamped) is int and TIME_US_MIN <= stamped <= TIME_US_MAX:
+        return stamped
+    time_us = found.get("timestamp")
+    if time_us is None:
+        time_us = time_us_of(found.get("message_id"))
+    return chunk_us if time_us is None else time_us
 
 
-def _identified_at(raw: bytes, position: int) -> int | None:
-    """Return the time in the property `message_id` of the list at a position."""
-    if not raw[position + 2] or raw[position + 3] == 0x40:
-        return None
-    return time_us_of(property_text(amqp10.decode_value(raw, position + 3)[0]))
-
-
-def is_time(stamped: Any) -> bool:
-    """Whether the header `relatum_time` holds a time."""
-    return type(stamped) is int and TIME_US_MIN <= stamped <= TIME_US_MAX
-
-
-def moment_us(value: Any) -> int | None:
+def _moment_us(value: Any) -> int | None:
     """The property `timestamp` in microseconds: whole seconds, as everywhere."""
     return (value - _EPOCH) // _SECOND * 1_000_000 if isinstance(value, datetime) else None
 
@@ -188,7 +156,7 @@ def properties_at(raw: bytes, position: int) -> dict[str, Any]:
             else:
                 value, at = amqp10.decode_value(raw, at)
             if place == _CREATED:
-                value = moment_us(value)
+                value = _moment_us(value)
             elif place == _REPLY_TO:
                 value = reply_to_text(value)
             elif type(value) is not str:
@@ -207,7 +175,7 @@ def set_properties(properties: Properties) -> dict[str, Any]:
     """The properties that are set, `timestamp` in microseconds. A priority that no column can hold counts as none."""
     found = {name: value for name in PROPERTY_NAMES if (value := getattr(properties, name)) is not None}
     if "timestamp" in found:
-        found["timestamp"] = moment_us(found["timestamp"])
+        found["timestamp"] = _moment_us(found["timestamp"])
     if not -(2**31) <= found.get("priority", 0) < 2**31:
         del found["priority"]
     return found
@@ -221,6 +189,9 @@ class Lead(NamedTuple):
     """Headers that RabbitMQ 3.13 and later keep as annotations."""
     may_have_type: bool
     """The property `type` may be among the annotations; else it may be among the application properties."""
+
+
+NO_LEAD: Final = Lead({}, {}, False)
 
 
 class HeaderReader:

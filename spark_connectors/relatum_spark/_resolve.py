@@ -7,7 +7,8 @@ between them is read across or jumped over, whichever is cheaper, and only the m
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import count
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -21,7 +22,7 @@ from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, Message, StreamReader, UnreadableRecord
 from relatum_spark._columns import ColumnBuilder
 from relatum_spark._schema import schema
-from relatum_spark._where import Broker, database_url, definitions_of
+from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, open_reader
 
 STRETCH_BITS: Final = 14
 """Offsets that differ in their lowest 14 bits only go to one task: a jump to the next such stretch costs about as much
@@ -57,7 +58,7 @@ def resolve(
     check: Mapping[str, str] | None = None,
     keep_order: bool = False,
     partitions: int | None = None,
-    broker: str | BrokerAddress | Broker | None = None,
+    broker: GivenBroker = None,
     stream_url: str | None = None,
     database: str | None = None,
 ) -> DataFrame:
@@ -101,18 +102,25 @@ def resolve(
         KeyNotDefined: `check` names a key that is not in force.
         ConfigurationError: no broker is named.
 
-    A broker that does not answer within its time-out (`Broker.timeout_s`) fails the task; Spark tries it again.
+    A broker that does not answer within 10 s fails the task; Spark tries it again.
     """
     if not hasattr(df, "schema"):  # a frame, of Spark Connect too
         raise InvalidInput(f"df= takes a DataFrame, not {shown(df)}")
-    offset_column = _offset_column(df.schema, offset_column)
+    if offset_column is None:
+        offset_column = "stream_offset" if "offset" not in df.columns and "stream_offset" in df.columns else "offset"
     checks = dict(check or {})
-    _check_arguments(df.schema, stream_column, offset_column, checks, keep_order=keep_order, partitions=partitions)
+    _check_column(df.schema, offset_column, (LongType, IntegerType, ShortType, ByteType), "an integer")
+    for name in (stream_column, *checks.values()):
+        _check_column(df.schema, name, (StringType,), "text")
+    if partitions is not None:
+        checked_count("partitions", partitions, otherwise=", or None")
+        if keep_order:
+            raise InvalidInput("keep_order=True leaves the rows in their partitions: leave out partitions=")
     added = _added(df.schema, prefix, value=value, headers=headers)
     definitions = definitions_of(database_url(database), checks) if checks else []
     at = df.columns.index
     resolver = Resolver(
-        Broker.of(broker, stream_url),
+        broker_of(broker, stream_url),
         at(stream_column),
         at(offset_column),
         tuple(field.name for field in added),
@@ -147,34 +155,6 @@ def _gathered(df: DataFrame, numbers: list[str], resolver: "Resolver", partition
     return gathered.sortWithinPartitions(stream, offset)
 
 
-# --- what is refused before anything runs -----------------------------------------------------------------
-
-
-def _offset_column(columns: StructType, named: str | None) -> str:
-    if named is not None:
-        return named
-    return "stream_offset" if "offset" not in columns.names and "stream_offset" in columns.names else "offset"
-
-
-def _check_arguments(
-    columns: StructType,
-    stream_column: str,
-    offset_column: str,
-    checks: Mapping[str, str],
-    *,
-    keep_order: bool,
-    partitions: int | None,
-) -> None:
-    _check_column(columns, stream_column, (StringType,), "text")
-    _check_column(columns, offset_column, (LongType, IntegerType, ShortType, ByteType), "an integer")
-    for name in checks.values():
-        _check_column(columns, name, (StringType,), "text")
-    if partitions is not None:
-        checked_count("partitions", partitions, otherwise=", or None")
-    if keep_order and partitions is not None:
-        raise InvalidInput("keep_order=True leaves the rows in their partitions: partitions= cannot be given with it")
-
-
 def _check_column(columns: StructType, name: str, types: tuple[type, ...], what: str) -> None:
     if columns.names.count(name) != 1:
         raise InvalidInput(f"one column {name!r} is needed; there are {', '.join(columns.names)}")
@@ -205,7 +185,7 @@ class Resolver:
     A task opens one connection when it has something to read.
     """
 
-    broker: Broker
+    broker: BrokerAddress
     stream_at: int
     offset_at: int
     """Columns by their numbers."""
@@ -224,7 +204,7 @@ class Resolver:
                 places = self._places(batch)
                 ids = [place for place in places if place is not None]
                 if ids and reader is None:
-                    reader = stack.enter_context(self.broker.open())
+                    reader = stack.enter_context(open_reader(self.broker))
                 yield from self._resolved(reader, batch, places, ids)
 
     def _places(self, batch: pa.RecordBatch) -> list[MessageId | None]:
@@ -241,58 +221,35 @@ class Resolver:
         window = min(len(ids), WINDOW_MESSAGES)
         results = reader.read_many(ids, window=window) if reader is not None else iter(())
         wanted = [(key, batch.column(number).to_pylist()) for key, number in self.checks]
-        part = _Part(self)
+        builder, statuses, start = ColumnBuilder(value=self.value, headers=self.headers), [], 0
         for row, place in enumerate(places):
-            if place is None:
-                part.add(None, None)
-            else:
+            status: str | None = None
+            if place is not None:
                 result = next(results)
                 status = _status_of(result)
-                if isinstance(result, Message) and any(
-                    sought[row] is not None and sought[row] not in key.values_of(result) for key, sought in wanted
-                ):
-                    status = "replaced"
-                part.add(result, status)
-            if part.is_full:
-                yield part.take(batch, row + 1)
-        if len(part):
-            yield part.take(batch, len(places))
+                if isinstance(result, Message):
+                    if any(found[row] is not None and found[row] not in key.values_of(result) for key, found in wanted):
+                        status = "replaced"
+                    if status == "found":
+                        builder.add_message(result)
+            statuses.append(status)
+            if len(statuses) >= BATCH_ROWS or builder.bytes >= BATCH_BYTES:
+                yield self._with_messages(batch.slice(start, len(statuses)), builder.take(), statuses)
+                start, statuses = row + 1, []
+        if statuses:
+            yield self._with_messages(batch.slice(start, len(statuses)), builder.take(), statuses)
 
-
-class _Part:
-    """Rows of a batch that go back to Spark together: those before `stop` that did not go yet."""
-
-    def __init__(self, resolver: Resolver) -> None:
-        self._added = resolver.added
-        self._builder = ColumnBuilder(value=resolver.value, headers=resolver.headers)
-        self._statuses: list[str | None] = []
-        self._indices: list[int | None] = []
-
-    def __len__(self) -> int:
-        return len(self._statuses)
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._statuses) >= BATCH_ROWS or self._builder.bytes >= BATCH_BYTES
-
-    def add(self, result: Any, status: str | None) -> None:
-        self._statuses.append(status)
-        if status == "found":
-            self._indices.append(len(self._builder))
-            self._builder.add_message(result)
-        else:
-            self._indices.append(None)
-
-    def take(self, batch: pa.RecordBatch, stop: int) -> pa.RecordBatch:
-        rows = batch.slice(stop - len(self), len(self))
-        messages = self._builder.take()
-        if messages.num_rows < len(self):
-            messages = messages.take(pa.array(self._indices, pa.int64()))
+    def _with_messages(
+        self, rows: pa.RecordBatch, messages: pa.RecordBatch, statuses: list[str | None]
+    ) -> pa.RecordBatch:
+        """Put the messages that were found beside the rows they are of."""
+        numbers = count()
+        at = [next(numbers) if status == "found" else None for status in statuses]
+        messages = messages.take(pa.array(at, pa.int64()))
         columns = [messages.column(name) for name in messages.schema.names if name not in _PLACE]
-        columns.append(pa.array(self._statuses, pa.string()))
-        fields = [pa.field(name, made.type) for name, made in zip(self._added, columns, strict=True)]
-        self._statuses, self._indices = [], []
-        return pa.RecordBatch.from_arrays([*rows.columns, *columns], schema=pa.schema([*batch.schema, *fields]))
+        columns.append(pa.array(statuses, pa.string()))
+        fields = [pa.field(name, made.type) for name, made in zip(self.added, columns, strict=True)]
+        return pa.RecordBatch.from_arrays([*rows.columns, *columns], schema=pa.schema([*rows.schema, *fields]))
 
 
 def _status_of(result: Message | NotFound | AccessRefused) -> str:

@@ -1,7 +1,7 @@
 """The columns of a stream in Spark, and the same in Arrow."""
 
 from collections.abc import Sequence
-from functools import cache
+from dataclasses import fields
 from typing import Final
 
 import pyarrow as pa
@@ -18,24 +18,13 @@ from pyspark.sql.types import (
 )
 
 from relatum.errors import InvalidInput
+from relatum.reading import Properties
 
-_INTEGERS: Final = ("delivery_mode", "priority")
+PROPERTY_NAMES: Final = tuple(field.name for field in fields(Properties))
+"""The fields of the column `properties`, in order."""
 
-PROPERTY_NAMES: Final = (
-    *("content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to"),
-    *("expiration", "message_id", "timestamp", "type", "user_id", "app_id"),
-)
-"""The fields of the column `properties`, in order: those of `relatum.reading.Properties`."""
-
-PROPERTIES: Final = StructType(
-    [
-        StructField(
-            name, IntegerType() if name in _INTEGERS else TimestampType() if name == "timestamp" else StringType()
-        )
-        for name in PROPERTY_NAMES
-    ]
-)
-
+_KINDS: Final = {"delivery_mode": IntegerType(), "priority": IntegerType(), "timestamp": TimestampType()}
+PROPERTIES: Final = StructType([StructField(name, _KINDS.get(name, StringType())) for name in PROPERTY_NAMES])
 HEADERS: Final = MapType(StringType(), StringType())
 
 _ARROW: Final[dict[DataType, pa.DataType]] = {
@@ -54,37 +43,23 @@ def schema(*, value: bool = True, headers: bool = True, keys: Sequence[str] = ()
     Raises:
         InvalidInput: a key has the name of another column; Spark does not tell upper from lower case.
     """
-    return _schema(value, headers, tuple(keys))
-
-
-def arrow_schema(*, value: bool = True, headers: bool = True, keys: Sequence[str] = ()) -> pa.Schema:
-    """Return the same columns in Arrow, exactly as Spark asks for them. Arguments and errors as of `schema`."""
-    return _arrow_schema(value, headers, tuple(keys))
-
-
-@cache
-def _schema(value: bool, headers: bool, keys: tuple[str, ...]) -> StructType:
-    fields = [
-        StructField("stream", StringType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-    ]
+    kinds: dict[str, DataType] = {"stream": StringType(), "offset": LongType(), "timestamp": TimestampType()}
     if value:
-        fields.append(StructField("value", BinaryType()))
+        kinds["value"] = BinaryType()
     if headers:
-        fields += [StructField("headers", HEADERS), StructField("properties", PROPERTIES)]
+        kinds |= {"headers": HEADERS, "properties": PROPERTIES}
     taken = {"stream", "offset", "timestamp", "value", "headers", "properties"}
     for key in keys:
         if key.lower() in taken:
             raise InvalidInput(f"the key {key!r} cannot be a column: there is another of that name")
         taken.add(key.lower())
-        fields.append(StructField(key, StringType()))
-    return StructType(fields)
+        kinds[key] = StringType()
+    return StructType([StructField(name, kind) for name, kind in kinds.items()])
 
 
-@cache
-def _arrow_schema(value: bool, headers: bool, keys: tuple[str, ...]) -> pa.Schema:
-    return pa.schema([_arrow_field(field) for field in _schema(value, headers, keys).fields])
+def arrow_schema(columns: StructType) -> pa.Schema:
+    """Return the same columns in Arrow, exactly as Spark asks for them."""
+    return pa.schema([_arrow_field(field) for field in columns.fields])
 
 
 def _arrow_field(field: StructField) -> pa.Field:

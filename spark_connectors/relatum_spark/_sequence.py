@@ -62,11 +62,7 @@ _BLOCK_EPOCHS: Final = 1 << EPOCH_BITS
 
 
 def check_names(producer: str, write: str) -> None:
-    """Refuse names that make no reference.
-
-    Raises:
-        InvalidInput: they are too long together.
-    """
+    """Refuse names that are too long together to make a reference."""
     size = len(producer.encode()) + len(write.encode())
     if size > NAME_BYTES_MAX:
         raise InvalidInput(
@@ -75,11 +71,7 @@ def check_names(producer: str, write: str) -> None:
 
 
 def reference_of(producer: str, write: str, task: int, epoch: int) -> str:
-    """The reference a task publishes under.
-
-    Raises:
-        InvalidInput: the task's number is too large.
-    """
+    """The reference a task publishes under; raises `InvalidInput` where there are too many tasks."""
     if task >= TASKS_MAX:
         raise InvalidInput(
             f"a write may have {TASKS_MAX} partitions, this one has number {task}: RabbitMQ remembers too few producers"
@@ -90,13 +82,7 @@ def reference_of(producer: str, write: str, task: int, epoch: int) -> str:
 
 
 class Numbering:
-    """The publishing ids of one task in one stream, in order.
-
-    Args:
-        reference: The reference the task publishes under.
-        epoch: The micro-batch's number, or a batch's `batchId`.
-        stream: The stream's name.
-    """
+    """The publishing ids of one task in one stream, in order; `epoch` is the micro-batch's number, or `batchId`."""
 
     __slots__ = ("_digest", "_epoch", "_message_id", "index", "stream")
 
@@ -114,14 +100,7 @@ class Numbering:
         return f"{self._message_id}{self.index + 1:012x}"
 
     def next(self, content: Iterable[bytes]) -> int:
-        """The publishing id of the next message.
-
-        Args:
-            content: What the user gave of it, encoded, in parts.
-
-        Raises:
-            InvalidInput: the task sends more messages to the stream than can be numbered.
-        """
+        """The publishing id of the next message; `content` is what the user gave of it, encoded, in parts."""
         if self.index == ROWS_MAX:
             raise InvalidInput(
                 f"a task may write {ROWS_MAX} rows to {self.stream!r} at once: use more partitions; nothing was sent"
@@ -136,11 +115,7 @@ class Numbering:
     def resume_after(self, last: int) -> int:
         """The id this run must have and may go on after; 0 where nothing of this epoch was sent before.
 
-        Args:
-            last: The last publishing id of the reference in the stream, 0 for none.
-
-        Raises:
-            Conflict: something of a later epoch was sent before.
+        `last` is the last publishing id of the reference in the stream, 0 for none; a later epoch's is a `Conflict`.
         """
         if last < self._epoch:
             return 0

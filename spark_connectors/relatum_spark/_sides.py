@@ -15,20 +15,19 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import InputPartition
 
 from relatum.checks import checked_count
 from relatum.errors import InvalidInput
 from relatum.limits import TIME_US_MAX
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import BrokerAddress
 from relatum.store.catalog import streams_named
-from relatum_spark._columns import ColumnBuilder
-from relatum_spark._offsets import Slice, slices
-from relatum_spark._options import BYTES_MAX, POLL_TIMEOUT_MS, RECORDS_PER_PARTITION, ROWS_MAX
-from relatum_spark._reading import read_slice
+from relatum_spark._format import BatchReader
+from relatum_spark._options import SourceOptions
 from relatum_spark._resolve import resolve
 from relatum_spark._schema import schema
 from relatum_spark._table import PARTITIONS_MAX, Snapshot, check_recorded, connected, database_of, relationships
-from relatum_spark._where import BROKER_VARIABLE, Broker
+from relatum_spark._where import BROKER_VARIABLE, GivenBroker, broker_of, open_reader
 
 GivenSide: TypeAlias = str | Sequence[str] | DataFrame
 """A stream, a super stream (its partitions), several of them, or a frame with `stream` and `offset` columns."""
@@ -101,7 +100,7 @@ class Inputs:
     """Where a join reads: the arguments of `Where`, checked."""
 
     database: str
-    broker: Broker | None
+    broker: BrokerAddress | None
     """None where none is named, and none is needed."""
     snapshot: Snapshot | None
     partitions: int
@@ -112,7 +111,7 @@ class Inputs:
         *,
         needs_broker: bool,
         database: str | None = None,
-        broker: str | BrokerAddress | Broker | None = None,
+        broker: GivenBroker = None,
         stream_url: str | None = None,
         partitions: int | None = None,
         snapshot: Snapshot | None = None,
@@ -122,13 +121,13 @@ class Inputs:
             checked_count("partitions", partitions, most=PARTITIONS_MAX)
         url = database_of(database, snapshot)
         is_named = broker is not None or bool(os.environ.get(BROKER_VARIABLE))
-        found = Broker.of(broker, stream_url) if needs_broker or is_named else None
+        found = broker_of(broker, stream_url) if needs_broker or is_named else None
         return cls(url, found, snapshot, PARTITIONS if partitions is None else partitions)
 
     @property
     def vhost(self) -> str:
         """The virtual host of the streams: the broker's, `/` where none is named."""
-        return "/" if self.broker is None else self.broker.address.vhost
+        return "/" if self.broker is None else self.broker.vhost
 
     def relations(self, spark: SparkSession, streams: Sequence[str] | None, keys: Sequence[str]) -> DataFrame:
         """Return rows of the table, all of one state, whenever and however often they are used."""
@@ -179,13 +178,15 @@ class Inputs:
             found = resolve(side.places.dropna().distinct(), value=False, headers=False, broker=self.broker)
             messages = found.where(F.col("status") == "found")
         else:
-            with self.broker.open() as reader:
-                parts = _parts(reader, side.names, self.partitions)
-            rows = [(number, part.stream, part.start, part.stop) for number, part in enumerate(parts)]
-            listed = spark.createDataFrame(rows, "number long, stream string, start long, stop long")
-            # By ranges, and not by hashes: each task gets its part and none gets two.
-            spread = listed.repartitionByRange(max(len(parts), 1), "number")
-            messages = spread.mapInArrow(_TimeReader(self.broker), schema(value=False, headers=False))
+            with open_reader(self.broker) as reader:
+                streams = dict.fromkeys(stream for name in side.names for stream in reader.partitions(name) or [name])
+            options = SourceOptions(
+                broker=self.broker, streams=tuple(streams), include_value=False, include_headers=False
+            )
+            source = BatchReader(options, ())
+            parts = tuple(source.partitions())
+            numbers = spark.range(0, len(parts), 1, max(len(parts), 1))
+            messages = numbers.mapInArrow(_TimeReader(source, parts), schema(value=False, headers=False))
         return messages.select(*PLACE, F.unix_micros("timestamp").alias("time_us"))
 
     def with_payloads(
@@ -212,27 +213,15 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class _TimeReader:
-    """What a task that reads times does: slices in, places and times out. Can be pickled."""
+    """What a task that reads times does: a part's number in, places and times out. Can be pickled."""
 
-    broker: Broker
+    source: BatchReader
+    parts: tuple[InputPartition, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        builder = ColumnBuilder(value=False, headers=False)
         for batch in batches:
-            with self.broker.open() as reader:
-                for row in batch.to_pylist():
-                    part = Slice(row["stream"], row["start"], row["stop"])
-                    records = read_slice(reader, part, poll_timeout_s=POLL_TIMEOUT_MS / 1000)
-                    yield from builder.batches(records, rows_max=ROWS_MAX, bytes_max=BYTES_MAX)
-
-
-def _parts(reader: StreamReader, names: Sequence[str], partitions: int) -> list[Slice]:
-    whole = []
-    for stream in dict.fromkeys(stream for name in names for stream in reader.partitions(name) or [name]):
-        first, last = reader.bounds(stream)
-        if first is not None and last is not None:
-            whole.append(Slice(stream, first, last + 1))
-    return slices(whole, max_records=max(RECORDS_PER_PARTITION, sum(map(len, whole)) // partitions))
+            for number in batch.column(0).to_pylist():
+                yield from self.source.read(self.parts[number])
 
 
 def key_columns(keys: Sequence[str]) -> list[str]:

@@ -31,7 +31,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from relatum.errors import ConfigurationError, Conflict, InvalidInput, InvalidRelationshipKey, StreamNotFound
+from relatum.errors import ConfigurationError, Conflict, InvalidInput, InvalidRelationshipKey
 from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import KeyDefinition, SkipReason
 from relatum.publishing import Stamper
@@ -43,10 +43,10 @@ from relatum.superstreams import partition_of
 from relatum.wire import frames
 from relatum_spark._encode import encode_content, is_new_layout
 from relatum_spark._options import SinkOptions, parse_sink_options
-from relatum_spark._planner import Tails
 from relatum_spark._publisher import PUBLISHERS_MAX, Publisher, connect
 from relatum_spark._schema import PROPERTIES
 from relatum_spark._sequence import Numbering, other_rows, reference_of
+from relatum_spark._tails import Tails, no_super_stream
 
 _log: Final = logging.getLogger("relatum.spark")
 
@@ -111,22 +111,16 @@ class Shape:
 def prepare(
     options: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool
 ) -> tuple[SinkOptions, Shape]:
-    """Check a write before any task runs, and ask broker and database once how its rows become messages.
-
-    Raises:
-        InvalidInput, ConfigurationError: options or columns are wrong.
-        StreamNotFound: there is no such stream or super stream.
-        Transient: the broker, or the database where one is named, does not answer.
-    """
+    """Check a write before any task runs, and ask broker and database once how its rows become messages."""
     if overwrite:
         raise InvalidInput('a stream can only be appended to: write with mode("append")')
     parsed = parse_sink_options(options, streaming=streaming)
-    check_columns(schema, parsed)
+    _check_columns(schema, parsed)
     definitions, keys = _keys(parsed)
-    with closing(Tails(parsed.broker, patience_s=parsed.poll_timeout_s if streaming else 0)) as tails:
+    with Tails(parsed, patience_s=parsed.poll_timeout_s if streaming else 0) as tails:
         streams, version, frame_bytes_max = tails.ask(lambda reader: _ask(reader, parsed))
     if not streams:
-        raise StreamNotFound(f"There is no super stream {parsed.super_stream!r}.", stream=parsed.super_stream)
+        raise no_super_stream(parsed.super_stream)
     if len(streams) > PUBLISHERS_MAX:
         raise InvalidInput(f"the super stream has {len(streams)} streams; at most {PUBLISHERS_MAX} can be written to")
     bytes_max = max(1, frame_bytes_max - frames.PUBLISH_BYTES - frames.ENTRY_BYTES) if frame_bytes_max else 0
@@ -140,7 +134,7 @@ def _ask(reader: StreamReader, options: SinkOptions) -> tuple[list[str], str, in
         streams = [options.stream]
     else:
         streams = reader.partitions(options.super_stream or "")
-    with closing(connect(options.broker, options.broker.timeout_s)) as connection:
+    with closing(connect(options)) as connection:
         session = connection.session
         return streams, session.server_properties.get("version", ""), session.send_bytes_max
 
@@ -164,7 +158,7 @@ def _keys(options: SinkOptions) -> tuple[tuple[KeyDefinition, ...], tuple[tuple[
     return tuple(known.values()), tuple(headers)
 
 
-def check_columns(schema: StructType, options: SinkOptions) -> None:
+def _check_columns(schema: StructType, options: SinkOptions) -> None:
     """Refuse columns that are missing, unknown or of a type they cannot have; a key's is `InvalidRelationshipKey`."""
     types = {each.name: each.dataType for each in schema.fields}
     for needed in ("value", options.routing_key):
@@ -243,13 +237,7 @@ class _Writer:
         with closing(Spool(self._shape, numberings)) as spool:
             for batch in batches:
                 spool.add(batch)
-            with Publisher(
-                options.broker,
-                reference,
-                streams,
-                confirm_timeout_s=options.confirm_timeout_s,
-                in_flight_max=options.in_flight_max,
-            ) as publisher:
+            with Publisher(options, reference, streams) as publisher:
                 after = _resume(publisher, numberings, spool)
                 sent = _publish(publisher, spool, after)
         return Published(sent, spool.rows - sent)

@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 import psycopg
 import sqlalchemy as sa
@@ -14,15 +13,19 @@ from pyspark.sql import functions as F
 
 from relatum.checks import checked_count, checked_name, checked_names, shown
 from relatum.errors import ConfigurationError, InvalidInput, StreamNotFound
-from relatum.store.coverage import coverage_of, covered
+from relatum.reading import StreamReader
+from relatum.store.coverage import TIME, coverage_of, covered
 from relatum.store.database import as_engine, make_engine
 from relatum.store.tables import streams
 from relatum.store.translation import translated_errors
-from relatum_spark._cuts import Bound, offset_predicates, predicates_of
+from relatum_consumer import Status
+from relatum_consumer.lookups import Catalog, Servers, evidence
+from relatum_spark._cuts import predicates_of
 from relatum_spark._jdbc import jdbc_options, require_driver
 from relatum_spark._where import database_url, definitions_in
 
-Split = Literal["blocks", "offsets"]
+Bound = tuple[int, int, int, int]
+"""A stream's id, a key's, and offsets [from, to) that are recorded."""
 
 COLUMNS: Final = ("key", "value", "vhost", "stream", "stream_offset", "time")
 
@@ -42,7 +45,6 @@ def relationships(
     keys: str | Sequence[str] | None = None,
     vhost: str | None = None,
     partitions: int = 8,
-    split: Split = "blocks",
     snapshot: "Snapshot | None" = None,
 ) -> DataFrame:
     """Return the relationship table: one row for each key of each recorded message, as in `relatum.relations`.
@@ -58,9 +60,8 @@ def relationships(
         streams: A stream or super stream, or several; None for all. Rows of replaced streams are not read.
         keys: A key or several; None for all in force.
         vhost: The vhost of the streams; None for all.
-        partitions: Tasks that read at once, at most, each by a connection of its own. 1 to 10,000.
-        split: "blocks" cuts the table by place: the fastest. "offsets" cuts it by stream and offset: each task has
-            the rows of neighbouring messages. Both are balanced by rows, whatever a stream's share or gaps.
+        partitions: Tasks that read at once, at most, each by a connection of its own, and each about as many rows,
+            whatever a stream's share or gaps. 1 to 10,000.
         snapshot: Read in this state of the database; the action must run inside its block.
 
     Returns:
@@ -75,8 +76,6 @@ def relationships(
         DatabaseUnavailable: PostgreSQL does not answer.
     """
     checked_count("partitions", partitions, most=PARTITIONS_MAX)
-    if split not in ("blocks", "offsets"):
-        raise InvalidInput(f'split must be "blocks" or "offsets", not {split!r}')
     stream_names, key_names = _names("streams", streams), _names("keys", keys)
     if vhost is not None:
         checked_name("vhost", vhost)
@@ -87,8 +86,7 @@ def relationships(
         stream_ids = _stream_ids(connection, stream_names, vhost)
         key_ids = [definition.key_id for definition in definitions_in(connection, key_names)]
         bounds = _bounds(connection, stream_ids, key_ids)
-        cut = partial(predicates_of, is_steady=snapshot is not None) if split == "blocks" else offset_predicates
-        predicates = cut(connection, stream_ids, key_ids, bounds, partitions)
+        predicates = predicates_of(connection, stream_ids, key_ids, partitions, is_steady=snapshot is not None)
     # For nested loops the planner would scan a part of the table once for each stream and key.
     statements = [*(() if snapshot is None else snapshot.session_statements()), "SET enable_nestloop = off"]
     options["sessionInitStatement"] = "; ".join(statements)
@@ -265,6 +263,27 @@ def check_recorded(names: Iterable[str], known: Sequence[str | None]) -> None:
             raise StreamNotFound(
                 f"no stream {name!r} was recorded: see `relatum record` and `relatum backfill`", stream=name
             )
+
+
+def status_of_missing(
+    reader: StreamReader,
+    connection: sa.Connection,
+    vhost: str,
+    names: Sequence[str],
+    keys: Sequence[str],
+    *,
+    with_time: bool,
+) -> Status:
+    """Return what may be said of a row without relata in these streams; to be asked before the table is read.
+
+    `ABSENT` where it is proven that all they retain is recorded for each of the keys (and, `with_time`, for times);
+    else `NOT_RECORDED_YET` or `UNPROVEN`: there may be one. A connection in a snapshot knows what was recorded then.
+    """
+    servers = Servers(lambda text, given: list(connection.execute(text, given)), lambda: reader)
+    catalog = Catalog(servers, vhost)
+    catalog.check_names(names)
+    key_ids = {catalog.definition(key).key_id for key in keys} | ({TIME} if with_time else set())
+    return evidence(catalog, names, key_ids).status(is_found=False, was_read=False, is_whole=True)
 
 
 def _bounds(connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequence[int]) -> list[Bound]:

@@ -3,9 +3,8 @@
 import gc
 import os
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Final, TypeAlias, TypedDict
 
 import sqlalchemy as sa
 
@@ -23,73 +22,14 @@ BROKER_VARIABLE: Final = "RELATUM_BROKER_URL"
 STREAM_VARIABLE: Final = "RELATUM_STREAM_URL"
 DATABASE_VARIABLE: Final = "RELATUM_DATABASE_URL"
 
-WORKER_REUSED: Final = "SPARK_REUSE_WORKER"
+TIMEOUT_S: Final = 10.0
+"""Seconds a task waits for one answer of the broker."""
+
+_WORKER_REUSED: Final = "SPARK_REUSE_WORKER"
 """Spark sets this variable in Python workers that run more than one task."""
 
-
-@dataclass(frozen=True, slots=True)
-class Broker:
-    """A broker's address, login and TLS files. Can be pickled: each task opens its own connection.
-
-    Neither `repr` nor errors show the password.
-
-    Attributes:
-        address: The broker's addresses, user and password.
-        tls_ca_file: The certificate authorities to trust: a file that exists on every node, or PEM text; None for those
-            of the URL, else the system's.
-        tls_certificate_file: The client's certificate, a file or PEM text; None for the URL's, if any.
-        tls_key_file: Its key, a file or PEM text; None where it is in the certificate's file.
-        timeout_s: Seconds without an answer after which a call raises `ReadTimeout`.
-        tls_key_password: The key's password.
-        auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None for the
-            URL's, else PLAIN.
-    """
-
-    address: BrokerAddress
-    tls_ca_file: str | None = field(default=None, repr=False)
-    tls_certificate_file: str | None = field(default=None, repr=False)
-    tls_key_file: str | None = field(default=None, repr=False)
-    timeout_s: float = 10.0
-    tls_key_password: str | None = field(default=None, repr=False)
-    auth_mechanism: str | None = None
-
-    @classmethod
-    def of(cls, broker: "str | BrokerAddress | Broker | None", stream_url: str | None = None) -> "Broker":
-        """Return the broker that an argument names, else the one of RELATUM_BROKER_URL (and RELATUM_STREAM_URL).
-
-        Raises:
-            ConfigurationError: neither names one, or the URL cannot be read.
-        """
-        if isinstance(broker, Broker):
-            return broker
-        if isinstance(broker, BrokerAddress):
-            return cls(broker)
-        if broker is None:
-            broker = os.environ.get(BROKER_VARIABLE)
-            stream_url = stream_url or os.environ.get(STREAM_VARIABLE)
-        if not broker:
-            raise ConfigurationError(f"which RabbitMQ? Give the broker's URL or set {BROKER_VARIABLE}")
-        return cls(BrokerAddress.parse(broker, stream_url))
-
-    def open(self) -> StreamReader:
-        """Open a connected reader. Errors as of `StreamReader.open`."""
-        spare_collections()
-        return StreamReader.open(self.logged_in(), timeout_s=self.timeout_s)
-
-    def logged_in(self) -> BrokerAddress:
-        """Return the address with these options of logging in.
-
-        Raises:
-            ConfigurationError: the options contradict each other, or the URL has no TLS.
-        """
-        given: dict[str, Any] = {
-            "ca": self.tls_ca_file,
-            "certificate": self.tls_certificate_file,
-            "key": self.tls_key_file,
-            "key_password": self.tls_key_password,
-            "mechanism": self.auth_mechanism and self.auth_mechanism.upper(),
-        }
-        return self.address.logging_in(**{name: value for name, value in given.items() if value is not None})
+GivenBroker: TypeAlias = str | BrokerAddress | None
+"""A broker's URL, its address, or None for that of the environment."""
 
 
 class Where(TypedDict, total=False):
@@ -105,10 +45,27 @@ class Where(TypedDict, total=False):
     """
 
     database: str | None
-    broker: str | BrokerAddress | Broker | None
+    broker: GivenBroker
     stream_url: str | None
     partitions: int | None
     snapshot: "Snapshot | None"
+
+
+def broker_of(broker: GivenBroker, stream_url: str | None = None) -> BrokerAddress:
+    """Return the broker that an argument names, else that of RELATUM_BROKER_URL, or raise `ConfigurationError`."""
+    if isinstance(broker, BrokerAddress):
+        return broker
+    if broker is None:
+        broker, stream_url = os.environ.get(BROKER_VARIABLE), stream_url or os.environ.get(STREAM_VARIABLE)
+    if not broker:
+        raise ConfigurationError(f"which RabbitMQ? Give the broker's URL or set {BROKER_VARIABLE}")
+    return BrokerAddress.parse(broker, stream_url)
+
+
+def open_reader(broker: BrokerAddress, timeout_s: float = TIMEOUT_S) -> StreamReader:
+    """Open a connected reader. Errors as of `StreamReader.open`."""
+    spare_collections()
+    return StreamReader.open(broker, timeout_s=timeout_s)
 
 
 def database_url(database: str | None) -> str:
@@ -138,11 +95,11 @@ def definitions_in(connection: sa.Connection, names: Collection[str] | None) -> 
 
 @cache
 def spare_collections() -> None:
-    """Keep the objects a Spark worker has loaded out of garbage collections; does nothing in other processes.
+    """Run `gc.freeze()` once in a Spark worker that is used again; does nothing in other processes.
 
     Spark collects all garbage after each task, before the next one may begin (`pyspark/daemon.py`). With pandas,
     SQLAlchemy and this package that looks at 140,000 objects for 60 ms, nearly all of them modules and functions.
     """
-    if os.environ.get(WORKER_REUSED):
+    if os.environ.get(_WORKER_REUSED):
         gc.collect()
         gc.freeze()

@@ -34,7 +34,6 @@ from relatum.recording import Recorder
 from relatum.store.database import make_engine
 from relatum.superstreams import declare_super_stream, describe_super_stream
 from relatum_consumer import AsyncRelations, Relations
-from relatum_spark import Broker as SparkBroker
 from tests.support import declare_stream, publish_plain, record, unique_name, wait_until
 from tests.support.databases import Databases
 from tests.support.tls import KEY_PASSWORD, TlsBroker
@@ -211,8 +210,10 @@ def _super_streams(_world: World, url: str, options: dict[str, Any]) -> None:
 
 
 def _spark_source(_world: World, url: str, options: dict[str, Any]) -> None:
-    with SparkBroker.of(url).open() as reader:
-        assert reader.read(STREAM, 0).body == b"first"
+    source = DefaultSource({"broker": url, "stream": STREAM})
+    reader = source.reader(source.schema())
+    rows: Any = reader.read(reader.partitions()[0])
+    assert next(rows)["value"][0].as_py() == b"first"
 
 
 def _spark_sink(_world: World, url: str, options: dict[str, Any]) -> None:

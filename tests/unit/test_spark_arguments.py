@@ -62,7 +62,6 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], str, list[Any]]] = [
     (relatum_spark.relationships, TABLE, "keys", NAMES),
     (relatum_spark.relationships, TABLE, "vhost", [True, 1.5, b"x", "", []]),
     (relatum_spark.relationships, TABLE, "partitions", COUNTS),
-    (relatum_spark.relationships, TABLE, "split", ["rows"]),
     (relatum_spark.relationships, TABLE, "snapshot", OTHERS),
     (relatum_spark.resolve, {"df": None, "broker": BROKER}, "df", [None, *OTHERS]),
     (relatum_spark.Enrichment, ENRICHMENT, "to", [[], [1]]),

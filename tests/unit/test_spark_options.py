@@ -159,12 +159,13 @@ def test_options_hide_credentials_and_travel() -> None:
 
 
 def test_broker_options() -> None:
-    """The files of TLS and the patience of connecting; a task that waits less connects within less."""
-    broker = parsed(broker="amqps://u@h", tlsCaFile="/ca", tlsCertificateFile="/c", tlsKeyFile="/k").broker
-    assert (broker.tls_ca_file, broker.tls_certificate_file, broker.tls_key_file) == ("/ca", "/c", "/k")
-    assert broker.timeout_s == 10.0
-    assert parsed(pollTimeoutMs="2000").broker.timeout_s == 2.0
-    assert parsed(streamUrl="rabbitmq-stream://h:7").broker.address.stream_port == 7
+    """The files of TLS come with the URL; a task that waits less connects within less."""
+    options = parsed(broker="amqps://u@h?cacertfile=/ca&certfile=/c&keyfile=/k")
+    login = options.broker.login
+    assert (login.ca, login.certificate, login.key) == ("/ca", "/c", "/k")
+    assert options.timeout_s == 10.0
+    assert parsed(pollTimeoutMs="2000").timeout_s == 2.0
+    assert parsed(streamUrl="rabbitmq-stream://h:7").broker.stream_port == 7
 
 
 # --- the sink ---------------------------------------------------------------------------------------------

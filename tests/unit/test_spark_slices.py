@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.keys import KeyDefinition
+from relatum.reading import BrokerAddress
 from relatum.recording import Plan, Segment
 from relatum.store.catalog import StreamRow
 
 pytest.importorskip("pyspark")
 
-from relatum_spark import Broker
 from relatum_spark._backfill import Filling, cut
-from relatum_spark._cuts import block_ranges, page_cuts, place_cuts, place_ranges
+from relatum_spark._cuts import cuts_of, ranges
 from relatum_spark._offsets import Slice, plan_end, slices
 
 # --- offsets ----------------------------------------------------------------------------------------------
@@ -144,7 +144,9 @@ def test_the_work_of_the_tasks_can_be_pickled_and_shows_no_credentials() -> None
     """It travels to executors; nobody prints a password with it."""
     plan = plan_of("s", Segment(0, 5, frozenset([1])))
     tasks = [[part] for part in cut([plan], at_once=2, slice_offsets=1)]
-    work = Filling(Broker.of("amqp://me:secret@broker/"), "postgresql://me:secret@db/x", {"s": plan}, tasks, 50.0)
+    work = Filling(
+        BrokerAddress.parse("amqp://me:secret@broker/"), "postgresql://me:secret@db/x", {"s": plan}, tasks, 50.0
+    )
     assert pickle.loads(pickle.dumps(work)) == work
     assert "secret" not in repr(work)
 
@@ -158,63 +160,57 @@ def met(conditions: list[str], **names: int) -> int:
     return sum(eval(text.replace("AND", "and").replace("OR", "or"), {"true": True} | names) for text in plain)
 
 
-@given(
-    rows=st.lists(st.integers(0, 200), min_size=1, max_size=60),
-    parts=st.integers(1, 20),
-    pages_each=st.integers(1, 50),
-)
-def test_cuts_of_pages_are_in_order_and_inside(rows: list[int], parts: int, pages_each: int) -> None:
-    """Whatever the sample shows, even nothing, there are at most as many parts as asked for, and none is empty."""
-    pages = len(rows) * pages_each
-    cuts = page_cuts(pages, [(at * pages_each, count) for at, count in enumerate(rows)], parts)
+PLACES = st.tuples(st.integers(1, 4), st.integers(0, 50))
+
+
+@given(rows=st.dictionaries(PLACES, st.integers(0, 200), max_size=60), parts=st.integers(1, 20))
+def test_cuts_share_rows_out_evenly(rows: dict[tuple[int, int], int], parts: int) -> None:
+    """Whatever was seen, even nothing: cuts are in order, and each part has its share, but for a place."""
+    seen = sorted(rows.items())
+    cuts = cuts_of(seen, parts)
+    assert cuts == sorted(set(cuts))
     assert len(cuts) < parts
-    assert all(low < high for low, high in pairwise([0, *cuts, pages]))
+    share, largest = sum(rows.values()) / parts, max(rows.values(), default=0)
+    edges = [(0, 0), *cuts, (9, 9)]
+    for low, high in pairwise(edges):
+        assert low == (0, 0) or low in rows
+        assert sum(count for place, count in seen if low <= place < high) <= share + largest
 
 
 @given(
-    places=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 50)), max_size=60),
-    looked_for=st.tuples(st.integers(1, 5), st.integers(0, 60)),
+    places=st.dictionaries(PLACES, st.integers(0, 3), max_size=60),
+    looked_for=st.tuples(st.integers(1, 4), st.integers(0, 60)),
     parts=st.integers(1, 8),
 )
 def test_each_place_is_in_exactly_one_range(
-    places: list[tuple[int, int]], looked_for: tuple[int, int], parts: int
+    places: dict[tuple[int, int], int], looked_for: tuple[int, int], parts: int
 ) -> None:
-    """Also places that nobody saw when the cuts were made."""
-    conditions = place_ranges(place_cuts(sorted(places), parts))
-    assert met(conditions, stream_id=looked_for[0], stream_offset=looked_for[1]) == 1
-    assert len(conditions) <= parts
-
-
-@given(
-    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
-    numbers=st.sets(st.integers(0, 40), max_size=8),
-    looked_for=st.tuples(st.integers(0, 4), st.integers(0, 20)),
-)
-def test_each_page_is_in_exactly_one_range(sizes: list[int], numbers: set[int], looked_for: tuple[int, int]) -> None:
-    """Also those behind the last one that a part had when the cuts were made."""
-    extents = [(2 * at, size) for at, size in enumerate(sizes)]
-    conditions = block_ranges(extents, sorted(number for number in numbers if 0 < number < sum(sizes)))
-    assert met(conditions, part=2 * (looked_for[0] % len(sizes)), place=looked_for[1]) == 1
+    """Also places that nobody saw when the cuts were made, such as pages behind the last one of a part."""
+    cuts = cuts_of(sorted(places.items()), parts)
+    for value in ("{}", "'({},0)'::tid"):
+        conditions = ranges([1, 2, 3, 4], cuts, "part", "place", value)
+        assert met(conditions, part=looked_for[0], place=looked_for[1]) == 1
+        assert len(conditions) <= parts
 
 
 @pytest.mark.parametrize(
-    ("extents", "cuts", "ranges"),
+    ("parts", "cuts", "conditions"),
     [
         ([], [], ["true"]),
         (
-            [(0, 4), (1, 4), (5, 4)],
-            [2, 8, 10],
+            [0, 1, 5],
+            [(0, 2), (5, 0), (5, 2)],
             [
                 "part = 0 AND place < '(2,0)'::tid",
-                "part = 0 AND place >= '(2,0)'::tid OR part = 1",
-                "part = 5 AND place < '(2,0)'::tid",
+                "part = 0 AND place >= '(2,0)'::tid OR part = 1 OR part = 5 AND place < '(0,0)'::tid",
+                "part = 5 AND place >= '(0,0)'::tid AND place < '(2,0)'::tid",
                 "part = 5 AND place >= '(2,0)'::tid",
             ],
         ),
     ],
 )
-def test_ranges_of_blocks_are_of_one_part_where_they_can_be(
-    extents: list[tuple[int, int]], cuts: list[int], ranges: list[str]
+def test_ranges_are_of_one_part_where_they_can_be(
+    parts: list[int], cuts: list[tuple[int, int]], conditions: list[str]
 ) -> None:
-    """Pages that are added to a part while tasks run belong to its last range."""
-    assert block_ranges(extents, cuts) == ranges
+    """PostgreSQL then reads the pages of a range and no others."""
+    assert ranges(parts, cuts, "part", "place", "'({},0)'::tid") == conditions

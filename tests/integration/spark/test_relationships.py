@@ -4,7 +4,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import count, pairwise
+from itertools import count
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from tests.support.plans import filled_database
 
 ROWS = 40_000
 PARTITIONS = 8
-SPLITS = ["blocks", "offsets"]
 TASKS = 4
 """Tasks that read one after the other, while rows are moved."""
 
@@ -93,21 +92,17 @@ def _rows(frame: DataFrame) -> list[tuple[Any, ...]]:
     return sorted((tuple(row) for row in plain.collect()), key=itemgetter(0, 1, 3, 4))
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_partitions_are_balanced(spark: SparkSession, skewed: str, split: Any) -> None:
+def test_partitions_are_balanced(spark: SparkSession, skewed: str) -> None:
     """The largest of 8 has at most 1.2 times the rows of the smallest, whatever the skew, the hole and empty pages.
 
-    All rows are those of the view, to the microsecond. Split by offsets, each partition has its own range of a stream.
+    All rows are those of the view, to the microsecond.
     """
-    frame = relatum_spark.relationships(spark, database=skewed, partitions=PARTITIONS, split=split).cache()
+    frame = relatum_spark.relationships(spark, database=skewed, partitions=PARTITIONS).cache()
     counted = frame.groupBy(F.spark_partition_id()).agg(F.count("*").alias("rows")).collect()
     sizes = [row["rows"] for row in counted]
     assert len(sizes) == PARTITIONS
     assert max(sizes) <= 1.2 * min(sizes), sizes
     assert _rows(frame) == _view(skewed), "nothing of replaced streams and removed keys"
-    hot = frame.where("stream = 'hot'").groupBy(F.spark_partition_id())
-    spans = sorted((low, high) for _, low, high in hot.agg(F.min("stream_offset"), F.max("stream_offset")).collect())
-    assert split == "blocks" or all(high < low for (_, high), (low, _) in pairwise(spans))
     frame.unpersist()
 
 
@@ -115,10 +110,9 @@ def test_streams_keys_and_times_are_chosen(spark: SparkSession, skewed: str) -> 
     """By name, a super stream by its own name too; a time means the same in whatever time zone the session has."""
     chosen: list[tuple[dict[str, Any], str]] = [
         ({"keys": "host"}, "key = 'host'"),
-        ({"streams": "s", "split": "offsets"}, "stream LIKE 's-_'"),
+        ({"streams": "s"}, "stream LIKE 's-_'"),
         ({"streams": ["s-1", "hot"], "keys": ["order_id"]}, "stream IN ('s-1', 'hot') AND key = 'order_id'"),
         ({"streams": "empty"}, "false"),
-        ({"streams": "empty", "split": "offsets"}, "false"),
         ({"vhost": "/nowhere"}, "false"),
         ({"vhost": "/", "streams": "s-2", "partitions": 1, "keys": ["host", "order_id"]}, "stream = 's-2'"),
     ]

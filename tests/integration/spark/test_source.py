@@ -36,7 +36,6 @@ from relatum.errors import (
 from relatum.reading import StreamReader
 from relatum.store.catalog import add_keys
 from relatum.superstreams import Layout
-from relatum_spark import Broker
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name, wait_until
 from tests.support._streams import Plain
 from tests.support.place import Place
@@ -165,10 +164,11 @@ def test_workers_are_used_again_and_run_what_is_compiled(spark: SparkSession, am
 
     A worker leaves what it has loaded out of garbage collections; the driver's program decides on its own ones.
     """
+    options = {"broker": amqp_url, "stream": "s"}
 
     def seen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            Broker.of(amqp_url).open().close()
+            DefaultSource(options).schema()
             again, spared = "SPARK_REUSE_WORKER" in os.environ, gc.get_freeze_count() > 10_000
             file = relatum.wire._chunk.__file__
             yield pa.RecordBatch.from_pydict({"again": [again], "spared": [spared], "file": [file]})
@@ -178,7 +178,7 @@ def test_workers_are_used_again_and_run_what_is_compiled(spark: SparkSession, am
         (True, True, relatum.wire._chunk.__file__)
     ]
     before = gc.get_freeze_count()
-    Broker.of(amqp_url).open().close()
+    DefaultSource(options).schema()
     assert gc.get_freeze_count() == before
 
 

@@ -1,0 +1,220 @@
+# ruff: noqa: N802 (the names are Spark's)
+"""What Spark calls of a streaming query, and how its micro-batches are planned.
+
+An offset is `{stream: next offset to read}`. Spark's checkpoint is the only truth: nothing is stored elsewhere, and
+what is kept between two calls only saves a question. Three rules make every replay read the same:
+
+- A stream that appears, or begins anew, enters a batch with nothing to read, at its first offset; the next batch
+  reads on from there. So a range never depends on what the checkpoint does not hold.
+- A range that goes backwards is empty.
+- The first batch of a query reads nothing of a stream that begins at its end: the checkpoint does not hold where the
+  first batch began, and the end is elsewhere when the batch is replayed.
+
+Spark calls everything but `read` in one planner process on the driver. `commit` does not come for the last batch and
+`stop` may not come at all: nothing depends on either.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from relatum.errors import OffsetNotFound, RelatumError, StreamNotFound, StreamReplaced
+from relatum.keys import KeyDefinition
+from relatum.limits import INTEGER_MAX
+from relatum.reading import StreamBounds
+from relatum_spark._offsets import Slice, plan_end, slices
+from relatum_spark._options import SourceOptions
+from relatum_spark._reading import Part, read_part
+from relatum_spark._tails import Tails, check_named, expired, no_super_stream
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+
+    HAS_ADMISSION = True
+else:
+    try:
+        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+        HAS_ADMISSION = True
+    except ImportError:  # Spark 4.1
+        SupportsTriggerAvailableNow = object
+        HAS_ADMISSION = False
+
+_log: Final = logging.getLogger("relatum.spark")
+
+Offset = dict[str, int]
+"""The next offset to read, by stream."""
+
+
+class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a streaming query. Can be pickled; a copy begins without what the planner process knows."""
+
+    def __init__(self, options: SourceOptions, keys: Sequence[KeyDefinition]) -> None:
+        self._options = options
+        self._keys = tuple(keys)
+        self._tails = Tails(options, patience_s=options.poll_timeout_s)
+        self._initial: Offset | None = None
+        self._held: Offset = {}
+        """Where streams that begin at their end began: the first batch reads nothing of them."""
+        self._position: Offset | None = None
+        self._target: Offset | None = None
+        self._bounds: dict[str, StreamBounds | None] = {}
+        """The ends of streams as they were last seen; None for one that does not exist."""
+        self._emptied: set[str] = set()
+        self._remedy = "; set failOnDataLoss to false to go on without" if options.fail_on_data_loss else ""
+        if options.max_offsets_per_trigger is not None and not HAS_ADMISSION:
+            _log.warning(
+                "Spark before 4.2 does not tell a source which trigger a query has: with maxOffsetsPerTrigger, a run "
+                "with availableNow or once ends after one batch of at most %d offsets",
+                options.max_offsets_per_trigger,
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self._options, self._keys))
+
+    # --- where a query begins -----------------------------------------------------------------------------
+
+    def initialOffset(self) -> Offset:
+        """Return where a new query begins; asked for more than once, and again when the first batch is replayed."""
+        if self._initial is None:
+            bounds = self._ask_listed({})
+            check_named(self._options, list(bounds))
+            if not bounds:
+                raise no_super_stream(self._options.super_stream)
+            self._initial = {stream: self._begin(stream, found) for stream, found in bounds.items()}
+        return dict(self._initial)
+
+    def _begin(self, stream: str, bounds: StreamBounds | None) -> int:
+        """Return where to begin with a stream; one that begins at its end is held there for the first batch."""
+        found, options = self._tails.existing(stream, bounds), self._options
+        allowed = options.is_latest_allowed
+        begin = self._tails.offset_of(stream, options.starting, found, is_latest_allowed=allowed)
+        if begin is None:
+            begin = self._held[stream] = found.end if self._target is None else self._target.get(stream, found.end)
+        elif begin > found.end:
+            raise OffsetNotFound(
+                f"offset {begin} lies beyond the end of the stream {stream!r}, which is {found.end}: begin with an "
+                "offset up to that, or with latest",
+                stream=stream,
+                offset=begin,
+                last=found.last,
+            )
+        return begin
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Take the streams' ends of now as all there is. Since Spark 4.2, before everything else."""
+        self._target = {stream: found.end for stream, found in self._ask_listed({}).items() if found is not None}
+
+    def getDefaultReadLimit(self) -> "ReadLimit":
+        """Return the limit that Spark passes to `latestOffset`. Since Spark 4.2."""
+        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+        limit = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    # --- where a batch ends -------------------------------------------------------------------------------
+
+    def latestOffset(self, start: Offset | None = None, limit: "ReadLimit | None" = None) -> Offset:
+        """Return where the next batch ends; asked at every trigger.
+
+        Spark 4.1 gives neither start nor limit: the batch then begins where the last one planned ended.
+        """
+        if start is None:
+            start = self.initialOffset() if self._position is None else self._position
+        self._bounds = self._ask_listed(start)
+        most = getattr(limit, "max_rows", None) if HAS_ADMISSION else self._options.max_offsets_per_trigger
+        self._position = self._end(start, most)
+        return dict(sorted(self._position.items()))
+
+    def _end(self, start: Offset, limit: int | None) -> Offset:
+        held, self._held = self._held, {}
+        begins, ends, kept = {}, {}, {stream: start[stream] for stream in start.keys() - self._bounds.keys()}
+        for stream, bounds in self._bounds.items():
+            if stream not in start:
+                if bounds is not None or self._options.fail_on_data_loss:
+                    kept[stream] = self._tails.existing(stream, bounds).first or 0
+            elif bounds is None:
+                self._lost(StreamNotFound(f"the stream {stream!r} was deleted{self._remedy}", stream=stream))
+            elif bounds.last is None:
+                kept[stream] = start[stream]
+                self._emptied.add(stream)
+            elif self._begins_anew(stream, start[stream], bounds):
+                message = (
+                    f"the stream {stream!r} was read up to {start[stream] - 1}, but now has offsets {bounds.first} to "
+                    f"{bounds.last}: it was declared again or lost its tail{self._remedy}"
+                )
+                self._lost(StreamReplaced(message, stream=stream))
+                kept[stream] = bounds.first or 0
+            else:
+                first = bounds.first or 0
+                if first > start[stream]:
+                    self._lost(expired(Slice(stream, start[stream], first), first, self._remedy))
+                begins[stream] = max(first, start[stream])
+                ends[stream] = min(bounds.end, self._allowed(stream, start[stream], held))
+        return kept | plan_end(begins, ends, limit)
+
+    def _begins_anew(self, stream: str, start: int, bounds: StreamBounds) -> bool:
+        """Whether it is not the stream that was read: it ends before, or was seen empty and begins before.
+
+        A stream that retention emptied goes on behind what it had, whatever is written to it next.
+        """
+        was_empty = stream in self._emptied
+        self._emptied.discard(stream)
+        return bounds.end < start or (was_empty and (bounds.first or 0) < start)
+
+    def _allowed(self, stream: str, start: int, held: Offset) -> int:
+        """Return how far a stream may be read, however much there is."""
+        frozen = INTEGER_MAX if self._target is None else self._target.get(stream, start)
+        return min(frozen, held[stream]) if held.get(stream) == start else frozen
+
+    def _lost(self, error: RelatumError) -> None:
+        if self._options.fail_on_data_loss:
+            raise error
+        _log.warning("going on after a loss: %s", error)
+
+    def reportLatestOffset(self) -> Offset | None:
+        """Return the end of each stream, for the progress of the query. Since Spark 4.2, after `latestOffset`."""
+        ends = {stream: bounds.end for stream, bounds in self._bounds.items() if bounds is not None}
+        return dict(sorted(ends.items())) or None
+
+    # --- what its tasks read ------------------------------------------------------------------------------
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """Return the slices of a batch, replayed ones too. Spark 4.1 also tells where a query goes on by it."""
+        self._position, options = end, self._options
+        ranges = [Slice(stream, start[stream], stop) for stream, stop in sorted(end.items()) if stream in start]
+        if not options.fail_on_data_loss:
+            ranges = [self._left(each) for each in ranges if len(each)]
+        cut = slices(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
+        return [InputPartition(Part(wanted)) for wanted in cut]
+
+    def _left(self, wanted: Slice) -> Slice:
+        """Leave out of a range what is known to be lost, so that no task is made for it."""
+        stream = wanted.stream
+        if stream not in self._bounds:
+            self._bounds[stream] = self._tails.bounds(stream, read_to=wanted.start)
+        bounds = self._bounds[stream]
+        first = wanted.stop if bounds is None else bounds.first or 0
+        return Slice(stream, max(wanted.start, first), wanted.stop)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a slice; runs in a task."""
+        return read_part(self._options, self._keys, partition.value)
+
+    def _ask_listed(self, start: Offset) -> dict[str, StreamBounds | None]:
+        """Ask for the ends of the streams named; of a super stream also of those that were taken out of it."""
+        listed = list(self._options.streams)
+        if self._options.super_stream is not None:
+            listed = list(dict.fromkeys((*self._tails.partitions(self._options.super_stream), *start)))
+        # Of a stream that is known to have lain empty, nothing is doubtful.
+        return {
+            stream: self._tails.bounds(stream, read_to=None if stream in self._emptied else start.get(stream))
+            for stream in listed
+        }
+
+    def stop(self) -> None:
+        """Close the connection, where Spark asks for it."""
+        self._tails.close()

@@ -1,0 +1,152 @@
+"""What the broker says of streams when a read is planned: where they end, and where in them a read begins."""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from relatum.errors import InvalidInput, OffsetExpired, RelatumError, StreamNotFound, Transient
+from relatum.reading import StreamBounds, StreamReader
+from relatum.waiting import Outages
+from relatum_spark._offsets import Slice
+from relatum_spark._options import EARLIEST, LATEST, Options, Place, SourceOptions
+
+_log: Final = logging.getLogger("relatum.spark")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+_PAUSE_S_MIN: Final = 0.1
+_PAUSE_S_MAX: Final = 2.0
+"""Between two attempts to reach a broker that is away."""
+
+_CONFIRM_S: Final = 2.0
+"""For how long a stream must be missing, empty or shorter than it was, to be believed: a broker that has just started,
+and a replica that lags, say so of streams in good health."""
+
+_QUESTION: Final = "asking where streams end"
+
+_Result = TypeVar("_Result")
+
+
+class Tails:
+    """Asks a broker about streams over one connection that is kept between questions.
+
+    A question is repeated for `patience_s` while the broker is away.
+    """
+
+    def __init__(self, options: Options, *, patience_s: float = 0.0) -> None:
+        self._options = options
+        self._patience_s = patience_s
+        self._reader: StreamReader | None = None
+        self._outages = Outages(_log, broker=str(options.broker))
+
+    def ask(self, question: Callable[[StreamReader], _Result]) -> _Result:
+        """Return the answer to a question; raises `Transient` where the broker was away for `patience_s`."""
+        limit, pause_s = time.monotonic() + self._patience_s, _PAUSE_S_MIN
+        try:
+            while True:
+                try:
+                    if self._reader is None:
+                        self._reader = self._options.open_reader()
+                    answer = question(self._reader)
+                except Transient as error:
+                    self.close()
+                    if time.monotonic() + pause_s > limit:
+                        raise
+                    self._outages.failed(_QUESTION, error)
+                else:
+                    self._outages.over(_QUESTION)
+                    return answer
+                time.sleep(pause_s)
+                pause_s = min(_PAUSE_S_MAX, 2 * pause_s)
+        except BaseException:
+            self._outages.forget(_QUESTION)
+            raise
+
+    def partitions(self, super_stream: str) -> list[str]:
+        """Return the streams of a super stream; none where there is no such super stream."""
+        return self.ask(lambda reader: reader.partitions(super_stream))
+
+    def bounds(self, stream: str, *, read_to: int | None = None) -> StreamBounds | None:
+        """Return the first and the last offset; None where there is no such stream.
+
+        Where the stream is missing or ends before `read_to`, it is asked for again for `_CONFIRM_S`.
+        """
+        doubted_at: float | None = None
+        while True:
+            found: StreamBounds | None = None
+            with suppress(StreamNotFound):
+                found = self.ask(lambda reader: reader.bounds(stream))
+            if read_to is None or (found is not None and found.end >= read_to):
+                return found
+            now = time.monotonic()
+            if doubted_at is None:
+                doubted_at = now
+            elif now - doubted_at > _CONFIRM_S:
+                return found
+            self.close()
+            time.sleep(_PAUSE_S_MIN)
+
+    def existing(self, stream: str, bounds: StreamBounds | None) -> StreamBounds:
+        """Return the bounds of a stream, or raise `StreamNotFound`, which says where the name is a super stream's."""
+        if bounds is not None:
+            return bounds
+        partitions: list[str] = []
+        with suppress(RelatumError):
+            partitions = self.ask(lambda reader: reader.partitions(stream))
+        hint = f"; {stream!r} is a super stream: give it as the option superStream" if partitions else ""
+        raise StreamNotFound(f"there is no stream {stream!r}{hint}", stream=stream)
+
+    def offset_of(self, stream: str, place: Place, bounds: StreamBounds, *, is_latest_allowed: bool) -> int | None:
+        """Return the offset of a place in a stream; None for the end of the stream."""
+        number = place.of(stream)
+        if not place.is_moment:
+            return None if number == LATEST else (bounds.first or 0) if number == EARLIEST else number
+        moment = _EPOCH + timedelta(milliseconds=number)
+        message = self.ask(lambda reader: next(reader.iterate(stream, moment), None))
+        if message is not None:
+            return message.offset
+        if is_latest_allowed:
+            return None
+        raise InvalidInput(
+            f"nothing was written to the stream {stream!r} at or after {moment}; set"
+            " startingOffsetsByTimestampStrategy to latest to begin at its end"
+        )
+
+    def close(self) -> None:
+        """Close the connection; the next question opens another."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+
+def check_named(options: SourceOptions, streams: list[str]) -> None:
+    """Refuse offsets and moments of streams that are not read."""
+    for place in (options.starting, options.ending):
+        for stream in () if isinstance(place.number, int) else place.number:
+            if stream not in streams:
+                raise InvalidInput(f"option {place.option}: the stream {stream!r} is not among those read")
+
+
+def no_super_stream(name: str | None) -> StreamNotFound:
+    """Return the error for a super stream that does not exist."""
+    return StreamNotFound(f"there is no super stream {name!r}", stream=name)
+
+
+def expired(lost: Slice, first: int, remedy: str = "") -> OffsetExpired:
+    """Return the error for offsets that retention has dropped; `first` is the first one available."""
+    return OffsetExpired(
+        f"retention has dropped the offsets {lost.start} to {lost.stop - 1} of the stream {lost.stream!r}; "
+        f"the first one available is {first}{remedy}",
+        stream=lost.stream,
+        offset=lost.start,
+        first=first,
+    )
