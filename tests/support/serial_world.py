@@ -555,7 +555,8 @@ class World:
         """Take the fence's epoch, unless that was done."""
         if not row.step.fence_epoch:
             fence = self.next_epoch()
-            row.step = replace(row.step, fence_epoch=fence, epoch=self.next_epoch() if row.step.aborting else fence)
+            epoch = self.next_epoch() if row.step.aborting else fence
+            row.step = replace(row.step, fence_epoch=fence, epoch=epoch, attempt=row.step.attempt + 1)
             for context in row.step.names:
                 self.opening_of[context, fence] = self.openings[context]
         return row.step

@@ -87,12 +87,13 @@ TAKE_ABANDONED: Final = sql(f"""
     RETURNING move_id""")
 
 # The epochs are taken one behind the other: of an aborted move the marker is behind the fence in the same partition,
-# and above it.
+# and above it. The attempt is raised: a mover of release 0.4 may have published a fence of epoch 0, and where that lies
+# is not where this one will.
 _LET_FENCE: Final = sql("""
     WITH fence AS (SELECT nextval('relatum.placement_epochs') AS epoch),
     after AS (SELECT nextval('relatum.placement_epochs') AS epoch, fence.epoch AS fence FROM fence)
     UPDATE relatum.context_moves m
-    SET fence_epoch = after.fence, epoch = CASE WHEN m.aborting THEN after.epoch ELSE after.fence END
+    SET attempt = m.attempt + 1, fence_epoch = after.fence, epoch = CASE WHEN m.aborting THEN after.epoch ELSE after.fence END
     FROM after
     WHERE m.move_id = :move_id::bigint AND m.super_stream_id = :super_stream_id::integer AND m.fence_epoch = 0
         AND m.fence_epoch < after.fence""")
