@@ -116,11 +116,7 @@ class RouterCore:
 
     @property
     def store(self) -> PlacementStore:
-        """The placements in the database. Known after `open`.
-
-        Raises:
-            ConfigurationError: the router was closed, in the middle of what is under way.
-        """
+        """The placements in the database. Known after `open`."""
         # Taken once: another thread may close the router here.
         store = self._store
         if store is None:
@@ -145,14 +141,7 @@ class RouterCore:
         return streams
 
     def open(self, source: Any = None, *, with_database: bool = True) -> None:
-        """Ask the broker for the partitions, and have the database's rows. Idempotent.
-
-        Raises:
-            ConfigurationError: the router is closed (`UsedAfterClose`), or knows no broker.
-            SuperStreamNotFound: the broker has no such super stream.
-            SuperStreamConflict: its contexts, or sets, are named by another header.
-            BrokerUnavailable, DatabaseUnavailable, AccessRefused, SchemaMissing: nothing was sent.
-        """
+        """Ask the broker for the partitions, and have the database's rows; see `open` of routers. Idempotent."""
         with self._lock:
             if self._is_closed:
                 raise UsedAfterClose(CLOSED)
@@ -189,11 +178,7 @@ class RouterCore:
         self.is_open = True
 
     def check_vhost(self, vhost: str) -> None:
-        """Refuse a channel of another virtual host: a super stream of this name is another one there.
-
-        Raises:
-            ConfigurationError: it is not the router's; nothing was sent.
-        """
+        """Refuse a channel of another virtual host: a super stream of this name is another one there."""
         if vhost != self._vhost:
             raise ConfigurationError(
                 f"the router publishes in the virtual host {self._vhost!r}, and the channel is in {vhost!r}: open "
@@ -326,11 +311,7 @@ class RouterCore:
             self._unnamed += 1
 
     def look(self) -> None:
-        """Check what one look at the database tells to count. It blocks.
-
-        Raises:
-            DatabaseUnavailable: it is away; nothing is lost by that.
-        """
+        """Check what one look at the database tells to count. It blocks."""
         self.publications.look()
 
     def _look_for(self, published: int) -> None:
@@ -353,11 +334,7 @@ class RouterCore:
         return next((each for each in partitions if each.stream == stream), None)
 
     def name_of(self, headers: Mapping[str, Any] | None) -> str | None:
-        """The name a message's headers give; None for none.
-
-        Raises:
-            InvalidInput: it cannot be one; nothing was sent.
-        """
+        """The name a message's headers give; None for none."""
         name = headers.get(self.options.header) if headers else None
         if name is None:
             return None
