@@ -68,7 +68,7 @@ def test_what_publishers_rely_on_comes_from_no_standby(
     with PlacementStore(database_url + path, "/", "orders") as standby:
         standby.open(HEADER, LAYOUT)
         for ask in (
-            standby.generation,
+            lambda: standby.changes(None),
             lambda: standby.changes(0),
             lambda: standby.fence_after("x", 0, "orders-0"),
             lambda: standby.fence_after("unknown", 0, "orders-0"),

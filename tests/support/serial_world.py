@@ -412,8 +412,8 @@ class World:
         match request:
             case Asked("sleep" | "take_over"):
                 return None
-            case Asked("generation"):
-                return self.generation
+            case Asked("changes", (None,)):
+                return self.generation, None
             case Asked("changes", (since,)):
                 return self.generation, [each for each in self.placements.values() if each.generation > since]
             case Asked("place", (name, stream)):

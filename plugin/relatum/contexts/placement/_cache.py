@@ -62,12 +62,6 @@ class PlacementCache:
             self._placements.move_to_end(name)
             return Known(placement, self._generation)
 
-    def begin(self, generation: int) -> None:
-        """Take the first generation that was read; without effect once there is one."""
-        with self._lock:
-            if self._generation is None:
-                self._generation = generation
-
     def add(self, placement: Placement, as_of: int) -> None:
         """Keep a placement that was read when the cache was of that generation.
 
@@ -87,7 +81,7 @@ class PlacementCache:
         Args:
             generation: The generation that was read together with the changes.
             changed: The placements that changed since the cache's own generation, or an earlier one; None where that
-                cannot be told any more: then all are dropped.
+                cannot be told: then all are dropped.
         """
         with self._lock:
             if self._generation is not None and generation <= self._generation:

@@ -45,7 +45,7 @@ KNOWN_LOOK_S: Final = 1.0
 """Seconds for a look at the database of those who go on without it."""
 
 TURN_S: Final = 0.1
-"""Seconds to wait for a read of the generation that is under way; then it is read beside that one."""
+"""Seconds to wait for a look that is under way; then another one is begun beside it."""
 
 CLOSED: Final = "the router is closed: open another"
 
@@ -93,7 +93,7 @@ class RouterCore:
         self._take_over_at = 0.0
         self._reading = threading.Lock()
         self._asked = itertools.count(1)
-        self._read: tuple[int, int] = (0, 0)
+        self._read: tuple[int, tuple[int, Sequence[Placement] | None]] = 0, (0, None)
         self._published = self._unnamed = 0
         if broker is not None:
             address_of(broker, stream_url)
@@ -209,24 +209,19 @@ class RouterCore:
 
     # --- what publications ask for --------------------------------------------------------------------------------
 
-    def generation(self) -> int:
-        """The generation; a read serves all who asked before it began."""
+    def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
+        """The generation, and what changed since another; a read serves all who asked before it began."""
         asked = next(self._asked)
         has_turn = self._reading.acquire(timeout=TURN_S)
         try:
             if self._read[0] < asked:
                 began = next(self._asked)
                 with self._in_time(is_look=True):
-                    self._read = began, self.store.generation()
+                    self._read = began, self.store.changes(since)
             return self._read[1]
         finally:
             if has_turn:
                 self._reading.release()
-
-    def changes(self, since: int) -> tuple[int, Sequence[Placement] | None]:
-        """As of which generation, and what changed since another."""
-        with self._in_time(is_look=True):
-            return self.store.changes(since)
 
     def place(self, name: str, stream: str | None) -> Placement:
         """The placement of a name, chosen by the rule where it is not placed yet."""

@@ -176,26 +176,20 @@ class PlacementStore:
         self._database.run(lambda connection: set_weights(connection, self._opened()[0], self._name, weights))
         self._candidates.forget()
 
-    def generation(self, *, is_shown: bool = False) -> int:
-        """The super stream's generation: what is cached at it is right as long as it does not change.
+    def generation(self) -> int:
+        """How often placements changed; it may be a standby's word."""
+        return int(self._select(GENERATION)[0].generation)
 
-        - `is_shown`: Nothing is cached by it, so that a standby's will do.
-        """
-        rows = self._select(GENERATION) if is_shown else self._look(GENERATION)
-        if not rows:
-            raise not_found(self._name)
-        return int(rows[0][0])
-
-    def changes(self, since: int) -> tuple[int, Sequence[Placement] | None]:
+    def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
         """The generation of now, and the placements that changed after another, as they are now.
 
-        None instead of these where they are not remembered: everything cached may be wrong.
+        None instead of these where there is no other, or they are not remembered: all that is cached may be wrong.
         """
         rows = self._look(CHANGES, since=since, most=CHANGES_MAX + 1)
         if not rows:
             raise not_found(self._name)
         now, floor = rows[0][:2]
-        if since < floor or len(rows) > CHANGES_MAX:
+        if since is None or since < floor or len(rows) > CHANGES_MAX:
             return now, None
         return now, [_placement(row[3:]) for row in rows if row[3] is not None]
 
