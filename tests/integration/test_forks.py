@@ -223,7 +223,6 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
             *[each._sending for each in streams._pool.idle],
             relations._servers._lock,
             orders._lock,
-            orders.placing._lock,
         ]
         held, let_go = threading.Event(), threading.Event()
 
@@ -240,7 +239,7 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
 
         def use() -> list[Any]:
             publish_in_child(place.amqp, place.stream_url, place.database, place.stream, ["child"])
-            orders.placing.place(orders.layout(""), "round_robin", None, {})
+            orders.place_handle(orders.layout(""), "round_robin", None, {})
             return [reader.read(place.stream, 0).body, relations.read(place.stream, 0).body]
 
         try:

@@ -68,7 +68,7 @@ def test_what_publishers_rely_on_comes_from_no_standby(
     with PlacementStore(database_url + path, "/", "orders") as standby:
         standby.open(HEADER, LAYOUT)
         for ask in (
-            standby.generation,
+            lambda: standby.changes(None),
             lambda: standby.changes(0),
             lambda: standby.fence_after("x", 0, "orders-0"),
             lambda: standby.fence_after("unknown", 0, "orders-0"),
@@ -114,6 +114,15 @@ def moves(store: PlacementStore, database_url: str) -> Iterator[Moves]:
     """Moves of that super stream."""
     with SerializationContexts("orders", database_url) as contexts:
         yield Moves(store, contexts)
+
+
+def test_where_a_fence_without_an_epoch_lies_is_not_stored(store: PlacementStore, moves: Moves) -> None:
+    """A mover of an earlier release may have found one, and says so when the move's own fence has its epoch."""
+    store.place(["x"], in_place(0))
+    move_id = moves.begin("x", 1)
+    moves._moves.set_fenced(move_id, 1, 5)
+    found = moves._moves.look(move_id)
+    assert (found.state, found.fence_offset, found.attempt) == ("fencing", None, 2)
 
 
 def test_a_partition_that_is_bound_by_another_key_is_noticed(store: PlacementStore) -> None:

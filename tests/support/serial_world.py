@@ -412,8 +412,8 @@ class World:
         match request:
             case Asked("sleep" | "take_over"):
                 return None
-            case Asked("generation"):
-                return self.generation
+            case Asked("changes", (None,)):
+                return self.generation, None
             case Asked("changes", (since,)):
                 return self.generation, [each for each in self.placements.values() if each.generation > since]
             case Asked("place", (name, stream)):
@@ -555,7 +555,8 @@ class World:
         """Take the fence's epoch, unless that was done."""
         if not row.step.fence_epoch:
             fence = self.next_epoch()
-            row.step = replace(row.step, fence_epoch=fence, epoch=self.next_epoch() if row.step.aborting else fence)
+            epoch = self.next_epoch() if row.step.aborting else fence
+            row.step = replace(row.step, fence_epoch=fence, epoch=epoch, attempt=row.step.attempt + 1)
             for context in row.step.names:
                 self.opening_of[context, fence] = self.openings[context]
         return row.step

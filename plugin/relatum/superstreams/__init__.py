@@ -8,8 +8,8 @@ from relatum.superstreams._admin import (
     describe_super_stream,
     unbind_partition,
 )
-from relatum.superstreams._balance import AffinityHandle, Balance, BalanceName, Candidate, balance_of
-from relatum.superstreams._target import SuperStream
+from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
+from relatum.superstreams._target import AffinityHandle, SuperStream
 from relatum.superstreams.layout import Layout, Partition, partition_of
 from relatum.superstreams.streams import StreamOptions
 from relatum.superstreams.targets import Outgoing, Target

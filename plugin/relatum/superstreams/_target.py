@@ -1,22 +1,25 @@
-"""`SuperStream`: a super stream to publish to."""
+"""`SuperStream`: a super stream to publish to; `AffinityHandle`: a set of messages that stay together in one."""
 
 import asyncio
+import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 from weakref import WeakKeyDictionary
 
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
-from relatum.checks import checked_text, shown
+from relatum.checks import checked_text, checked_weights, shown
+from relatum.closing import Closing
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.keys import InvalidValue, KeyType, canonical
 from relatum.processes import after_fork
 from relatum.reading import BrokerAddress
 from relatum.superstreams._admin import describe_super_stream
-from relatum.superstreams._balance import AffinityHandle, Balance, BalanceName, Placing
+from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
 from relatum.superstreams.connections import address_of
 from relatum.superstreams.layout import Layout, Partition, checked_stream_name
 from relatum.superstreams.targets import Outgoing, Target
@@ -68,16 +71,17 @@ class SuperStream(Target):
         self.route_by = route_by
         self._stream_url = stream_url
         self._given = partitions if isinstance(partitions, Layout | None) else Layout.numbered(name, partitions)
-        self.placing = Placing()
-        """Balances the affinity handles made here among each other."""
+        self._rules: dict[BalanceName | Balance, Balance] = {}
+        self._open_handles: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._layouts: dict[tuple[str, int | None, str], Layout] = {}
         self._by_connection: WeakKeyDictionary[Any, Layout] = WeakKeyDictionary()
         after_fork(self, SuperStream._renew)
 
     def _renew(self) -> None:
-        """In a child: no other thread asks. What is known of the partitions stays known."""
+        """In a child: no other thread asks. What is known of the partitions stays known, handles stay open."""
         self._lock = threading.Lock()
+        self._rules = {}
 
     def __repr__(self) -> str:
         return f"SuperStream({self.name!r})"
@@ -139,7 +143,7 @@ class SuperStream(Target):
         *,
         name: str | None = None,
         weights: Mapping[str, float] | None = None,
-    ) -> AffinityHandle:
+    ) -> "AffinityHandle":
         """An affinity set whose placement is in the caller's hand: no database is asked.
 
         Args:
@@ -152,6 +156,26 @@ class SuperStream(Target):
             ConfigurationError: there is no such rule.
         """
         return AffinityHandle(self, balance=balance, name=name, weights=weights)
+
+    def place_handle(
+        self, layout: Layout, balance: BalanceName | Balance, name: str | None, weights: Mapping[str, float]
+    ) -> Partition:
+        """Choose for another affinity handle, which counts as open from now on: all are balanced among each other."""
+        with self._lock:
+            if balance not in self._rules:
+                self._rules[balance] = balance_of(balance)
+            candidates = [
+                Candidate(each.stream, weights.get(each.stream, 1.0), self._open_handles[each.stream])
+                for each in layout
+            ]
+            chosen = layout.partitions[self._rules[balance](name, candidates)]
+            self._open_handles[chosen.stream] += 1
+            return chosen
+
+    def end_handle(self, partition: Partition) -> None:
+        """Count an affinity handle no longer."""
+        with self._lock:
+            self._open_handles[partition.stream] -= 1
 
     def key_of(self, message: Outgoing, routing_key: str = "") -> str | bytes:
         """The key of a message.
@@ -203,3 +227,121 @@ def _header_key(name: str, headers: Mapping[str, Any]) -> str:
         return canonical(value, KeyType.TEXT)
     except InvalidValue as error:
         raise InvalidInput(f"Header {name!r} is no key to route by ({error.reason}); nothing was sent.") from error
+
+
+_TOKEN_VERSION: Final = 1
+"""What a token begins with, so that a later form can be told from this one."""
+
+
+class AffinityHandle(Target, Closing):
+    """An affinity set: all messages published by it go to the partition that its first one went to.
+
+    Made by `SuperStream.affinity`. The partition is known to this object alone: no database is asked, and no header is
+    added. Another process goes on with the set by its `token`. Threads may share it as far as they may share the
+    channels they publish on.
+
+    Args:
+        super_stream: The super stream.
+        balance, name, weights: As of `SuperStream.affinity`.
+        partition: The partition, where it is known already.
+
+    Raises:
+        ConfigurationError: there is no such rule.
+    """
+
+    def __init__(
+        self,
+        super_stream: SuperStream,
+        *,
+        balance: BalanceName | Balance = "round_robin",
+        name: str | None = None,
+        weights: Mapping[str, float] | None = None,
+        partition: Partition | None = None,
+    ) -> None:
+        if not isinstance(super_stream, SuperStream):
+            raise InvalidInput(f"super_stream= takes a SuperStream, not {shown(super_stream)}")
+        if not isinstance(partition, Partition | None):
+            raise InvalidInput(f"partition= takes a Partition, or None, not {shown(partition)}")
+        balance_of(balance)  # A wrong name is an error now, not with the first message.
+        self._super_stream = super_stream
+        self._balance: BalanceName | Balance = balance
+        self._name = name
+        if name is not None:
+            checked_text("name", name)
+        self._weights = {} if weights is None else checked_weights("weights", weights)
+        self._partition = partition
+        self._is_counted = False
+        self._lock = threading.Lock()
+        after_fork(self, AffinityHandle._renew)
+
+    def _renew(self) -> None:
+        """In a child: no other thread places it. Where it is placed already, both go on with the same partition."""
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        where = "not placed yet" if self._partition is None else self._partition.stream
+        return f"<AffinityHandle of {self._super_stream.name}: {where}>"
+
+    @property
+    def partition(self) -> Partition | None:
+        """Where the set's messages go; None before the first one."""
+        return self._partition
+
+    @property
+    def token(self) -> str:
+        """Text by which another process goes on with the set: `AffinityHandle.from_token`.
+
+        Raises:
+            InvalidInput: no message was published yet, so there is no partition to tell.
+        """
+        partition = self._partition
+        if partition is None:
+            raise InvalidInput("this affinity set is not placed yet: publish its first message, then pass the token on")
+        facts = [_TOKEN_VERSION, self._super_stream.name, partition.place, partition.stream, partition.binding_key]
+        return json.dumps(facts, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_token(cls, token: str) -> Self:
+        """The set of a token; nothing is asked of anybody.
+
+        Where the partition was taken out of the super stream since, a mandatory message is `PublishUnroutable`.
+
+        Raises:
+            InvalidInput: this is no token.
+        """
+        try:
+            version, super_stream, place, stream, binding_key = json.loads(token)
+        except (TypeError, ValueError):
+            raise InvalidInput("this is no token of an affinity handle") from None
+        texts = (super_stream, stream, binding_key)
+        if version != _TOKEN_VERSION or not isinstance(place, int) or not all(isinstance(each, str) for each in texts):
+            raise InvalidInput("this is no token of an affinity handle, or one of a later version")
+        return cls(SuperStream(super_stream), partition=Partition(place, stream, binding_key))
+
+    def destination(self, channel: Any, body: bytes | str, properties: Any, routing_key: str) -> tuple[str, str]:
+        """The exchange and the routing key of the set's messages; places the set where it is not placed yet."""
+        partition = self._partition or self._place(self._super_stream.layout(channel))
+        return self._super_stream.name, partition.binding_key
+
+    async def destination_async(self, channel: Any, message: Any, routing_key: str) -> tuple[str, str]:
+        """The exchange and the routing key of the set's messages; places the set where it is not placed yet."""
+        partition = self._partition
+        if partition is None:
+            connection = (await channel.get_underlay_channel()).connection
+            partition = self._place(await asyncio.to_thread(self._super_stream.layout, connection))
+        return self._super_stream.name, partition.binding_key
+
+    def close(self) -> None:
+        """Count as open no longer: "least_loaded" is about open handles. It can still be published by."""
+        with self._lock:
+            is_counted, self._is_counted = self._is_counted, False
+        if is_counted and self._partition is not None:
+            self._super_stream.end_handle(self._partition)
+
+    def _place(self, layout: Layout) -> Partition:
+        """Choose once, whoever asks first."""
+        with self._lock:
+            if self._partition is None:
+                self._partition = self._super_stream.place_handle(layout, self._balance, self._name, self._weights)
+                self._is_counted = True
+            return self._partition

@@ -121,12 +121,7 @@ class Predecessors:
         return wish.predecessor is None or self._remembered(wish.predecessor) is not None
 
     def place_of(self, wish: Wish) -> Found:
-        """The set, and the partition, of a message that names one of them or a predecessor. It may ask both servers.
-
-        Raises:
-            PredecessorNotFound: its predecessor is not known; nothing was sent.
-            DatabaseUnavailable, BrokerUnavailable: it could not be looked for; nothing was sent.
-        """
+        """The set, and the partition, of a message that names one of them or a predecessor. It may ask both servers."""
         if wish.predecessor is None:
             return Found(wish.name, None)
         return self._remembered(wish.predecessor) or self._find(wish.predecessor)

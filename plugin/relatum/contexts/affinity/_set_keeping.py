@@ -30,12 +30,7 @@ CLOSE_S: Final = 5.0
 
 
 class SetKeeper:
-    """The sets of one router. Threads may share it.
-
-    Args:
-        core: The router's placements.
-        settle: Settles what was sent of a set; called in the keeper's thread.
-    """
+    """The sets of one router. Threads may share it. `settle` settles what was sent of a set, in the keeper's thread."""
 
     def __init__(self, core: RouterCore, settle: Callable[[str], None]) -> None:
         self._core = core
@@ -70,10 +65,6 @@ class SetKeeper:
         """Close a set that has ended here, so that the next message of its name begins another. It may block.
 
         All that was sent of it must be settled.
-
-        Raises:
-            ContextMoving: a move keeps it open; nothing was sent.
-            DatabaseUnavailable: it cannot be closed; nothing was sent.
         """
         epoch = self._ending.get(name)
         if epoch is None:

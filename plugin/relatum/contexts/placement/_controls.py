@@ -37,20 +37,10 @@ def scan(
     *,
     is_whole: bool = False,
 ) -> Generator[Message]:
-    """The messages of a stream that may matter, from an offset up to where it ends now. To be closed.
+    """The messages of a stream that may matter, from an offset up to where the stream ends now. To be closed.
 
-    Args:
-        reader: Reads it.
-        stream: The stream.
-        from_offset: Where to begin; what retention has dropped is passed over.
-        may_matter: Whether a record's bytes need a look. Brokers that give no bytes give all messages.
-        is_whole: Whether it matters that there is nothing more: then the end is its leader's word. False (default): it
-            may be that of a replica that is behind.
-
-    Raises:
-        StreamNotFound: the stream is not there.
-        StreamUnavailable: the end is to be known, and its leader cannot be asked: all that was given is there.
-        ReadTimeout: it gave nothing, though it has more.
+    Where it matters that there is nothing more (`is_whole`), the end is its leader's word, or it is
+    `StreamUnavailable`; else it may be that of a replica that is behind. What retention has dropped is passed over.
     """
     bounds = reader.bounds(stream)
     # Up to where it was read: a replica may have less than its leader has confirmed.
@@ -93,23 +83,13 @@ class ControlStreams(Closing):
         self._opened: StreamReader | None = None
 
     def publish(self, stream: str, control: Control) -> None:
-        """Publish a control message to a stream and wait for its confirm.
-
-        Raises:
-            PublishUnroutable: there is no such stream.
-            PublishNacked: the broker refused it.
-            BrokerUnavailable: the broker does not answer, or the connection ended before the confirm.
-        """
+        """Publish a control message to a stream and wait for its confirm."""
         headers, body = encode(control)
         properties = BasicProperties(content_type=CONTENT_TYPE, delivery_mode=2, headers=headers)
         self._publisher.publish(stream, body, properties)
 
     def reader(self) -> StreamReader:
-        """The reader of the partitions; it connects again by itself.
-
-        Raises:
-            BrokerUnavailable: nothing answers.
-        """
+        """The reader of the partitions; it connects again by itself."""
         with self._lock:
             if self._opened is None:
                 self._opened = StreamReader.open(self.address)
@@ -121,23 +101,13 @@ class ControlStreams(Closing):
         return 0 if last is None else last + 1
 
     def find(self, stream: str, control: Fence | Marker, from_offset: int) -> int | None:
-        """Where the first such fence or marker of a move and an epoch lies, up to where the stream ends now.
-
-        Raises:
-            StreamNotFound: there is no such stream.
-            ReadTimeout: the stream gave nothing, though it has more.
-        """
+        """Where the first such fence or marker of a move and an epoch lies, up to where the stream ends now."""
         found = scan(self.reader(), stream, from_offset, lambda record: CONTROL_BYTES in record)
         with contextlib.closing(found) as messages:
             return next((message.offset for message in messages if _is_it(message, control)), None)
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool = False) -> int | None:
-        """Where something sent lies behind a fence or marker of its name; see `search` of publications' `World`.
-
-        Raises:
-            StreamNotFound: the partition is not there any more.
-            Transient: the broker does not answer, or gave nothing of a stream that has more.
-        """
+        """Where something sent lies behind a fence or marker of its name; see `search` of publications' `World`."""
         search = StrayFinder(sent, anywhere=anywhere)
         found = scan(self.reader(), sent.stream, from_offset, search.may_matter, is_whole=True)
         with contextlib.closing(found) as messages:

@@ -28,11 +28,8 @@ CLOSE_S: Final = 1.0
 class Looks:
     """A thread that looks while messages are published, and sleeps while none are.
 
-    It spares publishers the journey, and nothing else: whether a look was lately is for each of them to see.
-
-    Args:
-        look: Looks; it is told how many messages were published since the last time.
-        every_s: Seconds between two looks.
+    It spares publishers the journey, and nothing else: whether a look was lately is for each of them to see. The look
+    is told how many messages were published since the last one.
     """
 
     def __init__(self, look: Callable[[int], None], every_s: float = LOOK_EVERY_S) -> None:

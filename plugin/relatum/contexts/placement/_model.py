@@ -145,7 +145,7 @@ class Move:
         target_id: The target's partition id.
         state: How far it is.
         aborting: Whether it goes back to the source.
-        attempt: Raised whenever somebody else, or the other way, is taken up.
+        attempt: Raised when its fence gets its epoch, and when the other way is taken.
         contexts: How many contexts it moves.
         fence_epoch: Behind its fence, what was placed under an earlier epoch is a stray. 0: there is none yet.
         epoch: The contexts' epoch when it has ended.

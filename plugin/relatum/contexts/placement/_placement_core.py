@@ -46,7 +46,7 @@ KNOWN_LOOK_S: Final = 1.0
 """Seconds for a look at the database of those who go on without it."""
 
 TURN_S: Final = 0.1
-"""Seconds to wait for a read of the generation that is under way; then it is read beside that one."""
+"""Seconds to wait for a look that is under way; then another one is begun beside it."""
 
 CLOSED: Final = "the router is closed: open another"
 
@@ -94,7 +94,7 @@ class RouterCore:
         self._take_over_at = 0.0
         self._reading = threading.Lock()
         self._asked = itertools.count(1)
-        self._read: tuple[int, int] = (0, 0)
+        self._read: tuple[int, tuple[int, Sequence[Placement] | None]] = 0, (0, None)
         self._published = self._unnamed = 0
         if broker is not None:
             address_of(broker, stream_url)
@@ -117,11 +117,7 @@ class RouterCore:
 
     @property
     def store(self) -> PlacementStore:
-        """The placements in the database. Known after `open`.
-
-        Raises:
-            ConfigurationError: the router was closed, in the middle of what is under way.
-        """
+        """The placements in the database. Known after `open`."""
         # Taken once: another thread may close the router here.
         store = self._store
         if store is None:
@@ -146,14 +142,7 @@ class RouterCore:
         return streams
 
     def open(self, source: Any = None, *, with_database: bool = True) -> None:
-        """Ask the broker for the partitions, and have the database's rows. Idempotent.
-
-        Raises:
-            ConfigurationError: the router is closed (`UsedAfterClose`), or knows no broker.
-            SuperStreamNotFound: the broker has no such super stream.
-            SuperStreamConflict: its contexts, or sets, are named by another header.
-            BrokerUnavailable, DatabaseUnavailable, AccessRefused, SchemaMissing: nothing was sent.
-        """
+        """Ask the broker for the partitions, and have the database's rows; see `open` of routers. Idempotent."""
         with self._lock:
             if self._is_closed:
                 raise UsedAfterClose(CLOSED)
@@ -190,11 +179,7 @@ class RouterCore:
         self.is_open = True
 
     def check_vhost(self, vhost: str) -> None:
-        """Refuse a channel of another virtual host: a super stream of this name is another one there.
-
-        Raises:
-            ConfigurationError: it is not the router's; nothing was sent.
-        """
+        """Refuse a channel of another virtual host: a super stream of this name is another one there."""
         if vhost != self._vhost:
             raise ConfigurationError(
                 f"the router publishes in the virtual host {self._vhost!r}, and the channel is in {vhost!r}: open "
@@ -225,24 +210,19 @@ class RouterCore:
 
     # --- what publications ask for --------------------------------------------------------------------------------
 
-    def generation(self) -> int:
-        """The generation; a read serves all who asked before it began."""
+    def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
+        """The generation, and what changed since another; a read serves all who asked before it began."""
         asked = next(self._asked)
         has_turn = self._reading.acquire(timeout=TURN_S)
         try:
             if self._read[0] < asked:
                 began = next(self._asked)
                 with self._in_time(is_look=True):
-                    self._read = began, self.store.generation()
+                    self._read = began, self.store.changes(since)
             return self._read[1]
         finally:
             if has_turn:
                 self._reading.release()
-
-    def changes(self, since: int) -> tuple[int, Sequence[Placement] | None]:
-        """As of which generation, and what changed since another."""
-        with self._in_time(is_look=True):
-            return self.store.changes(since)
 
     def place(self, name: str, stream: str | None) -> Placement:
         """The placement of a name, chosen by the rule where it is not placed yet."""
@@ -327,11 +307,7 @@ class RouterCore:
             self._unnamed += 1
 
     def look(self) -> None:
-        """Check what one look at the database tells to count. It blocks.
-
-        Raises:
-            DatabaseUnavailable: it is away; nothing is lost by that.
-        """
+        """Check what one look at the database tells to count. It blocks."""
         self.publications.look()
 
     def _look_for(self, published: int) -> None:
@@ -354,11 +330,7 @@ class RouterCore:
         return next((each for each in partitions if each.stream == stream), None)
 
     def name_of(self, headers: Mapping[str, Any] | None) -> str | None:
-        """The name a message's headers give; None for none.
-
-        Raises:
-            InvalidInput: it cannot be one; nothing was sent.
-        """
+        """The name a message's headers give; None for none."""
         name = headers.get(self.options.header) if headers else None
         if name is None:
             return None

@@ -37,8 +37,7 @@ SET_IDLE: Final = sql(_SET_IDLE)
 _SET_FIRST_IDLE: Final = sql(f"{_SET_IDLE} AND idle_s IS NULL")
 
 GENERATION: Final = sql("""
-    SELECT generation, pg_is_in_recovery() AS is_standby FROM relatum.super_streams
-    WHERE super_stream_id = :super_stream_id::integer""")
+    SELECT generation FROM relatum.super_streams WHERE super_stream_id = :super_stream_id::integer""")
 
 RAISE_GENERATION: Final = sql("""
     UPDATE relatum.super_streams SET generation = generation + 1

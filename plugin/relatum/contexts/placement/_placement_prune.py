@@ -128,11 +128,8 @@ def forget_released(engine: sa.Engine, super_stream_id: int, *, older_s: float =
 def forget_moves(engine: sa.Engine, super_stream_id: int, first_offsets: Mapping[int, int]) -> int:
     """Delete what later moves say again, where retention has dropped that, too; gives the rows deleted.
 
-    Args:
-        engine: The database.
-        super_stream_id: The super stream.
-        first_offsets: The first retained offset by partition id; `INTEGER_MAX` where the stream is gone. What ended or
-            began in other partitions is kept.
+    That is by the first retained offset of partitions, `INTEGER_MAX` where the stream is gone; what ended or began in
+    other partitions is kept.
     """
     bounds = {"partition_ids": list(first_offsets), "firsts": list(first_offsets.values())}
     deleted, after = 0, 0

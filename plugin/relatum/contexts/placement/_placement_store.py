@@ -98,16 +98,7 @@ TOUCH: Final = sql("""
 
 
 class PlacementStore:
-    """The placements of one super stream. Threads may share it.
-
-    Args:
-        database: PostgreSQL's URL, or a `Database`, which stays open when the store is closed.
-        vhost: The broker's virtual host.
-        super_stream: The super stream's name.
-
-    Every call raises `DatabaseUnavailable` where PostgreSQL does not answer, `SchemaMissing` where it has no such
-    tables, and `AccessRefused` where the user may not.
-    """
+    """The placements of one super stream. Threads may share it. A `Database` it is given stays open."""
 
     def __init__(self, database: "AnyDatabase", vhost: str, super_stream: str) -> None:
         self._is_own = not isinstance(database, Database)
@@ -150,17 +141,9 @@ class PlacementStore:
     ) -> list[PartitionRow]:
         """Make the super stream's rows where they are not there, and see that all mean the same by them.
 
-        Where nothing is missing, nothing is written, so that a user who may only read can open it, too.
-
-        Args:
-            header: The header that names the sets; None: the one that is stored.
-            partitions: Its partitions as the broker has them; those that are new are added, those that the broker does
-                not have any more stay as they are. None: those that are stored.
-            idle_s: Seconds without use after which its sets are closed. The first who says so sets it for all; None
-                (default): as it is stored.
-
-        Returns:
-            All partitions that are stored, in the order of their places, retired ones included.
+        Where nothing is missing, nothing is written, so that a user who may only read can open it, too. What is None is
+        as it is stored. New partitions of the broker are added; those it does not have any more stay. `idle_s` is set
+        for all by the first who says so.
 
         Raises:
             SuperStreamConflict: its sets are named by another header, or are closed after another time; or it has no
@@ -189,35 +172,25 @@ class PlacementStore:
         return [partition_of(row) for row in self._select(PARTITIONS)]
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Set the weights of partitions, by stream; 0 takes no new sets where they are spread by weight.
-
-        Raises:
-            StreamNotFound: the super stream has no such partition; nothing was written.
-        """
+        """Set the weights of partitions, by stream; 0 takes no new sets where they are spread by weight."""
         # Partitions are locked in the order of their ids, as by everybody.
         self._database.run(lambda connection: set_weights(connection, self._opened()[0], self._name, weights))
         self._candidates.forget()
 
-    def generation(self, *, is_shown: bool = False) -> int:
-        """The super stream's generation: what is cached at it is right as long as it does not change.
+    def generation(self) -> int:
+        """How often placements changed; it may be a standby's word."""
+        return int(self._select(GENERATION)[0].generation)
 
-        - `is_shown`: Whether nothing is cached by it, so that a standby's will do. Default: False.
-        """
-        rows = self._select(GENERATION) if is_shown else self._look(GENERATION)
-        if not rows:
-            raise not_found(self._name)
-        return int(rows[0][0])
-
-    def changes(self, since: int) -> tuple[int, Sequence[Placement] | None]:
+    def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
         """The generation of now, and the placements that changed after another, as they are now.
 
-        None instead of these where they are not remembered: everything cached may be wrong.
+        None instead of these where there is no other, or they are not remembered: all that is cached may be wrong.
         """
         rows = self._look(CHANGES, since=since, most=CHANGES_MAX + 1)
         if not rows:
             raise not_found(self._name)
         now, floor = rows[0][:2]
-        if since < floor or len(rows) > CHANGES_MAX:
+        if since is None or since < floor or len(rows) > CHANGES_MAX:
             return now, None
         return now, [_placement(row[3:]) for row in rows if row[3] is not None]
 
@@ -233,19 +206,11 @@ class PlacementStore:
     ) -> dict[str, Placement]:
         """The placements of names, placed now where they were not: all who place a name at once get the same.
 
-        Args:
-            names: The names.
-            choose: Chooses a partition for each that is not placed yet.
-            open_sets_max: Placements of the super stream that may be open; None for any number.
-            are_new: Whether they are mostly not placed yet: then that is not looked up beforehand. Default: False.
-
-        Returns:
-            The placement of each name; its state may be MOVING.
+        Some may be moving. What is mostly new (`are_new`) is not looked up beforehand.
 
         Raises:
             TooManyOpenSets: there would be more of them; none of these names was placed.
             SuperStreamConflict: the super stream has no active partition.
-            InvalidInput: a name is empty, too long or holds a character that PostgreSQL does not store.
         """
         found = {} if are_new else self._find_now(names)
         for attempt in range(_TRIES):
@@ -267,13 +232,9 @@ class PlacementStore:
         return found
 
     def release(self, released: Iterable[tuple[str, int]]) -> frozenset[str]:
-        """End placements. One that was placed anew since, or ended by another, is left as it is.
+        """End placements, each named with an epoch it had since it was opened; gives the names that are moving now.
 
-        Args:
-            released: Names, each with an epoch it had since it was opened; moves in between change nothing.
-
-        Returns:
-            The names that cannot be released now since a move is under way: to be tried again.
+        One that was placed anew since, or ended by another, is left as it is.
         """
         ended: dict[str, int] = {}
         for name, epoch in released:
@@ -285,12 +246,7 @@ class PlacementStore:
         return frozenset(row.name for row in rows)
 
     def close(self, name: str) -> Placement:
-        """End a name's placement, whatever its epoch; gives it as it was.
-
-        Raises:
-            PlacementNotFound: the name is not placed.
-            MoveConflict: it is being moved; nothing was written.
-        """
+        """End a name's placement, whatever its epoch; gives it as it was."""
         placement = self.find([name]).get(name)
         if placement is None:
             raise PlacementNotFound(f"nothing of the name {name!r} is placed in {self._name!r}", name=name)
@@ -322,10 +278,7 @@ class PlacementStore:
         after: str | None = None,
         page: int = 1_000,
     ) -> Iterator[Placement]:
-        """Placements by name, in the order of their bytes: of one partition or all, after a name or from the first.
-
-        They are read in pages, each of which is a transaction of its own.
-        """
+        """Placements by name, in the order of their bytes, read page by page."""
         wanted: dict[str, Any] = {"states": [str(state) for state in states], "most": page}
         if stream is not None:
             wanted["stream"] = stream

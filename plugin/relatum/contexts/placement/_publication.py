@@ -54,11 +54,8 @@ _NEVER: Final = float("-inf")
 class World(Protocol):
     """What publications ask of the database and the broker. Routers perform it, and the model in the tests."""
 
-    def generation(self) -> int:
-        """The generation of the super stream."""
-
-    def changes(self, since: int) -> tuple[int, Sequence[Placement] | None]:
-        """As of which generation, and what changed since another; None instead where it cannot be told any more."""
+    def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
+        """The generation, and what changed since another; None instead where there is none, or it cannot be told."""
 
     def place(self, name: str, stream: str | None) -> Placement:
         """The placement of a name, open or moving; made where there is none, in a stream or by the rule."""
@@ -290,7 +287,7 @@ class Publications:
     # --- the look at the database ---------------------------------------------------------------------------------
 
     def _look(self, deadline: float, *, must: bool = False) -> bool:
-        """Read the generation and, where it went on, what changed; False where the database is away and may be.
+        """Read the generation and what changed; False where the database is away and may be.
 
         Args:
             deadline: Until when to wait for it, where that is the rule.
@@ -302,11 +299,7 @@ class Publications:
         while True:
             mark, began = self.unchecked.mark(), self._clock()
             try:
-                generation = self._world.generation()
-                self.cache.begin(generation)
-                while (since := self.cache.generation) is not None and since < generation:
-                    as_of, changed = self._world.changes(since)
-                    self.cache.advance(as_of, changed)
+                generation, changed = self._world.changes(self.cache.generation)
             except DatabaseUnavailable:
                 if self._when_away == "known":
                     self._away_until = self._clock() + AWAY_S
@@ -316,6 +309,7 @@ class Publications:
                     raise
                 self._world.sleep(RETRY_S)
                 continue
+            self.cache.advance(generation, changed)
             self.unchecked.checked(mark, self.cache)
             self._looked(mark, began)
             return True

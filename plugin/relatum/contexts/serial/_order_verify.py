@@ -5,23 +5,14 @@ retired, and which fences and markers retention has dropped.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import suppress
 from typing import Final
-
-import sqlalchemy as sa
 
 from relatum.checks import checked_name
 from relatum.contexts.placement._entries import Entry, entry_of
-from relatum.contexts.placement._placement_opening import Opened, open_super_stream
+from relatum.contexts.placement._placement_opening import open_super_stream
 from relatum.contexts.placement._stored_moves import floors_before
-from relatum.contexts.serial._order import (
-    ContextMessage,
-    OrderCheck,
-    PartitionsReading,
-    SerialReport,
-    Unreadable,
-)
+from relatum.contexts.serial._order import OrderCheck, PartitionsReading, SerialReport, Unreadable
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, SuperStreamNotFound
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
@@ -61,102 +52,75 @@ def verify(
     Raises:
         SuperStreamNotFound: there is no such super stream.
     """
-    with _opened(super_stream, broker, database, stream_url, header) as scope:
-        report = SerialReport(super_stream, scope.header, dict(scope.ranges))
-        order = OrderCheck(report.add)
-        reading = PartitionsReading(scope.look, report.add)
-        for counted in scope.read(reading, report, progress):
-            report.messages += 1
-            report.unplaced += counted.placed is None
-            order.add(counted)
-    reading.finish(scope.ranges)
+    checked_name("super_stream", super_stream)
+    if header is not None:
+        checked_name("header", header)
+    address = BrokerAddress.of(broker, stream_url)
+    with StreamReader.open(address) as reader:
+        header, ranges, floors = _begin(reader, address, database, super_stream, header)
+
+        def look(stream: str, offset: int) -> Entry | Unreadable:
+            try:
+                message = reader.read(stream, offset)
+            except (OffsetExpired, StreamNotFound):
+                return Unreadable.OUT_OF_REACH
+            except OffsetNotFound:
+                return Unreadable.MISSING
+            return entry_of(message.headers, message.body, header)
+
+        report = SerialReport(super_stream, header, dict(ranges))
+        order, reading = OrderCheck(report.add), PartitionsReading(look, report.add)
+
+        def tell() -> None:
+            report.strays, report.moves = len(reading.strays), len(reading.fences)
+            report.adopted = len(reading.strays.keys() & reading.adopted.keys())
+            if progress is not None:
+                progress(report)
+
+        seen = 0
+        for stream, (first, end) in ranges.items():
+            reading.begin(stream, floors.get(stream, {}))
+            for message in reader.iterate(stream, first, stop=end) if end > first else ():
+                counted = reading.add(message.offset, entry_of(message.headers, message.body, header))
+                if counted is not None:
+                    report.messages += 1
+                    report.unplaced += counted.placed is None
+                    order.add(counted)
+                seen += 1
+                if seen % PROGRESS_MESSAGES == 0:
+                    tell()
+        tell()
+    reading.finish(ranges)
     order.finish()
     report.contexts = order.contexts
     return report
 
 
-@dataclass
-class _Scope:
-    """What is read: the partitions, from where to where, and what was known of contexts before."""
-
-    reader: StreamReader
-    header: str
-    ranges: dict[str, tuple[int, int]]
-    floors: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    def read(
-        self, reading: PartitionsReading, report: SerialReport, progress: Progress | None
-    ) -> Iterator[ContextMessage]:
-        """What counts in each partition, one after the other, in the order of offsets."""
-        seen = 0
-        for stream, (first, end) in self.ranges.items():
-            reading.begin(stream, self.floors.get(stream, {}))
-            for message in self.reader.iterate(stream, first, stop=end) if end > first else ():
-                counted = reading.add(message.offset, entry_of(message.headers, message.body, self.header))
-                if counted is not None:
-                    yield counted
-                seen += 1
-                if seen % PROGRESS_MESSAGES == 0:
-                    self._tell(reading, report, progress)
-        self._tell(reading, report, progress)
-
-    @staticmethod
-    def _tell(reading: PartitionsReading, report: SerialReport, progress: Progress | None) -> None:
-        report.strays, report.moves = len(reading.strays), len(reading.fences)
-        report.adopted = len(reading.strays.keys() & reading.adopted.keys())
-        if progress is not None:
-            progress(report)
-
-    def look(self, stream: str, offset: int) -> Entry | Unreadable:
-        """What lies at an offset."""
-        try:
-            message = self.reader.read(stream, offset)
-        except (OffsetExpired, StreamNotFound):
-            return Unreadable.OUT_OF_REACH
-        except OffsetNotFound:
-            return Unreadable.MISSING
-        return entry_of(message.headers, message.body, self.header)
-
-
-@contextmanager
-def _opened(
-    super_stream: str,
-    broker: str | BrokerAddress,
+def _begin(
+    reader: StreamReader,
+    address: BrokerAddress,
     database: AnyDatabase | None,
-    stream_url: str | None,
+    super_stream: str,
     header: str | None,
-) -> Iterator[_Scope]:
-    """What is to be read of a super stream, and a reader to do it with."""
-    checked_name("super_stream", super_stream)
-    if header is not None:
-        checked_name("header", header)
-    address = BrokerAddress.of(broker, stream_url)
-    with StreamReader.open(address) as reader, ExitStack() as stack:
-        connection = None
-        if database is not None:
-            stack.enter_context(translated_errors())
-            connection = stack.enter_context(stack.enter_context(as_engine(database)).connect())
-        known = None if connection is None else _known(connection, address.vhost, super_stream)
-        partition_ids = {row.stream: row.partition_id for row in known.partitions} if known else {}
-        streams = list(partition_ids) if known else _bound_now(reader, address, super_stream)
-        ranges = dict(_ranges(reader, streams))
-        scope = _Scope(reader, header or (known.header if known else CONTEXT_HEADER), ranges)
-        if connection is not None and known is not None:
-            for stream, (first, _) in ranges.items():
-                scope.floors[stream] = floors_before(connection, partition_ids[stream], first)
-            connection.close()
-        yield scope
+) -> tuple[str, dict[str, tuple[int, int]], dict[str, dict[str, int]]]:
+    """The header, from where to where each partition is read, and the floors of contexts there."""
+    if database is not None:
+        # Nothing is stored where nothing was ever placed in it.
+        with (
+            suppress(SuperStreamNotFound),
+            as_engine(database) as engine,
+            translated_errors(),
+            engine.connect() as connection,
+        ):
+            known = open_super_stream(connection, (address.vhost, super_stream), None, None)
+            ids = {row.stream: row.partition_id for row in known.partitions}
+            ranges = dict(_ranges(reader, ids))
+            floors = {stream: floors_before(connection, ids[stream], first) for stream, (first, _) in ranges.items()}
+            return header or known.header, ranges, floors
+    return header or CONTEXT_HEADER, dict(_ranges(reader, _bound_now(reader, super_stream))), {}
 
 
-def _known(connection: sa.Connection, vhost: str, super_stream: str) -> Opened | None:
-    """What is stored of a super stream; None where nothing was ever placed in it."""
-    try:
-        return open_super_stream(connection, (vhost, super_stream), None, None)
-    except SuperStreamNotFound:
-        return None
-
-
-def _bound_now(reader: StreamReader, address: BrokerAddress, super_stream: str) -> list[str]:
+def _bound_now(reader: StreamReader, super_stream: str) -> list[str]:
     """The partitions as the broker has them."""
     # The empty name is the default exchange's, to which every stream is bound.
     streams = reader.bound(super_stream) if super_stream else ()

@@ -87,12 +87,14 @@ TAKE_ABANDONED: Final = sql(f"""
     RETURNING move_id""")
 
 # The epochs are taken one behind the other: of an aborted move the marker is behind the fence in the same partition,
-# and above it.
+# and above it. The attempt is raised: a mover of release 0.4 may have published a fence of epoch 0, and where that lies
+# is not where this one will.
 _LET_FENCE: Final = sql("""
     WITH fence AS (SELECT nextval('relatum.placement_epochs') AS epoch),
     after AS (SELECT nextval('relatum.placement_epochs') AS epoch, fence.epoch AS fence FROM fence)
     UPDATE relatum.context_moves m
-    SET fence_epoch = after.fence, epoch = CASE WHEN m.aborting THEN after.epoch ELSE after.fence END
+    SET attempt = m.attempt + 1, fence_epoch = after.fence,
+        epoch = CASE WHEN m.aborting THEN after.epoch ELSE after.fence END
     FROM after
     WHERE m.move_id = :move_id::bigint AND m.super_stream_id = :super_stream_id::integer AND m.fence_epoch = 0
         AND m.fence_epoch < after.fence""")
@@ -200,12 +202,6 @@ class MoveStore:
         """Begin a move of those contexts that are open in the source now.
 
         The holder goes on with it, and is unique for this move: a repeated call finds by it what the first one began.
-
-        Raises:
-            MoveConflict: another move has one of them.
-            NothingToMove: none of them is in the source any more.
-            StreamNotFound: the super stream has no such partition.
-            SuperStreamConflict: the target is retired.
         """
         named = {"super_stream_id": self._id, "names": sorted(contexts)}
         with self._kept() as connection:
@@ -337,12 +333,7 @@ class MoveStore:
             return move_info(self._row(connection, move_id))
 
     def retire(self, stream: str) -> None:
-        """Take a partition out of use: nothing is placed or moved there any more. One that is retired stays so.
-
-        Raises:
-            StreamNotFound: the super stream has no such partition.
-            PartitionInUse: contexts are there, or on their way; or it is the last one.
-        """
+        """Take a partition out of use: nothing is placed or moved there any more. One that is retired stays so."""
         of_super_stream = {"super_stream_id": self._id}
         with self._kept() as connection:
             connection.execute(_LOCK_SUPER_STREAM, of_super_stream)

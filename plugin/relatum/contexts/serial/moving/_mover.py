@@ -220,12 +220,7 @@ class Movers:
         self._retry_s = retry_s
 
     def move_all(self, contexts: Mapping[str, Collection[str]], call: Call) -> list[Move]:
-        """Move contexts, by target. Those that nobody placed, or not any more, are passed over.
-
-        Raises:
-            MoveConflict: another move has one of them.
-            Conflict: some went elsewhere again and again, before their move began.
-        """
+        """Move contexts, by target. Those that nobody placed, or not any more, are passed over."""
         self._go_on_with_abandoned()
         ended: list[Move] = []
         left = dict(contexts)

@@ -170,7 +170,7 @@ class SerializationContexts(Closing):
         return ContextsStatus(
             self.super_stream,
             self._placements.header,
-            self._placements.generation(is_shown=True),
+            self._placements.generation(),
             tuple(self._placements.partitions()),
             tuple(self._moves.moves()),
         )

@@ -11,12 +11,7 @@ def spread(placed: Mapping[str, Sequence[str]], weights: Mapping[str, float]) ->
 
     Partitions get shares in proportion to their weights, within one context of the exact share.
 
-    Args:
-        placed: For each partition that has some, its contexts. Those of partitions without a weight all leave.
-        weights: The partitions to spread over, each with its weight, from 0; a partition of weight 0 is emptied.
-
-    Raises:
-        InvalidInput: no partition has a weight above 0, or a weight is negative.
+    Contexts of partitions without a weight, or with 0, all leave.
     """
     quotas = _quotas(placed, weights)
     leaving = [name for stream, names in placed.items() for name in names[quotas.get(stream, 0) :]]
