@@ -157,28 +157,23 @@ class Core:
 
     def _add(self, message: Collected, now: float) -> None:
         bulks = self._types[message.type]
-        opens = bulks.open is None
+        opens = not bulks.filling
         bulks.add(message, now)
         reached = bulks.reached
         if reached is not None:
             self._close(bulks, reached)
         elif opens:
-            being_filled = [each for each in self._types.values() if each.open is not None]
+            being_filled = [each for each in self._types.values() if each.filling]
             if len(being_filled) >= self.bulks_max:
-                self._close(
-                    min(being_filled, key=lambda each: each.open.first_at if each.open else 0.0),
-                    FlushReason.ACTIVE_BULKS,
-                )
+                self._close(min(being_filled, key=lambda each: each.first_at), FlushReason.ACTIVE_BULKS)
 
     def _relieve(self) -> None:
         """Where all bytes reached their limit, close the largest bulk being filled."""
         if self.held_bytes < self.bytes_max:
             return
-        being_filled = [bulks for bulks in self._types.values() if bulks.open is not None]
+        being_filled = [bulks for bulks in self._types.values() if bulks.filling]
         if being_filled:
-            self._close(
-                max(being_filled, key=lambda each: each.open.bytes if each.open else 0), FlushReason.TOTAL_BYTES
-            )
+            self._close(max(being_filled, key=lambda each: each.bytes), FlushReason.TOTAL_BYTES)
 
     def adopt(self, taken_over: Iterable[tuple[Collected, float]], now: float) -> None:
         """Take messages over, each due in so many seconds, whose bodies are in their streams; a worker reads them."""
@@ -302,7 +297,7 @@ class Core:
     @property
     def is_idle(self) -> bool:
         """Whether no bulk is being filled, waits or runs."""
-        return all(not (bulks.open or bulks.waiting or bulks.running) for bulks in self._types.values())
+        return all(not (bulks.filling or bulks.waiting or bulks.running) for bulks in self._types.values())
 
     @property
     def is_running(self) -> bool:
