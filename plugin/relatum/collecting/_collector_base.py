@@ -99,7 +99,7 @@ class Collector(Generic[ExecutorT]):
             lease_s=lease_s,
             broker="" if self._address is None else str(self._address),
         )
-        self._executors: dict[str, Executor] = {}
+        self._executors: dict[str, tuple[Executor, ExecutorOptions]] = {}
         self._is_started = False
         of_one_process(self, "a collector")
         metrics.report(self._shared, collector=self.name)
@@ -155,7 +155,7 @@ class Collector(Generic[ExecutorT]):
         self._shared.core.register(type, options)
         # Told from the start, as 0.
         self._shared.counts[type]
-        self._executors[type] = called
+        self._executors[type] = called, options
 
     def register_result_handler(
         self,
@@ -251,10 +251,9 @@ class Collector(Generic[ExecutorT]):
         shared = self._shared
         self._is_started = True
         open_reader = None if self._address is None else self._streams.open_reader
-        for type_, executor in self._executors.items():
-            options, letters = shared.core.options_of(type_), self._dead_letters
+        for type_, (executor, options) in self._executors.items():
             shared.workers[type_] = BulkConsumer(
-                shared, type_, options, executor, open_reader=open_reader, dead_letters=letters
+                shared, type_, options, executor, open_reader=open_reader, dead_letters=self._dead_letters
             )
         if names:
             assert self._address is not None, "streams are followed on a broker"

@@ -77,7 +77,7 @@ class Verdict(Enum):
 
 
 class Core:
-    """The bulks of a collector. Not thread-safe: its owner locks.
+    """The bulks of a collector. For the collector's loop.
 
     A message is offered (`admit`), stored by the owner, added, closed into a bulk, taken by a worker, and settled. From
     `admit` to `settle` it is held, and counts. Times are seconds of any clock that does not go back.
@@ -105,13 +105,9 @@ class Core:
         """The types with an executor."""
         return tuple(self._types)
 
-    def options_of(self, type: str) -> ExecutorOptions:  # noqa: A002 - RabbitMQ's word for it
-        """A type's options."""
-        return self._types[type].options
-
     # --- messages in ----------------------------------------------------------------------------------------------
 
-    def admit(self, message: Collected, now: float) -> Verdict:
+    def admit(self, message: Collected) -> Verdict:
         """Whether a message is taken. If so, it is held from now on."""
         bulks = self._types.get(message.type)
         if bulks is None:

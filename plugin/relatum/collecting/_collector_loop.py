@@ -225,7 +225,7 @@ class CollectorLoop:
         taken: list[bool] = []
         said = 0
         for message in messages:
-            while (verdict := self.intake.collect(message, time.monotonic())) is Verdict.WAIT:
+            while (verdict := self.intake.collect(message)) is Verdict.WAIT:
                 if said < len(taken):
                     # What was taken before makes room as it is consumed.
                     said = len(taken)

@@ -1,7 +1,6 @@
 """The streams that a collector follows: a task for each, and what is asked of the store and of leaders for them."""
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
@@ -319,7 +318,7 @@ class CollectedStream:
                     break
                 event = self._events.popleft()
             while messages and not self._is_over(member):
-                taken = shared.intake.take(self.name, messages, time.monotonic())
+                taken = shared.intake.take(self.name, messages)
                 del messages[:taken]
                 if taken:
                     shared.stir()
