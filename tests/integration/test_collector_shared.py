@@ -555,12 +555,13 @@ def test_a_broker_that_hangs_costs_no_lease(collecting: Collecting, monkeypatch:
     """Partitions are looked for beside what renews the lease."""
     looked, gate, renewed = threading.Event(), threading.Event(), []
 
-    def look(collector: MessageCollector) -> None:
+    def look(_: object) -> list[str]:
         looked.set()
         assert gate.wait(90)
+        return []
 
-    monkeypatch.setattr("relatum.collecting._collector_base.PARTITIONS_S", 0.05)
-    monkeypatch.setattr(MessageCollector, "_look", look)
+    monkeypatch.setattr("relatum.collecting._following.PARTITIONS_S", 0.05)
+    monkeypatch.setattr("relatum.collecting._following.Following._look", look)
     collector = collecting.collector(lambda bulk: None, lease_s=LEASE_S)
     renew: Callable[[int], bool] = collector._shared.store.renew
     monkeypatch.setattr(collector._shared.store, "renew", lambda member: renewed.append(member) or renew(member))

@@ -34,7 +34,7 @@ def core_of(types: dict[str, ExecutorOptions], **limits: int) -> Core:
 def put(core: Core, offset: int, type_: str = "a", size: int = 10, now: float = 0.0) -> Verdict:
     """Offer a message, and add it at once where it is taken."""
     each = message(offset, type_, size)
-    verdict = core.admit(each, now)
+    verdict = core.admit(each)
     if verdict is Verdict.TAKEN:
         core.add([each], now)
     return verdict
@@ -223,7 +223,7 @@ class CoreAndModel(RuleBasedStateMachine):
         # The last one once more, or so many new ones.
         for offset in range(self.count, self.count + many) if many or not self.count else [self.count - 1]:
             each = message(offset, type_, size)
-            verdict = self.core.admit(each, self.now)
+            verdict = self.core.admit(each)
             assert verdict is self.model.admit(offset, type_, size, self.now)
             if verdict is Verdict.TAKEN:
                 self.unstored.append(each)

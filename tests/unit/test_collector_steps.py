@@ -122,8 +122,8 @@ def described(*offsets: int, type_: str = "a") -> list[Collected]:
 def test_batches_are_gathered_into_one_transaction() -> None:
     """What arrives while the store is busy is stored at once, with one move of the position."""
     _, intake = intake_of()
-    assert intake.take("orders", described(10, 11), 0.0) == 2
-    assert intake.take("orders", [*described(14), *described(15, type_="z")], 0.0) == 2
+    assert intake.take("orders", described(10, 11)) == 2
+    assert intake.take("orders", [*described(14), *described(15, type_="z")]) == 2
     [gathered] = intake.next()
     advance = gathered.advance
     assert advance is not None
@@ -131,7 +131,7 @@ def test_batches_are_gathered_into_one_transaction() -> None:
     assert (advance.from_offset, advance.to_offset, advance.passed_over) == (10, 16, 1)
     assert advance.known_by is not None
     assert advance.known_by.offset == 15
-    intake.take("orders", described(16), 0.0)
+    intake.take("orders", described(16))
     intake.add(gathered, intake.stored(gathered, Stored(frozenset(m.place for m in gathered.messages), NOW)), 0.0)
     assert not intake.is_stored("orders")
     [second] = intake.next()
@@ -142,12 +142,12 @@ def test_batches_are_gathered_into_one_transaction() -> None:
 def test_a_full_type_stops_its_stream_where_it_is() -> None:
     """The position moves up to the message that has to wait, not over it."""
     core, intake = intake_of(bulk_messages=1, queue_bulks=1)
-    assert intake.take("orders", described(10), 0.0) == 1
+    assert intake.take("orders", described(10)) == 1
     [gathered] = intake.next()
     intake.add(gathered, intake.stored(gathered, Stored(frozenset([MessageId("orders", 10)]), NOW)), 0.0)
-    assert intake.take("orders", [*described(11, type_="z"), *described(12, 13)], 0.0) == 1
+    assert intake.take("orders", [*described(11, type_="z"), *described(12, 13)]) == 1
     [gathered] = intake.next()
     assert gathered.advance is not None
     assert (gathered.messages, gathered.advance.to_offset) == ([], 12)
     assert core.take("a") is not None
-    assert intake.take("orders", described(12), 0.0) == 1
+    assert intake.take("orders", described(12)) == 1

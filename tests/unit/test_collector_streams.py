@@ -131,7 +131,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A stream that is followed, in a collector's loop."""
     world = World(monkeypatch)
     world.shared.loop.start()
-    world.do(world.shared.spawn, world.stream.run())
+    world.do(world.shared.loop.spawn, world.stream.run())
     yield world
     assert world.shared.loop.stop(60)
 

@@ -89,30 +89,15 @@ class ExecutorOptions:
         return min(BACKOFF_MAX_S, self.backoff_s * 2.0 ** min(attempts - 1, 32))
 
 
-class OpenBulk:
-    """A bulk being filled."""
-
-    __slots__ = ("bytes", "first_at", "last_at", "messages")
-
-    def __init__(self, now: float) -> None:
-        self.messages: list[Collected] = []
-        self.bytes = 0
-        self.first_at = self.last_at = now
-
-    def add(self, message: Collected, now: float) -> None:
-        """Take a message in."""
-        self.messages.append(message)
-        self.bytes += message.bytes
-        self.last_at = now
-
-
 class TypeBulks:
     """All bulks of one type. It decides by the type's own options; what concerns all types is the core's."""
 
     def __init__(self, type: str, options: ExecutorOptions) -> None:  # noqa: A002 - RabbitMQ's word for it
         self.type = type
         self.options = options
-        self.open: OpenBulk | None = None
+        self.filling: list[Collected] = []
+        self.bytes = 0
+        self.first_at = self.last_at = 0.0
         self.waiting: deque[Bulk] = deque()
         self.running = 0
         self._admitted = 0
@@ -132,44 +117,44 @@ class TypeBulks:
 
     def add(self, message: Collected, now: float) -> None:
         """Put a message into the bulk being filled; begins one where there is none."""
-        if self.open is None:
-            self.open = OpenBulk(now)
-        self.open.add(message, now)
+        if not self.filling:
+            self.first_at = now
+        self.filling.append(message)
+        self.bytes += message.bytes
+        self.last_at = now
 
     @property
     def reached(self) -> FlushReason | None:
         """The size the bulk being filled has reached, if any."""
-        if self.open is not None and self.open.bytes >= self.options.bulk_bytes:
+        if self.filling and self.bytes >= self.options.bulk_bytes:
             return FlushReason.BYTES
-        if self.open is not None and len(self.open.messages) >= self.options.bulk_messages:
-            return FlushReason.MESSAGES
-        return None
+        return FlushReason.MESSAGES if len(self.filling) >= self.options.bulk_messages else None
 
     def due(self, now: float) -> FlushReason | None:
         """Why the bulk being filled is to be closed at this time, if it is."""
-        if self.open is None:
+        if not self.filling:
             return None
-        if now >= self.open.first_at + self.options.max_age_s:
+        if now >= self.first_at + self.options.max_age_s:
             return FlushReason.AGE
-        if self.options.idle_s is not None and now >= self.open.last_at + self.options.idle_s:
+        if self.options.idle_s is not None and now >= self.last_at + self.options.idle_s:
             return FlushReason.IDLE
         return None
 
     def deadlines(self) -> Iterator[float]:
         """The times at which something becomes due."""
-        if self.open is not None:
-            yield self.open.first_at + self.options.max_age_s
+        if self.filling:
+            yield self.first_at + self.options.max_age_s
             if self.options.idle_s is not None:
-                yield self.open.last_at + self.options.idle_s
+                yield self.last_at + self.options.idle_s
         if self._retries:
             yield self._retries[0][0]
 
     def close(self, reason: FlushReason) -> Bulk | None:
         """Close the bulk being filled, and queue it; None where there is none."""
-        if self.open is None:
+        if not self.filling:
             return None
-        bulk = Bulk(secrets.randbits(63), self.type, tuple(self.open.messages), reason)
-        self.open = None
+        bulk = Bulk(secrets.randbits(63), self.type, tuple(self.filling), reason)
+        self.filling, self.bytes = [], 0
         self.waiting.append(bulk)
         return bulk
 
@@ -181,9 +166,7 @@ class TypeBulks:
     @property
     def is_full(self) -> bool:
         """Whether as many bulks wait as may, with those that messages on their way will make."""
-        messages, size = self._admitted, self._admitted_bytes
-        if self.open is not None:
-            messages, size = messages + len(self.open.messages), size + self.open.bytes
+        messages, size = self._admitted + len(self.filling), self._admitted_bytes + self.bytes
         coming = max(messages // self.options.bulk_messages, size // self.options.bulk_bytes)
         return len(self.waiting) + coming >= self.options.queue_bulks
 

@@ -1,12 +1,10 @@
 """What both faces of the message collector share: options, executors, handlers, its beginning and its end."""
 
-import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
-from contextlib import suppress
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from relatum import metrics
 from relatum.checks import (
@@ -29,18 +27,11 @@ from relatum.collecting._consuming import BulkConsumer
 from relatum.collecting._following import Following
 from relatum.collecting._handlers import Handler, call_of, logger
 from relatum.collecting._intake import TypeOf, describe, type_of_property
-from relatum.errors import (
-    AccessRefused,
-    ConfigurationError,
-    InvalidInput,
-    NotAStream,
-    StreamNotFound,
-    Transient,
-)
-from relatum.limits import INTEGER_MAX
+from relatum.collecting._named_streams import NamedStreams, StartAt
+from relatum.errors import ConfigurationError, InvalidInput, Transient
 from relatum.processes import of_one_process
 from relatum.publishing import DeadLetters
-from relatum.reading import AuthMechanism, BrokerAddress, Message, StreamBounds, StreamReader
+from relatum.reading import AuthMechanism, BrokerAddress, Message
 from relatum.store.database import AnyDatabase
 from relatum.waiting import log_failure
 
@@ -49,12 +40,6 @@ LEASE_S: Final = 15.0
 
 LEASE_MIN_S: Final = 1.0
 """Seconds a lease holds at least: a busy process that renews later than this would lose its messages to others."""
-
-StartAt = Literal["first", "next"] | int
-"""Where to begin with a stream that was never followed: its first message, what is published from now on, an offset."""
-
-PARTITIONS_S: Final = 30.0
-"""How often super streams are asked for new partitions."""
 
 CLOSE_S: Final = 30.0
 """Seconds `close` waits by default."""
@@ -103,14 +88,8 @@ class Collector(Generic[ExecutorT]):
         self._address: BrokerAddress | None = None
         if broker is not None:
             self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
-        self._streams = list(dict.fromkeys(checked_names("streams", streams)))
-        self._plain: set[str] = set()
-        self._start = _checked_start(start)
+        self._streams = NamedStreams(self._address, checked_names("streams", streams), start, dead_letter_stream)
         self._type_of = type_of
-        if self._address is None and (self._streams or dead_letter_stream):
-            raise ConfigurationError("streams are followed, and dead letters published, on a broker: give `broker`")
-        if dead_letter_stream in self._streams:
-            raise _endless(dead_letter_stream)
         self._dead_letters: DeadLetters | None = None
         if self._address is not None and dead_letter_stream:
             self._dead_letters = DeadLetters(self._address, dead_letter_stream)
@@ -120,7 +99,7 @@ class Collector(Generic[ExecutorT]):
             lease_s=lease_s,
             broker="" if self._address is None else str(self._address),
         )
-        self._executors: dict[str, Executor] = {}
+        self._executors: dict[str, tuple[Executor, ExecutorOptions]] = {}
         self._is_started = False
         of_one_process(self, "a collector")
         metrics.report(self._shared, collector=self.name)
@@ -129,7 +108,7 @@ class Collector(Generic[ExecutorT]):
         """Refuse what would go wrong from the start."""
         if self._is_started:
             raise ConfigurationError("a collector is started once")
-        if self._streams and not self._executors:
+        if self._streams.names and not self._executors:
             raise ConfigurationError(
                 "streams are followed for executors: register one before the start, or all messages are passed over"
             )
@@ -140,12 +119,6 @@ class Collector(Generic[ExecutorT]):
     def _called_in_thread(self, executor: ExecutorT) -> Executor:
         """The executor as a worker calls it, in its thread; refuses what this face could not call."""
         raise NotImplementedError
-
-    def _initial(self, bounds: StreamBounds) -> int:
-        """Where to begin with a stream that was never followed."""
-        if self._start == "next":
-            return bounds.end
-        return bounds.first or 0 if self._start == "first" else self._start
 
     # --- who consumes, and who is told ----------------------------------------------------------------------------
 
@@ -182,7 +155,7 @@ class Collector(Generic[ExecutorT]):
         self._shared.core.register(type, options)
         # Told from the start, as 0.
         self._shared.counts[type]
-        self._executors[type] = called
+        self._executors[type] = called, options
 
     def register_result_handler(
         self,
@@ -266,9 +239,7 @@ class Collector(Generic[ExecutorT]):
         """Become a member; gives the streams to follow. Where it raises, nothing is left of it."""
         shared = self._shared
         try:
-            self._check_dead_letters()
-            names = self._find_streams()
-            self._check_streams(names)
+            names = self._streams.checked()
             shared.member = shared.store.open(shared.core.types, shared.lease_s)
         except BaseException:
             shared.store.dispose()
@@ -279,80 +250,16 @@ class Collector(Generic[ExecutorT]):
         """Start its loop; it waits for nothing."""
         shared = self._shared
         self._is_started = True
-        open_reader = None if self._address is None else self._open_reader
-        for type_, executor in self._executors.items():
-            options, letters = shared.core.options_of(type_), self._dead_letters
+        open_reader = None if self._address is None else self._streams.open_reader
+        for type_, (executor, options) in self._executors.items():
             shared.workers[type_] = BulkConsumer(
-                shared, type_, options, executor, open_reader=open_reader, dead_letters=letters
+                shared, type_, options, executor, open_reader=open_reader, dead_letters=self._dead_letters
             )
         if names:
             assert self._address is not None, "streams are followed on a broker"
-            shared.following = Following(shared, self._address, self._type_of, self._initial)
+            shared.following = Following(shared, self._address, self._type_of, self._streams)
         shared.loop.start()
-        shared.loop.call(self._begin_in_loop, names)
-
-    def _begin_in_loop(self, names: list[str]) -> None:
-        shared = self._shared
-        shared.begin()
-        if shared.following is not None:
-            shared.following.open()
-            shared.following.add(names)
-            shared.loop.repeat(self._look_on, shared.who("looking for partitions"), shared.outages)
-
-    async def _look_on(self) -> float:
-        await asyncio.sleep(PARTITIONS_S)
-        if not self._shared.is_stopping:
-            await self._shared.loop.ask(self._look)
-        return 0.0
-
-    def _look(self) -> None:
-        """Follow new partitions, too."""
-        names, following = self._find_streams(), self._shared.following
-        assert following is not None, "what follows streams looks for them"
-        self._shared.loop.call(following.add, names)
-
-    def _check_dead_letters(self) -> None:
-        if self._dead_letters is None:
-            return
-        with self._open_reader() as reader:
-            try:
-                reader.bounds(self._dead_letters.stream)
-            except NotAStream:
-                logger.info("dead letters go to %r, which is a queue", self._dead_letters.stream)
-
-    def _open_reader(self) -> StreamReader:
-        assert self._address is not None, "only what has a broker is read"
-        return StreamReader.open(self._address)
-
-    def _find_streams(self) -> list[str]:
-        """The streams to follow: those named, or the partitions where the name is a super stream's."""
-        found = list(self._streams)
-        if not self._plain.issuperset(found):
-            with self._open_reader() as reader:
-                found = [each for name in self._streams for each in self._parts_of(reader, name)]
-        if self._dead_letters is not None and self._dead_letters.stream in found:
-            raise _endless(self._dead_letters.stream)
-        return found
-
-    def _parts_of(self, reader: StreamReader, name: str) -> list[str]:
-        if name in self._plain:
-            return [name]
-        partitions = reader.partitions(name)
-        if not partitions and reader.routes("", name) != []:
-            # A stream is no super stream: asked once, since the broker logs an error each time.
-            self._plain.add(name)
-        return partitions or [name]
-
-    def _check_streams(self, names: Sequence[str]) -> None:
-        """Refuse what never becomes a stream; one that is missing, or away, is waited for when it is followed."""
-        if not names:
-            return
-        with self._open_reader() as reader:
-            for name in names:
-                with suppress(Transient, StreamNotFound, AccessRefused):
-                    # What is a stream needs no second look; what is none is told apart by the other question.
-                    if reader.routes("", name) == []:
-                        reader.bounds(name)
+        shared.loop.call(shared.begin, names)
 
     # --- called from outside its loop ---------------------------------------------------------------------------------
 
@@ -414,16 +321,3 @@ class Collector(Generic[ExecutorT]):
             worker.close()
         shared.store.dispose()
         metrics.retire(shared)
-
-
-def _endless(stream: str | None) -> ConfigurationError:
-    return ConfigurationError(
-        f"{stream!r} is followed, and dead letters are to be published to it: each would be collected again, for ever"
-    )
-
-
-def _checked_start(start: StartAt) -> StartAt:
-    is_offset = isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= INTEGER_MAX
-    if start not in ("first", "next") and not is_offset:
-        raise InvalidInput(f"start= takes 'first', 'next' or an offset, not {shown(start)}")
-    return start

@@ -77,7 +77,7 @@ class Verdict(Enum):
 
 
 class Core:
-    """The bulks of a collector. Not thread-safe: its owner locks.
+    """The bulks of a collector. For the collector's loop.
 
     A message is offered (`admit`), stored by the owner, added, closed into a bulk, taken by a worker, and settled. From
     `admit` to `settle` it is held, and counts. Times are seconds of any clock that does not go back.
@@ -105,13 +105,9 @@ class Core:
         """The types with an executor."""
         return tuple(self._types)
 
-    def options_of(self, type: str) -> ExecutorOptions:  # noqa: A002 - RabbitMQ's word for it
-        """A type's options."""
-        return self._types[type].options
-
     # --- messages in ----------------------------------------------------------------------------------------------
 
-    def admit(self, message: Collected, now: float) -> Verdict:
+    def admit(self, message: Collected) -> Verdict:
         """Whether a message is taken. If so, it is held from now on."""
         bulks = self._types.get(message.type)
         if bulks is None:
@@ -157,28 +153,23 @@ class Core:
 
     def _add(self, message: Collected, now: float) -> None:
         bulks = self._types[message.type]
-        opens = bulks.open is None
+        opens = not bulks.filling
         bulks.add(message, now)
         reached = bulks.reached
         if reached is not None:
             self._close(bulks, reached)
         elif opens:
-            being_filled = [each for each in self._types.values() if each.open is not None]
+            being_filled = [each for each in self._types.values() if each.filling]
             if len(being_filled) >= self.bulks_max:
-                self._close(
-                    min(being_filled, key=lambda each: each.open.first_at if each.open else 0.0),
-                    FlushReason.ACTIVE_BULKS,
-                )
+                self._close(min(being_filled, key=lambda each: each.first_at), FlushReason.ACTIVE_BULKS)
 
     def _relieve(self) -> None:
         """Where all bytes reached their limit, close the largest bulk being filled."""
         if self.held_bytes < self.bytes_max:
             return
-        being_filled = [bulks for bulks in self._types.values() if bulks.open is not None]
+        being_filled = [bulks for bulks in self._types.values() if bulks.filling]
         if being_filled:
-            self._close(
-                max(being_filled, key=lambda each: each.open.bytes if each.open else 0), FlushReason.TOTAL_BYTES
-            )
+            self._close(max(being_filled, key=lambda each: each.bytes), FlushReason.TOTAL_BYTES)
 
     def adopt(self, taken_over: Iterable[tuple[Collected, float]], now: float) -> None:
         """Take messages over, each due in so many seconds, whose bodies are in their streams; a worker reads them."""
@@ -302,7 +293,7 @@ class Core:
     @property
     def is_idle(self) -> bool:
         """Whether no bulk is being filled, waits or runs."""
-        return all(not (bulks.open or bulks.waiting or bulks.running) for bulks in self._types.values())
+        return all(not (bulks.filling or bulks.waiting or bulks.running) for bulks in self._types.values())
 
     @property
     def is_running(self) -> bool:

@@ -4,11 +4,10 @@ import asyncio
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from relatum.collecting._bulk import Bulk, Collected
 from relatum.collecting._collector_core import Abandoned, Core, Result, Stored, Verdict
@@ -88,7 +87,6 @@ class CollectorLoop:
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at: float | None = None
-        self._input_ended = False
         self._storer: asyncio.Task[None] | None = None
         self._end: asyncio.Task[None] | None = None
 
@@ -133,14 +131,10 @@ class CollectorLoop:
         if not self.abandoned.is_set():
             for type_, worker in self.workers.items():
                 while (bulk := self.core.take(type_)) is not None:
-                    self.spawn(self._consume(worker, bulk))
+                    self.loop.spawn(self._consume(worker, bulk))
             self._set_timer()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-
-    def spawn(self, made: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run a coroutine as a task of the collector's own: no deadline nor span of the call that led to it is its."""
-        return Context().run(self.loop.spawn, made)
 
     async def changed(self, until: float | None = None) -> bool:
         """Wait for the next change; False where the time was over before."""
@@ -177,12 +171,14 @@ class CollectorLoop:
 
     # --- its beginning ------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Begin to store, to hand bulks on, and to keep the lease; in the context of no call, which has a deadline."""
+    def begin(self, names: Sequence[str]) -> None:
+        """Begin to follow streams, to store, to hand bulks on, and to keep the lease."""
         rest_s = min(TAKE_OVER_S, renewal_s(self.lease_s))
-        self._storer = self.spawn(self._store_on())
+        self._storer = self.loop.spawn(self._store_on())
         self.loop.repeat(self._renew, self.who("keeping its lease"), self.outages, rest_s)
         self.loop.repeat(self._look_after_others, self.who("looking after other members"), self.outages, rest_s)
+        if self.following is not None:
+            self.following.open(names)
         self.stir()
 
     async def _renew(self) -> float:
@@ -229,7 +225,7 @@ class CollectorLoop:
         taken: list[bool] = []
         said = 0
         for message in messages:
-            while (verdict := self.intake.collect(message, time.monotonic())) is Verdict.WAIT:
+            while (verdict := self.intake.collect(message)) is Verdict.WAIT:
                 if said < len(taken):
                     # What was taken before makes room as it is consumed.
                     said = len(taken)
@@ -253,25 +249,18 @@ class CollectorLoop:
     # --- into the store -----------------------------------------------------------------------------------------------
 
     async def _store_on(self) -> None:
-        while True:
+        """Store what is gathered, again and again: while one lot is committed, the next one is gathered."""
+        while not self.abandoned.is_set():
             try:
-                await self._store_until_end()
+                if self.intake.is_anything_gathered:
+                    await self._let_gather()
+                    for gathered in self.intake.next():
+                        await self._store(gathered)
+                else:
+                    await self.changed()
             except Exception as error:  # noqa: BLE001 - no defect may end it for all that comes
                 log_defect(error, self.who("storing messages"))
                 await asyncio.sleep(AFTER_DEFECT_S)
-            else:
-                return
-
-    async def _store_until_end(self) -> None:
-        """Store what is gathered, again and again: while one lot is committed, the next one is gathered."""
-        while True:
-            while not self.intake.is_anything_gathered:
-                if self._input_ended or self.abandoned.is_set():
-                    return
-                await self.changed()
-            await self._let_gather()
-            for gathered in self.intake.next():
-                await self._store(gathered)
 
     async def _let_gather(self) -> None:
         """Let more come into one transaction while no worker waits for it."""
@@ -362,7 +351,7 @@ class CollectorLoop:
         Executors that were not have `unwinding_s` more to end; `leave` leaves all servers.
         """
         if self._end is None:
-            self._end = self.spawn(self._close(timeout_s, unwinding_s, leave))
+            self._end = self.loop.spawn(self._close(timeout_s, unwinding_s, leave))
         await asyncio.shield(self._end)
 
     async def _close(self, timeout_s: float, unwinding_s: float, leave: Callable[[], None]) -> None:
@@ -370,8 +359,6 @@ class CollectorLoop:
         self.stop()
         if following is not None:
             await self._until(lambda: not following.is_following, until)
-        self._input_ended = True
-        self.stir()
         is_done = await self._until(lambda: self.intake.is_empty and self.core.is_idle, until)
         in_time = is_done and not self.abandoned.is_set()
         self.abandon()
@@ -382,7 +369,7 @@ class CollectorLoop:
             if self._storer is not None:
                 await asyncio.wait([self._storer], timeout=END_S)
             if following is not None:
-                await asyncio.wait([self.spawn(following.close())], timeout=END_S)
+                await asyncio.wait([self.loop.spawn(following.close())], timeout=END_S)
             # In a thread that nothing else can hold; what it asks of a server has an end of its own.
             await in_thread(self._leaving, leave)
         finally:

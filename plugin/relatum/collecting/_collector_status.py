@@ -30,7 +30,7 @@ MEMBERS: Final = sql("""
     FROM relatum.collector_members WHERE collector_id = :in_collector::integer ORDER BY member_id""")
 
 SOURCES: Final = sql("""
-    SELECT stream, position, member.holder, moved_at, passed_over
+    SELECT stream, position, NULL::bigint, member.holder, moved_at, passed_over
     FROM relatum.collector_sources AS source LEFT JOIN relatum.collector_members AS member
         ON member.member_id = source.member_id AND member.lease_expires_at >= clock_timestamp()
     WHERE source.collector_id = :in_collector::integer AND replaced_at IS NULL ORDER BY stream""")
@@ -173,21 +173,17 @@ def collector_status(
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
         rows = connection.execute(ALL_COLLECTORS).all()
         known = {row.name for row in rows}
-        found = [_status_of(connection, row) for row in rows if names is None or row.name in names]
         for name in names or ():
             if name not in known:
-                hint = meant(name, known)
-                raise NotFound(f"there is no collector {name!r}{hint}: its first member makes it")
+                raise NotFound(f"there is no collector {name!r}{meant(name, known)}: its first member makes it")
+        found = [_status_of(connection, row) for row in rows if names is None or row.name in names]
     return found if broker is None else _with_lags(found, broker)
 
 
 def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:
     named = {"in_collector": row.collector_id}
     members = [MemberStatus(*member) for member in connection.execute(MEMBERS, named)]
-    sources = [
-        SourceStatus(each.stream, each.position, None, each.holder, each.moved_at, each.passed_over)
-        for each in connection.execute(SOURCES, named)
-    ]
+    sources = [SourceStatus(*source) for source in connection.execute(SOURCES, named)]
     unfinished = connection.execute(UNFINISHED, named).all()
     counts = dict.fromkeys(("collected", "forwarded", "succeeded", "failed", "dead"), 0)
     counts |= _finished(connection, row.collector_id)
@@ -308,11 +304,8 @@ def _page_of_finished(
         rows = connection.execute(FINISHED_BEFORE, wanted | {"floor": floor or _LONG_AGO}).all()
     else:
         rows = connection.execute(UNSUCCESSFUL_BEFORE, wanted).all()
-    following = None
-    if len(rows) > limit:
-        following = _end_at(rows[limit - 1])
-    elif floor is not None:
-        following = CollectedAt(floor, 0, 0)
+    at_floor = None if floor is None else CollectedAt(floor, 0, 0)
+    following = _end_at(rows[limit - 1]) if len(rows) > limit else at_floor
     return CollectedPage(tuple(map(_outcome, rows[:limit])), following, floor)
 
 
@@ -323,9 +316,6 @@ def _end_at(row: Any) -> CollectedAt:
 def _outcome(row: Any) -> Outcome:
     message_id, state, *facts = row[:-1]
     return Outcome(message_id, OutcomeStatus(state), *facts)
-
-
-# --- what a member tells of itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -154,10 +153,12 @@ class BulkConsumer:
         """Consume a bulk; gives what was stored of its messages. Handlers are told of what has become final."""
         shared, stored = self._shared, list[Result]()
         span_of = otel.span(Part.COLLECTOR, partial(_described, shared.store.name, bulk))
-        # What is abandoned stays forwarded in the store: another member takes it over.
-        with inside(shared), suppress(Abandoned), span_of as span:
+        with inside(shared), span_of as span:
             try:
                 self._consume(bulk, stored, span)
+            except Abandoned:
+                # It stays forwarded in the store: another member takes it over.
+                pass
             except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
                 # They are with this member until it ends, then another member takes them over.
                 places = ", ".join(str(message.place) for message in bulk.messages[:NAMED_MAX])

@@ -1,9 +1,8 @@
 """The streams that a collector follows: a task for each, and what is asked of the store and of leaders for them."""
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +10,7 @@ from relatum.collecting._bulk import Collected, id_of, id_of_place
 from relatum.collecting._collector_core import Followed
 from relatum.collecting._handlers import logger
 from relatum.collecting._intake import TypeOf, describe_followed, type_of_property
+from relatum.collecting._named_streams import NamedStreams
 from relatum.errors import Conflict, OffsetExpired, OffsetNotFound
 from relatum.following import Attached, Event, Failed, Hole, Reach, Records, Replaced, StreamFollower
 from relatum.ids import MessageId
@@ -26,6 +26,9 @@ STANDBY_S: Final = 1.0
 AGAIN_S: Final = 0.05
 """Seconds until a stream is followed again where another member came between."""
 
+PARTITIONS_S: Final = 30.0
+"""How often super streams are asked for new partitions."""
+
 TAKE_MESSAGES: Final = 500
 """Messages that are taken in together, where so many have come: small chunks are taken in by the dozen."""
 
@@ -39,28 +42,28 @@ class Following:
     A stream that waits, for room, for an answer, for another member, is waited for by nobody else.
     """
 
-    def __init__(
-        self, shared: "CollectorLoop", address: BrokerAddress, type_of: TypeOf, initial: Callable[[StreamBounds], int]
-    ) -> None:
+    def __init__(self, shared: "CollectorLoop", address: BrokerAddress, type_of: TypeOf, named: NamedStreams) -> None:
         self.shared = shared
         self.type_of = type_of
         self.follower = StreamFollower(shared.loop, address, self._told)
         self.reach = Reach(self.follower, shared.outages, lambda: next(iter(self._streams)))
-        self._initial = initial
+        self._named = named
         self._streams: dict[str, CollectedStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def open(self) -> None:
-        """Begin."""
-        shared = self.shared
-        shared.loop.repeat(self._look_for_free, shared.who("looking for streams that became free"), shared.outages)
+    def open(self, names: Iterable[str]) -> None:
+        """Begin with these streams."""
+        repeat, who, outages = self.shared.loop.repeat, self.shared.who, self.shared.outages
+        repeat(self._look_for_free, who("looking for streams that became free"), outages)
+        repeat(self._look_for_new, who("looking for partitions"), outages)
+        self.add(names)
 
     def add(self, names: Iterable[str]) -> None:
         """Follow these streams, too."""
         for name in names:
             if name not in self._streams and not self.shared.is_stopping:
                 stream = self._streams[name] = CollectedStream(self, name)
-                task = self.shared.spawn(stream.run())
+                task = self.shared.loop.spawn(stream.run())
                 self._tasks.add(task)
                 task.add_done_callback(self._ended)
 
@@ -103,12 +106,20 @@ class Following:
                     stream.wake()
         return STANDBY_S
 
+    async def _look_for_new(self) -> float:
+        """Follow new partitions, too."""
+        self.add(await self.shared.loop.ask(self._look))
+        return PARTITIONS_S
+
     # --- what is asked, in threads ------------------------------------------------------------------------------------
+
+    def _look(self) -> list[str]:
+        return self._named.find()
 
     def begin(self, stream: str, member: int, initial: int | None) -> tuple[int, Followed | None]:
         """Follow a stream, if no other member does: where to begin if it is new, and the store's `follow`."""
         if initial is None:
-            initial = self._initial(self.follower.reader().bounds(stream))
+            initial = self._named.initial(self.follower.reader().bounds(stream))
         return initial, self.shared.store.follow(member, stream, initial)
 
     def find_again(self, stream: str, member: int) -> None:
@@ -307,7 +318,7 @@ class CollectedStream:
                     break
                 event = self._events.popleft()
             while messages and not self._is_over(member):
-                taken = shared.intake.take(self.name, messages, time.monotonic())
+                taken = shared.intake.take(self.name, messages)
                 del messages[:taken]
                 if taken:
                     shared.stir()

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from inspect import isawaitable
 
 from relatum.outcomes import Outcome
@@ -75,19 +76,15 @@ class Handlers:
             return [*of_message, *self._of_type.get(outcome.type or "", ()), *self._of_all]
 
 
+@dataclass(slots=True, eq=False)
 class Inside:
     """A call of an executor or of handlers, which may call their collector: it must not wait for what waits for it.
 
-    Attributes:
-        collector: Whose it is.
-        is_storing: Whether storing goes on only after it.
+    `collector` is whose it is; `is_storing` says that storing goes on only after it.
     """
 
-    __slots__ = ("collector", "is_storing")
-
-    def __init__(self, collector: object, *, is_storing: bool) -> None:
-        self.collector: object = collector
-        self.is_storing = is_storing
+    collector: object
+    is_storing: bool
 
 
 _current: "ContextVar[Inside | None]" = ContextVar("relatum_collector_call", default=None)
@@ -96,7 +93,7 @@ _current: "ContextVar[Inside | None]" = ContextVar("relatum_collector_call", def
 @contextmanager
 def inside(collector: object, *, is_storing: bool = False) -> Iterator[None]:
     """Mark what is called in the block, in this thread and in tasks that it begins for it, until the block is left."""
-    call = Inside(collector, is_storing=is_storing)
+    call = Inside(collector, is_storing)
     token = _current.set(call)
     try:
         yield

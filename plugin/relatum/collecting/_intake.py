@@ -75,7 +75,7 @@ class Gathered:
 
 
 class Intake:
-    """Gathers messages that the core has room for, by stream. Not thread-safe: its owner locks."""
+    """Gathers messages that the core has room for, by stream. For the collector's loop."""
 
     def __init__(self, core: Core) -> None:
         self.passed_over = 0
@@ -90,9 +90,9 @@ class Intake:
 
     # --- messages given by `collect` ------------------------------------------------------------------------------
 
-    def collect(self, message: Collected, now: float) -> Verdict:
+    def collect(self, message: Collected) -> Verdict:
         """Take a message, if there is room."""
-        verdict = self._core.admit(message, now)
+        verdict = self._core.admit(message)
         if verdict is Verdict.TAKEN:
             self._given.messages.append(message)
         self.passed_over += verdict is Verdict.NO_EXECUTOR
@@ -117,14 +117,14 @@ class Intake:
         if gathered is not None:
             self._core.cancel(gathered.messages)
 
-    def take(self, stream: str, messages: Sequence[Collected], now: float) -> int:
+    def take(self, stream: str, messages: Sequence[Collected]) -> int:
         """Take messages of a stream, in order; gives how many. Fewer than all where the next one has to wait.
 
         Messages whose type has no executor here are passed over.
         """
         gathered, taken = self._followed.get(stream) or Gathered(stream, self._next[stream]), 0
         for message in messages:
-            verdict = self._core.admit(message, now)
+            verdict = self._core.admit(message)
             if verdict in (Verdict.WAIT, Verdict.REFUSED):
                 break
             if verdict is Verdict.TAKEN:

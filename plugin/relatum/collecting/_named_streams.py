@@ -1,0 +1,89 @@
+"""The streams that a collector is told to follow: partitions are found, and what never becomes a stream is refused."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Literal
+
+from relatum.checks import shown
+from relatum.collecting._handlers import logger
+from relatum.errors import AccessRefused, ConfigurationError, InvalidInput, NotAStream, StreamNotFound, Transient
+from relatum.limits import INTEGER_MAX
+from relatum.reading import BrokerAddress, StreamBounds, StreamReader
+
+StartAt = Literal["first", "next"] | int
+"""Where to begin with a stream that was never followed: its first message, what is published from now on, an offset."""
+
+
+class NamedStreams:
+    """Streams and super streams by their names, where to begin with each, and the stream for dead letters.
+
+    All that asks the broker waits for it.
+    """
+
+    def __init__(
+        self, address: BrokerAddress | None, names: Sequence[str], start: StartAt, dead_letters: str | None
+    ) -> None:
+        self.names = list(dict.fromkeys(names))
+        self._address = address
+        self._start = start
+        self._dead_letters = dead_letters
+        self._plain: set[str] = set()
+        is_offset = isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= INTEGER_MAX
+        if start not in ("first", "next") and not is_offset:
+            raise InvalidInput(f"start= takes 'first', 'next' or an offset, not {shown(start)}")
+        if address is None and (names or dead_letters):
+            raise ConfigurationError("streams are followed, and dead letters published, on a broker: give `broker`")
+        self._without_dead_letters(self.names)
+
+    def _without_dead_letters(self, names: list[str]) -> list[str]:
+        if self._dead_letters in names:
+            raise ConfigurationError(
+                f"{self._dead_letters!r} is followed, and dead letters are to be published to it: each would be "
+                "collected again, for ever"
+            )
+        return names
+
+    def open_reader(self) -> StreamReader:
+        """A reader of the broker."""
+        assert self._address is not None, "only what has a broker is read"
+        return StreamReader.open(self._address)
+
+    def initial(self, bounds: StreamBounds) -> int:
+        """Where to begin with a stream that was never followed."""
+        if self._start == "next":
+            return bounds.end
+        return bounds.first or 0 if self._start == "first" else self._start
+
+    def find(self) -> list[str]:
+        """The streams to follow: those named, or the partitions where the name is a super stream's."""
+        if self._plain.issuperset(self.names):
+            return self.names
+        with self.open_reader() as reader:
+            return self._without_dead_letters([each for name in self.names for each in self._parts_of(reader, name)])
+
+    def _parts_of(self, reader: StreamReader, name: str) -> list[str]:
+        if name in self._plain:
+            return [name]
+        partitions = reader.partitions(name)
+        if not partitions and reader.routes("", name) != []:
+            # A stream is no super stream: asked once, since the broker logs an error each time.
+            self._plain.add(name)
+        return partitions or [name]
+
+    def checked(self) -> list[str]:
+        """As `find`; what never becomes a stream is refused. One that is missing, or away, is waited for later."""
+        if self._dead_letters is not None:
+            with self.open_reader() as reader:
+                try:
+                    reader.bounds(self._dead_letters)
+                except NotAStream:
+                    logger.info("dead letters go to %r, which is a queue", self._dead_letters)
+        names = self.find()
+        if names:
+            with self.open_reader() as reader:
+                for name in names:
+                    with suppress(Transient, StreamNotFound, AccessRefused):
+                        # What is a stream needs no second look; what is none is told apart by the other question.
+                        if reader.routes("", name) == []:
+                            reader.bounds(name)
+        return names
