@@ -5,9 +5,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from relatum_consumer.groups.sharing import _claims as claims
-from relatum_consumer.groups.sharing._sharing_scan import SCANS, WRITE_DOWN
-from relatum_consumer.groups.sharing._sharing_status import HOLDERS
+from relatum_consumer.groups import _claims as claims
+from relatum_consumer.groups._consumer import HOLDERS, SCANS
+from relatum_consumer.groups._scanning import WRITE_DOWN
 from tests.support.plans import nodes_of, plan_of_statement
 
 DONE = 100_000

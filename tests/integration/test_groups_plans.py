@@ -5,9 +5,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from relatum_consumer.groups.reading._group_position import NEWEST, UNFINISHED
-from relatum_consumer.groups.reading._group_scan import FIRSTS_BETWEEN, ROWS_BETWEEN
-from relatum_consumer.groups.reading._streams_view import MEMBERS
+from relatum_consumer.groups._finding import FIRSTS_BETWEEN, ROWS_BETWEEN
+from relatum_consumer.groups._one_group import NEWEST, UNFINISHED
+from relatum_consumer.groups._view import MEMBERS
 from tests.support.plans import (
     CATALOG,
     CLOSE_PARTS,

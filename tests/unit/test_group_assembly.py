@@ -7,11 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum_consumer.groups.reading._assembly import Member, assemble, distinct, in_arrival
-from relatum_consumer.groups.reading._group_options import BATCH_MESSAGES, GROUPS_AT_ONCE, GroupOptions
-from relatum_consumer.groups.reading._group_scan import Scan
-from relatum_consumer.groups.reading._streams_view import View
-from relatum_consumer.groups.reading._whole_groups import Batches
+from relatum_consumer.groups._assembly import Member, assemble, distinct, in_arrival
+from relatum_consumer.groups._finding import Batches, Scan
+from relatum_consumer.groups._options import BATCH_MESSAGES, GROUPS_AT_ONCE, GroupOptions
+from relatum_consumer.groups._view import View
 from relatum_consumer.lookups import Servers
 
 ID = "0" * 48

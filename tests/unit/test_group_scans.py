@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.store.coverage import CoverageRow
-from relatum_consumer.groups.sharing._sharing_scan import (
+from relatum_consumer.groups._scanning import (
     WINDOW_OFFSETS_MAX,
     WINDOW_OFFSETS_MIN,
     WINDOW_ROWS,

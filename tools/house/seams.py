@@ -20,7 +20,7 @@ CORES: Final = (
     "relatum.contexts.serial._partition_log",
     "relatum.contexts.serial.moving._move_steps",
     "relatum_consumer.expectations._known",
-    "relatum_consumer.groups.reading._assembly",
+    "relatum_consumer.groups._assembly",
     "relatum_consumer.lookups._proof",
 )
 """Pure code that tests may know by its module: wire, keys, read plan, publication, moves, order, groups' assembly,

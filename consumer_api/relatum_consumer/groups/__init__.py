@@ -4,24 +4,23 @@ The methods are those of `Relations` and `AsyncRelations`: `groups`, `group`, `g
 `incomplete_groups`, `group_consumer_status`.
 """
 
-from relatum_consumer.groups.reading._assembly import GroupOrder
-from relatum_consumer.groups.reading._group_options import (
-    GroupArguments,
-    OnConflict,
-    OnDuplicate,
-    SharingArguments,
-)
-from relatum_consumer.groups.reading._group_values import Group, GroupPage, GroupReport, IncompleteGroupReport
-from relatum_consumer.groups.reading._groups import GroupMethods
-from relatum_consumer.groups.sharing._async_shared_groups import AsyncSharedGroup, AsyncSharedGroups
-from relatum_consumer.groups.sharing._shared_groups import SharedGroup, SharedGroups
-from relatum_consumer.groups.sharing._sharing_options import GroupConsumer
-from relatum_consumer.groups.sharing._sharing_status import (
+from relatum_consumer.groups._assembly import GroupOrder
+from relatum_consumer.groups._consumer import (
     GroupConsumerStatus,
     GroupMemberStatus,
     GroupSourceStatus,
     SharedGroupsStatistics,
 )
+from relatum_consumer.groups._group import Group, GroupPage, GroupReport, IncompleteGroupReport
+from relatum_consumer.groups._groups import GroupMethods
+from relatum_consumer.groups._options import (
+    GroupArguments,
+    GroupConsumer,
+    OnConflict,
+    OnDuplicate,
+    SharingArguments,
+)
+from relatum_consumer.groups._shared_groups import AsyncSharedGroup, AsyncSharedGroups, SharedGroup, SharedGroups
 
 __all__ = [
     "AsyncSharedGroup",

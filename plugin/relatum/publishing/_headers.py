@@ -5,6 +5,7 @@ pika and aio-pika reader of the stream, and a header frame over the negotiated s
 """
 
 from collections.abc import Callable, Mapping
+from itertools import repeat
 from typing import Any, Final, NoReturn
 
 from relatum.errors import HeadersRefused
@@ -81,27 +82,29 @@ def _measure(headers: Mapping[str, Any]) -> int:
         container, depth = stack.pop()
         if depth > HEADERS_DEPTH_MAX:
             _refuse("too_deep", f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels")
-        is_table = isinstance(container, Mapping)
         count += len(container)
         if count > HEADERS_MAX:
             _refuse("too_many", f"there are more than {HEADERS_MAX} header values, nested ones counted")
-        for entry in container.items() if is_table else container:
-            name, value = entry if is_table else (None, entry)
+        is_table = type(container) is dict or isinstance(container, Mapping)
+        for name, value in container.items() if is_table else zip(repeat(""), container):
             size += 1 + _text_bytes(name)
-            if isinstance(value, (str, bytes, bytearray)):
+            kind = type(value)
+            if kind is str or isinstance(value, (str, bytes, bytearray)):
                 size += 5 + _text_bytes(value)
-            elif isinstance(value, (Mapping, list, tuple)):
+            elif kind is int or kind is bool or not isinstance(value, (Mapping, list, tuple)):
+                size += _VALUE_BYTES
+            else:
                 size += 5
                 stack.append((value, depth + 1))
-            else:
-                size += _VALUE_BYTES
     return size
 
 
 def _text_bytes(value: Any) -> int:
+    if type(value) is str and value.isascii():
+        return len(value)
     if isinstance(value, str):
         # What is not Unicode is refused by the client's own encoder, with its own error.
-        return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+        return len(value.encode("utf-8", "surrogatepass"))
     return len(value) if isinstance(value, (bytes, bytearray)) else 0
 
 

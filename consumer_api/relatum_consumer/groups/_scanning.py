@@ -1,6 +1,5 @@
 """How a consumer learns of groups: each recorded part of its streams is looked at once, by the first member there."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -8,11 +7,11 @@ from typing import Final
 from relatum.limits import INTEGER_MAX
 from relatum.store.coverage import CoverageRow, Range, merged, missing
 from relatum.store.database import sql
-from relatum_consumer.groups.reading._assembly import Assembled, Member, assemble, in_arrival
-from relatum_consumer.groups.reading._group_scan import rows_between
-from relatum_consumer.groups.reading._streams_view import View, group_key
-from relatum_consumer.groups.sharing._group_consumer import SharedConsumer
-from relatum_consumer.lookups import Catalog, PresentStream, Servers, coverage_by_stream
+from relatum_consumer.groups._assembly import Assembled, Member, assemble, in_arrival
+from relatum_consumer.groups._consumer import SharedConsumer, scanned_of
+from relatum_consumer.groups._finding import rows_between
+from relatum_consumer.groups._view import View, group_key
+from relatum_consumer.lookups import Catalog, PresentStream, coverage_by_stream
 
 WINDOW_OFFSETS_MIN: Final = 1_000
 """Offsets of the smallest window: where each message is one of a group of its own, a thousand groups are looked at."""
@@ -55,25 +54,6 @@ def stretches(rows: Iterable[CoverageRow], scanned: Sequence[Range], key_id: int
         if row.holds(key_id):
             for start, stop in missing((max(row.from_offset, low), row.to_offset), known):
                 found.append(Stretch(row.stream_id, row.coverage_id, ends.get(start, start), start, stop))
-    return found
-
-
-SCANS: Final = sql(
-    """
-    SELECT stream_id, from_offset, to_offset
-    FROM relatum.group_scans
-    WHERE consumer_id = :consumer_id::int AND stream_id = ANY (:stream_ids::int[])
-    ORDER BY stream_id, from_offset
-    """
-)
-
-
-def scanned_of(servers: Servers, consumer: SharedConsumer, stream_ids: Iterable[int]) -> dict[int, list[Range]]:
-    """What a consumer has scanned of streams, by their numbers."""
-    parameters = {"consumer_id": consumer.consumer_id, "stream_ids": list(stream_ids)}
-    found: dict[int, list[Range]] = defaultdict(list)
-    for stream_id, start, stop in servers.rows(SCANS, parameters):
-        found[stream_id].append((start, stop))
     return found
 
 

@@ -1,21 +1,21 @@
-"""Consumers that share groups: what a member is given next, and what is given up."""
+"""One member of a consumer: what it is given next, what is given up, and streams that nobody records."""
 
 import logging
 import math
 import time
 from collections import deque
-from collections.abc import Generator, Iterable
+from contextlib import closing
 from dataclasses import replace
 from typing import Final
 
 from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transient
 from relatum.ids import MessageId
 from relatum.membership import Anomaly
+from relatum.publishing import DeadLetters
 from relatum.reading import Message, StreamBounds
 from relatum.waiting import Outages, Pauses, ended, has_passed, may_repeat
-from relatum_consumer.groups.reading._assembly import Assembled
-from relatum_consumer.groups.reading._delivery import Reading, all_of, conflict, floor_of, read_group
-from relatum_consumer.groups.sharing._claims import (
+from relatum_consumer.groups._assembly import Assembled
+from relatum_consumer.groups._claims import (
     DEAD,
     NEVER_ACKNOWLEDGED,
     OPEN,
@@ -24,16 +24,77 @@ from relatum_consumer.groups.sharing._claims import (
     Claims,
     Given,
     GivenUp,
-    Outcome,
     Refused,
 )
-from relatum_consumer.groups.sharing._group_consumer import check_dead_letters, find_consumer
-from relatum_consumer.groups.sharing._sharing_options import SharedOptions
-from relatum_consumer.groups.sharing._sharing_scan import Scanner
-from relatum_consumer.groups.sharing._unrecorded import Unrecorded
-from relatum_consumer.lookups import POLL_S_MIN, Catalog, Rest, Servers, ends_of
+from relatum_consumer.groups._consumer import SharedGroupsCounts, check_dead_letters, find_consumer
+from relatum_consumer.groups._options import SharedOptions
+from relatum_consumer.groups._reading import Reading, all_of, conflict, floor_of, read_group
+from relatum_consumer.groups._scanning import Scanner
+from relatum_consumer.groups._view import group_key
+from relatum_consumer.lookups import (
+    POLL_S_MIN,
+    Catalog,
+    Rest,
+    Servers,
+    ends_of,
+    evidence,
+)
 
 logger = logging.getLogger("relatum.groups")
+
+CHECKS_S: Final = 5.0
+"""Seconds until the second check: longer than a recorder's lease, so one may take over from another unnoticed."""
+
+CHECKS_S_MAX: Final = 60.0
+"""Seconds between two checks at most; the time doubles, since each asks the broker for the ends of streams."""
+
+
+class Unrecorded:
+    """Warns of messages that nobody records, once for each stream."""
+
+    def __init__(self, catalog: Catalog, names: tuple[str, ...] | None) -> None:
+        self._catalog = catalog
+        self._names = names
+        self._told: set[str] = set()
+        self._seen: set[str] = set()
+        self._pause_s = CHECKS_S
+        self._next_at = -math.inf
+
+    def check(self, *, is_end: bool) -> None:
+        """Look at the streams, where it is time to."""
+        now = time.monotonic()
+        if now < self._next_at and not is_end:
+            return
+        self._next_at, self._pause_s = now + self._pause_s, min(2 * self._pause_s, CHECKS_S_MAX)
+        try:
+            found = self._find()
+        except RelatumError:
+            return  # Whoever reads on meets it, and says so; a hint is no reason to end.
+        for stream, count in found.items():
+            if is_end or stream in self._seen:
+                self._told.add(stream)
+                logger.warning(
+                    "%d messages of the stream %r are not recorded, and nobody records it: `relatum record %s`",
+                    count,
+                    stream,
+                    stream,
+                )
+        self._seen = set(found)
+
+    def interrupted(self) -> None:
+        """Note that servers are away: the recorders' leases run out meanwhile, and say nothing until they are back."""
+        self._seen = set()
+        self._next_at = time.monotonic() + CHECKS_S_MAX
+
+    def _find(self) -> dict[str, int]:
+        """How many offsets of streams that nobody records are not recorded, where there are any."""
+        known = evidence(self._catalog, self._names, [group_key(self._catalog)])
+        counts = dict.fromkeys(set(known.unattended(self._catalog)) - self._told, 0)
+        for gap in known.uncovered:
+            if gap.stream in counts:
+                counts[gap.stream] += gap.stop - gap.start
+        return counts
+
 
 POLL_S_MAX: Final = 0.25
 """The longest pause between two looks for groups, in seconds; there may be many members, and each looks."""
@@ -51,23 +112,27 @@ DEAD_LETTERS_S: Final = 1.0
 class SharedReading:
     """One member of a consumer. One thread or task asks for groups; any may acknowledge."""
 
-    def __init__(self, catalog: Catalog, options: SharedOptions, holder: str, outages: Outages) -> None:
+    def __init__(
+        self, catalog: Catalog, options: SharedOptions, holder: str, outages: Outages, letters: DeadLetters | None
+    ) -> None:
         self._catalog = catalog
         self._options = options
         self._of_one = replace(options, names=None, start=None, on_conflict="raise")
         """How one group is read: what becomes of a conflict is decided here, and a stream may be gone."""
         self._outages = outages
+        self._letters = letters
         self._who = f"the consumer {options.consumer.name!r} of groups"
         self._deliveries_max = options.consumer.deliveries_max
         self._scanner: Scanner | None = None
         self._unrecorded = Unrecorded(catalog, options.names)
         self._waiting: deque[Claim] = deque()
-        self._outcomes: deque[Outcome | Refused] = deque()
+        self._outcomes: deque[Given | GivenUp | Refused] = deque()
         self._pauses = Pauses()
         self._scanned_at = -math.inf
         self.begin()
         self.claims = Claims(catalog.servers, holder, float(options.consumer.lease_s))
         """What is this member's."""
+        self.counts = SharedGroupsCounts()
 
     # --- the next group -----------------------------------------------------------------------------------
 
@@ -75,8 +140,8 @@ class SharedReading:
         """The next group is asked for: from now on it is counted how long there is none."""
         self._idle_since, self._pause_s = time.monotonic(), POLL_S_MIN
 
-    def next(self) -> Outcome | Rest | None:
-        """What is to be given or given up next; a rest where there is nothing now, None at the end."""
+    def next(self) -> Given | Rest | None:
+        """What is to be given next; a rest where there is nothing now, None at the end."""
         if self.claims.is_closed:
             return None
         follow, idle_s = self._options.follow, self._options.idle_timeout_s
@@ -95,6 +160,8 @@ class SharedReading:
             outcome = None
         else:
             self._outages.over(self._who)
+        if isinstance(outcome, GivenUp):
+            return self._give_up(outcome)
         if outcome is not None:
             return outcome
         if is_end:
@@ -108,7 +175,7 @@ class SharedReading:
         """What was given did not arrive: it is the next again."""
         self._outcomes.appendleft(given)
 
-    def _next(self) -> Outcome | None:
+    def _next(self) -> Given | GivenUp | None:
         while True:
             while self._outcomes:
                 # Taken off only when that is sure: where the database goes away, it is the next again.
@@ -169,11 +236,11 @@ class SharedReading:
             if messages < MESSAGES_AT_ONCE:
                 part.append((claim, found[claim.group_id]))
                 messages += len(all_of(found[claim.group_id]))
-        reading = _AtOnce(self._catalog.servers, [row for _, group in part for row in all_of(group)])
-        for claim, group in part:
-            # Where this raises, the broker or the database went away: it and what follows it is read again.
-            self._read_one(reading, claim, group)
-            self._waiting.popleft()
+        with closing(Reading(self._catalog.servers, [row for _, group in part for row in all_of(group)])) as reading:
+            for claim, group in part:
+                # Where this raises, the broker or the database went away: it and what follows it is read again.
+                self._read_one(reading, claim, group)
+                self._waiting.popleft()
 
     def _read_one(self, reading: Reading, claim: Claim, group: Assembled) -> None:
         if not group.is_complete:
@@ -241,53 +308,53 @@ class SharedReading:
 
     # --- groups that are given up -------------------------------------------------------------------------
 
-    def given_up(self, outcome: GivenUp) -> None:
-        """The dead letters are published."""
+    def _give_up(self, outcome: GivenUp) -> Rest:
+        """Publish a group's messages as dead letters, where they have a place; gives the rest before the next group.
+
+        Where they are not taken, the group's turn comes again; who follows waits until the servers are there again.
+        """
         claim = outcome.claim
-        self._pauses = Pauses()
-        self._outages.over(self._who_buries(outcome))
-        was_mine = self.claims.end(claim, DEAD)
+        who = f"publishing dead letters of the group {claim.group_id}, of {self._who},"
+        try:
+            if outcome.messages:
+                assert self._letters is not None, "the options were checked"
+                # They are rare: a connection that is left to time is one more to lose.
+                with self._letters as letters:
+                    outcome.burial(letters).run()
+            self._pauses = Pauses()
+            self._outages.over(who)
+            was_mine = self.claims.end(claim, DEAD)
+        except Exception as error:
+            if self._options.follow and may_repeat(error):
+                self._outages.failed(who, error)
+                self._outcomes.appendleft(outcome)
+                return Rest(DEAD_LETTERS_S + self._pauses.after(error))
+            self._give_back(claim)
+            raise
+        self.counts.given_up += 1
         if was_mine and outcome.reason == NEVER_ACKNOWLEDGED:
-            name, letters = self._options.consumer.name, self._options.consumer.dead_letter_stream
+            letters_stream = self._options.consumer.dead_letter_stream
             logger.warning(
                 "the group %s was given %d times by the consumer %r and never acknowledged: it is dead, %s",
                 claim.group_id,
                 claim.given,
-                name,
-                "and only in its streams" if letters is None else f"and in the stream {letters!r}",
+                self._options.consumer.name,
+                "and only in its streams" if letters_stream is None else f"and in the stream {letters_stream!r}",
             )
+        self.begin()
+        return Rest(0.0)
 
-    def _who_buries(self, outcome: GivenUp) -> str:
-        return f"publishing dead letters of the group {outcome.claim.group_id}, of {self._who},"
-
-    def not_given_up(self, outcome: GivenUp, error: Exception) -> Rest | None:
-        """The dead letters were not taken: the group's turn comes again, at any member.
-
-        Returns:
-            The rest before that; who follows waits until the servers are there again. None where it is an error.
-        """
-        if self._options.follow and may_repeat(error):
-            self._outages.failed(self._who_buries(outcome), error)
-            self._outcomes.appendleft(outcome)
-            return Rest(DEAD_LETTERS_S + self._pauses.after(error))
+    def _give_back(self, claim: Claim) -> None:
         try:
-            self.claims.end(outcome.claim, READY)
+            self.claims.end(claim, READY)
         except RelatumError as lost:
-            self.claims.forget(outcome.claim)
+            self.claims.forget(claim)
             text = "the group %s of the consumer %r could not be given back, and is free when its lease has run out: %s"
-            logger.info(text, outcome.claim.group_id, self._options.consumer.name, ended(lost))
-        return None
+            logger.info(text, claim.group_id, self._options.consumer.name, ended(lost))
 
 
 _UNSOUND: Final = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
 """What a group that is complete cannot recover from."""
-
-
-class _AtOnce(Reading):
-    """A reading whose messages all come at the first use, for few groups: it holds no connection afterwards."""
-
-    def _begin(self, ids: Iterable[tuple[str, int]]) -> Generator[Message | RelatumError, None, None]:
-        yield from self._servers.read([MessageId(*each) for each in ids])
 
 
 def _is_dropped(servers: Servers, stream: str, offset: int) -> bool:

@@ -1,24 +1,26 @@
-"""The blocking face of consumers that share groups."""
+"""The faces of consumers that share groups: blocking, and asyncio, which calls it in threads."""
 
+import asyncio
 import logging
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from relatum import metrics
+from relatum.closing import Closing
 from relatum.errors import RelatumError, Transient
 from relatum.processes import new_holder, of_one_process
 from relatum.publishing import DeadLetters
 from relatum.reading import BrokerAddress
 from relatum.store.members import renewal_s
 from relatum.waiting import Keeper, Outages, ended, pause
-from relatum_consumer.groups.reading._group_values import Group
-from relatum_consumer.groups.sharing._claims import Claim, Given, GivenUp
-from relatum_consumer.groups.sharing._shared_reading import SharedReading
-from relatum_consumer.groups.sharing._sharing_options import SharedOptions
-from relatum_consumer.groups.sharing._sharing_status import SharedGroupsCounts, SharedGroupsStatistics
+from relatum_consumer.groups._claims import Given
+from relatum_consumer.groups._consumer import SharedGroupsStatistics
+from relatum_consumer.groups._group import Group
+from relatum_consumer.groups._member import SharedReading
+from relatum_consumer.groups._options import SharedOptions
 from relatum_consumer.lookups import Catalog, Rest
 
 logger = logging.getLogger("relatum.groups")
@@ -33,7 +35,7 @@ class SharedGroup(Group):
     """
 
     deliveries: int
-    _claim: Claim
+    _given: Given
     _shared: "SharedGroups"
 
     def acknowledge(self) -> None:
@@ -52,14 +54,14 @@ class SharedGroup(Group):
 
     def _acknowledge(self, began: float) -> Rest | None:
         shared = self._shared
-        is_first = shared._reading.claims.has(self._claim)
-        rest = shared._reading.claims.acknowledge(self._claim, began)
+        is_first = shared._reading.claims.has(self._given.claim)
+        rest = shared._reading.claims.acknowledge(self._given.claim, began)
         if rest is None:
-            shared._counts.acknowledged += is_first
+            shared._reading.counts.acknowledged += is_first
         return rest
 
 
-class SharedGroups(Iterator[SharedGroup]):
+class SharedGroups(Closing, Iterator[SharedGroup]):
     """The groups of one member of a consumer. Iterate in one thread; a context manager.
 
     The leases of the groups given and not acknowledged are renewed in the background for as long as this is open,
@@ -70,14 +72,12 @@ class SharedGroups(Iterator[SharedGroup]):
         consumer = options.consumer
         self._name = consumer.name
         self._outages = Outages(logger, broker=str(address))
-        self._reading = SharedReading(catalog, options, consumer.member or new_holder(), self._outages)
-        self._letters: DeadLetters | None = None
-        if consumer.dead_letter_stream is not None:
-            self._letters = DeadLetters(address, consumer.dead_letter_stream)
+        stream = consumer.dead_letter_stream
+        letters = None if stream is None else DeadLetters(address, stream)
+        self._reading = SharedReading(catalog, options, consumer.member or new_holder(), self._outages, letters)
         self._keeper: Keeper | None = None
         self._renew_s = renewal_s(consumer.lease_s)
         of_one_process(self, "a consumer of groups")
-        self._counts = SharedGroupsCounts()
         metrics.report(self, consumer=self._name)
 
     def __next__(self) -> SharedGroup:
@@ -105,11 +105,9 @@ class SharedGroups(Iterator[SharedGroup]):
             return None
         if isinstance(outcome, Rest):
             return outcome
-        if isinstance(outcome, GivenUp):
-            return self._give_up(outcome)
         group, claim = outcome.group, outcome.claim
-        self._counts.given += 1
-        self._counts.redelivered += claim.number > 1
+        self._reading.counts.given += 1
+        self._reading.counts.redelivered += claim.number > 1
         return SharedGroup(
             group.group_id,
             group.messages,
@@ -117,35 +115,19 @@ class SharedGroups(Iterator[SharedGroup]):
             group.duplicates,
             group.expired,
             deliveries=claim.number,
-            _claim=claim,
+            _given=outcome,
             _shared=self,
         )
 
     def _put_back(self, group: SharedGroup) -> None:
         """A group did not arrive at who asked for it: it is the next again."""
-        self._counts.given -= 1
-        self._counts.redelivered -= group.deliveries > 1
-        plain = Group(group.group_id, group.messages, group.position, group.duplicates, group.expired)
-        self._reading.put_back(Given(group._claim, plain))
-
-    def _give_up(self, outcome: GivenUp) -> Rest:
-        try:
-            if outcome.messages:
-                assert self._letters is not None, "the options were checked"
-                _publish(self._letters, outcome)
-            self._reading.given_up(outcome)
-            self._counts.given_up += 1
-        except Exception as error:
-            rest = self._reading.not_given_up(outcome, error)
-            if rest is None:
-                raise
-            return rest
-        self._reading.begin()
-        return Rest(0.0)
+        self._reading.counts.given -= 1
+        self._reading.counts.redelivered -= group.deliveries > 1
+        self._reading.put_back(group._given)
 
     def statistics(self) -> SharedGroupsStatistics:
         """What this member has counted, and how many groups it holds. It asks nobody."""
-        return SharedGroupsStatistics(**asdict(self._counts), held=len(self._reading.claims.held))
+        return SharedGroupsStatistics(**asdict(self._reading.counts), held=len(self._reading.claims.held))
 
     def _keep(self) -> None:
         """See that leases are renewed."""
@@ -178,16 +160,86 @@ class SharedGroups(Iterator[SharedGroup]):
             logger.info(text, self._name, ended(error))
         metrics.retire(self)
 
-    def __enter__(self) -> Self:
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class AsyncSharedGroup(Group):
+    """A group that is this member's until it is acknowledged, or the member dies.
+
+    Attributes:
+        deliveries: How often the group was claimed; from 2 on it may have been handled before.
+    """
+
+    deliveries: int
+    _group: SharedGroup
+    _call: Callable[..., Awaitable[Any]]
+
+    async def acknowledge(self) -> None:
+        """Say that the group is done; as `SharedGroup.acknowledge`. Any task may, and again: that changes nothing."""
+        began = time.monotonic()
+        while (rest := await self._call(self._group._acknowledge, began)) is not None:  # noqa: ASYNC110
+            await asyncio.sleep(rest.seconds)
+
+
+class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
+    """The groups of one member of a consumer. Iterate in one task; an asynchronous context manager.
+
+    The leases of the groups given and not acknowledged are renewed in the background for as long as this is open, also
+    after its end was reached. A task that is cancelled while it waits for a group loses none.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Awaitable[Any]],
+        read: Callable[..., Awaitable[Any]],
+        end: Callable[[Callable[[], object]], Awaitable[None]],
+        shared: SharedGroups,
+    ) -> None:
+        self._call = call
+        self._read = read
+        self._end = end
+        self._shared = shared
+        self._taking = threading.Lock()
+        of_one_process(self, "a consumer of groups")
+
+    async def __anext__(self) -> AsyncSharedGroup:
+        """Give the next group; as `SharedGroups.__next__`."""
+        self._shared._reading.begin()
+        found: SharedGroup | Rest | None
+        while isinstance(found := await self._read(self._take, returned=self._put_back), Rest):  # noqa: ASYNC110
+            await asyncio.sleep(found.seconds)
+        if found is None:
+            raise StopAsyncIteration
+        return AsyncSharedGroup(
+            found.group_id,
+            found.messages,
+            found.position,
+            found.duplicates,
+            found.expired,
+            deliveries=found.deliveries,
+            _group=found,
+            _call=self._call,
+        )
+
+    def _take(self) -> SharedGroup | Rest | None:
+        # After a task was cancelled, its thread may go on for a moment.
+        with self._taking:
+            return self._shared._take()
+
+    def _put_back(self, found: SharedGroup | Rest | None) -> None:
+        if isinstance(found, SharedGroup):
+            with self._taking:
+                self._shared._put_back(found)
+
+    def statistics(self) -> SharedGroupsStatistics:
+        """What this member has counted, and how many groups it holds. It asks nobody."""
+        return self._shared.statistics()
+
+    async def aclose(self) -> None:
+        """Give back what was not acknowledged: other members get it at once. The iteration is over."""
+        await self._end(self._shared.close)
+
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _publish(letters: DeadLetters, outcome: GivenUp) -> None:
-    # They are rare: a connection that is left to time is one more to lose.
-    with letters:
-        outcome.burial(letters).run()
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()

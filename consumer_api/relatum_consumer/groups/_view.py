@@ -17,8 +17,8 @@ from relatum.membership import GROUP_KEY, membership, parse_value
 from relatum.reading import Message
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum_consumer.groups.reading._assembly import Member, Row, by_group, distinct
-from relatum_consumer.groups.reading._group_options import UNRECORDED_MEMBERS_MAX
+from relatum_consumer.groups._assembly import Member, Row, by_group, distinct
+from relatum_consumer.groups._options import UNRECORDED_MEMBERS_MAX
 from relatum_consumer.lookups import Catalog, LeftOut, PresentStream, Servers, Uncovered, evidence_of, stream_states
 
 GROUP_ID_LENGTH: Final = 2 * GROUP_ID_BYTES

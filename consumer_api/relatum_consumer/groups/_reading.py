@@ -1,6 +1,6 @@
 """Reading assembled groups: one pass over the streams for many of them, every message checked against its row."""
 
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -12,9 +12,9 @@ from relatum.limits import INTEGER_MAX
 from relatum.membership import GROUP_KEY, Anomaly, membership, value_of
 from relatum.reading import Message, StreamBounds
 from relatum.recording import Extractor
-from relatum_consumer.groups.reading._assembly import Assembled, Row, assemble
-from relatum_consumer.groups.reading._group_options import BATCH_MESSAGES, READ_RETRIES, GroupOptions
-from relatum_consumer.groups.reading._group_values import Group, sequence_of
+from relatum_consumer.groups._assembly import Assembled, Row, assemble
+from relatum_consumer.groups._group import Group, sequence_of
+from relatum_consumer.groups._options import BATCH_MESSAGES, READ_RETRIES, GroupOptions
 from relatum_consumer.lookups import Servers, first_retained, replaced
 
 _RECORDED: Final = Extractor([GROUP_KEY])
@@ -160,7 +160,7 @@ class Reading:
             try:
                 if self._messages is None:
                     ids = (row[3:5] for row in islice(self._members, self._at, None))
-                    self._messages = self._begin(ids)
+                    self._messages = self._servers.read_many(ids, BATCH_MESSAGES)
                 results = list(islice(self._messages, count))
             except Transient:
                 self.close()
@@ -170,9 +170,6 @@ class Reading:
             else:
                 self._at += count
                 return results
-
-    def _begin(self, ids: Iterable[tuple[str, int]]) -> Generator[Message | RelatumError, None, None]:
-        return self._servers.read_many(ids, BATCH_MESSAGES)
 
     def close(self) -> None:
         """Let the connection go."""

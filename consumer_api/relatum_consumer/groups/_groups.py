@@ -8,14 +8,20 @@ from weakref import WeakSet
 from relatum.membership import GroupPosition
 from relatum.reading import BrokerAddress
 from relatum.waiting import within
-from relatum_consumer.groups.reading import _group_position as look_ups
-from relatum_consumer.groups.reading._assembly import GroupOrder
-from relatum_consumer.groups.reading._group_options import GroupArguments, GroupOptions, SharingArguments
-from relatum_consumer.groups.reading._group_values import Group, GroupPage, IncompleteGroupReport
-from relatum_consumer.groups.reading._whole_groups import whole_groups
-from relatum_consumer.groups.sharing._shared_groups import SharedGroups
-from relatum_consumer.groups.sharing._sharing_options import GroupConsumer, SharedOptions, consumer_of
-from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus, consumer_names, consumer_status
+from relatum_consumer.groups import _one_group as look_ups
+from relatum_consumer.groups._assembly import GroupOrder
+from relatum_consumer.groups._consumer import GroupConsumerStatus, consumer_names, consumer_status
+from relatum_consumer.groups._finding import whole_groups
+from relatum_consumer.groups._group import Group, GroupPage, IncompleteGroupReport
+from relatum_consumer.groups._options import (
+    GroupArguments,
+    GroupConsumer,
+    GroupOptions,
+    SharedOptions,
+    SharingArguments,
+    consumer_of,
+)
+from relatum_consumer.groups._shared_groups import SharedGroups
 from relatum_consumer.lookups import Answer, Catalog, Names, Rest, look_up, names_of, rested
 
 _Arguments = ParamSpec("_Arguments")

@@ -24,8 +24,10 @@ from relatum.membership import (
 from relatum.reading import StreamBounds
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum_consumer.groups.reading._assembly import Assembled, GroupOrder, Member, Row, assemble
-from relatum_consumer.groups.reading._delivery import (
+from relatum_consumer.groups._assembly import Assembled, GroupOrder, Member, Row, assemble
+from relatum_consumer.groups._group import Group, GroupPage, GroupReport, IncompleteGroupReport
+from relatum_consumer.groups._options import check_order
+from relatum_consumer.groups._reading import (
     Reading,
     all_of,
     as_group,
@@ -34,9 +36,7 @@ from relatum_consumer.groups.reading._delivery import (
     read_members,
     without_copies,
 )
-from relatum_consumer.groups.reading._group_options import check_order
-from relatum_consumer.groups.reading._group_values import Group, GroupPage, GroupReport, IncompleteGroupReport
-from relatum_consumer.groups.reading._streams_view import View, group_key, look, member_of
+from relatum_consumer.groups._view import View, group_key, look, member_of
 from relatum_consumer.lookups import (
     ANSWER_MESSAGES_MAX,
     Answer,

@@ -12,7 +12,7 @@ from relatum.publishing import REASON_CHARACTERS_MAX, Burial, DeadLetters
 from relatum.reading import Message
 from relatum.store.database import sql
 from relatum.store.members import RENEWED
-from relatum_consumer.groups.reading._group_values import Group
+from relatum_consumer.groups._group import Group
 from relatum_consumer.lookups import Rest, Servers
 
 NEVER_ACKNOWLEDGED: Final = "never_acknowledged"
@@ -68,9 +68,6 @@ class Refused:
 
     claim: Claim
     error: GroupConflict
-
-
-Outcome = Given | GivenUp
 
 
 ACKNOWLEDGE_PAUSE_S: Final = 0.25

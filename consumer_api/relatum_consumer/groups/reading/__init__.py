@@ -1,1 +1,0 @@
-"""Reading groups whole and in order, and looking at one by its id."""

@@ -1,1 +1,0 @@
-"""Consumers that share groups: each group is given to one of their members."""
