@@ -93,20 +93,18 @@ class ColumnBuilder:
             self.bytes += sum(map(len, records))
 
     def add_message(self, message: Message) -> None:
-        """Add one message."""
+        """Add one message, of a stream."""
         raw = message.raw
-        if raw is None:
+        assert raw is not None, "a stream's message has its bytes"
+        try:
+            self._add(raw, _chunk_us(message.chunk_ms), True)
+        except UnusualRecord:
             self._add_decoded(message)
-        else:
-            try:
-                self._add(raw, _chunk_us(message.chunk_ms), True)
-            except UnusualRecord:
-                self._add_decoded(message)
         if self._keys:
             self._add_keys(self._extractor.from_message(message).values)
         self._offsets.append(message.offset)
         self._note(message.stream, 1)
-        self.bytes += EMPTY_ROW_BYTES + (len(message.body) if raw is None else len(raw))
+        self.bytes += EMPTY_ROW_BYTES + len(raw)
 
     def _note(self, stream: str, count: int) -> None:
         streams = self._streams

@@ -19,9 +19,10 @@ import pyarrow as pa
 import sqlalchemy as sa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, BooleanType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
-from relatum.checks import checked_count
+from relatum.checks import checked_choice, checked_count
 from relatum.errors import ConfigurationError, InvalidInput, StreamReplaced
 from relatum.keys import InvalidValue, KeyDefinition, Place
 from relatum.store.database import as_engine, sql
@@ -29,7 +30,7 @@ from relatum.store.parts import part_may_hold_values
 from relatum.store.translation import translated_errors
 from relatum_spark._resolve import resolve
 from relatum_spark._table import status_of_missing
-from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, open_reader
+from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, names_of, open_reader
 
 How: TypeAlias = Literal["left", "inner"]
 Write: TypeAlias = Callable[[DataFrame, int], None]
@@ -48,16 +49,18 @@ _CARRIED: Final = [
 ]
 """Columns behind the user's that a row waits with: its value's parts, its time, when it was first seen, lookups."""
 
-_DECIDED: Final = [
-    StructField("relatum_waits", BooleanType()),
-    StructField("relatum_status", StringType()),
-    StructField("relatum_value", StringType()),
-    StructField("relatum_stream", StringType()),
-    StructField("relatum_offset", LongType()),
-]
+_DECIDED: Final = pa.schema(
+    [
+        ("relatum_waits", pa.bool_()),
+        ("relatum_status", pa.string()),
+        ("relatum_value", pa.string()),
+        ("relatum_stream", pa.string()),
+        ("relatum_offset", pa.int64()),
+    ]
+)
 """Columns that a lookup adds: whether the row is tried again, why there is none, and where the relatum is."""
 
-_DECIDED_TYPES: Final = (pa.bool_(), pa.string(), pa.string(), pa.string(), pa.int64())
+_ADDED: Final = [*_CARRIED, *from_arrow_schema(_DECIDED).fields]
 
 _ISO: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
@@ -139,11 +142,8 @@ class Enrichment:
         stream_url: str | None = None,
         database: str | None = None,
     ) -> None:
-        self._names = (to,) if isinstance(to, str) else tuple(to)
-        if not self._names or not all(isinstance(name, str) and name for name in self._names):
-            raise InvalidInput("to= takes a stream's name or several")
-        if how not in get_args(How):
-            raise InvalidInput(f"how= takes one of {', '.join(get_args(How))}")
+        self._names = names_of("to", to)
+        checked_choice("how", how, get_args(How))
         self._on, self._how, self._pending = on, how, pending
         self._retries, self._limit = checked_count("retries", retries, least=0), checked_count("limit", limit)
         self._wait_us, self._within_us = _microseconds("wait", wait), _microseconds("within", within)
@@ -174,7 +174,7 @@ class Enrichment:
             decisions = _Decisions(df.sparkSession, self._pending)
             definition = definitions_of(self._database, [self._on])[0]
             rows = self._carried(df, definition)
-            columns = StructType([*df.schema.fields, *_CARRIED, *_DECIDED])
+            columns = StructType([*df.schema.fields, *_ADDED])
             if not decisions.is_decided(batch_id):
                 before = decisions.last_before(batch_id)
                 if before is not None:
@@ -205,7 +205,7 @@ class Enrichment:
             if name not in df.columns:
                 raise InvalidInput(f"there is no column {name!r}; there are {', '.join(df.columns)}")
         taken = {name.lower() for name in df.columns}
-        added = {"status", "attempts", *(field.name for field in (*_CARRIED, *_DECIDED))}
+        added = {"status", "attempts", *(field.name for field in _ADDED)}
         related = ("stream", "offset", "timestamp", "value", "headers", "properties")
         added |= {f"{self._prefix}{name}" for name in related}
         clashing = sorted(name for name in added if name.lower() in taken)
@@ -407,32 +407,24 @@ class _Lookup:
                     yield self._decided(connection, batch.slice(start, PROBED_ROWS))
 
     def _decided(self, connection: sa.Connection | None, rows: pa.RecordBatch) -> pa.RecordBatch:
-        parts, moments, seen, attempts = (
-            rows.column(rows.num_columns - len(_CARRIED) + n).to_pylist() for n in range(len(_CARRIED))
-        )
+        parts, moments, seen, attempts = (column.to_pylist() for column in rows.columns[-len(_CARRIED) :])
         values = [self._value(*each) for each in zip(parts, moments, strict=True)]
         hits = self._hits(connection, values, moments, self._own(rows))
         indices: list[int] = []
-        decided: list[tuple[bool, str | None, str | None, str | None, int | None]] = []
+        decided: list[tuple[Any, ...]] = []
         for row, value in enumerate(values):
-            for hit in hits.get(row, ()):
-                indices.append(row)
-                decided.append((False, None, value, *hit))
-            if row not in hits:
-                indices.append(row)
-                waits = value is not None and not self._is_given_up(seen[row], attempts[row])
-                decided.append((waits, "absent" if value is None else self.missing, value, None, None))
-        return self._batch(rows, indices, decided, [attempts[row] + 1 for row in indices])
-
-    def _batch(
-        self, rows: pa.RecordBatch, indices: list[int], decided: Sequence[tuple[Any, ...]], attempts: list[int]
-    ) -> pa.RecordBatch:
-        types = _DECIDED_TYPES
-        columns = [pa.array(column, kind) for column, kind in zip(zip(*decided, strict=True), types, strict=True)]
+            waits = value is not None and not self._is_given_up(seen[row], attempts[row])
+            missing = (waits, "absent" if value is None else self.missing, value, None, None)
+            found: list[tuple[Any, ...]] = [(False, None, value, *hit) for hit in hits.get(row, ())] or [missing]
+            indices += [row] * len(found)
+            decided += found
+        columns = [
+            pa.array(column, field.type) for column, field in zip(zip(*decided, strict=True), _DECIDED, strict=True)
+        ]
         kept = rows.take(pa.array(indices, pa.int64()))
-        fields = [pa.field(field.name, kind) for field, kind in zip(_DECIDED, types, strict=True)]
-        arrays = [*kept.columns[:-1], pa.array(attempts, kept.columns[-1].type), *columns]
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*rows.schema, *fields]))
+        counted = pa.array([attempts[row] + 1 for row in indices], kept.columns[-1].type)
+        schema = pa.schema([*rows.schema, *_DECIDED])
+        return pa.RecordBatch.from_arrays([*kept.columns[:-1], counted, *columns], schema=schema)
 
     def _value(self, parts: Sequence[str | None] | None, moment_us: int | None) -> str | None:
         """Return a row's canonical value; None where it has none, or no time and one is needed: it has no relata."""
@@ -481,7 +473,7 @@ class _Lookup:
             found = hits.setdefault(row, [])
             if (stream, offset) != own[row] and len(found) < self.limit:
                 found.append((stream, offset))
-        return {row: found for row, found in hits.items() if found}
+        return hits
 
 
 @lru_cache

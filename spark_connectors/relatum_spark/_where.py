@@ -2,12 +2,13 @@
 
 import gc
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Final, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
 
 import sqlalchemy as sa
 
+from relatum.checks import checked_names
 from relatum.errors import ConfigurationError, KeyNotDefined
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
@@ -74,6 +75,11 @@ def database_url(database: str | None) -> str:
     if not found:
         raise ConfigurationError(f"which PostgreSQL? Give the database's URL or set {DATABASE_VARIABLE}")
     return found
+
+
+def names_of(argument: str, given: Any) -> tuple[str, ...]:
+    """Return the name or names that an argument gives; raises `InvalidInput`."""
+    return checked_names(argument, [given] if isinstance(given, str | Mapping) else given, least=1)
 
 
 def definitions_of(database: str, names: Collection[str]) -> list[KeyDefinition]:
