@@ -22,10 +22,9 @@ from relatum_spark._sides import (
     prefixed,
     presented,
     side_of,
-    span_us,
 )
 from relatum_spark._table import connected, status_of_missing
-from relatum_spark._where import Where, open_reader
+from relatum_spark._where import Where, open_reader, span_us
 
 Direction: TypeAlias = Literal["backward", "forward", "nearest"]
 

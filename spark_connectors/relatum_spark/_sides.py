@@ -5,11 +5,9 @@ of the columns `key_0`, `key_1`, … (the values of the keys joined on), `stream
 time in microseconds since 1970, null where it has none). Payloads are read at the end, for what is left.
 """
 
-import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -19,7 +17,6 @@ from pyspark.sql.datasource import InputPartition
 
 from relatum.checks import checked_count
 from relatum.errors import InvalidInput
-from relatum.limits import TIME_US_MAX
 from relatum.reading import BrokerAddress
 from relatum.store.catalog import streams_named
 from relatum_spark._format import BatchReader
@@ -65,16 +62,6 @@ def keys_of(on: Any, *, argument: str = "on") -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise InvalidInput(f"{argument}= names a key twice")
     return names
-
-
-def span_us(argument: str, given: Any) -> int:
-    """Return a span of time in microseconds, from a timedelta or seconds; at most what the calendar holds."""
-    seconds = given.total_seconds() if isinstance(given, timedelta) else given
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
-        raise InvalidInput(f"{argument}= takes a timedelta or seconds, 0 or more")
-    if isinstance(given, timedelta):  # exact, where a float of seconds is not
-        return min(given // timedelta(microseconds=1), 2 * TIME_US_MAX)
-    return round(min(seconds, 2 * TIME_US_MAX // 1_000_000) * 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
