@@ -12,10 +12,10 @@ Needs the extra `spark`. The package can be imported without it; its names can't
   arguments they share.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 from relatum.errors import ConfigurationError
+from relatum.faces import imported_later
 
 if TYPE_CHECKING:
     from relatum_spark._backfill import backfill
@@ -59,16 +59,15 @@ _HOMES: Final = {
 """The public names by module. A module is imported when a name of it is first asked for: pyspark takes a second."""
 
 
+_imported: Final = imported_later(
+    __name__, {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
+)
+
+
 def __getattr__(name: str) -> Any:
-    home = next((module for module, names in _HOMES.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = importlib.import_module(f"{__name__}.{home}")
+        return _imported(name)
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.split(".")[0] in ("pyspark", "pyarrow", "pandas", "numpy"):
             raise ConfigurationError(f"{error.name} is not installed: pip install 'relatum[spark]'") from error
         raise
-    value = getattr(module, name)
-    globals()[name] = value
-    return value

@@ -22,7 +22,7 @@ from relatum.errors import InvalidInput, RelatumError, Transient
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import BackfillReport, Filler, Pace, Plan, Segment, edges_of, plan_backfill
 from relatum.store.database import as_engine
-from relatum_spark._where import GivenBroker, broker_of, database_url, open_reader
+from relatum_spark._where import GivenBroker, broker_of, database_url, names_of, open_reader
 
 SLICE_OFFSETS: Final = 100_000
 """Offsets a slice has at most: some seconds of work, so that little is repeated and all slots end together."""
@@ -80,7 +80,7 @@ def backfill(
         CoverageConflict: a stream is not the one that was recorded, or others keep moving the coverage.
         PythonException: a task failed as often as Spark tries it; run it again to go on.
     """
-    names = checked_names("streams", [streams] if isinstance(streams, str) else streams, least=1)
+    names = names_of("streams", streams)
     if keys is not None:
         keys = checked_names("keys", keys)
     if messages_per_s is not None and not (type(messages_per_s) in (int, float) and messages_per_s > 0):

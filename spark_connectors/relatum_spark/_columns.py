@@ -93,20 +93,18 @@ class ColumnBuilder:
             self.bytes += sum(map(len, records))
 
     def add_message(self, message: Message) -> None:
-        """Add one message."""
+        """Add one message, of a stream."""
         raw = message.raw
-        if raw is None:
+        assert raw is not None, "a stream's message has its bytes"
+        try:
+            self._add(raw, _chunk_us(message.chunk_ms), True)
+        except UnusualRecord:
             self._add_decoded(message)
-        else:
-            try:
-                self._add(raw, _chunk_us(message.chunk_ms), True)
-            except UnusualRecord:
-                self._add_decoded(message)
         if self._keys:
             self._add_keys(self._extractor.from_message(message).values)
         self._offsets.append(message.offset)
         self._note(message.stream, 1)
-        self.bytes += EMPTY_ROW_BYTES + (len(message.body) if raw is None else len(raw))
+        self.bytes += EMPTY_ROW_BYTES + len(raw)
 
     def _note(self, stream: str, count: int) -> None:
         streams = self._streams
@@ -234,18 +232,13 @@ def _take_basic(basic: dict[str, Any], found: dict[str, Any], may_have_type: boo
 
 
 def _pieces(batch: RecordBatch, rows_max: int, bytes_max: int) -> Iterator[tuple[RecordBatch, int]]:
-    """Cut a batch into pieces within the caps, each with its size; nearly always it is one."""
-    total = sum(map(len, batch.records))
-    if len(batch) <= rows_max and total <= bytes_max:
-        yield batch, total
-        return
-    start = held = 0
-    for row, size in enumerate(map(len, batch.records)):
-        if row > start and (row - start >= rows_max or held + size > bytes_max):
-            yield rows_of(batch, range(start, row)), held
-            start, held = row, 0
-        held += size
-    yield rows_of(batch, range(start, len(batch))), held
+    """Halve a batch until it is within the caps, or one record; yield the pieces, each with its size."""
+    size, half = sum(map(len, batch.records)), len(batch) // 2
+    if half and (len(batch) > rows_max or size > bytes_max):
+        yield from _pieces(rows_of(batch, range(half)), rows_max, bytes_max)
+        yield from _pieces(rows_of(batch, range(half, len(batch))), rows_max, bytes_max)
+    else:
+        yield batch, size
 
 
 def rows_of(batch: RecordBatch, rows: Sequence[int]) -> RecordBatch:

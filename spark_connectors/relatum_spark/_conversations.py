@@ -9,8 +9,8 @@ from pyspark.sql import functions as F
 from relatum.checks import checked_count
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
-from relatum_spark._sides import GivenKeys, Inputs, keys_of, side_of
-from relatum_spark._where import Where
+from relatum_spark._sides import GivenKeys, Inputs, keys_of
+from relatum_spark._where import Where, names_of
 
 ROUNDS_MAX: Final = 100
 """Rounds of joining edges. They grow with the logarithm of the longest chain: 1,000 messages take at most 14."""
@@ -55,9 +55,7 @@ def conversations(
         ConfigurationError: a database or the JDBC driver is missing.
         DatabaseUnavailable: PostgreSQL does not answer.
     """
-    names = None if streams is None else side_of("streams", streams).names
-    if streams is not None and not names:
-        raise InvalidInput("streams= takes a stream's name, or several, or None for all")
+    names = None if streams is None else names_of("streams", streams)
     if max_value_size is not None:
         checked_count("max_value_size", max_value_size, most=INTEGER_MAX, otherwise=", or None for no limit")
     wanted = keys_of(keys, argument="keys")

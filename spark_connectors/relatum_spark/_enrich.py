@@ -5,7 +5,6 @@ batch. What a batch decided is written down before any of it is given out, so th
 same rows, whatever the table holds by then.
 """
 
-import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,9 +18,10 @@ import pyarrow as pa
 import sqlalchemy as sa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, BooleanType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
-from relatum.checks import checked_count
+from relatum.checks import checked_choice, checked_count
 from relatum.errors import ConfigurationError, InvalidInput, StreamReplaced
 from relatum.keys import InvalidValue, KeyDefinition, Place
 from relatum.store.database import as_engine, sql
@@ -29,7 +29,7 @@ from relatum.store.parts import part_may_hold_values
 from relatum.store.translation import translated_errors
 from relatum_spark._resolve import resolve
 from relatum_spark._table import status_of_missing
-from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, open_reader
+from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, names_of, open_reader, span_us
 
 How: TypeAlias = Literal["left", "inner"]
 Write: TypeAlias = Callable[[DataFrame, int], None]
@@ -48,16 +48,18 @@ _CARRIED: Final = [
 ]
 """Columns behind the user's that a row waits with: its value's parts, its time, when it was first seen, lookups."""
 
-_DECIDED: Final = [
-    StructField("relatum_waits", BooleanType()),
-    StructField("relatum_status", StringType()),
-    StructField("relatum_value", StringType()),
-    StructField("relatum_stream", StringType()),
-    StructField("relatum_offset", LongType()),
-]
+_DECIDED: Final = pa.schema(
+    [
+        ("relatum_waits", pa.bool_()),
+        ("relatum_status", pa.string()),
+        ("relatum_value", pa.string()),
+        ("relatum_stream", pa.string()),
+        ("relatum_offset", pa.int64()),
+    ]
+)
 """Columns that a lookup adds: whether the row is tried again, why there is none, and where the relatum is."""
 
-_DECIDED_TYPES: Final = (pa.bool_(), pa.string(), pa.string(), pa.string(), pa.int64())
+_ADDED: Final = [*_CARRIED, *from_arrow_schema(_DECIDED).fields]
 
 _ISO: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
@@ -102,7 +104,8 @@ class Enrichment:
             share; beside the checkpoint is a good place. Each query has a directory of its own in there.
         how: "left" (default) also gives rows that stay without relata; "inner" only found ones.
         retries: Later batches in which a row is looked up again, from 0 on. Default 10.
-        wait: After how long a row is given up, even if retries are left; None (default) for no limit.
+        wait: After how long a row is given up, even if retries are left, a timedelta or seconds; None (default) for no
+            limit.
         within: Only relata so far from the row's own time at most, either way; None (default) for any time.
         limit: Relata of a row at most, the oldest. Default 100.
         value_column: Where the key's value is, if not there; several columns for a key of several components.
@@ -127,8 +130,8 @@ class Enrichment:
         pending: str,
         how: How = "left",
         retries: int = 10,
-        wait: timedelta | None = None,
-        within: timedelta | None = None,
+        wait: timedelta | float | None = None,
+        within: timedelta | float | None = None,
         limit: int = 100,
         value_column: str | Sequence[str] | None = None,
         time_column: str = "timestamp",
@@ -139,14 +142,11 @@ class Enrichment:
         stream_url: str | None = None,
         database: str | None = None,
     ) -> None:
-        self._names = (to,) if isinstance(to, str) else tuple(to)
-        if not self._names or not all(isinstance(name, str) and name for name in self._names):
-            raise InvalidInput("to= takes a stream's name or several")
-        if how not in get_args(How):
-            raise InvalidInput(f"how= takes one of {', '.join(get_args(How))}")
+        self._names = names_of("to", to)
+        checked_choice("how", how, get_args(How))
         self._on, self._how, self._pending = on, how, pending
         self._retries, self._limit = checked_count("retries", retries, least=0), checked_count("limit", limit)
-        self._wait_us, self._within_us = _microseconds("wait", wait), _microseconds("within", within)
+        self._wait_us, self._within_us = _span_us("wait", wait), _span_us("within", within)
         self._value_columns = (value_column,) if isinstance(value_column, str) else tuple(value_column or ())
         self._time_column = time_column
         self._value, self._headers, self._prefix = value, headers, prefix
@@ -174,7 +174,7 @@ class Enrichment:
             decisions = _Decisions(df.sparkSession, self._pending)
             definition = definitions_of(self._database, [self._on])[0]
             rows = self._carried(df, definition)
-            columns = StructType([*df.schema.fields, *_CARRIED, *_DECIDED])
+            columns = StructType([*df.schema.fields, *_ADDED])
             if not decisions.is_decided(batch_id):
                 before = decisions.last_before(batch_id)
                 if before is not None:
@@ -205,7 +205,7 @@ class Enrichment:
             if name not in df.columns:
                 raise InvalidInput(f"there is no column {name!r}; there are {', '.join(df.columns)}")
         taken = {name.lower() for name in df.columns}
-        added = {"status", "attempts", *(field.name for field in (*_CARRIED, *_DECIDED))}
+        added = {"status", "attempts", *(field.name for field in _ADDED)}
         related = ("stream", "offset", "timestamp", "value", "headers", "properties")
         added |= {f"{self._prefix}{name}" for name in related}
         clashing = sorted(name for name in added if name.lower() in taken)
@@ -232,7 +232,7 @@ class Enrichment:
 
     def _lookup(self, definition: KeyDefinition, names: list[str]) -> "_Lookup":
         """Prepare a batch's lookups, after asking whether all that the streams hold now is recorded: a proof."""
-        vhost, is_trusted = self._broker.vhost, True
+        missing, is_trusted, with_time = "not_recorded_yet", True, self._within_us is not None
         with (
             open_reader(self._broker) as reader,
             as_engine(self._database) as engine,
@@ -240,27 +240,14 @@ class Enrichment:
             engine.connect() as connection,
         ):
             try:
-                missing = str(
-                    status_of_missing(
-                        reader, connection, vhost, self._names, [self._on], with_time=self._within_us is not None
-                    )
-                )
+                vhost, keys = self._broker.vhost, [self._on]
+                missing = str(status_of_missing(reader, connection, vhost, self._names, keys, with_time=with_time))
             except StreamReplaced:
                 # The rows of the table are another stream's, until the recorder puts that right.
-                missing, is_trusted = "not_recorded_yet", False
-        return _Lookup(
-            database=self._database,
-            vhost=vhost,
-            names=self._names,
-            definition=definition,
-            within_us=self._within_us,
-            limit=self._limit,
-            retries=self._retries,
-            seen_since_us=None if self._wait_us is None else _now_us() - self._wait_us,
-            missing=missing,
-            is_trusted=is_trusted,
-            own_at=(names.index("stream"), names.index("offset")) if {"stream", "offset"} <= set(names) else None,
-        )
+                is_trusted = False
+        seen_since_us = None if self._wait_us is None else _now_us() - self._wait_us
+        own_at = (names.index("stream"), names.index("offset")) if {"stream", "offset"} <= set(names) else None
+        return _Lookup(self, definition, seen_since_us, missing, is_trusted, own_at)
 
     def _given_out(self, decided: DataFrame, names: Sequence[str]) -> DataFrame:
         """Return the rows that wait no longer, with the payloads of their relata."""
@@ -312,12 +299,8 @@ def _now_us() -> int:
     return time.time_ns() // 1000
 
 
-def _microseconds(argument: str, span: timedelta | None) -> int | None:
-    if span is None:
-        return None
-    if not isinstance(span, timedelta) or not 0 <= span.total_seconds() < math.inf:
-        raise InvalidInput(f"{argument}= takes a timedelta, 0 or more, or None")
-    return span // timedelta(microseconds=1)
+def _span_us(argument: str, span: timedelta | float | None) -> int | None:
+    return None if span is None else span_us(argument, span)
 
 
 # --- what was decided -------------------------------------------------------------------------------------
@@ -380,13 +363,8 @@ class _Decisions:
 class _Lookup:
     """What a task does: rows in, each once for each of its relata out, or once without one. Can be pickled."""
 
-    database: str
-    vhost: str
-    names: tuple[str, ...]
+    of: Enrichment
     definition: KeyDefinition
-    within_us: int | None
-    limit: int
-    retries: int
     seen_since_us: int | None
     """A row first seen before this is given up."""
     missing: str
@@ -403,40 +381,34 @@ class _Lookup:
             for batch in batches:
                 for start in range(0, batch.num_rows, PROBED_ROWS):
                     if connection is None and self.is_trusted:
-                        connection = stack.enter_context(stack.enter_context(as_engine(self.database)).connect())
+                        connection = stack.enter_context(stack.enter_context(as_engine(self.of._database)).connect())
                     yield self._decided(connection, batch.slice(start, PROBED_ROWS))
 
     def _decided(self, connection: sa.Connection | None, rows: pa.RecordBatch) -> pa.RecordBatch:
-        parts, moments, seen, attempts = (
-            rows.column(rows.num_columns - len(_CARRIED) + n).to_pylist() for n in range(len(_CARRIED))
-        )
+        parts, moments, seen, attempts = (column.to_pylist() for column in rows.columns[-len(_CARRIED) :])
         values = [self._value(*each) for each in zip(parts, moments, strict=True)]
         hits = self._hits(connection, values, moments, self._own(rows))
+        since = self.seen_since_us
         indices: list[int] = []
-        decided: list[tuple[bool, str | None, str | None, str | None, int | None]] = []
+        decided: list[tuple[Any, ...]] = []
         for row, value in enumerate(values):
-            for hit in hits.get(row, ()):
-                indices.append(row)
-                decided.append((False, None, value, *hit))
-            if row not in hits:
-                indices.append(row)
-                waits = value is not None and not self._is_given_up(seen[row], attempts[row])
-                decided.append((waits, "absent" if value is None else self.missing, value, None, None))
-        return self._batch(rows, indices, decided, [attempts[row] + 1 for row in indices])
-
-    def _batch(
-        self, rows: pa.RecordBatch, indices: list[int], decided: Sequence[tuple[Any, ...]], attempts: list[int]
-    ) -> pa.RecordBatch:
-        types = _DECIDED_TYPES
-        columns = [pa.array(column, kind) for column, kind in zip(zip(*decided, strict=True), types, strict=True)]
+            is_given_up = attempts[row] >= self.of._retries or (since is not None and seen[row] <= since)
+            waits = value is not None and not is_given_up
+            missing = (waits, "absent" if value is None else self.missing, value, None, None)
+            found: list[tuple[Any, ...]] = [(False, None, value, *hit) for hit in hits.get(row, ())] or [missing]
+            indices += [row] * len(found)
+            decided += found
+        columns = [
+            pa.array(column, field.type) for column, field in zip(zip(*decided, strict=True), _DECIDED, strict=True)
+        ]
         kept = rows.take(pa.array(indices, pa.int64()))
-        fields = [pa.field(field.name, kind) for field, kind in zip(_DECIDED, types, strict=True)]
-        arrays = [*kept.columns[:-1], pa.array(attempts, kept.columns[-1].type), *columns]
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*rows.schema, *fields]))
+        counted = pa.array([attempts[row] + 1 for row in indices], kept.columns[-1].type)
+        schema = pa.schema([*rows.schema, *_DECIDED])
+        return pa.RecordBatch.from_arrays([*kept.columns[:-1], counted, *columns], schema=schema)
 
     def _value(self, parts: Sequence[str | None] | None, moment_us: int | None) -> str | None:
         """Return a row's canonical value; None where it has none, or no time and one is needed: it has no relata."""
-        if parts is None or (self.within_us is not None and moment_us is None):
+        if parts is None or (self.of._within_us is not None and moment_us is None):
             return None
         if len(parts) == 1 and self.definition.is_composite:
             return parts[0]
@@ -444,9 +416,6 @@ class _Lookup:
             return self.definition.canonical_of(parts)
         except InvalidValue:
             return None
-
-    def _is_given_up(self, seen_us: int, attempts: int) -> bool:
-        return attempts >= self.retries or (self.seen_since_us is not None and seen_us <= self.seen_since_us)
 
     def _own(self, rows: pa.RecordBatch) -> list[tuple[str, int] | None]:
         if self.own_at is None:
@@ -466,22 +435,22 @@ class _Lookup:
             return {}
         parameters: dict[str, Any] = {
             "key_id": self.definition.key_id,
-            "vhost": self.vhost,
-            "limit": self.limit + 1,
-            "names": list(self.names),
+            "vhost": self.of._broker.vhost,
+            "limit": self.of._limit + 1,
+            "names": list(self.of._names),
             "rows": asked,
             "values": [values[row] for row in asked],
         }
-        if self.within_us is not None:
+        if self.of._within_us is not None:
             times = [moments[row] or 0 for row in asked]
-            parameters["lows"] = [time_us - self.within_us for time_us in times]
-            parameters["highs"] = [time_us + self.within_us for time_us in times]
+            parameters["lows"] = [time_us - self.of._within_us for time_us in times]
+            parameters["highs"] = [time_us + self.of._within_us for time_us in times]
         hits: dict[int, list[tuple[str, int]]] = {}
-        for row, stream, offset in connection.execute(_probes(self.within_us is not None), parameters):
+        for row, stream, offset in connection.execute(_probes(self.of._within_us is not None), parameters):
             found = hits.setdefault(row, [])
-            if (stream, offset) != own[row] and len(found) < self.limit:
+            if (stream, offset) != own[row] and len(found) < self.of._limit:
                 found.append((stream, offset))
-        return {row: found for row, found in hits.items() if found}
+        return hits
 
 
 @lru_cache

@@ -26,12 +26,11 @@ from relatum.store.database import as_engine
 from relatum.store.parts import may_hold_offsets
 from relatum.store.tables import relationships
 from relatum.store.translation import translated_errors
-from relatum_spark._offsets import Slice, slices
 from relatum_spark._options import SourceOptions, parse_options
+from relatum_spark._planning import Slice, Tails, check_named, expired, no_super_stream, slices
 from relatum_spark._reading import KeyFilter, Part, read_part
 from relatum_spark._schema import schema as columns
 from relatum_spark._streaming import StreamSourceReader
-from relatum_spark._tails import Tails, check_named, expired, no_super_stream
 from relatum_spark._where import definitions_of, spare_collections
 
 _log: Final = logging.getLogger("relatum.spark")

@@ -5,7 +5,6 @@ password travel as properties, which Spark hides wherever it shows options; the 
 """
 
 import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -41,12 +40,7 @@ _PROPERTIES: Final = {
     "channel_binding": "channelBinding",
     "connect_timeout": "connectTimeout",
     "gssencmode": "gssEncMode",
-    "options": "options",
-    "sslcert": "sslcert",
-    "sslkey": "sslkey",
-    "sslmode": "sslmode",
-    "sslpassword": "sslpassword",
-    "sslrootcert": "sslrootcert",
+    **{name: name for name in ("options", "sslcert", "sslkey", "sslmode", "sslpassword", "sslrootcert")},
 }
 """libpq's name of an option, and that of the JDBC driver; the values are the same."""
 
@@ -60,14 +54,15 @@ _SERVER_TYPES: Final = {
 }
 """libpq's `target_session_attrs`, and the driver's `targetServerType`."""
 
-_LOCAL: Final = frozenset(
-    {"client_encoding", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"}
+_PASSED_OVER: Final = frozenset(
+    {
+        # They have their place in the URL, or among the properties, already.
+        *("dbname", "host", "hostaddr", "password", "port", "user"),
+        # libpq's own sockets: the driver speaks UTF-8 and always keeps alive.
+        *("client_encoding", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count"),
+        "tcp_user_timeout",
+    }
 )
-"""Options of libpq's own sockets, which mean nothing to the driver: it speaks UTF-8 and always keeps alive."""
-
-
-_PLACED: Final = frozenset({"dbname", "host", "hostaddr", "password", "port", "user"})
-"""What has its place in the URL, or among the properties, already."""
 
 
 def jdbc_jar() -> str:
@@ -94,12 +89,9 @@ def jdbc_jar() -> str:
 
 
 def require_driver(spark: SparkSession) -> None:
-    """See that the session has PostgreSQL's JDBC driver.
+    """Raise `ConfigurationError` where the session has no JDBC driver of PostgreSQL.
 
     Asked in SQL, so that it holds for Spark Connect too. A session in which SQL may not call Java is taken to have it.
-
-    Raises:
-        ConfigurationError: It has not.
     """
     try:
         _ = spark.sql(f"SELECT java_method('{DRIVER}', 'isRegistered')").schema
@@ -112,12 +104,8 @@ def require_driver(spark: SparkSession) -> None:
 def jdbc_options(database: str) -> dict[str, str]:
     """The options of Spark's JDBC source for a libpq URL: `url`, `driver`, `fetchsize`, user, password and the rest.
 
-    Args:
-        database: `postgresql://user:password@host:port/name?sslmode=require`, also with several hosts. User and
-            password may come from PGUSER and PGPASSWORD, as with libpq. Files of TLS must lie on every node.
-
-    Raises:
-        ConfigurationError: The URL cannot be read, names a Unix socket, or holds an option the driver has not.
+    User and password may come from PGUSER and PGPASSWORD, as with libpq. A URL that cannot be read, that names a Unix
+    socket or has an option the driver lacks, is a `ConfigurationError`.
     """
     address = parse_database(database)
     given = address.parameters
@@ -136,7 +124,14 @@ def jdbc_options(database: str) -> dict[str, str]:
     password = given["password"] if "password" in given else _default("password")
     if password:
         options["password"] = password
-    return options | dict(_driver_properties(given))
+    for name, text in given.items():
+        if name in _PROPERTIES:
+            options[_PROPERTIES[name]] = text
+        elif name == "target_session_attrs" and text in _SERVER_TYPES:
+            options["targetServerType"] = _SERVER_TYPES[text]
+        elif name not in _PASSED_OVER:
+            raise ConfigurationError(f"the JDBC driver has no option for {name!r} of the database's URL; leave it out")
+    return options
 
 
 def _default(keyword: str) -> str:
@@ -158,14 +153,3 @@ def _hosts(address: DatabaseAddress) -> list[str]:
             )
         listed.append(f"{f'[{host}]' if ':' in host else host}:{port or default}")
     return listed
-
-
-def _driver_properties(given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The other options of the URL, under the driver's names."""
-    for name, text in given.items():
-        if name in _PROPERTIES:
-            yield _PROPERTIES[name], text
-        elif name == "target_session_attrs" and text in _SERVER_TYPES:
-            yield "targetServerType", _SERVER_TYPES[text]
-        elif name not in _LOCAL and name not in _PLACED:
-            raise ConfigurationError(f"the JDBC driver has no option for {name!r} of the database's URL; leave it out")

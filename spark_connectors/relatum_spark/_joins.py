@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias, Unpack, get_args
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
+from relatum.checks import checked_choice
 from relatum.errors import InvalidInput
 from relatum_consumer import Status
 from relatum_spark._sides import (
@@ -21,10 +22,9 @@ from relatum_spark._sides import (
     prefixed,
     presented,
     side_of,
-    span_us,
 )
 from relatum_spark._table import connected, status_of_missing
-from relatum_spark._where import Where, open_reader
+from relatum_spark._where import Where, open_reader, span_us
 
 Direction: TypeAlias = Literal["backward", "forward", "nearest"]
 
@@ -130,8 +130,7 @@ def as_of(
     """
     sides, keys = _sides(left, right), () if on is None else keys_of(on)
     tolerance_us = None if tolerance is None else span_us("tolerance", tolerance)
-    if direction not in get_args(Direction):
-        raise InvalidInput(f"direction= takes one of {', '.join(get_args(Direction))}")
+    checked_choice("direction", direction, get_args(Direction))
     inputs = Inputs.of(needs_broker=payloads or on is None, **where)
     relations = [inputs.times(spark, side) for side in sides] if on is None else inputs.sides(spark, sides, keys)
     joined = _nearest(
@@ -194,7 +193,7 @@ def unmatched(
     inputs = Inputs.of(needs_broker=True, **where)
     # First the ends of the streams and the coverage, then the rows: what is covered then is among the rows.
     status = _status(inputs, sides[1], keys, with_time=span is not None)
-    lefts, rights = inputs.sides(spark, sides, keys, unrecorded=("right",))
+    lefts, rights = inputs.sides(spark, sides, keys, is_right_known=False)
     if age_us is not None:
         lefts = lefts.where(F.col("time_us") <= time.time_ns() // 1000 - age_us)
     alone = _without(lefts, rights, key_columns(keys), span)
@@ -271,10 +270,11 @@ def _without(left: DataFrame, right: DataFrame, keys: list[str], span: Span | No
 
 def _status(inputs: Inputs, side: Side, keys: Sequence[str], *, with_time: bool) -> Status:
     """Return what may be said of a left message without one on this right side."""
-    names: Sequence[str] = side.names
-    if side.places is not None:
-        places = side.places.where("stream IS NOT NULL").select("stream").distinct()
-        names = [row.stream for row in places.collect()]
+    names: Sequence[str]
+    if isinstance(side, tuple):
+        names = side
+    else:
+        names = [row.stream for row in side.where("stream IS NOT NULL").select("stream").distinct().collect()]
     if not names:
         # A right frame without any place: there is nothing to be found among the places that were given.
         return Status.ABSENT

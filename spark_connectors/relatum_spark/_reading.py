@@ -15,9 +15,8 @@ from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message, RecordBatch, StreamReader
 from relatum.recording import Extractor
 from relatum_spark._columns import ColumnBuilder, rows_of
-from relatum_spark._offsets import Slice
 from relatum_spark._options import SourceOptions
-from relatum_spark._tails import expired
+from relatum_spark._planning import Slice, expired
 
 _log: Final = logging.getLogger("relatum.spark")
 

@@ -5,11 +5,9 @@ of the columns `key_0`, `key_1`, … (the values of the keys joined on), `stream
 time in microseconds since 1970, null where it has none). Payloads are read at the end, for what is left.
 """
 
-import math
 import os
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -19,7 +17,6 @@ from pyspark.sql.datasource import InputPartition
 
 from relatum.checks import checked_count
 from relatum.errors import InvalidInput
-from relatum.limits import TIME_US_MAX
 from relatum.reading import BrokerAddress
 from relatum.store.catalog import streams_named
 from relatum_spark._format import BatchReader
@@ -27,7 +24,7 @@ from relatum_spark._options import SourceOptions
 from relatum_spark._resolve import resolve
 from relatum_spark._schema import schema
 from relatum_spark._table import PARTITIONS_MAX, Snapshot, check_recorded, connected, database_of, relationships
-from relatum_spark._where import BROKER_VARIABLE, GivenBroker, broker_of, open_reader
+from relatum_spark._where import BROKER_VARIABLE, GivenBroker, broker_of, names_of, open_reader
 
 GivenSide: TypeAlias = str | Sequence[str] | DataFrame
 """A stream, a super stream (its partitions), several of them, or a frame with `stream` and `offset` columns."""
@@ -44,55 +41,27 @@ PARTITIONS: Final = 8
 _RESOLVED: Final = ("value", "headers", "properties", "status")
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One side of a join: streams and super streams by name, or a frame of the columns `stream` and `offset`."""
-
-    argument: str
-    names: tuple[str, ...] = ()
-    places: DataFrame | None = None
+Side: TypeAlias = tuple[str, ...] | DataFrame
+"""A side as it is given, checked: names, or a frame of the columns `stream` and `offset`."""
 
 
 def side_of(argument: str, given: Any) -> Side:
     """Check a side; raises `InvalidInput` where it is neither names nor a frame of places."""
-    if hasattr(given, "schema"):  # a frame, of Spark Connect too
-        offset = next((name for name in ("offset", "stream_offset") if name in given.columns), None)
-        if "stream" not in given.columns or offset is None:
-            raise InvalidInput(f"the DataFrame of {argument}= needs the columns stream and offset (or stream_offset)")
-        places = given.select(F.col("stream").cast("string"), F.col(offset).cast("long").alias("offset"))
-        return Side(argument, places=places)
-    names = _names(given)
-    if names is None:
-        raise InvalidInput(f"{argument}= takes a stream's name, several, or a DataFrame with stream and offset")
-    return Side(argument, names=tuple(dict.fromkeys(names)))
+    if not hasattr(given, "schema"):  # no frame, of Spark Connect either
+        return tuple(dict.fromkeys(names_of(argument, given)))
+    offset = next((name for name in ("offset", "stream_offset") if name in given.columns), None)
+    if "stream" not in given.columns or offset is None:
+        raise InvalidInput(f"the DataFrame of {argument}= needs the columns stream and offset (or stream_offset)")
+    places: DataFrame = given.select(F.col("stream").cast("string"), F.col(offset).cast("long").alias("offset"))
+    return places
 
 
 def keys_of(on: Any, *, argument: str = "on") -> tuple[str, ...]:
     """Check the names of the keys joined on."""
-    names = _names(on)
-    if names is None:
-        raise InvalidInput(f"{argument}= takes the name of a key, or a list of several")
+    names = names_of(argument, on)
     if len(set(names)) < len(names):
         raise InvalidInput(f"{argument}= names a key twice")
     return names
-
-
-def _names(given: Any) -> tuple[str, ...] | None:
-    """Return the name or names given; None where it is something else."""
-    names = (given,) if isinstance(given, str) else given
-    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) and name for name in names):
-        return None
-    return tuple(names)
-
-
-def span_us(argument: str, given: Any) -> int:
-    """Return a span of time in microseconds, from a timedelta or seconds; at most what the calendar holds."""
-    seconds = given.total_seconds() if isinstance(given, timedelta) else given
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
-        raise InvalidInput(f"{argument}= takes a timedelta or seconds, 0 or more")
-    if isinstance(given, timedelta):  # exact, where a float of seconds is not
-        return min(given // timedelta(microseconds=1), 2 * TIME_US_MAX)
-    return round(min(seconds, 2 * TIME_US_MAX // 1_000_000) * 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +102,7 @@ class Inputs:
         """Return rows of the table, all of one state, whenever and however often they are used."""
         return relationships(
             spark,
-            database=self.database if self.snapshot is None else None,
+            database=self.database,
             streams=streams,
             keys=keys,
             vhost=self.vhost,
@@ -142,30 +111,32 @@ class Inputs:
         )
 
     def sides(
-        self, spark: SparkSession, sides: Sequence[Side], keys: Sequence[str], *, unrecorded: Container[str] = ()
+        self, spark: SparkSession, sides: Sequence[Side], keys: Sequence[str], *, is_right_known: bool = True
     ) -> list[DataFrame]:
         """Return the relations of each side, from one read of the table.
 
-        A side whose argument is among `unrecorded` may name streams that the table does not know: they have none.
+        Where not `is_right_known`, the right side may name streams that the table does not know: they have none.
         """
-        names = [self._recorded(side, is_known=side.argument not in unrecorded) for side in sides]
-        streams = None if None in names else sorted({name for found in names for name in found or ()})
+        named = [
+            self._recorded(side, is_known=known) for side, known in zip(sides, (True, is_right_known), strict=True)
+        ]
+        streams = None if None in named else sorted({name for found in named for name in found or ()})
         table = self.relations(spark, streams or None, keys)
         return [
-            keyed(table.where(F.col("stream").isin(*found)), keys)
-            if found is not None
-            else keyed(table, keys).join(side.places, list(PLACE), "left_semi")  # type: ignore[arg-type]
-            for side, found in zip(sides, names, strict=True)
+            keyed(table.where(F.col("stream").isin(*(found or ()))), keys)
+            if isinstance(side, tuple)
+            else keyed(table, keys).join(side, list(PLACE), "left_semi")
+            for side, found in zip(sides, named, strict=True)
         ]
 
     def _recorded(self, side: Side, *, is_known: bool) -> list[str] | None:
         """Return the recorded streams of a side given by names; None for a frame."""
-        if side.places is not None:
+        if not isinstance(side, tuple):
             return None
         with connected(self.database, self.snapshot) as connection:
-            rows = streams_named(connection, self.vhost, side.names)
+            rows = streams_named(connection, self.vhost, side)
         if is_known:
-            check_recorded(side.names, [name for row in rows for name in (row.name, row.super_stream)])
+            check_recorded(side, [name for row in rows for name in (row.name, row.super_stream)])
         return [row.name for row in rows]
 
     def times(self, spark: SparkSession, side: Side) -> DataFrame:
@@ -174,12 +145,12 @@ class Inputs:
         Streams given by name are read up to where they end now; messages of a frame that are gone are left out.
         """
         assert self.broker is not None, "reading streams needs a broker"
-        if side.places is not None:
-            found = resolve(side.places.dropna().distinct(), value=False, headers=False, broker=self.broker)
+        if not isinstance(side, tuple):
+            found = resolve(side.dropna().distinct(), value=False, headers=False, broker=self.broker)
             messages = found.where(F.col("status") == "found")
         else:
             with open_reader(self.broker) as reader:
-                streams = dict.fromkeys(stream for name in side.names for stream in reader.partitions(name) or [name])
+                streams = dict.fromkeys(stream for name in side for stream in reader.partitions(name) or [name])
             options = SourceOptions(
                 broker=self.broker, streams=tuple(streams), include_value=False, include_headers=False
             )

@@ -43,10 +43,10 @@ from relatum.superstreams import partition_of
 from relatum.wire import frames
 from relatum_spark._encode import encode_content, is_new_layout
 from relatum_spark._options import SinkOptions, parse_sink_options
+from relatum_spark._planning import Tails, no_super_stream
 from relatum_spark._publisher import PUBLISHERS_MAX, Publisher, connect
 from relatum_spark._schema import PROPERTIES
 from relatum_spark._sequence import Numbering, other_rows, reference_of
-from relatum_spark._tails import Tails, no_super_stream
 
 _log: Final = logging.getLogger("relatum.spark")
 
@@ -64,6 +64,14 @@ _COLUMN_TYPES: Final[dict[str, tuple[type[DataType], ...]]] = {
     "properties": (StructType,),
 }
 """The columns of a message, and the types each may have."""
+
+_PROPERTY_TYPES: Final = {
+    each.name: _INTEGERS if isinstance(each.dataType, IntegerType) else (type(each.dataType),)
+    for each in PROPERTIES.fields
+}
+
+_NUMBERS: Final = {"double": SkipReason.FLOAT, "float": SkipReason.FLOAT, "decimal": SkipReason.DECIMAL}
+"""Why no key can be a number that is not whole, by Spark's name of its type."""
 
 _SPOOL_BYTES: Final = 64 << 20
 """Bytes of messages a task holds in memory; what is more goes to a temporary file."""
@@ -164,23 +172,22 @@ def _check_columns(schema: StructType, options: SinkOptions) -> None:
     for needed in ("value", options.routing_key):
         if needed is not None and needed not in types:
             raise InvalidInput(f"there is no column {needed!r} to write")
-    for name, kinds in _COLUMN_TYPES.items():
-        if name in types:
-            _check_type(name, types[name], kinds)
+    checks = [(name, types[name], kinds) for name, kinds in _COLUMN_TYPES.items() if name in types]
     if isinstance(headers := types.get("headers"), MapType):
-        _check_type("headers", headers.valueType, _HEADER_TYPES)
-        _check_type("headers", headers.keyType, (StringType,))
+        checks += [("headers", headers.keyType, (StringType,)), ("headers", headers.valueType, _HEADER_TYPES)]
     if isinstance(properties := types.get("properties"), StructType):
-        known = {each.name: each.dataType for each in PROPERTIES.fields}
         for each in properties.fields:
-            if each.name not in known:
-                raise InvalidInput(f"there is no property {each.name!r}; there are {', '.join(known)}")
-            wanted = _INTEGERS if isinstance(known[each.name], IntegerType) else (type(known[each.name]),)
-            _check_type(f"properties.{each.name}", each.dataType, wanted)
+            if each.name not in _PROPERTY_TYPES:
+                raise InvalidInput(f"there is no property {each.name!r}; there are {', '.join(_PROPERTY_TYPES)}")
+            checks.append((f"properties.{each.name}", each.dataType, _PROPERTY_TYPES[each.name]))
     if options.routing_key is not None:
-        _check_type(options.routing_key, types[options.routing_key], (StringType, BinaryType, *_INTEGERS))
+        checks.append((options.routing_key, types[options.routing_key], (StringType, BinaryType, *_INTEGERS)))
+    for name, kind, kinds in checks:
+        if not isinstance(kind, kinds):
+            names = ", ".join(each.typeName() for each in kinds)
+            raise InvalidInput(f"the column {name!r} is {kind.simpleString()}; it must be one of {names}")
     for name in options.key_columns:
-        _check_key(types, name)
+        _check_key(name, types.get(name))
     if unknown := types.keys() - {*_COLUMN_TYPES, *options.key_columns, options.routing_key}:
         raise InvalidInput(
             f"the columns {', '.join(sorted(unknown))} have no place in a message: a row has value, headers, properties"
@@ -188,22 +195,12 @@ def _check_columns(schema: StructType, options: SinkOptions) -> None:
         )
 
 
-def _check_type(name: str, kind: DataType, kinds: Sequence[type[DataType]]) -> None:
-    if not isinstance(kind, tuple(kinds)):
-        names = ", ".join(each.typeName() for each in kinds)
-        raise InvalidInput(f"the column {name!r} is {kind.simpleString()}; it must be one of {names}")
-
-
-def _check_key(types: Mapping[str, DataType], name: str) -> None:
-    if name in (*_COLUMN_TYPES, TIME_HEADER, RECEIPT_HEADER):
-        raise InvalidInput(f"option keyColumns: {name!r} is no column for a key")
-    kind = types.get(name)
-    if kind is None:
-        raise InvalidInput(f"option keyColumns: there is no column {name!r}")
+def _check_key(name: str, kind: DataType | None) -> None:
+    if kind is None or name in (*_COLUMN_TYPES, TIME_HEADER, RECEIPT_HEADER):
+        raise InvalidInput(f"option keyColumns: there is no column {name!r} that can be a key's")
     if not isinstance(kind, _KEY_TYPES):
-        reason = {"double": SkipReason.FLOAT, "float": SkipReason.FLOAT, "decimal": SkipReason.DECIMAL}.get(
-            kind.typeName(), SkipReason.NESTED if isinstance(kind, StructType | MapType) else SkipReason.UNSUPPORTED
-        )
+        other = SkipReason.NESTED if isinstance(kind, StructType | MapType) else SkipReason.UNSUPPORTED
+        reason = _NUMBERS.get(kind.typeName(), other)
         raise InvalidRelationshipKey(
             f"the column {name!r} is {kind.simpleString()}, which no key can be: {reason}; cast it to a text, a whole"
             " number or a timestamp",
@@ -225,11 +222,8 @@ class _Writer:
     def _write(self, batches: Iterator[pa.RecordBatch], write_id: str, epoch: int, task: int) -> Published:
         """Publish the rows of one task, those that an earlier run of it has not published.
 
-        Raises:
-            InvalidInput: a row cannot be a message; this run has sent nothing.
-            Conflict: the rows are others than those of an earlier run, or in another order: this run has sent nothing.
-                Or another run published beside this one, which the message says.
-            PublishError, Transient: not everything was confirmed; running the task again publishes nothing twice.
+        A row that cannot be a message (`InvalidInput`) and rows that are not those of an earlier run (`Conflict`) are
+        found before anything is sent. Where not everything was confirmed, another run publishes nothing twice.
         """
         options, streams = self._options, self._shape.streams
         reference = reference_of(options.producer_name, write_id, task, epoch)

@@ -25,10 +25,9 @@ from relatum.errors import OffsetNotFound, RelatumError, StreamNotFound, StreamR
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX
 from relatum.reading import StreamBounds
-from relatum_spark._offsets import Slice, plan_end, slices
 from relatum_spark._options import SourceOptions
+from relatum_spark._planning import Slice, Tails, check_named, expired, no_super_stream, plan_end, slices
 from relatum_spark._reading import Part, read_part
-from relatum_spark._tails import Tails, check_named, expired, no_super_stream
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from relatum.checks import checked_count, checked_name, checked_names, shown
+from relatum.checks import checked_count, checked_name, shown
 from relatum.errors import ConfigurationError, InvalidInput, StreamNotFound
 from relatum.reading import StreamReader
 from relatum.store.coverage import TIME, coverage_of, covered
@@ -22,7 +22,7 @@ from relatum_consumer import Status
 from relatum_consumer.lookups import Catalog, Servers, evidence
 from relatum_spark._cuts import predicates_of
 from relatum_spark._jdbc import jdbc_options, require_driver
-from relatum_spark._where import database_url, definitions_in
+from relatum_spark._where import database_url, definitions_in, names_of
 
 Bound = tuple[int, int, int, int]
 """A stream's id, a key's, and offsets [from, to) that are recorded."""
@@ -76,7 +76,8 @@ def relationships(
         DatabaseUnavailable: PostgreSQL does not answer.
     """
     checked_count("partitions", partitions, most=PARTITIONS_MAX)
-    stream_names, key_names = _names("streams", streams), _names("keys", keys)
+    stream_names = None if streams is None else names_of("streams", streams)
+    key_names = None if keys is None else dict.fromkeys(names_of("keys", keys))
     if vhost is not None:
         checked_name("vhost", vhost)
     url = database_of(database, snapshot)
@@ -88,8 +89,12 @@ def relationships(
         bounds = _bounds(connection, stream_ids, key_ids)
         predicates = predicates_of(connection, stream_ids, key_ids, partitions, is_steady=snapshot is not None)
     # For nested loops the planner would scan a part of the table once for each stream and key.
-    statements = [*(() if snapshot is None else snapshot.session_statements()), "SET enable_nestloop = off"]
-    options["sessionInitStatement"] = "; ".join(statements)
+    options["sessionInitStatement"] = "SET enable_nestloop = off"
+    if snapshot is not None:
+        options["sessionInitStatement"] = (
+            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
+            f"SET TRANSACTION SNAPSHOT '{snapshot.snapshot_id}'; SET enable_nestloop = off"
+        )
     frame = spark.read.jdbc(options.pop("url"), _table(bounds), predicates=predicates, properties=options)
     # Made here and not in SQL: Spark would push filters on it down as text without a time zone.
     return frame.withColumn("time", F.timestamp_micros("time_us")).select(*COLUMNS)
@@ -158,13 +163,6 @@ class Snapshot:
                     ) from None
                 raise
             yield connection
-
-    def session_statements(self) -> list[str]:
-        """Return what a task's connection runs first."""
-        return [
-            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY",
-            f"SET TRANSACTION SNAPSHOT '{self.snapshot_id}'",
-        ]
 
 
 @contextmanager
@@ -235,14 +233,7 @@ def connected(url: str, snapshot: Snapshot | None) -> Iterator[sa.Connection]:
 # --- what is read -----------------------------------------------------------------------------------------
 
 
-def _names(argument: str, names: str | Sequence[str] | None) -> list[str] | None:
-    if names is None:
-        return None
-    found = checked_names(argument, [names] if isinstance(names, str) else names, least=1)
-    return list(dict.fromkeys(found))
-
-
-def _stream_ids(connection: sa.Connection, names: list[str] | None, vhost: str | None) -> list[int]:
+def _stream_ids(connection: sa.Connection, names: Sequence[str] | None, vhost: str | None) -> list[int]:
     """Return the ids of present streams and of the partitions of super streams."""
     query = sa.select(streams.c.stream_id, streams.c.name, streams.c.super_stream).where(
         streams.c.replaced_at.is_(None)

@@ -1,15 +1,19 @@
 """Which broker and which database a Spark job uses: from arguments, else from the environment."""
 
 import gc
+import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Final, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
 
 import sqlalchemy as sa
 
-from relatum.errors import ConfigurationError, KeyNotDefined
+from relatum.checks import checked_names
+from relatum.errors import ConfigurationError, InvalidInput, KeyNotDefined
 from relatum.keys import KeyDefinition
+from relatum.limits import TIME_US_MAX
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store.catalog import key_definitions
 from relatum.store.database import as_engine
@@ -40,7 +44,7 @@ class Where(TypedDict, total=False):
         broker: The broker, whose virtual host the streams belong to; None for RELATUM_BROKER_URL. A join reads it only
             for payloads, for times without a key, and for the ends of streams; without one the virtual host is `/`.
         stream_url: The stream protocol's URL, where it does not follow from the broker's URL.
-        partitions: Tasks that read the table or the streams at once, 1 to 10,000; None for 8.
+        partitions: Tasks that read the table at once, 1 to 10,000; None for 8.
         snapshot: The state of the table to read; the action must run inside its block.
     """
 
@@ -74,6 +78,21 @@ def database_url(database: str | None) -> str:
     if not found:
         raise ConfigurationError(f"which PostgreSQL? Give the database's URL or set {DATABASE_VARIABLE}")
     return found
+
+
+def names_of(argument: str, given: Any) -> tuple[str, ...]:
+    """Return the name or names that an argument gives; raises `InvalidInput`."""
+    return checked_names(argument, [given] if isinstance(given, str | Mapping) else given, least=1)
+
+
+def span_us(argument: str, given: Any) -> int:
+    """Return a span of time in microseconds, from a timedelta or seconds; at most what the calendar holds."""
+    seconds = given.total_seconds() if isinstance(given, timedelta) else given
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
+        raise InvalidInput(f"{argument}= takes a timedelta or seconds, 0 or more")
+    if isinstance(given, timedelta):  # exact, where a float of seconds is not
+        return min(given // timedelta(microseconds=1), 2 * TIME_US_MAX)
+    return round(min(seconds, 2 * TIME_US_MAX // 1_000_000) * 1_000_000)
 
 
 def definitions_of(database: str, names: Collection[str]) -> list[KeyDefinition]:

@@ -68,7 +68,8 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], str, list[Any]]] = [
     (relatum_spark.Enrichment, ENRICHMENT, "how", ["outer"]),
     (relatum_spark.Enrichment, ENRICHMENT, "retries", [-1, "1"]),
     (relatum_spark.Enrichment, ENRICHMENT, "limit", [0]),
-    (relatum_spark.Enrichment, ENRICHMENT, "within", [5]),
+    (relatum_spark.Enrichment, ENRICHMENT, "within", SPANS),
+    (relatum_spark.Enrichment, ENRICHMENT, "wait", SPANS),
 ]
 
 

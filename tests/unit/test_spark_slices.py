@@ -18,7 +18,7 @@ pytest.importorskip("pyspark")
 
 from relatum_spark._backfill import Filling, cut
 from relatum_spark._cuts import cuts_of, ranges
-from relatum_spark._offsets import Slice, plan_end, slices
+from relatum_spark._planning import Slice, plan_end, slices
 
 # --- offsets ----------------------------------------------------------------------------------------------
 

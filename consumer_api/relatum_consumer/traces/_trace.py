@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Final
@@ -10,6 +10,15 @@ from typing import Any, Final
 from relatum.ids import MessageId
 from relatum.reading import Message
 from relatum_consumer.lookups import Lacking, LeftOut, NewKey, Status, Uncovered, remedy, to_be_recorded
+
+_LABEL_MAX: Final = 60
+"""Characters of a value in a graph; the rest is cut."""
+
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+"""What a graph shows of a character that cannot be printed."""
+
+_BY_MESSAGE: Final = ("messages", "hops")
+"""Fields of a trace that its document shows message by message."""
 
 _SEVERITY: Final = (
     Status.UNPROVEN,
@@ -192,9 +201,20 @@ class Trace:
 
     def to_mermaid(self) -> str:
         """A flowchart for Mermaid: messages as boxes, shared values rounded, arrows from cause to effect."""
-        from relatum_consumer.traces._drawing import mermaid
-
-        return mermaid(self)
+        names = {message.id: f"m{n}" for n, message in enumerate(self)}
+        lines = ["flowchart LR"]
+        for message in self:
+            time = "no time" if message.time is None else message.time.isoformat(sep=" ", timespec="milliseconds")
+            lines.append(f'  {names[message.id]}["{_label(str(message.id), time)}"]')
+        for n, shared in enumerate(self.shared):
+            lines.append(f'  v{n}("{_label(f"{shared.key} = {shared.value}")}")')
+            lines += [f"  v{n} -.- {names[where]}" for where in shared.ids]
+        for n, edge in enumerate(self.edges):
+            cause = f"u{n}" if edge.cause is None else names[edge.cause]
+            if edge.cause is None:
+                lines.append(f'  {cause}("{_label(f"{edge.key} = {edge.value}", "not found")}")')
+            lines.append(f'  {cause} -- "{_label(edge.key)}" --> {names[edge.effect]}')
+        return "\n".join([*lines, ""])
 
     def to_json(self) -> str:
         """All of it but the messages' bodies, as one JSON document."""
@@ -202,40 +222,17 @@ class Trace:
 
     def to_document(self) -> dict[str, Any]:
         """The same as values for JSON."""
-        return {
-            "status": str(self.status),
-            "messages": [_message(message, self.hops[message.id]) for message in self.messages],
-            "edges": [
-                {
-                    "cause": edge.cause and edge.cause._asdict(),
-                    "effect": edge.effect._asdict(),
-                    "key": edge.key,
-                    "value": edge.value,
-                }
-                for edge in self.edges
-            ],
-            "shared": [
-                {"key": each.key, "value": each.value, "ids": [where._asdict() for where in each.ids]}
-                for each in self.shared
-            ],
-            "stopped": [
-                {"reason": str(stop.reason), "count": stop.count, "key": stop.key, "value": stop.value}
-                for stop in self.stopped
-            ],
-            "steps": [
-                {"hop": step.hop, "values": step.values, "found": step.found, "status": str(step.status)}
-                for step in self.steps
-            ],
-            "expired": [where._asdict() for where in self.expired],
-            "deleted": [where._asdict() for where in self.deleted],
-            "unread": [where._asdict() for where in self.unread],
-            "left_out": [each._asdict() for each in self.left_out],
-            "lacking": [each._asdict() for each in self.lacking],
-            "uncovered": [{"stream": gap.stream, "start": gap.start, "stop": gap.stop} for gap in self.uncovered],
-            "unattended": list(self.unattended),
-            "new_keys": [{"key": each.key, "streams": list(each.streams)} for each in self.new_keys],
-            "streams": list(self.streams),
-        }
+        messages = [
+            {
+                "stream": message.stream,
+                "offset": message.offset,
+                "time": None if message.time is None else message.time.isoformat(),
+                "hop": self.hops[message.id],
+            }
+            for message in self.messages
+        ]
+        rest = {each.name: _plain(getattr(self, each.name)) for each in fields(self) if each.name not in _BY_MESSAGE}
+        return {"status": str(self.status), "messages": messages} | rest
 
 
 def _ends(pairs: Any) -> dict[MessageId, dict[MessageId, None]]:
@@ -245,6 +242,25 @@ def _ends(pairs: Any) -> dict[MessageId, dict[MessageId, None]]:
     return found
 
 
-def _message(message: Message, hop: int) -> dict[str, Any]:
-    time = None if message.time is None else message.time.isoformat()
-    return {"stream": message.stream, "offset": message.offset, "time": time, "hop": hop}
+def _plain(value: Any) -> Any:
+    """A part of a trace in types that JSON has: named fields as an object."""
+    if isinstance(value, StrEnum):
+        return str(value)
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, tuple):
+        named: Mapping[str, Any] | None = value._asdict() if hasattr(value, "_asdict") else None
+        return list(map(_plain, value)) if named is None else {name: _plain(each) for name, each in named.items()}
+    return value
+
+
+def _label(*lines: str) -> str:
+    """Text as Mermaid has it in quotes: whatever could be markup there is given by its number."""
+    cut = (line if len(line) <= _LABEL_MAX else line[: _LABEL_MAX - 1] + "…" for line in lines)
+    return "<br/>".join("".join(map(_entity, line)) for line in cut)
+
+
+def _entity(character: str) -> str:
+    if character.isalnum() or character in " =@.:-_+,…":
+        return character
+    return f"#{ord(character if character.isprintable() else _REPLACEMENT)};"
