@@ -50,13 +50,15 @@ FENCE: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Complete the navigation: a page for each room, and the decisions in their order."""
+    generated = {
+        "Python": [{room: f"reference/{room}.md"} for room in ROOMS],
+        "Decisions": [f"adr/{page.name}" for page in sorted((ROOT / "docs" / "adr").glob("*.md"))],
+    }
     for entry in config.nav or []:
-        if "Reference" in entry:
-            entry["Reference"] = [{room: f"reference/{room}.md"} for room in ROOMS]
-        if "Decisions" in entry:
-            entry["Decisions"] = [f"adr/{page.name}" for page in sorted((ROOT / "docs" / "adr").glob("*.md"))]
-        if "Working on it" in entry and (ROOT / "docs" / "architecture.md").exists():
-            entry["Working on it"].insert(1, "architecture.md")
+        for pages in entry.values() if isinstance(entry, dict) else ():
+            for page in pages if isinstance(pages, list) else ():
+                if isinstance(page, dict):
+                    page.update({name: generated[name] for name in page.keys() & generated.keys()})
     return config
 
 

@@ -61,7 +61,7 @@ class Relations(Holdings):
         """The messages that share a key's value with a message, and never the message itself.
 
         Args:
-            message: A message read from a stream, or as a client gave it to its consumer (docs/consumed.md). Where that
+            message: A message read from a stream, or as a client gave it to its consumer (docs/clients.md). Where that
                 does not say where it lies, its copies in streams are left out, and named in `answer.itself`.
             to: The stream, super stream or streams to look in; None for all that are recorded. A super stream stands
                 for its partitions.

@@ -1,4 +1,4 @@
-"""What docs/contexts.md shows is run, as it stands there, and the SQL of placements in sql.md and operations.md."""
+"""What docs/contexts.md shows is run, as it stands there, and the SQL of placements in two other pages."""
 
 import re
 from collections.abc import Iterator
@@ -138,8 +138,8 @@ def test_the_queries_give_what_they_say(connection: psycopg.Connection[tuple[obj
 
 def test_a_super_stream_is_removed_as_the_page_says(connection: psycopg.Connection[tuple[object, ...]]) -> None:
     """Nothing is left of it; what is left of others is not touched."""
-    *of_super_stream, of_consumer = section("operations.md", "Placements")
-    _, _, text = (DOCS / "operations.md").read_text().partition("## Placements\n")
+    *of_super_stream, of_consumer = section("troubleshooting.md", "Placements")
+    _, _, text = (DOCS / "troubleshooting.md").read_text().partition("## Placements\n")
     cells = re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE)
     tables = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
     assert len(tables) == 10

@@ -42,7 +42,7 @@ from tests.support.proxy import Proxy
 
 KEYS = [GROUP_KEY]
 
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+UPKEEP = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 
 
 @pytest.fixture
@@ -428,7 +428,7 @@ def test_a_group_that_ends_its_members_is_dead_after_so_many_deliveries(
 
 def revival() -> str:
     """The statement of the operator's page by which dead groups are given again."""
-    statements = re.findall(r"```sql\n(.*?)```", OPERATIONS.read_text(), re.DOTALL)
+    statements = re.findall(r"```sql\n(.*?)```", UPKEEP.read_text(), re.DOTALL)
     return next(statement for statement in statements if "state = 'dead'" in statement)
 
 

@@ -47,8 +47,8 @@ def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def test_what_is_derived_can_be_emptied_and_filled_again(place: Place) -> None:
-    """The statement that the page on operations shows empties what is derived; a recorder fills it with the same."""
-    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    """The statement that the page on upkeep shows empties what is derived; a recorder fills it with the same."""
+    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
     found = re.search(r"^TRUNCATE .*?;", page, re.DOTALL | re.MULTILINE)
     assert found
     place.put(*orders(20))

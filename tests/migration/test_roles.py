@@ -20,7 +20,7 @@ from tests.support import START_S
 
 PASSWORD = "x"
 ROLES = ("relatum_recorder", "relatum_consumer", "relatum_reader", "relatum_collector", "relatum_router")
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("operations.md", "troubleshooting.md")]
 
 
 @pytest.fixture
@@ -105,8 +105,9 @@ def _uses(server_url: str, url: str) -> None:
 
 
 def block(first: str) -> str:
-    """The block of SQL that begins so on the page about operations."""
-    found = re.search(rf"```sql\n\s*({first}.*?)```", PAGE.read_text(), re.DOTALL)
+    """The block of SQL that begins so on the pages about deployment and upkeep."""
+    text = "".join(page.read_text() for page in PAGES)
+    found = re.search(rf"```sql\n\s*({first}.*?)```", text, re.DOTALL)
     assert found, first
     return found[1]
 

@@ -1,4 +1,4 @@
-"""The alerts that the page on operations shows, evaluated as Prometheus would against a page of metrics."""
+"""The alerts that we ship for Prometheus, evaluated as it would against a page of metrics."""
 
 import operator
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+RULES = Path(__file__).parents[2] / "docker" / "prometheus" / "alerts.yaml"
 _RULE = re.compile(r"- alert: (\w+)\n\s+expr: (.+)\n")
 _ABSENT = re.compile(r"absent\((\w+)\)")
 _COMPARED = re.compile(r"(?:max by \((\w+)\) \((\w+)\)|(\w+)) (==|>|<) ([\d.]+)")
@@ -15,8 +15,8 @@ _OPERATORS = {"==": operator.eq, ">": operator.gt, "<": operator.lt}
 
 
 def documented_alerts() -> dict[str, str]:
-    """The alerts by name: their expressions, as they stand on the page."""
-    return dict(_RULE.findall(PAGE.read_text()))
+    """The alerts by name: their expressions, as they stand in the file."""
+    return dict(_RULE.findall(RULES.read_text()))
 
 
 def fires(expression: str, metrics: str) -> bool:

@@ -19,7 +19,7 @@ from relatum.reading import Message, Properties, parts_of_delivery
 __all__ = ["Consumed", "InHand", "in_hand"]
 
 Consumed: TypeAlias = Any
-"""A message that a client gave: see docs/consumed.md for each of them."""
+"""A message that a client gave: see docs/clients.md for each of them."""
 
 _TAKEN: Final = (
     "lookups take a message that was read (relations.read(stream, offset)), or consumed with pika (the tuple "

@@ -18,7 +18,7 @@ from relatum.superstreams.streams import queue_exists
 from relatum_consumer.demo._data import KEYS, STREAMS, Data, Row
 
 SEGMENT_BYTES = 5_000_000
-"""Of the demo's streams: RabbitMQ before 3.13 looks for an offset from its segment's beginning (docs/scale.md)."""
+"""Of the demo's streams: RabbitMQ before 3.13 seeks an offset from its segment's beginning (docs/performance.md)."""
 PROGRESS_EVERY = 500
 POLL_S = 0.02
 """Seconds between two looks at how far the recorder is."""

@@ -10,7 +10,7 @@ from relatum.keys import KeyDefinition
 from relatum_consumer.suggesting._fields import Field, Sample
 
 ROW_BYTES: Final = 80
-"""Bytes of a row of a short value, with its entry in the index, once its part is closed: docs/scale.md."""
+"""Bytes of a row of a short value, with its entry in the index, once its part is closed: docs/performance.md."""
 
 SHARE_MIN: Final = 0.05
 """Share of a stream's messages that must have the field."""

@@ -1,6 +1,6 @@
 """Keys of libraries' own messages: what their id, cause and conversation are called, and where they lie.
 
-What each library writes is tested in tests/integration/test_presets.py; docs/presets.md tells where it is from.
+What each library writes is tested in tests/integration/test_presets.py; docs/keys.md tells where it is from.
 """
 
 from collections.abc import Mapping
