@@ -25,14 +25,12 @@ with some. So neither a busy stream nor a slow owner slows the others.
 from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from relatum.following._follower import FollowerStatistics, StreamFollower
 from relatum.following._reach import Reach
-from relatum.following._threaded import Follower
 
 __all__ = [
     "Attached",
     "CaughtUp",
     "Event",
     "Failed",
-    "Follower",
     "FollowerStatistics",
     "Hole",
     "Reach",

@@ -11,7 +11,6 @@ from typing import Final
 
 from relatum.errors import BrokerUnavailable, ReadTimeout
 from relatum.following._follower import StreamFollower, refuses_login
-from relatum.following._threaded import Follower
 from relatum.waiting import Outages, Server, Threads
 
 CUT_OFF_S: Final = 15.0
@@ -43,7 +42,7 @@ class Reach:
             off soon. It takes nothing: all may be cut off, and come back to what is theirs.
     """
 
-    def __init__(self, follower: Follower | StreamFollower, outages: Outages, stream: Callable[[], str]) -> None:
+    def __init__(self, follower: StreamFollower, outages: Outages, stream: Callable[[], str]) -> None:
         self.is_cut_off = self.is_returning = False
         self._follower = follower
         self._outages = outages
