@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from relatum import metrics
+from relatum.closing import Closing
 from relatum.errors import RelatumError, Transient
 from relatum.processes import new_holder, of_one_process
 from relatum.publishing import DeadLetters
@@ -61,7 +62,7 @@ class SharedGroup(Group):
         return rest
 
 
-class SharedGroups(Iterator[SharedGroup]):
+class SharedGroups(Closing, Iterator[SharedGroup]):
     """The groups of one member of a consumer. Iterate in one thread; a context manager.
 
     The leases of the groups given and not acknowledged are renewed in the background for as long as this is open,
@@ -159,14 +160,6 @@ class SharedGroups(Iterator[SharedGroup]):
             text = "groups of the consumer %r could not be given back, and are free when their lease has run out: %s"
             logger.info(text, self._name, ended(error))
         metrics.retire(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)

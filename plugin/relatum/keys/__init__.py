@@ -21,7 +21,6 @@ from relatum.keys._content import Content
 from relatum.keys._definition import (
     BodyFunction,
     KeyDefinition,
-    Readable,
     Source,
     as_definitions,
     bases,
@@ -45,7 +44,6 @@ __all__ = [
     "KeyDefinition",
     "KeyType",
     "Place",
-    "Readable",
     "SkipReason",
     "Source",
     "as_definitions",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from relatum.checks import shown
 from relatum.errors import InvalidKeyDefinition
@@ -17,19 +17,6 @@ VALUES_MAX: Final = 64
 
 BodyFunction: TypeAlias = Callable[[bytes], Any]
 Source: TypeAlias = "str | Sequence[str] | BodyFunction | None"
-
-
-class Readable(Protocol):
-    """A message that was read, as `relatum.reading.Message` is."""
-
-    @property
-    def headers(self) -> Mapping[str, Any]: ...
-    @property
-    def properties(self) -> Any: ...
-    @property
-    def body(self) -> bytes: ...
-    @property
-    def is_amqp(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -68,7 +55,6 @@ class KeyDefinition:
     from_body: BodyFunction | None = field(init=False, compare=False, default=None)
     names: str | None = field(default=None, kw_only=True)
     masked: bool = field(default=False, kw_only=True)
-    _lone: Place | None = field(init=False, compare=False, repr=False, default=None)
     _one: Place | None = field(init=False, compare=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -89,7 +75,6 @@ class KeyDefinition:
             )
         components = self._components()
         object.__setattr__(self, "components", components)
-        object.__setattr__(self, "_lone", components[0].lone if len(components) == 1 else None)
         is_one = len(components) == 1 == len(components[0].places) and not self.is_many
         object.__setattr__(self, "_one", components[0].places[0] if is_one else None)
         if self.names is not None:
@@ -178,10 +163,10 @@ class KeyDefinition:
         """Whether a message may have several values."""
         return self.components[0].is_many
 
-    def values_of(self, message: Readable) -> list[str]:
-        """The key's canonical values in a message, those that can be recorded: one at most, but where `is_many`."""
-        place = self._lone
-        if place is None:
+    def values_of(self, message: Any) -> list[str]:
+        """The key's canonical values in a `Message`, those that can be recorded: one at most, but where `is_many`."""
+        place = self._one
+        if place is None or not place.is_plain:
             return self.read(bases_of(message))[0]
         # The usual case, in a third of the time: messages that are read by thousands are looked at so.
         value = message.headers.get(place.name) if place.kind == "header" else getattr(message.properties, place.name)
@@ -190,8 +175,8 @@ class KeyDefinition:
         except InvalidValue:
             return []
 
-    def parts_of(self, message: Readable) -> list[Any]:
-        """The raw value of each component in a message; None where it has none."""
+    def parts_of(self, message: Any) -> list[Any]:
+        """The raw value of each component in a `Message`; None where it has none."""
         base_of = bases_of(message)
         return [next(iter(component.read(base_of)), None) for component in self.components]
 
@@ -261,8 +246,8 @@ class KeyDefinition:
         return found
 
 
-def bases_of(message: Readable) -> Callable[[Place], Any]:
-    """What gives the header, property or JSON that a place lies in; a body is parsed once, whatever is asked of it."""
+def bases_of(message: Any) -> Callable[[Place], Any]:
+    """What gives the header, property or JSON of a `Message` that a place lies in; a body is parsed once at most."""
     # All bytes of what is no AMQP message count as its body; nothing is recorded of them.
     return bases(
         message.headers, partial(getattr, message.properties), lambda: message.body if message.is_amqp else b""

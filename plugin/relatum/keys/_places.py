@@ -145,23 +145,23 @@ class Component:
 
     Attributes:
         places: The places, in their order.
-        lone: The only place, where it is all of one header or property: nothing is sought in it, and nowhere else.
     """
 
     places: tuple[Place, ...]
-    lone: Place | None = field(init=False, compare=False, repr=False, default=None)
-
-    def __post_init__(self) -> None:
-        if len(self.places) == 1 and self.places[0].is_plain:
-            object.__setattr__(self, "lone", self.places[0])
 
     def __str__(self) -> str:
         return " or ".join(map(str, self.places))
 
     @property
+    def lone(self) -> Place | None:
+        """The only place, where it is all of one header or property: nothing is sought in it, and nowhere else."""
+        return self.places[0] if len(self.places) == 1 and self.places[0].is_plain else None
+
+    @property
     def label(self) -> str:
         """What people call it: the name of its header or property, or all that is said of it."""
-        return str(self) if self.lone is None else self.lone.name
+        place = self.lone
+        return str(self) if place is None else place.name
 
     @property
     def is_many(self) -> bool:

@@ -2,7 +2,6 @@
 
 import os
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self
 
 from relatum.local._identity import checked_directory
@@ -41,12 +40,7 @@ class LocalServers:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with ExitStack() as both:
             both.push(self.postgresql)
             both.push(self.rabbitmq)
