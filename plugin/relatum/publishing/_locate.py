@@ -156,15 +156,15 @@ class Locator:
         self._address = address
         self._database = database
         self._recorder = recorder
-        self._told = streams
+        self._named = streams
         self._receipt_s = receipt_s
-        self._asked: dict[str, tuple[float, frozenset[str]]] = {}
-        self._said: set[tuple[str, str]] = set()
+        self._bound_to: dict[str, tuple[float, frozenset[str]]] = {}
+        self._warned: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
         self._reader: StreamReader | None = None
         self._opening = threading.Lock()
         self._is_closed = False
-        self._asked_database: Database | None = None
+        self._opened_database: Database | None = None
         self._outcomes: Outcomes | None = None
         # Weakly: what is dropped without being released must not wait for the garbage collector.
         self.waits: SharedWait[Look, bool] = SharedWait(partial(Locator._poll, weakref.proxy(self)), first_s=0)
@@ -175,8 +175,8 @@ class Locator:
         self._lock, self._opening = threading.Lock(), threading.Lock()
         self._recorder = None
 
-    def told(self, sent: Sent) -> None:
-        """Note that a receipt told where a message is."""
+    def note_found(self, sent: Sent) -> None:
+        """Measure the time from the send to the receipt of the places."""
         if self._receipt_s is not None:
             self._receipt_s.observe(time.monotonic() - sent.monotonic_s)
 
@@ -188,12 +188,12 @@ class Locator:
             reader.close()
         self.waits.join()
         with self._lock:
-            if self._asked_database is not None:
-                self._asked_database.close()
-                self._asked_database = self._outcomes = None
+            if self._opened_database is not None:
+                self._opened_database.close()
+                self._opened_database = self._outcomes = None
 
     def subscribe(self, sent: Sent, listener: Callable[[MessageId], None]) -> Callable[[], None]:
-        """Hear of the message's places from the recorder in this process; without one, nothing is heard."""
+        """Call `listener` for each place of the message that this process's recorder writes. Gives what ends that."""
         if self._recorder is None or sent.receipt is None:
             return lambda: None
         return self._recorder.subscribe(sent.receipt, listener)
@@ -201,15 +201,15 @@ class Locator:
     def whereabouts(self, sent: Sent, timeout_s: float = CONNECT_S) -> Whereabouts:
         """The streams the message may be in, as far as that can be found out without harm, and in time.
 
-        The default exchange leads to the queue of the routing key's name and nowhere else. Of any other exchange the
-        streams are asked for that are bound to it; where it is a super stream, the routing key names one of them. The
-        streams that `intercept` was told of count in, too.
+        The default exchange routes to the queue of the routing key's name and nowhere else. Any other exchange may
+        route to the streams that are bound to it, and to those that `intercept(streams=…)` names; the routing key of a
+        super stream names one of its partitions.
         """
         name = sent.routing_key
         if sent.exchange != "":
             with suppress(Transient, NotFound):
                 return self.destinations(sent, timeout_s)
-            return Whereabouts(self._told, is_exact=False)
+            return Whereabouts(self._named, is_exact=False)
         if not name or name.startswith(BROKERS_OWN):
             return Whereabouts(frozenset(), is_exact=True)
         names: list[str] | None = None
@@ -229,21 +229,21 @@ class Locator:
         bound = self._bound(exchange, timeout_s)
         if f"{exchange}-{name}" in bound and all(stream.startswith(f"{exchange}-") for stream in bound):
             return Whereabouts(frozenset([f"{exchange}-{name}"]), is_exact=True)
-        return Whereabouts(bound | self._told, is_exact=False)
+        return Whereabouts(bound | self._named, is_exact=False)
 
     def _bound(self, exchange: str, timeout_s: float) -> frozenset[str]:
         """The streams bound to an exchange."""
         if exchange.startswith(BROKERS_OWN):
             return frozenset()
         now = time.monotonic()
-        asked_at, bound = self._asked.get(exchange, (-math.inf, frozenset()))
+        asked_at, bound = self._bound_to.get(exchange, (-math.inf, frozenset()))
         if now - asked_at >= ASK_S:
             bound = frozenset(self._ask(lambda reader: reader.bound(exchange), timeout_s))
-            if len(self._asked) >= EXCHANGES_MAX:
-                self._asked.clear()
+            if len(self._bound_to) >= EXCHANGES_MAX:
+                self._bound_to.clear()
             # What is not bound yet may be in a moment: whoever publishes there again asks again.
-            self._asked[exchange] = (now if bound else now - ASK_S + ASK_AGAIN_S), bound
-            if not (bound or self._told):
+            self._bound_to[exchange] = (now if bound else now - ASK_S + ASK_AGAIN_S), bound
+            if not (bound or self._named):
                 self._warn_once(
                     "the streams that exchange %r leads to are not known, so receipts cannot say whether they are "
                     "complete: name them in intercept(…, streams=[…])",
@@ -252,8 +252,8 @@ class Locator:
         return bound
 
     def _warn_once(self, text: str, name: str) -> None:
-        if (text, name) not in self._said and len(self._said) < NAMED_MAX:
-            self._said.add((text, name))
+        if (text, name) not in self._warned and len(self._warned) < NAMED_MAX:
+            self._warned.add((text, name))
             logger.warning(text, name)
 
     def _ask(self, question: Callable[[StreamReader], Any], timeout_s: float) -> Any:
@@ -302,8 +302,8 @@ class Locator:
                         found[stream] = bounds.end - 1
         return found
 
-    def look(self, looks: "Sequence[Look]") -> None:
-        """Tell looks what the table has of their messages, by one question for all.
+    def _poll(self, looks: "Sequence[Look]") -> Iterator[tuple[int, bool]]:
+        """Ask the table for the places of all messages that are waited for, and name the looks that can go on.
 
         The table is derived: while it is away, the messages are simply not recorded yet.
         """
@@ -311,16 +311,13 @@ class Locator:
         wanted = [look.sent.receipt for look in looks if look.sent.receipt is not None]
         places: defaultdict[str | None, set[MessageId]] = defaultdict(set)
         with suppress(DatabaseUnavailable):
-            # In this order: what is recorded meanwhile is among the places that are read then.
+            # In this order: a row that is written between the two questions is among the places.
             recorded_to = self._recorded_to(looked_in) if looked_in else {}
             for receipt, stream, offset in self._rows(PLACES, receipts=wanted):
                 places[receipt].add(MessageId(stream, offset))
             for look in looks:
                 look.learn(frozenset(places[look.sent.receipt]), recorded_to)
-
-    def _poll(self, looks: "Sequence[Look]") -> Iterator[tuple[int, bool]]:
-        self.look(looks)
-        return ((number, True) for number, look in enumerate(looks) if look.leads_on)
+        return ((number, True) for number, look in enumerate(looks) if look.can_go_on)
 
     def _recorded_to(self, names: Iterable[str]) -> dict[str, float]:
         """How far streams are recorded.
@@ -344,11 +341,11 @@ class Locator:
 
     def _open_database(self) -> Database:
         with self._lock:
-            if self._asked_database is None:
+            if self._opened_database is None:
                 if self._database is None:
                     raise ConfigurationError("a receipt needs the database: give intercept() its URL")
-                self._asked_database = Database(self._database, refusing=None, pool_size=2)
-            return self._asked_database
+                self._opened_database = Database(self._database, refusing=None, pool_size=2)
+            return self._opened_database
 
 
 def _name(given: Any) -> str:

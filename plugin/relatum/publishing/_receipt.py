@@ -39,9 +39,9 @@ def receipt_header(message_id: str | None) -> str | bool:
 
 
 class Look:
-    """One wait for the places of a message: take steps, and wait in between, until there are places or an error.
+    """One wait for the places of a message: the caller takes steps, and waits for news between them.
 
-    The table is asked for all who wait together (`Locator.waits`), the broker in the caller's thread.
+    One thread asks the table for all who wait (`Locator.waits`); the caller's thread asks the broker.
 
     Attributes:
         sent: The message.
@@ -57,12 +57,12 @@ class Look:
         self.ends: dict[str, int] | None = None
         self._locator = locator
         self._timeout_s = timeout_s
-        self._is_answered = self._is_beyond = False
+        self._is_answered = self._others_are_recorded = False
         self._lock = threading.Lock()
-        self._heard: frozenset[MessageId] = frozenset()
+        self._places: frozenset[MessageId] = frozenset()
 
     def step(self) -> tuple[MessageId, ...] | None:
-        """The places, where there are no more; None where it has to be waited for them. Asks the servers.
+        """All places, or None where the caller has to wait for news. Asks the broker.
 
         Raises:
             NotRecordedInTime: time is over.
@@ -75,19 +75,19 @@ class Look:
                 # After the message was confirmed, so that it is before them wherever it is.
                 self.ends = self._locator.ends(self._others)
         if self._has_all:
-            self._locator.told(self.sent)
-            return tuple(sorted(self._heard))
+            self._locator.note_found(self.sent)
+            return tuple(sorted(self._places))
         return self._at_end() if self._is_over else None
 
     @contextmanager
     def asked(self) -> "Iterator[Future[bool | None]]":
-        """Ask for news of the message while the block lasts: of the table, and of the recorder in this process."""
+        """A future of news, from the table or from this process's recorder, for as long as the block lasts."""
         waits = self._locator.waits
         future = waits.ask(self)
 
         def arrived(place: MessageId) -> None:
             self.learn(frozenset([place]))
-            if self.leads_on:
+            if self.can_go_on:
                 waits.answer(future, True)
 
         unsubscribe = self._locator.subscribe(self.sent, arrived)
@@ -98,20 +98,22 @@ class Look:
             future.cancel()
 
     def learn(self, places: frozenset[MessageId], recorded_to: Mapping[str, float] | None = None) -> None:
-        """Take places of the message, and how far streams were recorded before these were looked for."""
+        """Take places of the message, and how far streams were recorded before the table was asked for them."""
         with self._lock:
-            self._heard |= places
+            self._places |= places
         if recorded_to is None:
             return
         self._is_answered = True
-        if self.ends is not None and self._heard:
+        if self.ends is not None and self._places:
             others = self._others
             # A stream that was not asked about is not recorded far enough: its end came in the midst of the question.
-            self._is_beyond = all(recorded_to.get(name, -1) > end for name, end in self.ends.items() if name in others)
+            self._others_are_recorded = all(
+                recorded_to.get(name, -1) > end for name, end in self.ends.items() if name in others
+            )
 
     @property
-    def leads_on(self) -> bool:
-        """Whether a step has something to do: the places are all there, time is over, or ends are to be asked for."""
+    def can_go_on(self) -> bool:
+        """Whether the next step does something: all places are known, time is over, or ends are to be asked for."""
         return self._has_all or self._needs_ends or self._is_over
 
     @property
@@ -122,16 +124,16 @@ class Look:
     def _has_all(self) -> bool:
         """Whether there are no more places.
 
-        Where its streams are exactly known, each must have it. Otherwise, once one has it at all, each stream it may be
-        in must have it or be recorded up to the end that it had after the message was confirmed.
+        Where its streams are exactly known, each must have it. Otherwise one must have it, and each other stream it may
+        be in must be recorded up to the end that it had after the message was confirmed.
         """
         if self._is_exact:
             return not self._others
-        return bool(self._heard) and (self._is_beyond or not 0 < len(self._others) <= LOOKED_AT_MAX)
+        return bool(self._places) and (self._others_are_recorded or not 0 < len(self._others) <= LOOKED_AT_MAX)
 
     @property
     def _needs_ends(self) -> bool:
-        return bool(self._heard) and self.ends is None and not self._is_exact and not self._has_all
+        return bool(self._places) and self.ends is None and not self._is_exact and not self._has_all
 
     @property
     def _is_exact(self) -> bool:
@@ -141,11 +143,11 @@ class Look:
     def _others(self) -> frozenset[str]:
         """Streams the message may be in, of which no place is known."""
         assert self.where is not None, "waited for before it was asked"
-        return self.where.streams - {place.stream for place in self._heard}
+        return self.where.streams - {place.stream for place in self._places}
 
     def _at_end(self) -> tuple[MessageId, ...]:
         """What to give when time is over."""
-        found, missing = tuple(sorted(self._heard)), self._others
+        found, missing = tuple(sorted(self._places)), self._others
         if found and not self._is_exact:
             return found
         note = ""

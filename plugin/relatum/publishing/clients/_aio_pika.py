@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from time import monotonic, time_ns
 from typing import Any, Final
 
-from aio_pika.abc import AbstractChannel, AbstractConnection
+from aio_pika.abc import AbstractChannel
 from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import AMQPConnectionError, ChannelClosed, DeliveryError
 from aiormq.exceptions import PublishError as ReturnedError
@@ -35,7 +35,7 @@ from relatum.publishing._publish_errors import outcome, refuses_publish
 from relatum.publishing._receipt import AsyncReceipt, receipt_header
 from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing._stamp import Stamp
-from relatum.publishing.clients._attributes import Late, put, put_back
+from relatum.publishing.clients._attributes import Late, Watch, put, put_back
 from relatum.publishing.clients._pamqp_properties import OwnProperties, copy_of
 from relatum.uuid7 import uuid7
 
@@ -233,24 +233,15 @@ class _UnderlayGetter(Late):
         return underlay
 
 
-class _ChannelOpener(Late):
-    """Stands in for a connection's `channel`."""
-
-    def __init__(self, connection: AbstractConnection, interception: Interception) -> None:
-        super().__init__(weakref.ref(connection), "channel")
-        self._interception = interception
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        channel = self.__wrapped__(*args, **kwargs)
-        if self._interception.active:
-            _intercept_channel(channel, self._interception)
-        return channel
-
-
 def intercept(connection: Any, interception: Interception) -> None:
     """Publish through the interception on all channels the connection has and will have."""
+
+    def opened(channel: Any, *_args: Any, **_kwargs: Any) -> None:
+        if interception.active:
+            _intercept_channel(channel, interception)
+
     setattr(connection, ATTRIBUTE, interception)
-    put(connection, "channel", _ChannelOpener(connection, interception))
+    put(connection, "channel", Watch(weakref.ref(connection), "channel", opened))
     for channel in _channels(connection):
         _intercept_channel(channel, interception)
 
