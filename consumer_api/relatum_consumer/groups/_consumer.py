@@ -86,7 +86,7 @@ def check_dead_letters(servers: Servers, name: str | None) -> None:
             f"dead_letter_stream={name!r}: there is no such stream; declare it", stream=name
         ) from error
     except (NotAStream, AccessRefused):
-        pass  # A queue will do; and who may publish need not be allowed to read.
+        pass  # A queue will do, and a user that may publish need not be allowed to read.
 
 
 def by_name(catalog: Catalog, name: str) -> SharedConsumer | None:
@@ -138,7 +138,7 @@ def scanned_of(servers: Servers, consumer: SharedConsumer, stream_ids: Iterable[
 
 @dataclass(slots=True)
 class SharedGroupsCounts:
-    """What is counted; whoever counts is the one that iterates, or acknowledges."""
+    """The counters of one member, written where it iterates or acknowledges."""
 
     given: int = 0
     redelivered: int = 0

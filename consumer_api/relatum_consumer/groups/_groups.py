@@ -105,7 +105,7 @@ class GroupMethods:
     def _groups(
         self, names: tuple[str, ...] | None, **options: Unpack[GroupArguments]
     ) -> Generator[Group | Rest, None, None]:
-        """As `groups`; whoever iterates sees to it himself that he rests."""
+        """As `groups`, with the pauses among the groups: the caller waits them out."""
         return whole_groups(self._catalog, GroupOptions(names, **options))
 
     def incomplete_groups(

@@ -82,7 +82,7 @@ class Unrecorded:
         self._seen = set(found)
 
     def interrupted(self) -> None:
-        """Note that servers are away: the recorders' leases run out meanwhile, and say nothing until they are back."""
+        """Servers are away: recorders' leases run out, so a missing recorder proves nothing until they are back."""
         self._seen = set()
         self._next_at = time.monotonic() + CHECKS_S_MAX
 
@@ -152,7 +152,7 @@ class SharedReading:
             if outcome is None:
                 self._unrecorded.check(is_end=is_end)
         except (Transient, StreamReplaced) as error:
-            # Who follows waits until the servers are there again, and a recorder has put the stream right.
+            # With follow=True the member waits until the servers are back and a recorder has put the stream right.
             if not follow or has_passed():
                 raise
             self._outages.failed(self._who, error)
@@ -274,7 +274,7 @@ class SharedReading:
             self._conflict(claim, group, conflict(claim.group_id, Anomaly.EXPIRED))
         else:
             self.claims.end(claim, OPEN)
-            # It may have been recorded again meanwhile; who scanned that saw it claimed, and left it alone.
+            # It may have been recorded again: the member that scanned it saw it claimed and left it alone.
             scanner.write_down_again([claim.group_id])
 
     def _conflict(self, claim: Claim, group: Assembled, error: GroupConflict) -> None:

@@ -126,7 +126,7 @@ def position(catalog: Catalog, group_id: str, streams: Names, *, complete: bool)
 
 
 def settled(servers: Servers, group: Assembled, *, is_named: bool) -> GroupPosition:
-    """A group's position, with copies that an exchange routed to other streams told from duplicates."""
+    """A group's position; copies that an exchange routed to other streams are no duplicates."""
     found = group.position
     assert found is not None, "a group has a position"
     numbers = {member.sequence for member in group.duplicates}

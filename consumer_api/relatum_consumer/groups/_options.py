@@ -42,7 +42,7 @@ GroupStart: TypeAlias = int | datetime | None
 
 
 class SharingArguments(TypedDict, total=False):
-    """What `Relations.groups` takes with a consumer and without, for type checkers; defaults are told there."""
+    """What `Relations.groups` takes with a consumer and without, for type checkers; see there for the defaults."""
 
     order: GroupOrder
     start: GroupStart
@@ -60,7 +60,7 @@ class GroupArguments(SharingArguments, total=False):
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """The options of `Relations.groups`, where they are told."""
+    """The options of `Relations.groups`, which documents them."""
 
     names: tuple[str, ...] | None
     order: GroupOrder = "logical"
@@ -110,13 +110,13 @@ NAME_CHARACTERS_MAX: Final = 255
 """Characters of a consumer's or member's name: what RabbitMQ allows for names."""
 
 LEASE_S: Final = 15.0
-"""Seconds a claim holds without renewal, unless told otherwise."""
+"""Seconds a claim holds without renewal, by default."""
 
 LEASE_S_MIN: Final = 1.0
 """Seconds of the shortest lease: it is renewed three times in that time, over the network."""
 
 PREFETCH: Final = 10
-"""Groups a member claims at once, unless told otherwise: one read gets the messages of all."""
+"""Groups a member claims at once, by default: one read gets the messages of all."""
 
 PREFETCH_MAX: Final = 1_000
 """Groups a member may claim at once: all are held in memory, and are another's only when the lease has run out."""

@@ -58,7 +58,7 @@ def stretches(rows: Iterable[CoverageRow], scanned: Sequence[Range], key_id: int
 
 
 def _upsert(where: str) -> str:
-    """Write groups down. They only ever go forward: who read before another cannot take back what that one found.
+    """Write groups down. They only ever go forward: a member with older rows cannot take back what another found.
 
     What became of a group whose first message lay in a stream that was declared again, and so is none of `present`,
     says nothing of a group in the new one.

@@ -120,7 +120,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         )
 
     def _put_back(self, group: SharedGroup) -> None:
-        """A group did not arrive at who asked for it: it is the next again."""
+        """The caller was cancelled before it got the group: the group is the next one again."""
         self._reading.counts.given -= 1
         self._reading.counts.redelivered -= group.deliveries > 1
         self._reading.put_back(group._given)

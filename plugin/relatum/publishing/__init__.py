@@ -43,5 +43,5 @@ __all__ = [
     "statistics",
 ]
 
-# aio-pika is optional: what imports it waits for somebody who has it.
+# aio-pika is an extra: its adapter is imported when it is first used.
 __getattr__ = imported_later(__name__, {"came_back": "relatum.publishing.clients._aio_pika"})

@@ -25,7 +25,7 @@ REASON_HEADER: Final = "relatum_dead_reason"
 """The header that says why a message was given up."""
 
 STREAM_HEADER: Final = "relatum_dead_stream"
-"""The header with the stream the message lies in."""
+"""The header with the name of the message's stream."""
 
 OFFSET_HEADER: Final = "relatum_dead_offset"
 """The header with the message's offset there: stream and offset are the same however often it is published."""
@@ -101,7 +101,7 @@ class DeadLetters(Closing):
     def _publish(self, message: Message, added: Mapping[str, Any]) -> None:
         body, letter = message.body, _Letter(message, added)
         if _is_deep(message.headers, HEADERS_DEPTH_MAX):
-            # They could be sent, and would end whoever reads them by pika.
+            # The broker would take them, and they would crash every consumer that reads them with pika.
             letter.reduce(None)
         try:
             self._publisher.publish(self.stream, body, letter.properties())

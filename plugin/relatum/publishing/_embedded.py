@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("relatum.recorder")
 
 Keeper: TypeAlias = "EmbeddedRecorder | KeyWatcher"
-"""Who asks the database whether it defines the publisher's keys as the publisher does, in a thread of its own."""
+"""What compares the publisher's key definitions with the database's, in a thread of its own."""
 
 TOLD_MAX: Final = 5
 """Streams named in a warning of what is left."""
@@ -34,7 +34,7 @@ _Kept = TypeVar("_Kept", "EmbeddedRecorder", "KeyWatcher")
 
 
 class EmbeddedRecorders:
-    """The recorders of this process, and those who only watch keys, counted by the interceptions that use them."""
+    """The recorders and key watchers of this process, with a count of the interceptions that use each."""
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _used: ClassVar[dict[_Key, tuple[Any, int]]] = {}
@@ -69,7 +69,7 @@ class EmbeddedRecorders:
 
     @classmethod
     def watch_keys(cls, database: "AnyDatabase", definitions: tuple[KeyDefinition, ...]) -> "KeyWatcher":
-        """Who compares the keys where others record, started where there is none yet. It waits for no server."""
+        """The key watcher for these, started where there is none yet: others record. It waits for no server."""
 
         def start() -> "KeyWatcher":
             from relatum.recording import KeyWatcher
@@ -98,7 +98,7 @@ class EmbeddedRecorders:
 
     @classmethod
     def renew(cls) -> None:
-        """In a child: the recorders are the parent's, whose threads are not here. Who intercepts here gets others."""
+        """In a child: the recorders belong to the parent, whose threads were not forked. The child starts its own."""
         cls._lock = threading.Lock()
         leave_to_parent(cls._used)
         cls._used = {}

@@ -33,7 +33,7 @@ _CLIENTS: Final = {
     "dramatiq.brokers.rabbitmq": "_dramatiq",
     "faststream.rabbit.broker.broker": "_faststream",
 }
-"""By the module that has the connection's class, or a package of it. Imported only then: whoever has one has those."""
+"""By the module, or package, of the connection's class. Imported only where there is such a connection."""
 
 _OF_PROCESSES: Final = frozenset({"celery", "dramatiq", "faststream"})
 """Clients whose objects are used in processes that are forked off later."""

@@ -40,7 +40,7 @@ RELEASE_S: Final = 2.0
 """Seconds that releasing a connection may take in all."""
 
 _FORGET_S: Final = 60.0
-"""Seconds after which a pair that is still published to is told to the recorder again."""
+"""Seconds after which the recorder is given a pair again that is still published to."""
 
 _NAMES: Final = (str, bytes)
 """What pika takes for names."""
@@ -174,7 +174,7 @@ class Interception:
 
     @property
     def watches(self) -> bool:
-        """Whether there is a recorder in this process to tell where messages go."""
+        """Whether this process has a recorder that must know where messages go."""
         return self._recorder is not None
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
@@ -187,7 +187,7 @@ class Interception:
             return
         now = monotonic()
         if now >= self._forget_at or len(self._watched) >= _WATCHED_MAX:
-            # What is still published to is told again: streams may have been declared and bound since.
+            # The recorder asks the broker again: streams may have been declared or bound since.
             self._watched.clear()
             self._forget_at = now + _FORGET_S
         if (exchange, routing_key) not in self._watched:

@@ -171,7 +171,7 @@ class Locator:
         after_fork(self, Locator._renew)
 
     def _renew(self) -> None:
-        """In a child: the recorder is the parent's; places come from the table. Reader and engine see to themselves."""
+        """In a child: the recorder belongs to the parent, so places come from the table alone."""
         self._lock, self._opening = threading.Lock(), threading.Lock()
         self._recorder = None
 
@@ -181,7 +181,7 @@ class Locator:
             self._receipt_s.observe(time.monotonic() - sent.monotonic_s)
 
     def close(self) -> None:
-        """Close what was opened for reading; whoever looks on opens a reader for each look."""
+        """Close the reader and the database. A search that goes on afterwards opens a reader for each look."""
         self._is_closed = True
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -241,7 +241,7 @@ class Locator:
             bound = frozenset(self._ask(lambda reader: reader.bound(exchange), timeout_s))
             if len(self._bound_to) >= EXCHANGES_MAX:
                 self._bound_to.clear()
-            # What is not bound yet may be in a moment: whoever publishes there again asks again.
+            # A stream may be bound in a moment: an exchange without any is asked about again sooner.
             self._bound_to[exchange] = (now if bound else now - ASK_S + ASK_AGAIN_S), bound
             if not (bound or self._named):
                 self._warn_once(
@@ -262,9 +262,9 @@ class Locator:
 
     @contextmanager
     def reader(self) -> Iterator[StreamReader]:
-        """The reader that all who look for messages of this connection share.
+        """The one reader for all searches of this connection.
 
-        With a connection each they would be a crowd at the door of a broker that has just come back.
+        A reader for each message in doubt would flood a broker that has just come back with connections.
         """
         if self._is_closed:
             with StreamReader.open(self._address, timeout_s=CONNECT_S) as reader:
@@ -276,7 +276,7 @@ class Locator:
             raise ConnectionLost("the connection was released during the look: look again") from error
 
     def _opened(self) -> StreamReader:
-        # Who opens it may take all of its own time, if the broker is silent; others have theirs.
+        # A silent broker takes all the time of the caller that opens it; the others wait no longer than their own.
         if not self._opening.acquire(timeout=left_s(CONNECT_S)):
             raise ReadTimeout("The broker was not reached yet by those who asked before.")
         try:
@@ -284,7 +284,7 @@ class Locator:
         finally:
             self._opening.release()
         if self._is_closed:
-            # Released meanwhile: nobody else would close it.
+            # The connection was released while this thread opened the reader: nobody else would close it.
             reader.close()
         return reader
 

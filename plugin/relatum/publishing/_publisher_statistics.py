@@ -1,4 +1,4 @@
-"""What an intercepted connection tells of itself."""
+"""Statistics of an intercepted connection."""
 
 from collections import Counter as Counts
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class PublisherStatistics:
 
 
 class PublisherCounts:
-    """What is counted for one connection, by whoever publishes on it: one thread, or one event loop.
+    """The counters of one connection, written by the thread or event loop that publishes on it.
 
     It holds nothing else, so that it may outlive the connection.
     """

@@ -214,7 +214,7 @@ class _Publisher(Late):
 
 
 class _UnderlayGetter(Late):
-    """Stands in for a channel's `get_underlay_channel`, and sees to it that what it gives is intercepted."""
+    """Stands in for a channel's `get_underlay_channel`, and intercepts the aiormq channel that it returns."""
 
     def __init__(self, channel: AbstractChannel, interception: Interception) -> None:
         # Weak: a robust connection restores the channels that somebody still holds, and this is no somebody.

@@ -32,7 +32,7 @@ class Replacement:
 
 
 class Late(Replacement):
-    """What it stands in for is looked up at each call: instrumentation may be put on the class meanwhile.
+    """Looks up the method it stands in for at each call: the class may be instrumented in between.
 
     Args:
         owner: Gives the object.
@@ -69,7 +69,7 @@ class Watch(Late):
 
 
 def put(owner: Any, name: str, replacement: Replacement) -> None:
-    """Have it stand in for the method."""
+    """Replace a method of one object."""
     replacement.replaced = vars(owner).get(name)
     wrapped = replacement.__wrapped__
     # Its class has these, too, so they would not be looked for in what it stands in for.

@@ -89,7 +89,7 @@ class _Producer:
 def intercept(app: Any, interceptions: ProcessInterceptions) -> None:
     """Send tasks through the interception. Nothing is opened, and the app's settings are not read yet."""
     if type(app) is Proxy:
-        # `celery.current_app` stands for an app, and nothing can be noted of itself.
+        # `celery.current_app` is a proxy, which takes no attributes of its own.
         app = app._get_current_object()
     if any(definition.from_body is not None for definition in interceptions.options.definitions):
         raise ConfigurationError("a task's body is made by kombu: its keys are headers, properties, or body:$.… paths")

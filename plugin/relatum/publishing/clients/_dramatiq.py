@@ -50,7 +50,7 @@ def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
 
 
 def release(broker: Any) -> None:
-    """Put back the set; `ProcessInterceptions.release` sees to the connections."""
+    """Put back the set; `ProcessInterceptions.release` releases the connections."""
     if isinstance(broker.connections, _Connections):
         broker.connections = set(broker.connections)
     delattr(broker, ATTRIBUTE)

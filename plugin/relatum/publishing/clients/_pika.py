@@ -187,7 +187,7 @@ def intercept(connection: "BlockingConnection | Connection", interception: Inter
 
     setattr(connection, ATTRIBUTE, interception)
     put(connection, "channel", Watch(lambda: connection, "channel", opened))
-    # It tells the broker a new password, and keeps it nowhere.
+    # pika sends the broker a new password and does not keep it; readers need it, too.
     put(connection, "update_secret", Watch(lambda: connection, "update_secret", renewed))
     for channel in _channels(connection):
         _intercept_channel(connection, channel, interception)
