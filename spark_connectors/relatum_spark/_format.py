@@ -72,15 +72,15 @@ class RabbitMQStreams(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         """Return the writer of a batch."""
-        from relatum_spark._sink import BatchWriter, prepare
+        from relatum_spark._sink import BatchWriter
 
-        return BatchWriter(*prepare(self.options, schema, overwrite, streaming=False))
+        return BatchWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        """Return the writer of a streaming query. While the broker is away it is asked again for `pollTimeoutMs`."""
-        from relatum_spark._sink import StreamWriter, prepare
+        """Return the writer of a streaming query."""
+        from relatum_spark._sink import StreamWriter
 
-        return StreamWriter(*prepare(self.options, schema, overwrite, streaming=True))
+        return StreamWriter(self.options, schema, overwrite)
 
 
 def _columns(options: SourceOptions) -> StructType:

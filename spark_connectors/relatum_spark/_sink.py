@@ -35,7 +35,6 @@ from relatum.errors import ConfigurationError, Conflict, InvalidInput, InvalidRe
 from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import KeyDefinition, SkipReason
 from relatum.publishing import Stamper
-from relatum.reading import StreamReader
 from relatum.store.catalog import key_definitions
 from relatum.store.database import as_engine
 from relatum.store.translation import translated_errors
@@ -116,35 +115,10 @@ class Shape:
 # --- on the driver ----------------------------------------------------------------------------------------
 
 
-def prepare(
-    options: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool
-) -> tuple[SinkOptions, Shape]:
-    """Check a write before any task runs, and ask broker and database once how its rows become messages."""
-    if overwrite:
-        raise InvalidInput('a stream can only be appended to: write with mode("append")')
-    parsed = parse_sink_options(options, streaming=streaming)
-    _check_columns(schema, parsed)
-    definitions, keys = _keys(parsed)
-    with Tails(parsed, patience_s=parsed.poll_timeout_s if streaming else 0) as tails:
-        streams, version, frame_bytes_max = tails.ask(lambda reader: _ask(reader, parsed))
-    if not streams:
-        raise no_super_stream(parsed.super_stream)
-    if len(streams) > PUBLISHERS_MAX:
-        raise InvalidInput(f"the super stream has {len(streams)} streams; at most {PUBLISHERS_MAX} can be written to")
-    bytes_max = max(1, frame_bytes_max - frames.PUBLISH_BYTES - frames.ENTRY_BYTES) if frame_bytes_max else 0
-    return parsed, Shape(tuple(streams), parsed.routing_key, keys, definitions, is_new_layout(version), bytes_max)
-
-
-def _ask(reader: StreamReader, options: SinkOptions) -> tuple[list[str], str, int]:
-    """Ask the broker for the streams to write to, its version, and how many bytes a frame may have."""
-    if options.stream is not None:
-        reader.bounds(options.stream)
-        streams = [options.stream]
-    else:
-        streams = reader.partitions(options.super_stream or "")
+def _limits(options: SinkOptions) -> tuple[str, int]:
+    """Return the broker's version, and how many bytes a frame may have; 0 for any number."""
     with closing(connect(options)) as connection:
-        session = connection.session
-        return streams, session.server_properties.get("version", ""), session.send_bytes_max
+        return connection.session.server_properties.get("version", ""), connection.session.send_bytes_max
 
 
 def _keys(options: SinkOptions) -> tuple[tuple[KeyDefinition, ...], tuple[tuple[str, str], ...]]:
@@ -213,11 +187,29 @@ def _check_key(name: str, kind: DataType | None) -> None:
 
 
 class _Writer:
-    """What both writers share. Can be pickled."""
+    """What both writers share. Made on the driver, which checks the write before any task runs; can be pickled."""
 
-    def __init__(self, options: SinkOptions, shape: Shape) -> None:
-        self._options = options
-        self._shape = shape
+    _is_streaming = False
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidInput('a stream can only be appended to: write with mode("append")')
+        self._options = parsed = parse_sink_options(options, streaming=self._is_streaming)
+        _check_columns(schema, parsed)
+        definitions, keys = _keys(parsed)
+        with Tails(parsed, patience_s=parsed.poll_timeout_s if self._is_streaming else 0) as tails:
+            if parsed.stream is not None:
+                tails.existing(parsed.stream, tails.bounds(parsed.stream))
+                streams = [parsed.stream]
+            elif not (streams := tails.partitions(parsed.super_stream or "")):
+                raise no_super_stream(parsed.super_stream)
+            version, frame_bytes = tails.ask(lambda _: _limits(parsed))
+        if len(streams) > PUBLISHERS_MAX:
+            raise InvalidInput(
+                f"the super stream has {len(streams)} streams; at most {PUBLISHERS_MAX} can be written to"
+            )
+        most = max(1, frame_bytes - frames.PUBLISH_BYTES - frames.ENTRY_BYTES) if frame_bytes else 0
+        self._shape = Shape(tuple(streams), parsed.routing_key, keys, definitions, is_new_layout(version), most)
 
     def _write(self, batches: Iterator[pa.RecordBatch], write_id: str, epoch: int, task: int) -> Published:
         """Publish the rows of one task, those that an earlier run of it has not published.
@@ -252,7 +244,9 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Writes a streaming query's micro-batches."""
+    """Writes a streaming query's micro-batches. While the broker is away it is asked again for `pollTimeoutMs`."""
+
+    _is_streaming = True
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
         """Publish a task's rows; runs in a task, and again where that is retried."""
