@@ -15,11 +15,13 @@ import sqlalchemy as sa
 
 from relatum.errors import DatabaseUnavailable, RowRefused, UsedAfterClose
 from relatum.store.database import Database, as_engine, make_engine, sql
+from relatum.store.translation import translated_errors
 from relatum.waiting import Threads, in_thread
 
 ADD = sql("INSERT INTO relatum.keys (name, sources, type) VALUES (:named::text, '{}', 'text') RETURNING key_id, name")
 NAMES = sql("SELECT name FROM relatum.keys ORDER BY key_id")
 SLOW = sql("SELECT pg_sleep(0.05)")
+LIMIT = sql("SELECT current_setting('idle_in_transaction_session_timeout')")
 PID = sql("SELECT pg_backend_pid() AS pid")
 
 
@@ -67,6 +69,33 @@ def test_no_way_to_a_connection_leaves_a_row_of_a_transaction_that_was_rolled_ba
             with pytest.raises(KeyError):
                 way(write)
         assert [row.name for row in database.rows(NAMES, {})] == [f"kept {number}" for number in range(len(ways))]
+
+
+LOCK = sql("SELECT FROM relatum.keys FOR UPDATE")
+
+
+@pytest.mark.parametrize("level", [None, "REPEATABLE READ"])
+def test_a_transaction_that_stands_still_lets_go_of_its_locks(database_url: str, level: str | None) -> None:
+    """As that of a process that is frozen: others go on, and what it wrote before is not there. The next one works."""
+    with closing(Database(database_url, idle_s=0.5)) as frozen, closing(Database(database_url)) as other:
+        other.rows(ADD, {"named": "a"})
+        engine = frozen.engine.execution_options(isolation_level=level) if level else frozen.engine
+
+        def stand_still() -> None:
+            with translated_errors(), engine.begin() as standing:
+                standing.execute(ADD, {"named": "b"})
+                standing.execute(LOCK)
+                with other.transaction() as waiting:
+                    waiting.execute(LOCK)
+                standing.execute(NAMES)
+
+        with pytest.raises(DatabaseUnavailable):
+            stand_still()
+        with frozen.transaction() as connection:
+            assert connection.execute(NAMES).scalars().all() == ["a"]
+            assert connection.scalar(LIMIT) == "500ms"
+        with other.transaction() as connection:
+            assert connection.scalar(LIMIT) == "0", "it is told of none"
 
 
 def _within(transaction: AbstractContextManager[sa.Connection], work: Callable[[sa.Connection], None]) -> None:

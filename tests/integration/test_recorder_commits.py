@@ -1,18 +1,25 @@
 """One transaction for many streams: who loses a race, or is refused, loses nothing for the others."""
 
+import operator
+import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
+from relatum.errors import DatabaseUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch
 from relatum.recording import Extractor
 from relatum.store.catalog import add_keys, ensure_stream
 from relatum.store.coverage import ADVANCE_ALL, CoverageRow, NewTail, close_tails, coverage_of, open_tail
+from relatum.store.database import make_engine
 from tests.support import new_streams, recorded_to, rows_of, wait_until
 from tests.support._recording import Batch, Share, commit_shares
 from tests.support.place import Place
@@ -93,6 +100,49 @@ def test_two_that_commit_the_same_streams_at_once_write_each_row_once(
     won = [share.row.stream_id for shares in both for share in shares if share.is_committed]
     assert len(won) == len(set(won))
     assert sum(len(rows_of(engine, name)) for name in tails) == 3 * len(won)
+
+
+@pytest.mark.parametrize("amid", ["psycopg.Copy.write", "relatum.recording._commit.add_checkpoints"])
+def test_one_that_stands_still_amid_a_commit_holds_up_nobody(
+    engine: sa.Engine,
+    database_url: str,
+    tails: dict[str, CoverageRow],
+    definitions: list[KeyDefinition],
+    amid: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a recorder that is frozen, whether it has sent its rows or not: another one records the streams."""
+    stands_still, goes_on = threading.Event(), threading.Event()
+    original = operator.attrgetter(amid.partition(".")[2])(sys.modules[amid.partition(".")[0]])
+
+    def stand_still(*args: Any) -> Any:
+        if threading.current_thread().name.startswith("frozen"):
+            stands_still.set()
+            goes_on.wait(90)
+        return original(*args)
+
+    monkeypatch.setattr(amid, stand_still)
+    frozen_shares, shares = (shares_of(list(tails.values()), definitions) for _ in range(2))
+    frozen_engine = make_engine(database_url, idle_s=1.0)
+    with ThreadPoolExecutor(1, "frozen") as pool:
+        frozen = pool.submit(commit_shares, frozen_engine, frozen_shares)
+        try:
+            assert stands_still.wait(90)
+            if amid == "psycopg.Copy.write":
+                commit_shares(engine, shares)
+
+            def committed() -> bool:
+                commit_shares(engine, [share for share in shares if not share.is_committed])
+                return all(share.is_committed for share in shares)
+
+            wait_until(committed, what="PostgreSQL ends the transaction that stands still")
+        finally:
+            goes_on.set()
+        with suppress(DatabaseUnavailable):
+            frozen.result(90)
+    frozen_engine.dispose()
+    assert not any(share.is_committed for share in frozen_shares)
+    assert [len(rows_of(engine, name)) for name in tails] == [3] * COUNT
 
 
 def test_a_row_that_postgresql_refuses_holds_up_its_own_stream_alone(

@@ -72,6 +72,23 @@ def _write_one(engine: sa.Engine, tokens: Tokens, token: UUID) -> None:
         connection.execute(sa.insert(written), {"body": "a"})
 
 
+def test_only_the_end_of_a_transaction_that_others_write_in_may_not_stand_still(database_url: str) -> None:
+    """They may take as long as they like; what is fenced there would hold up other members."""
+    limit = sa.text("SELECT current_setting('idle_in_transaction_session_timeout')")
+    engine, tokens, seen = make_engine(database_url, idle_s=2.0), Tokens(), []
+
+    def store(connection: sa.Connection, token: UUID) -> None:
+        seen.append(connection.scalar(limit))
+        tokens.write(connection, token)
+
+    with tokens.transaction(engine, store) as connection:
+        seen.append(connection.scalar(limit))
+    assert seen == ["0", "2s"]
+    with engine.begin() as connection:
+        assert connection.scalar(limit) == "2s", "as any other"
+    engine.dispose()
+
+
 def test_what_was_settled_as_rolled_back_comes_through_no_more(engine: sa.Engine) -> None:
     """A step that stood still on its way is refused when it arrives; and who asks again is told the same."""
     written.create(engine)

@@ -36,6 +36,7 @@ from relatum.outcomes import Outcome, read_outcomes
 from relatum.processes import new_holder
 from relatum.reading import Position
 from relatum.store.database import AnyDatabase, Database
+from relatum.store.members import LEASE_S
 from relatum.store.settling import Tokens, forget_settlements
 from relatum.store.translation import translated_errors
 from relatum.waiting import Deadline
@@ -60,12 +61,15 @@ class CollectorStore:
         self.name = name
         self._sources = CollectorSources(name, vhost, keep_s)
         self.ending = Deadline(None)
-        self._database = Database(database, refusing=None, ending=self.ending, pool_size=_POOL, is_bounded=False)
+        # A member that is frozen must not keep rows locked that others wait for.
+        self._database = Database(
+            database, refusing=None, ending=self.ending, pool_size=_POOL, is_bounded=False, idle_s=LEASE_S
+        )
         self._engine = self._database.engine
         # Executors that join wait for a connection of a `Database` that is given, and may hold all of them: the lease
         # is renewed, and results are stored, all the same.
         theirs = database if isinstance(database, Database) else self._database
-        self._joined = Database(theirs, refusing=None, ending=self.ending)
+        self._joined = Database(theirs, refusing=None, ending=self.ending, idle_s=LEASE_S)
         self.server = self._database.address.name
         self._lock = threading.Lock()
         self._taking: dict[int, int] = {}

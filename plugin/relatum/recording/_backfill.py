@@ -23,7 +23,7 @@ from relatum.recording._fill import Filler, check_same
 from relatum.recording._ranges import Segment, unrecorded
 from relatum.store.catalog import StreamRow, current_stream, ensure_stream, key_definitions, lock_stream
 from relatum.store.coverage import TIME, CoverageRow, NewTail, close_tail, coverage_of, open_tail, tail_of
-from relatum.store.database import AnyDatabase, as_engine
+from relatum.store.database import IDLE_S, AnyDatabase, as_engine
 from relatum.store.members import RECORDERS, holders_of
 from relatum.store.translation import translated_errors
 
@@ -94,7 +94,7 @@ def backfill(
     if super_stream is not None:
         checked_name("super_stream", super_stream)
     address = BrokerAddress.of(broker, stream_url)
-    with as_engine(database) as engine, StreamReader.open(address) as reader:
+    with as_engine(database, idle_s=IDLE_S) as engine, StreamReader.open(address) as reader:
         run = _Backfill(engine, reader, address.vhost, stream, super_stream, progress, stop or threading.Event())
         return run.run(keys)
 

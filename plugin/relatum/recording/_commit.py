@@ -69,18 +69,39 @@ class Share:
     batch: Batch
     high_us: int | None
     checkpoint: bool = False
+    is_contended: bool = False
+    """Whether somebody else had its range locked the last time: no rows are sent before it is free."""
     is_committed: bool = field(default=False, init=False)
     is_held_up: bool = field(default=False, init=False)
 
 
+class _Raced(Exception):
+    """Not all ranges could be moved."""
+
+
 def commit_shares(engine: sa.Engine, shares: Sequence[Share]) -> None:
-    """Write the rows of many streams' batches and move their coverage over them, in one transaction."""
+    """Write the rows of many streams' batches and move their coverage over them, in one transaction.
+
+    The rows are sent before the ranges are locked: PostgreSQL ends a transaction whose process stands still, but not
+    while it waits for rows of COPY. Where a range cannot be moved, all is rolled back, and committed once more with the
+    ranges first, so that of a stream whose race is lost nothing is written.
+    """
+    try:
+        _commit(engine, shares, rows_first=not any(share.is_contended for share in shares))
+    except _Raced:
+        _commit(engine, shares, rows_first=False)
+
+
+def _commit(engine: sa.Engine, shares: Sequence[Share], *, rows_first: bool) -> None:
     moves = [TailMove(share.row, share.batch.last_offset + 1, share.batch.position()) for share in shares]
     with translated_errors(), engine.begin() as connection:
-        # First, so that of a stream whose race is lost nothing is written.
+        times = _write(connection, shares) if rows_first else []
         moved, held_up = advance_all(connection, moves)
         won = [share for share in shares if share.row.coverage_id in moved]
-        times = write_rows(connection, [(share.batch, share.high_us) for share in won])
+        if not rows_first:
+            times = _write(connection, won)
+        elif len(won) < len(shares):
+            raise _Raced
         skips: Counter[tuple[int, int, str]] = Counter()
         for share in won:
             if share.batch.skips:
@@ -95,6 +116,10 @@ def commit_shares(engine: sa.Engine, shares: Sequence[Share]) -> None:
         share.is_committed = move.row.coverage_id in moved
         if share.is_committed:
             share.row = move.moved
+
+
+def _write(connection: sa.Connection, shares: Sequence[Share]) -> list[int | None]:
+    return write_rows(connection, [(share.batch, share.high_us) for share in shares])
 
 
 def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | None]]) -> list[int | None]:

@@ -112,6 +112,7 @@ class Committer:
                 self._streams.ended(tail, defect)
 
     def _settle(self, tail: OpenTail, share: Share, error: Exception | None) -> None:
+        tail.is_contended = share.is_held_up
         if error is not None:
             self._streams.ended(tail, error)
         elif share.is_held_up:

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from relatum import metrics
@@ -21,7 +22,7 @@ from relatum.recording._stream_recording import StreamRecording
 from relatum.recording._streams import Streams
 from relatum.recording._upkeep import Upkeep
 from relatum.store.catalog import streams_named
-from relatum.store.database import Database
+from relatum.store.database import IDLE_S, Database
 from relatum.store.members import LEASE_S, RECORDERS, Member
 from relatum.store.translation import translated_errors
 from relatum.waiting import ComponentLoop, Deadline, Duty, Outages, ended
@@ -67,10 +68,10 @@ class RecorderGroup:
         self._address = address
         self._stop = threading.Event()
         self._ending = Deadline(None)
-        self._engine = Database(database, refusing=None, ending=self._ending).engine
-        self._lease_engine = self._engine
-        if lease_database is not None:
-            self._lease_engine = Database(lease_database, refusing=None, ending=self._ending).engine
+        self._engine = Database(database, refusing=None, ending=self._ending, idle_s=IDLE_S).engine
+        # A member that is frozen must not keep what it has locked for longer than what it has leased.
+        held = partial(Database, refusing=None, ending=self._ending, idle_s=lease_s)
+        commit_engine, lease_engine = held(database).engine, held(lease_database or database).engine
         self.outages = Outages(logger, stop=self._stop, broker=str(address), database=database.address.name)
         self.metrics = RecorderMetrics(self.outages)
         self._loop = ComponentLoop("relatum-recorder", logger, helpers_max=HELPERS_MAX, ending=self._ending)
@@ -84,11 +85,11 @@ class RecorderGroup:
         )
         member = Member(RECORDERS, name or new_holder(), lease_s=lease_s, holder=holder)
         self._membership = Membership(
-            self._loop, self._lease_engine, member, self.follower, self.outages, lambda: self._streams.all()[0].name
+            self._loop, lease_engine, member, self.follower, self.outages, lambda: self._streams.all()[0].name
         )
         self._streams = Streams(self._loop, self._engine, address.vhost, self.follower, self.outages, self._membership)
         self._committer = Committer(
-            self._loop, self._engine, self._streams, self.metrics, on_recorded, self._membership.in_time
+            self._loop, commit_engine, self._streams, self.metrics, on_recorded, self._membership.in_time
         )
         self._intake = Intake(self._loop, self.follower, self._streams, self._committer, self.outages, self._stop)
         self._upkeep = Upkeep(self._loop, self._engine, self.follower, self._streams.recorded, self.outages, self._stop)

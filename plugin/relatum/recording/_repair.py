@@ -31,7 +31,7 @@ from relatum.recording._verify import (
 )
 from relatum.store.catalog import StreamRow, current_stream, key_definitions
 from relatum.store.coverage import NewTail, Range, coverage_of, last_position, merged, open_tail
-from relatum.store.database import AnyDatabase, as_engine, at_one_moment, sql
+from relatum.store.database import IDLE_S, AnyDatabase, as_engine, at_one_moment, sql
 from relatum.store.tables import streams
 from relatum.store.translation import translated_errors
 
@@ -78,7 +78,7 @@ def repair(
     checked_name("vhost", vhost)
     different = [stream for stream in report.streams if stream.difference_count]
     done: list[str] = []
-    with as_engine(database) as engine:
+    with as_engine(database, idle_s=IDLE_S) as engine:
         for stream in different:
             _check_generation(engine, vhost, stream)
         if dry_run or not different:

@@ -120,6 +120,7 @@ class OpenTail:
         held: What came when the batch was full: more of the stream is asked for once there is room again.
         started_at: Where it was opened.
         recorded_to: The last offset that is recorded.
+        is_contended: Whether somebody else had its range locked the last time.
         first_offset: The first that is retained, as it was seen last.
         retained_from: Before it nothing is retained. Not of a stream of which nothing was recorded when the broker was
             asked: that one may be declared anew, and nobody could tell.
@@ -141,6 +142,7 @@ class OpenTail:
         self.first_offset = opened.stream.first_offset or 0
         self.retained_from = 0
         self.recorded_to = opened.tail.to_offset - 1
+        self.is_contended = False
         self._is_known = opened.known is not None
 
     def _new_batch(self) -> Batch:
@@ -186,7 +188,7 @@ class OpenTail:
             batch.last_offset - self._checkpoint_offset >= CHECKPOINT_OFFSETS
             or time.monotonic() - self._checkpoint_at >= _CHECKPOINT_S
         )
-        return Share(self._row, batch, self._high_us, checkpoint=is_due)
+        return Share(self._row, batch, self._high_us, checkpoint=is_due, is_contended=self.is_contended)
 
     def committed(self, share: Share) -> None:
         """Note that a share came through."""

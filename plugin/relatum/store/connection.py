@@ -16,7 +16,8 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 import sqlalchemy as sa
-from psycopg.pq import PollingStatus, TransactionStatus
+from psycopg import generators
+from psycopg.pq import ExecStatus, PollingStatus, TransactionStatus
 
 from relatum.checks import seconds_text
 from relatum.waiting import LOOK_S, Deadline, current, left_s
@@ -75,6 +76,7 @@ class TimedConnection(psycopg.Connection[Any]):
     Attributes:
         statement_s: Seconds for one statement, or for a commit; None for no limit but that of the call.
         ending: Ends what is under way as well: that of the component which has the connection.
+        idle_s: Seconds after which the server ends a transaction in which nothing is asked; None for never.
         give_back: What `close` does, instead of ending it: gives it to its pool. None for one of no pool.
         is_used: Something was asked of it before: its server may have been restarted since.
         generation: Of its pool as it was opened.
@@ -82,6 +84,7 @@ class TimedConnection(psycopg.Connection[Any]):
 
     statement_s: float | None = None
     ending: Deadline | None = None
+    idle_s: float | None = None
     give_back: "Callable[[TimedConnection], None] | None" = None
     is_used = False
     generation = 0
@@ -103,6 +106,26 @@ class TimedConnection(psycopg.Connection[Any]):
     def end(self) -> None:
         """Close it."""
         super().close()
+
+    def begin(self) -> None:
+        """Begin a transaction that the server ends where this process stands still in it for longer than `idle_s`.
+
+        A process that is frozen keeps its connection alive, and with it the locks of its transaction. The limit is told
+        in the same round trip, and is the transaction's alone, so that it holds behind a pooler, too.
+        """
+        level = self.isolation_level
+        isolation = "" if level is None else f" ISOLATION LEVEL {level.name.replace('_', ' ')}"
+        limit = "" if self.idle_s is None else f"; {idle_limit(self.idle_s)}"
+        command = f"BEGIN{isolation}{limit}".encode()
+
+        def steps() -> Generator[Any, Any, Any]:
+            # Sent only once it is waited for: where there is no time left, nothing is asked.
+            self.pgconn.send_query(command)
+            return (yield from generators.execute(self.pgconn))
+
+        for result in self.wait(steps()):
+            if result.status != ExecStatus.COMMAND_OK:
+                raise psycopg.errors.error_from_result(result)
 
     def add_notice_handler(self, callback: Any) -> None:
         """Add it once: SQLAlchemy adds its own each time that it is given the connection."""
@@ -161,6 +184,11 @@ class TimedConnection(psycopg.Connection[Any]):
                 super().rollback()
         finally:
             self._step = ""
+
+
+def idle_limit(seconds: float) -> str:
+    """The statement that has the server end the transaction where nothing is asked in it for so many seconds."""
+    return f"SET LOCAL idle_in_transaction_session_timeout = {max(1, round(seconds * 1000))}"
 
 
 def _cancel(pgconn: Any) -> None:

@@ -44,6 +44,9 @@ STATEMENT_S: Final = 30.0
 ONCE_STATEMENT_S: Final = 600.0
 """Seconds for a statement of what is done once, by default: it may go through much of a table."""
 
+IDLE_S: Final = 30.0
+"""Seconds that a transaction with questions to the broker in it may stand still: each is answered sooner, or fails."""
+
 _POOL_S: Final = 30.0
 """Seconds to wait for a connection of a pool that opens more when all are busy."""
 
@@ -105,6 +108,8 @@ class Database:
             None for twice `pool_size`, and half a minute.
         is_kept: True keeps all connections that were opened, for whoever has as much to ask soon again.
         statement_s: Seconds for one statement; None for no limit but the deadline of a call (`relatum.waiting`).
+        idle_s: Seconds after which the server ends a transaction of this component that stands still, since its process
+            does, and lets go of its locks. None (default): never.
         writes: True connects only to a host that takes writes, where the URL lists several and does not say otherwise.
 
     What the URL says of `statement_timeout_s`, `pool_size` and `pool_timeout_s` comes before these.
@@ -128,8 +133,10 @@ class Database:
         connections_max: int | None = None,
         is_kept: bool = False,
         statement_s: float | None = STATEMENT_S,
+        idle_s: float | None = None,
         writes: bool = False,
     ) -> None:
+        self._idle_s = idle_s
         self._refusing = refusing
         self._ending = ending
         self._is_bounded = is_bounded
@@ -171,6 +178,7 @@ class Database:
         )
         sa.event.listen(engine, "handle_error", self._leave_read_only)
         engine.dialect.initialize = partial(_initialized, engine.dialect.initialize)  # type: ignore[method-assign]
+        engine.dialect.do_begin = _begin  # type: ignore[method-assign,assignment]
         # The pool sets it back: where that fails behind a transaction, SQLAlchemy forgets the connection.
         engine.dialect.reset_isolation_level = lambda dbapi_connection: None  # type: ignore[method-assign]
         if self._shared is None:
@@ -194,7 +202,9 @@ class Database:
 
     def _taken(self, *, autocommit: bool) -> TimedConnection:
         self.check_open()
-        return self.pool.take(ending=self._ending, autocommit=autocommit, is_bounded=self._is_bounded)
+        connection = self.pool.take(ending=self._ending, autocommit=autocommit, is_bounded=self._is_bounded)
+        connection.idle_s = self._idle_s
+        return connection
 
     def rows(
         self,
@@ -278,12 +288,14 @@ def make_engine(database: str | sa.URL, **options: Any) -> sa.Engine:
 
 
 @contextmanager
-def as_engine(database: AnyDatabase, *, statement_s: float | None = ONCE_STATEMENT_S) -> Iterator[sa.Engine]:
+def as_engine(
+    database: AnyDatabase, *, statement_s: float | None = ONCE_STATEMENT_S, idle_s: float | None = None
+) -> Iterator[sa.Engine]:
     """The engine of a `Database`, or one made for a URL and disposed of at the end."""
-    if isinstance(database, Database):
+    if isinstance(database, Database) and idle_s is None:
         yield database.engine
         return
-    with closing(Database(database, refusing=None, statement_s=statement_s)) as own:
+    with closing(Database(database, refusing=None, statement_s=statement_s, idle_s=idle_s)) as own:
         yield own.engine
 
 
@@ -294,6 +306,12 @@ def at_one_moment(engine: sa.Engine) -> Iterator[sa.Connection]:
         connection.execution_options(isolation_level="REPEATABLE READ")
         with connection.begin():
             yield connection
+
+
+def _begin(driver: Any) -> None:
+    """Begin a transaction of SQLAlchemy's; none where the caller has set `AUTOCOMMIT`."""
+    if not driver.autocommit:
+        driver.begin()
 
 
 def _initialized(initialize: Callable[[sa.Connection], None], connection: sa.Connection) -> None:

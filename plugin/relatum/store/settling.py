@@ -23,7 +23,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from relatum.errors import ConfigurationError, DatabaseUnavailable
-from relatum.store.connection import patient
+from relatum.store.connection import idle_limit, patient
 from relatum.store.database import ONCE_STATEMENT_S, sql
 from relatum.store.translation import translated_errors
 from relatum.uuid7 import uuid7
@@ -166,6 +166,9 @@ class Tokens:
 def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], object]) -> Iterator[sa.Connection]:
     """A transaction that others write in, and that stores a step at its end. It says where its commit is in doubt.
 
+    What others do in it may take as long as they like. The step is fenced by rows that somebody else may wait for: from
+    there on, a process that stands still loses the transaction as any other of the engine's does.
+
     `store`: Stores the step, with its token, by `Tokens.write` or a statement made by `marked`. Where it raises, all is
     rolled back.
 
@@ -175,6 +178,8 @@ def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], obje
         ConfigurationError: The block ended the transaction itself.
     """
     with translated_errors(theirs_too=True), engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        idle_s, driver.idle_s = driver.idle_s, None
         transaction = connection.begin()
         with transaction:
             with patient(connection, ONCE_STATEMENT_S):
@@ -183,6 +188,8 @@ def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], obje
                 raise ConfigurationError(
                     "the block ended the transaction that stores its end: what it wrote is not joined with it"
                 )
+            if idle_s is not None:
+                connection.exec_driver_sql(idle_limit(idle_s))
             store(connection)
             try:
                 transaction.commit()

@@ -42,6 +42,7 @@ from relatum.headers import PLACED_HEADER
 from relatum.ids import MessageId
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store.database import AnyDatabase, Database
+from relatum.store.members import LEASE_S
 from relatum.superstreams import Candidate, describe_super_stream
 from relatum.superstreams.connections import address_of
 from relatum.superstreams.layout import checked_stream_name as checked_super_stream
@@ -81,7 +82,7 @@ class RouterCore:
         self._looks = Looks(self._look_for) if options.trust_clock else None
         # Made at once: what is wrong with a URL is told where the router is made.
         self._ending = Deadline(None)
-        self._database = Database(database, ending=self._ending, refusing=None, writes=True)
+        self._database = Database(database, ending=self._ending, refusing=None, writes=True, idle_s=LEASE_S)
         self._broker = broker
         self._stream_url = stream_url
         self._lock = threading.Lock()

@@ -36,6 +36,7 @@ from relatum.contexts.placement._placing import RELEASE, Candidates, chosen_amon
 from relatum.contexts.placement._stored_moves import FENCE_AFTER, FIND_MOVE, move_info
 from relatum.errors import MoveConflict, PlacementNotFound, SuperStreamConflict
 from relatum.store.database import AnyDatabase, Database, sql
+from relatum.store.members import LEASE_S
 
 CHANGES_MAX: Final = 10_000
 """Changes that are handed out one by one; more of them count as everything."""
@@ -110,7 +111,7 @@ class PlacementStore:
 
     def __init__(self, database: "AnyDatabase", vhost: str, super_stream: str) -> None:
         self._is_own = not isinstance(database, Database)
-        self._database = database if isinstance(database, Database) else Database(database, writes=True)
+        self._database = database if isinstance(database, Database) else Database(database, writes=True, idle_s=LEASE_S)
         self._vhost = vhost
         self._name = super_stream
         self._known: tuple[int, str] | None = None

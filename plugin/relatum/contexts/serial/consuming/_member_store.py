@@ -104,10 +104,14 @@ class MemberStore:
         self.ending = Deadline(None)
         """Brought forward as the member ends, which must not wait for a database that does not answer."""
         # It is begun anew after a start that failed, and says that it leaves as it is closed.
-        self._database = Database(database, refusing=None, ending=self.ending, pool_size=POOL, is_bounded=False)
+        self._database = Database(
+            database, refusing=None, ending=self.ending, pool_size=POOL, is_bounded=False, idle_s=lease_s
+        )
         self.database = self._database
         # A connection that nobody else uses up: transactions that applications join may hold all others for long.
-        self._of_lease = Database(self._database.address, refusing=None, ending=self.ending, pool_size=1)
+        self._of_lease = Database(
+            self._database.address, refusing=None, ending=self.ending, pool_size=1, idle_s=lease_s
+        )
         self.engine = self._database.engine
         self._member = Member(PARTITIONS, 0, lease_s=lease_s)
 

@@ -157,7 +157,7 @@ class MoveStore:
     """The moves of one super stream. Threads may share it."""
 
     def __init__(self, database: Database, super_stream_id: int, super_stream: str) -> None:
-        self._database = Database(database)
+        self._database = Database(database, idle_s=LEASE_S)
         self._transaction = self._database.transaction
         self._id = super_stream_id
         self._name = super_stream
