@@ -25,7 +25,7 @@ from relatum.errors import (
     StreamNotFound,
     SuperStreamConflict,
 )
-from relatum.following import Event, Failed, Follower, Reach
+from relatum.following import Event, Failed, Reach, StreamFollower
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store.members import Share
@@ -40,9 +40,6 @@ GIVE_UP_S: Final = 10.0
 
 BROKER_ASKS_MAX: Final = 3
 """Partitions that ask the broker at once; what asks PostgreSQL has other threads."""
-
-AFTER_DEFECT_S: Final = 1.0
-"""Seconds after which events are taken again where taking them failed."""
 
 
 class Member:
@@ -127,13 +124,14 @@ class Member:
 
     async def _join(self) -> None:
         self._sharing = asyncio.Lock()
-        self.follower = Follower(
+        self.follower = StreamFollower(
+            self.loop,
             self._address,
+            self._told,
             outages=self.outages,
             name=f"consuming by {self.store.name!r}",
             who=reading_of,
-            ready=self._ready,
-        ).open()
+        )
         self._reach = Reach(self.follower, self.outages, lambda: min(self._streams))
         await self._keep_lease()
         repeat = partial(self.loop.repeat, outages=self.outages)
@@ -169,7 +167,8 @@ class Member:
                 what = f"partitions {self._of} not given back"
                 log_failure(logger, error, what, level=logging.INFO)
             self._reach.close()
-            await self.ask_broker(self.follower.close)
+            closing = self.loop.spawn(self.follower.close())
+            await asyncio.wait([closing], timeout=max(0.0, self.store.ending.left_s()))
         finally:
             self._dispose()
             self.loop.stop(0.0)
@@ -258,26 +257,8 @@ class Member:
 
     # --- what is read -----------------------------------------------------------------------------------------------
 
-    def _ready(self) -> None:
-        # In the thread that reads.
-        self.loop.call(self._take_events)
-
-    def _take_events(self) -> None:
-        """Give what has come to its partitions."""
-        try:
-            events = self.follower.take(0.0)
-            for event in events:
-                self._told(event)
-        except Exception:
-            # What was taken may be lost here: all is read again, from where it is stored.
-            for partition in self._partitions.values():
-                partition.begin_anew()
-            self.loop.call_later(AFTER_DEFECT_S, self._take_events)
-            raise
-        if events:
-            asyncio.get_running_loop().call_soon(self._take_events)
-
     def _told(self, event: Event) -> None:
+        """Give what has come to its partition. The follower tells again at what this fails."""
         if event.stream is not None:
             self.batches.refused = None
         elif isinstance(event, Failed) and isinstance(event.error, AccessRefused | ConfigurationError):
