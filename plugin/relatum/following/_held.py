@@ -1,17 +1,20 @@
 """A chunk that was read, given to the owner in pieces and held until it is done with all of them. Pure."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from relatum.reading import Message, RecordBatch
+from relatum.reading import Message, RecordBatch, UnreadableRecord
 from relatum.wire import Chunk, record_at, small_records, split
 
 if TYPE_CHECKING:
     from relatum.following._followed import Followed
     from relatum.following._subscriptions import Subscription
 
-RECORD_BYTES = 64
+RECORD_BYTES: Final = 64
 """Bytes that a record takes in memory beside its own, about."""
+
+PIECE_RECORDS: Final = 512
+"""Records of one piece at most: some milliseconds' work for the owner, whose loop has other streams, and a lease."""
 
 
 class Held:
@@ -40,7 +43,7 @@ class Held:
 
     def piece(self) -> tuple[RecordBatch, int] | None:
         """The next piece and the bytes it takes; None where there is no other, as `is_cut` says with the last one."""
-        if self._pieces is None and self.begin <= self.first_offset:
+        if self._pieces is None and self.begin <= self.first_offset and self._chunk.record_count <= PIECE_RECORDS:
             records = small_records(self._chunk)
             if records is not None:
                 self.is_cut = True
@@ -52,11 +55,13 @@ class Held:
         return None if piece is None else (piece, sum(map(len, piece.records)) + RECORD_BYTES * len(piece))
 
     def _cut(self) -> Iterator[RecordBatch]:
-        begin = self.begin
         for first, records in split(self._chunk):
-            end = first + len(records)
-            if end > begin:
-                yield self._batch(max(first, begin), records[max(0, begin - first) :])
+            # What cannot be unpacked is no work, and passed over as a whole.
+            most = len(records) if UnreadableRecord in set(map(type, records)) else PIECE_RECORDS
+            start = max(0, self.begin - first)
+            while start < len(records):
+                yield self._batch(first + start, records[start : start + most])
+                start += most
 
     def _batch(self, first: int, records: list[bytes]) -> RecordBatch:
         chunk, offsets = self._chunk, range(first, first + len(records))

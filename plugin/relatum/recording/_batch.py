@@ -126,30 +126,17 @@ def _lines_of(rows: list[_Row]) -> str:
     return "".join([f"{key}\t{value}\t{stream}\t{time}\t{offset}\n" for offset, time, stream, key, value in rows])
 
 
-def is_readable(batch: RecordBatch) -> bool:
-    """Whether nothing of a batch was left unpacked: `readable` need not look at it."""
-    return UnreadableRecord not in set(map(type, batch.records))
-
-
 def readable(batch: RecordBatch) -> Iterator[tuple[RecordBatch, str | None]]:
     """A batch in parts: those that can be recorded, and those that another installation may read, with the reason.
 
     What is broken can be recorded: it counts as a message without keys, for no one will ever read more of it.
     """
-    if is_readable(batch):
+    if UnreadableRecord not in set(map(type, batch.records)):
         yield batch, None
         return
     for reason, run in groupby(zip(batch.offsets, batch.records, strict=True), key=_why_not):
         offsets, records = zip(*run, strict=True)
         yield replace(batch, first_offset=offsets[0], offsets=offsets, records=records), reason
-
-
-def sliced(batch: RecordBatch, most: int) -> Iterator[RecordBatch]:
-    """A batch in parts of so many records at most."""
-    offsets, records = batch.offsets, batch.records
-    for start in range(0, len(offsets), most):
-        part = slice(start, start + most)
-        yield replace(batch, first_offset=offsets[start], offsets=offsets[part], records=records[part])
 
 
 def _why_not(record: tuple[int, bytes]) -> str | None:

@@ -65,12 +65,10 @@ class Committer:
         if tail.committing is None:
             self._ready[tail] = None
 
-    def go_on(self) -> bool:
-        """Begin a transaction with what was submitted; False where there is none to begin, or one is under way."""
-        if self._task is not None or not self._ready:
-            return False
-        self._task = self._loop.spawn(self._run())
-        return True
+    def go_on(self) -> None:
+        """Begin a transaction with what was submitted, unless one is under way."""
+        if self._task is None and self._ready:
+            self._task = self._loop.spawn(self._run())
 
     @property
     def busy(self) -> int:

@@ -91,7 +91,7 @@ class RecorderGroup:
         self._committer = Committer(
             self._loop, commit_engine, self._streams, self.metrics, on_recorded, self._membership.in_time
         )
-        self._intake = Intake(self._loop, self.follower, self._streams, self._committer, self.outages, self._stop)
+        self._intake = Intake(self.follower, self._streams, self._committer, self.outages, self._stop)
         self._upkeep = Upkeep(self._loop, self._engine, self.follower, self._streams.recorded, self.outages, self._stop)
         self._duties: list[Duty] = []
         self._finishing: Future[None] | None = None
@@ -190,7 +190,7 @@ class RecorderGroup:
 
     async def _finish(self) -> None:
         closing = self._loop.spawn(self.follower.close())
-        await self._intake.finish()
+        await self._committer.finish()
         await self._membership.leave()
         await asyncio.wait([closing], timeout=max(0.0, self._ending.left_s()))
 
