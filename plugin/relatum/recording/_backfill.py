@@ -94,9 +94,30 @@ def backfill(
     if super_stream is not None:
         checked_name("super_stream", super_stream)
     address = BrokerAddress.of(broker, stream_url)
+    stop = stop or threading.Event()
+    started = time.perf_counter()
+    messages = rows = 0
+    edges: list[int] = []
+
+    def fill(plan: Plan, segment: Segment) -> bool:
+        def tell(more_messages: int, more_rows: int, at_offset: int) -> None:
+            nonlocal messages, rows
+            messages += more_messages
+            rows += more_rows
+            if progress is not None:
+                progress(BackfillProgress(stream, at_offset, segment.from_offset, segment.to_offset, messages, rows))
+
+        return Filler(engine, reader, plan.stream, plan.definitions, on_commit=tell, stop=stop).complete(segment)
+
     with as_engine(database, idle_s=IDLE_S) as engine, StreamReader.open(address) as reader:
-        run = _Backfill(engine, reader, address.vhost, stream, super_stream, progress, stop or threading.Event())
-        return run.run(keys)
+        while not stop.is_set():
+            plan = plan_backfill(engine, reader, address.vhost, stream, keys, super_stream, to_end=not edges)
+            edges += edges_of(plan.segments)
+            has_covered = [fill(plan, segment) for segment in plan.segments]
+            if not any(has_covered):
+                break  # What cannot be unpacked here stays: it would be looked at for ever.
+    edges = edges or [0]
+    return BackfillReport(stream, messages, rows, min(edges), max(edges), time.perf_counter() - started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,57 +168,6 @@ def plan_backfill(
     first = tail.to_offset if bounds.first is None else bounds.first
     end = first if bounds.last is None else min(tail.to_offset, bounds.last + 1)
     return Plan(stream, tuple(definitions), tuple(unrecorded(rows, (first, max(first, end)), wanted)))
-
-
-class _Backfill:
-    """One run over one stream."""
-
-    def __init__(
-        self,
-        engine: sa.Engine,
-        reader: StreamReader,
-        vhost: str,
-        stream: str,
-        super_stream: str | None,
-        progress: ProgressListener | None,
-        stop: threading.Event,
-    ) -> None:
-        self._engine = engine
-        self._reader = reader
-        self._vhost = vhost
-        self._name = stream
-        self._super_stream = super_stream
-        self._progress = progress
-        self._stop = stop
-        self._messages = 0
-        self._rows = 0
-
-    def run(self, names: Sequence[str] | None) -> BackfillReport:
-        started = time.perf_counter()
-        edges: list[int] = []
-        while not self._stop.is_set():
-            where = self._vhost, self._name, names, self._super_stream
-            plan = plan_backfill(self._engine, self._reader, *where, to_end=not edges)
-            edges += edges_of(plan.segments)
-            if not plan.segments:
-                break
-            # What cannot be unpacked here stays: it would be looked at for ever.
-            if not max([self._fill(plan, segment) for segment in plan.segments]):
-                break
-        seconds = time.perf_counter() - started
-        edges = edges or [0]
-        return BackfillReport(self._name, self._messages, self._rows, min(edges), max(edges), seconds)
-
-    def _fill(self, plan: Plan, segment: Segment) -> bool:
-        def tell(messages: int, rows: int, at_offset: int) -> None:
-            self._messages += messages
-            self._rows += rows
-            if self._progress is not None:
-                part = (segment.from_offset, segment.to_offset)
-                self._progress(BackfillProgress(self._name, at_offset, *part, self._messages, self._rows))
-
-        filler = Filler(self._engine, self._reader, plan.stream, plan.definitions, on_commit=tell, stop=self._stop)
-        return filler.complete(segment)
 
 
 def _leave_to_back_fill(engine: sa.Engine, stream: StreamRow, definitions: Sequence[KeyDefinition], last: int) -> None:

@@ -109,7 +109,7 @@ class Filler:
         return frozenset(key.key_id for key in self._definitions)
 
     def complete(self, segment: Segment) -> bool:
-        """Fill a segment, or what others have left of it."""
+        """Fill a segment, or what others have left of it; whether anything was covered."""
         conflicts, least = 0, segment.to_offset - segment.from_offset
         self._has_covered = False
         while True:
