@@ -1,5 +1,8 @@
 """After every integration test, the table must equal the streams; and what several files of them use."""
 
+import asyncio
+import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -16,6 +19,7 @@ from relatum.errors import StreamNotFound
 from relatum.recording import verify
 from relatum.store.database import Database
 from relatum.superstreams import Layout
+from relatum.waiting import LoopThread
 from relatum_consumer import Relations
 from tests.support import broker_connection, declare_stream, delete_stream, unique_name
 from tests.support.groups import of_group, whole_group
@@ -46,6 +50,25 @@ def channel(connection: BlockingConnection) -> BlockingChannel:
     opened = connection.channel()
     opened.confirm_delivery()
     return opened
+
+
+@pytest.fixture
+def longest(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """The longest callback of components' loops, in seconds of a processor: others may have it meanwhile."""
+    found = {"": 0.0}
+    run = asyncio.events.Handle._run
+
+    def measured(self: Any) -> None:
+        begun = time.thread_time()
+        run(self)
+        if isinstance(threading.current_thread(), LoopThread):
+            took_s = time.thread_time() - begun
+            if took_s > max(found.values()):
+                found.clear()
+                found[repr(self)] = took_s
+
+    monkeypatch.setattr(asyncio.events.Handle, "_run", measured)
+    return found
 
 
 @pytest.fixture

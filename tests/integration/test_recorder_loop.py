@@ -1,11 +1,8 @@
 """A recorder works in one loop: nothing that it does keeps its lease, or other streams, from their turn."""
 
-import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any
 
 import pytest
 
@@ -13,11 +10,11 @@ from relatum.headers import RECEIPT_HEADER
 from relatum.ids import MessageId
 from relatum.reading import BrokerAddress
 from relatum.recording import EmbeddedRecorder, Recorder
-from relatum.waiting import LoopThread
 from tests.support import new_streams, wait_until
 from tests.support._raw_publisher import RawPublisher, uncompressed
 from tests.support._recording import running
 from tests.support.amqp import encode, section
+from tests.support.loop_guard import TURN_MAX_S
 from tests.support.place import Place
 from tests.support.standstill import locked, somebody_waits
 
@@ -26,27 +23,6 @@ LEASE_S = 5.0
 
 RECORD = section(0x74, encode({"order_id": "o1"})) + section(0x75, encode(b""))
 """A message as AMQP 1.0 has it."""
-
-TURN_MAX_S = 0.05
-
-
-@pytest.fixture
-def longest(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """The longest callback of components' loops, in seconds of a processor: others may have it meanwhile."""
-    found = {"": 0.0}
-    run = asyncio.events.Handle._run
-
-    def measured(self: Any) -> None:
-        begun = time.thread_time()
-        run(self)
-        if isinstance(threading.current_thread(), LoopThread):
-            took_s = time.thread_time() - begun
-            if took_s > max(found.values()):
-                found.clear()
-                found[repr(self)] = took_s
-
-    monkeypatch.setattr(asyncio.events.Handle, "_run", measured)
-    return found
 
 
 def holder_of(place: Place) -> str | None:

@@ -14,7 +14,10 @@ from relatum.contexts import AsyncSerialConsumer, SerialConsumer, SerialOptions
 from relatum.errors import PartitionLost
 from relatum.store.database import Database
 from tests.support import wait_until
+from tests.support._raw_publisher import RawPublisher, uncompressed
+from tests.support.amqp import encode, section
 from tests.support.leases import LEASE_S
+from tests.support.loop_guard import TURN_MAX_S
 from tests.support.serial_consuming import Stage, bodies, consume, next_batches
 
 pytestmark = pytest.mark.usefixtures("quick_rhythm")
@@ -146,6 +149,21 @@ def test_busy_threads_of_the_application_cost_no_lease(stage: Stage, caplog: pyt
         assert "had run out" not in caplog.text
     for thread in busy:
         thread.join()
+
+
+def test_a_consumer_that_catches_up_gives_way(stage: Stage, stream_url: str, longest: dict[str, float]) -> None:
+    """However much there is to read: no step of the loop takes long, so that the lease is renewed in time."""
+    record = section(0x74, encode({"context_id": "a"})) + section(0x75, encode(b""))
+    with RawPublisher(stream_url, stage.bed.streams[0]) as publisher:
+        for _ in range(5):
+            publisher.publish(*[uncompressed([record] * 2000)] * 5)
+    found = 0
+    with stage.consumer(lease_s=LEASE_S, batch_messages=10_000) as consumer:
+        while found < 50_000:
+            (batch,) = next_batches(consumer, 1)
+            found += len(batch.messages)
+            batch.acknowledge()
+    assert max(longest.values()) < TURN_MAX_S, longest
 
 
 async def test_a_cancelled_wait_takes_no_batch_whenever_it_ends(stage: Stage) -> None:

@@ -16,6 +16,9 @@ class BlockedLoop(AssertionError):
     """Something that may block was called in a component's loop."""
 
 
+TURN_MAX_S = 0.05
+"""Seconds of a processor that one callback in a component's loop may take: a lease, and other streams, wait for it."""
+
 blocked: list[BlockedLoop] = []
 """What was refused since the test began: the component itself may have caught the error."""
 
