@@ -28,6 +28,7 @@ from tests.support.standstill import in_time, locked
 
 ONE = sql("SELECT 1")
 SLEEP = sql("SELECT pg_sleep(:s::float8)")
+PID = sql("SELECT pg_backend_pid()")
 
 
 @pytest.fixture
@@ -184,6 +185,20 @@ def test_a_call_that_ends_amid_the_first_questions_about_a_server_gives_its_conn
         with pytest.raises(DatabaseUnavailable), database.transaction():
             raise AssertionError("not reached")
         assert database.pool.in_use == 0
+
+
+def test_a_transaction_that_has_no_time_to_begin_leaves_its_connection_as_it_was(database_url: str) -> None:
+    """Nothing is asked over it, and the next one has it."""
+    ending = Deadline(None)
+    with closing(Database(database_url, ending=ending, connections_max=1, idle_s=1.0)) as database:
+        with database.transaction() as connection:
+            (before,) = connection.execute(PID)
+        sa.event.listen(database.engine, "begin", lambda _: ending.end_in(0), once=True)
+        with pytest.raises(DatabaseUnavailable), database.transaction():
+            raise AssertionError("not reached")
+        ending.begin_anew()
+        with database.transaction() as connection:
+            assert connection.execute(PID).all() == [before]
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])

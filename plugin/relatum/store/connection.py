@@ -116,8 +116,14 @@ class TimedConnection(psycopg.Connection[Any]):
         level = self.isolation_level
         isolation = "" if level is None else f" ISOLATION LEVEL {level.name.replace('_', ' ')}"
         limit = "" if self.idle_s is None else f"; {idle_limit(self.idle_s)}"
-        self.pgconn.send_query(f"BEGIN{isolation}{limit}".encode())
-        for result in self.wait(generators.execute(self.pgconn)):
+        command = f"BEGIN{isolation}{limit}".encode()
+
+        def steps() -> Generator[Any, Any, Any]:
+            # Sent only once it is waited for: where there is no time left, nothing is asked.
+            self.pgconn.send_query(command)
+            return (yield from generators.execute(self.pgconn))
+
+        for result in self.wait(steps()):
             if result.status != ExecStatus.COMMAND_OK:
                 raise psycopg.errors.error_from_result(result)
 
