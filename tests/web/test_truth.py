@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import anyio
 import pytest
 
-from relatum_consumer.web._links import Links
-from relatum_consumer.web._site import _KEPT_MAX, Site
+from relatum_consumer.web.links import Links
+from relatum_consumer.web.site import _KEPT_MAX, Site
 from tests.support import wait_until
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, silent_database

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from relatum.terminal import ServerOptions, option, spread
-from relatum_consumer.web._serving import of_extra, serve
+from relatum_consumer.web.serving import of_extra, serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def web(
     """
     with of_extra():
         from relatum_consumer.web import WebOptions
-        from relatum_consumer.web._options import is_loopback
+        from relatum_consumer.web.options import is_loopback
     token = os.environ.get("RELATUM_WEB_TOKEN") or None
     made = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else None
     options = WebOptions(
@@ -103,6 +103,6 @@ def mcp(*, shown: Shown, servers: ServerOptions) -> None:
         import anyio
 
         from relatum_consumer.web import WebOptions
-        from relatum_consumer.web._mcp._protocol import over_stdio
+        from relatum_consumer.web.mcp_server import over_stdio
     options = WebOptions(servers.broker_url, servers.database_url, servers.stream_url, **shown.options)
     anyio.run(over_stdio, options)

@@ -15,13 +15,13 @@ from relatum.waiting import within
 from relatum_consumer import GroupConsumerStatus
 from relatum_consumer.groups import GroupPage, GroupReport
 from relatum_consumer.lookups import Uncovered
-from relatum_consumer.web._api._cursors import cursor_of, read_cursor
-from relatum_consumer.web._api._shown import MessageRow, message_row
-from relatum_consumer.web._documents import FOR_PAGES
-from relatum_consumer.web._endpoint import endpoint, words_of
-from relatum_consumer.web._parameters import Parameter
-from relatum_consumer.web._problems import Problem, Refused
-from relatum_consumer.web._site import Site
+from relatum_consumer.web.cursors import cursor_of, read_cursor
+from relatum_consumer.web.documents import FOR_PAGES
+from relatum_consumer.web.endpoint import endpoint, words_of
+from relatum_consumer.web.messages import MessageRow, message_row
+from relatum_consumer.web.parameters import Parameter
+from relatum_consumer.web.problems import Problem, Refused
+from relatum_consumer.web.site import Site
 
 GROUPS_KEPT_S: Final = 10.0
 """Seconds for which the list is kept: every row of the key is looked at for it, a second for each million."""

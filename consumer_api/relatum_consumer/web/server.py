@@ -9,8 +9,8 @@ from typing import Final, Self
 import uvicorn
 
 from relatum.errors import ServerStartFailed
-from relatum_consumer.web._application import make_application
-from relatum_consumer.web._options import WebOptions
+from relatum_consumer.web.application import make_application
+from relatum_consumer.web.options import WebOptions
 
 CONNECTIONS_MAX: Final = 500
 """Connections at once."""

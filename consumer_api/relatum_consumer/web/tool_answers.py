@@ -10,14 +10,14 @@ import anyio
 from relatum.errors import InvalidInput, KeyNotDefined, RelatumError
 from relatum.reading import Message
 from relatum_consumer import Status
-from relatum_consumer.web._api._message import MessageFacts, facts_of
-from relatum_consumer.web._api._search import SearchAnswer, SearchAsked, search
-from relatum_consumer.web._api._shown import HoldsOver, MessageRow, held_over, key_values, message_row
-from relatum_consumer.web._bodies import BodyKind, kind_of, text_of, whole_characters
-from relatum_consumer.web._documents import copied
-from relatum_consumer.web._endpoint import problem_met
-from relatum_consumer.web._parameters import Parameter
-from relatum_consumer.web._site import Site
+from relatum_consumer.web.bodies import BodyKind, kind_of, text_of, whole_characters
+from relatum_consumer.web.documents import copied
+from relatum_consumer.web.endpoint import problem_met
+from relatum_consumer.web.message import MessageFacts, facts_of
+from relatum_consumer.web.messages import HoldsOver, MessageRow, held_over, key_values, message_row
+from relatum_consumer.web.parameters import Parameter
+from relatum_consumer.web.search import SearchAnswer, SearchAsked, search
+from relatum_consumer.web.site import Site
 
 BODY_BYTES_MAX: Final = 16_384
 """Bytes of a body in one answer."""

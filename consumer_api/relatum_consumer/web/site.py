@@ -32,11 +32,11 @@ from relatum.store.tables import writable_tables
 from relatum.store.translation import translated_errors
 from relatum.waiting import within
 from relatum_consumer import AsyncRelations
-from relatum_consumer.web._links import Links
-from relatum_consumer.web._masking import Masking
-from relatum_consumer.web._options import WebOptions
-from relatum_consumer.web._rates import Rates
-from relatum_consumer.web._servers import Server, Servers
+from relatum_consumer.web.links import Links
+from relatum_consumer.web.masking import Masking
+from relatum_consumer.web.options import WebOptions
+from relatum_consumer.web.rates import Rates
+from relatum_consumer.web.servers import Server, Servers
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from starlette.types import ASGIApp
 
-from relatum_consumer.web._links import Links
-from relatum_consumer.web._mcp._calls import TOOLS_BY_NAME, Calls, schemas_of
-from relatum_consumer.web._mcp._tools import INSTRUCTIONS, Tool
-from relatum_consumer.web._options import WebOptions
-from relatum_consumer.web._site import Site
+from relatum_consumer.web.links import Links
+from relatum_consumer.web.options import WebOptions
+from relatum_consumer.web.site import Site
+from relatum_consumer.web.tool_calls import TOOLS_BY_NAME, Calls, schemas_of
+from relatum_consumer.web.tools import INSTRUCTIONS, Tool
 
 REQUEST_BYTES_MAX: Final = 256 << 10
 """Bytes of a request over HTTP."""

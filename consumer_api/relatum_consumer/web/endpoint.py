@@ -17,12 +17,12 @@ from starlette.responses import Response
 
 from relatum.errors import ReadTimeout, RelatumError, Transient
 from relatum.waiting import within
-from relatum_consumer.web._documents import document
-from relatum_consumer.web._parameters import parsed
-from relatum_consumer.web._problems import Problem, Refused, problem_of
-from relatum_consumer.web._rendering import Rendering
-from relatum_consumer.web._servers import ANSWER_S
-from relatum_consumer.web._site import Site
+from relatum_consumer.web.documents import document
+from relatum_consumer.web.parameters import parsed
+from relatum_consumer.web.problems import Problem, Refused, problem_of
+from relatum_consumer.web.rendering import Rendering
+from relatum_consumer.web.servers import ANSWER_S
+from relatum_consumer.web.site import Site
 
 log = logging.getLogger(__name__)
 

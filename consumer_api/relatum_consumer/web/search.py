@@ -9,9 +9,11 @@ from relatum.errors import InvalidInput
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum_consumer import Answer, Status
-from relatum_consumer.web._api._cursors import cursor_of, read_cursor
-from relatum_consumer.web._api._live import latest
-from relatum_consumer.web._api._shown import (
+from relatum_consumer.web.cursors import cursor_of, read_cursor
+from relatum_consumer.web.documents import FOR_PAGES, copied
+from relatum_consumer.web.endpoint import Known, endpoint
+from relatum_consumer.web.live import latest
+from relatum_consumer.web.messages import (
     HoldsOver,
     MessageRow,
     held_over,
@@ -19,10 +21,8 @@ from relatum_consumer.web._api._shown import (
     sought_text,
     values_of,
 )
-from relatum_consumer.web._documents import FOR_PAGES, copied
-from relatum_consumer.web._endpoint import Known, endpoint
-from relatum_consumer.web._parameters import Nothing, Parameter
-from relatum_consumer.web._site import Site
+from relatum_consumer.web.parameters import Nothing, Parameter
+from relatum_consumer.web.site import Site
 
 PAGE_MESSAGES: Final = 25
 """Messages of a page, if no other number is asked for: each may have to be read at a place of its own."""

@@ -6,7 +6,7 @@ from typing import Final
 
 from relatum.checks import checked_count, checked_seconds
 from relatum.errors import ConfigurationError
-from relatum_consumer.web._traces_elsewhere import check_trace_url
+from relatum_consumer.web.traces_elsewhere import check_trace_url
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """What a browser on this machine may call it; a page of elsewhere whose name was turned to 127.0.0.1 is refused."""

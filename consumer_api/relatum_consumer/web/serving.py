@@ -10,8 +10,8 @@ from relatum.errors import ConfigurationError, ServerStartFailed
 from relatum.terminal import stop_signals
 
 if TYPE_CHECKING:
-    from relatum_consumer.web._options import WebOptions
-    from relatum_consumer.web._server import WebServer
+    from relatum_consumer.web.options import WebOptions
+    from relatum_consumer.web.server import WebServer
 
 WATCH_S: Final = 0.5
 """Seconds between two looks at whether the page still runs."""
@@ -43,8 +43,8 @@ def serve(options: "WebOptions", begin: tuple[str, int] | None = None, *, query:
         ServerStartFailed: it did not start, or ended by itself.
     """
     with of_extra():
-        from relatum_consumer.web._links import Links
-        from relatum_consumer.web._server import WebServer
+        from relatum_consumer.web.links import Links
+        from relatum_consumer.web.server import WebServer
     with stop_signals() as stopped:
         if stopped.is_set():
             return
@@ -73,6 +73,6 @@ def page_on(broker: str, database: str, stream_url: str | None = None, **options
         ServerStartFailed: it did not start.
     """
     with of_extra():
-        from relatum_consumer.web._options import WebOptions
-        from relatum_consumer.web._server import WebServer
+        from relatum_consumer.web.options import WebOptions
+        from relatum_consumer.web.server import WebServer
     return WebServer(WebOptions(broker, database, stream_url, **options))

@@ -15,11 +15,11 @@ from relatum.contexts import (
     placed_super_streams,
 )
 from relatum.errors import InvalidInput, PlacementNotFound
-from relatum_consumer.web._api._cursors import cursor_of, read_cursor
-from relatum_consumer.web._documents import FOR_PAGES
-from relatum_consumer.web._endpoint import endpoint
-from relatum_consumer.web._parameters import Nothing, Parameter
-from relatum_consumer.web._site import Site
+from relatum_consumer.web.cursors import cursor_of, read_cursor
+from relatum_consumer.web.documents import FOR_PAGES
+from relatum_consumer.web.endpoint import endpoint
+from relatum_consumer.web.parameters import Nothing, Parameter
+from relatum_consumer.web.site import Site
 
 CONTEXTS_KEPT_S: Final = 1.0
 """Seconds for which what is told of a super stream is kept."""

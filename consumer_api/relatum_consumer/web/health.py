@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from relatum_consumer.web._endpoint import endpoint
-from relatum_consumer.web._parameters import Nothing
-from relatum_consumer.web._problems import Problem, Refused
-from relatum_consumer.web._site import Site
+from relatum_consumer.web.endpoint import endpoint
+from relatum_consumer.web.parameters import Nothing
+from relatum_consumer.web.problems import Problem, Refused
+from relatum_consumer.web.site import Site
 
 
 @dataclass(frozen=True, slots=True)

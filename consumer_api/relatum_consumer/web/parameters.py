@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin, 
 
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
-from relatum_consumer.web._documents import PLAIN
+from relatum_consumer.web.documents import PLAIN
 
 _Asked = TypeVar("_Asked")
 

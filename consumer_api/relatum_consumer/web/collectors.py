@@ -9,10 +9,10 @@ from relatum.collecting import CollectedAt, CollectorStatus, collected, collecto
 from relatum.errors import InvalidInput, NotFound
 from relatum.outcomes import Outcome, Outcomes, OutcomeStatus
 from relatum.reading import Message
-from relatum_consumer.web._api._cursors import cursor_of, read_cursor
-from relatum_consumer.web._endpoint import endpoint
-from relatum_consumer.web._parameters import Nothing, Parameter
-from relatum_consumer.web._site import Site
+from relatum_consumer.web.cursors import cursor_of, read_cursor
+from relatum_consumer.web.endpoint import endpoint
+from relatum_consumer.web.parameters import Nothing, Parameter
+from relatum_consumer.web.site import Site
 
 COLLECTORS_KEPT_S: Final = 3.0
 """Seconds for which what is counted is kept."""

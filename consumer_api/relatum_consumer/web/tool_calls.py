@@ -12,12 +12,12 @@ import anyio
 
 from relatum import errors
 from relatum.checks import seconds_text
-from relatum_consumer.web._documents import Schemas, document
-from relatum_consumer.web._endpoint import met, problem_met
-from relatum_consumer.web._mcp._tools import DATA, TOOLS, Tool
-from relatum_consumer.web._parameters import schema_of, values_given
-from relatum_consumer.web._problems import Problem
-from relatum_consumer.web._site import Site
+from relatum_consumer.web.documents import Schemas, document
+from relatum_consumer.web.endpoint import met, problem_met
+from relatum_consumer.web.parameters import schema_of, values_given
+from relatum_consumer.web.problems import Problem
+from relatum_consumer.web.site import Site
+from relatum_consumer.web.tools import DATA, TOOLS, Tool
 
 ANSWER_CHARACTERS_MAX: Final = 40_000
 """Characters of an answer: some 12,000 tokens, of the 25,000 that hosts take."""

@@ -12,9 +12,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from relatum_consumer.web._options import WebOptions
-from relatum_consumer.web._problems import Problem
-from relatum_consumer.web._rendering import Rendering
+from relatum_consumer.web.options import WebOptions
+from relatum_consumer.web.problems import Problem
+from relatum_consumer.web.rendering import Rendering
 
 log = logging.getLogger("relatum.web.audit")
 

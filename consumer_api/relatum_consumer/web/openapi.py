@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from relatum_consumer.web._documents import Schemas, said
-from relatum_consumer.web._endpoint import Endpoint
-from relatum_consumer.web._parameters import described, schema_of
+from relatum_consumer.web.documents import Schemas, said
+from relatum_consumer.web.endpoint import Endpoint
+from relatum_consumer.web.parameters import described, schema_of
 
 _ERROR: Final = {
     "type": "object",

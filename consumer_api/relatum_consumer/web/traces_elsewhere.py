@@ -8,7 +8,7 @@ from relatum.checks import shown
 from relatum.errors import ConfigurationError
 from relatum.keys import bases_of, preset
 from relatum.reading import Message
-from relatum_consumer.web._masking import Masking
+from relatum_consumer.web.masking import Masking
 
 PLACE: Final = "{trace_id}"
 """What stands in the pattern for the id."""

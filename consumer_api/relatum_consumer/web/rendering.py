@@ -18,9 +18,9 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from relatum.terminal import size_text
-from relatum_consumer.web._links import FOR_PROGRAMS, Links
-from relatum_consumer.web._problems import Problem
-from relatum_consumer.web._timeline import span_text
+from relatum_consumer.web.links import FOR_PROGRAMS, Links
+from relatum_consumer.web.problems import Problem
+from relatum_consumer.web.timeline import span_text
 
 TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 

@@ -16,16 +16,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from relatum_consumer.web._api import ENDPOINTS
-from relatum_consumer.web._endpoint import document_of, given_out, page_of
-from relatum_consumer.web._guards import Audit, Paths, SafeHeaders, TokenNeeded
-from relatum_consumer.web._links import MCP_PATH, Links
-from relatum_consumer.web._openapi import openapi
-from relatum_consumer.web._options import WebOptions
-from relatum_consumer.web._problems import Problem
-from relatum_consumer.web._rendering import Rendering, StaticFile, static_files, version_of
-from relatum_consumer.web._serving import of_extra
-from relatum_consumer.web._site import Site
+from relatum_consumer.web.endpoint import document_of, given_out, page_of
+from relatum_consumer.web.guards import Audit, Paths, SafeHeaders, TokenNeeded
+from relatum_consumer.web.links import MCP_PATH, Links
+from relatum_consumer.web.openapi import openapi
+from relatum_consumer.web.options import WebOptions
+from relatum_consumer.web.problems import Problem
+from relatum_consumer.web.rendering import Rendering, StaticFile, static_files, version_of
+from relatum_consumer.web.serving import of_extra
+from relatum_consumer.web.site import Site
+from relatum_consumer.web.views import ENDPOINTS
 
 
 def make_application(options: WebOptions) -> Starlette:
@@ -82,7 +82,7 @@ def make_application(options: WebOptions) -> Starlette:
 def _over_http() -> Callable[[Site], AbstractAsyncContextManager[ASGIApp]]:
     """What serves the tools. The extra is needed by who asks for it alone."""
     with of_extra("mcp"):
-        from relatum_consumer.web._mcp._protocol import over_http
+        from relatum_consumer.web.mcp_server import over_http
     return over_http
 
 

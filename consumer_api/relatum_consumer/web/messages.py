@@ -9,10 +9,10 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum_consumer import Answer, LeftOut, Trace
-from relatum_consumer.web._bodies import preview
-from relatum_consumer.web._documents import FOR_PAGES
-from relatum_consumer.web._masking import sought
-from relatum_consumer.web._site import Site
+from relatum_consumer.web.bodies import preview
+from relatum_consumer.web.documents import FOR_PAGES
+from relatum_consumer.web.masking import sought
+from relatum_consumer.web.site import Site
 
 STREAMS_LISTED: Final = 100
 

@@ -4,13 +4,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, get_type_hints
 
-from relatum_consumer.web._api._missing import expectation, missing
-from relatum_consumer.web._api._search import search, values
-from relatum_consumer.web._api._streams import keys, stream_list
-from relatum_consumer.web._api._trace import TraceAnswer, trace
-from relatum_consumer.web._mcp._answers import AroundAnswer, ReadAnswer, RelatedAnswer, around, read, related
-from relatum_consumer.web._parameters import Described, described
-from relatum_consumer.web._site import Site
+from relatum_consumer.web.missing import expectation, missing
+from relatum_consumer.web.parameters import Described, described
+from relatum_consumer.web.search import search, values
+from relatum_consumer.web.site import Site
+from relatum_consumer.web.streams import keys, stream_list
+from relatum_consumer.web.tool_answers import AroundAnswer, ReadAnswer, RelatedAnswer, around, read, related
+from relatum_consumer.web.trace import TraceAnswer, trace
 
 INSTRUCTIONS: Final = """\
 Relatum finds messages that belong together across RabbitMQ streams, by keys (named values of messages) and by time. \

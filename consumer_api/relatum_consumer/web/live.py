@@ -12,10 +12,10 @@ from relatum.errors import InvalidInput, KeyNotDefined, NotFound, RelatumError
 from relatum.keys import InvalidValue, KeyDefinition, described
 from relatum.reading import Agreement, Message, agreement_of
 from relatum.recording import RecordedEnd
-from relatum_consumer.web._api._shown import MessageRow, message_row
-from relatum_consumer.web._endpoint import PATIENCE_S, endpoint
-from relatum_consumer.web._parameters import Nothing, Parameter
-from relatum_consumer.web._site import KEPT_S, Site
+from relatum_consumer.web.endpoint import PATIENCE_S, endpoint
+from relatum_consumer.web.messages import MessageRow, message_row
+from relatum_consumer.web.parameters import Nothing, Parameter
+from relatum_consumer.web.site import KEPT_S, Site
 
 STREAMS_LOOKED: Final = 20
 """Streams of which the latest messages are read: those that were recorded last."""

@@ -13,13 +13,13 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.waiting import within
 from relatum_consumer.expectations import Expectation, Finding, MissingReport, Unmet, Why
-from relatum_consumer.web._api._cursors import WRONG_CURSOR, cursor_of, read_cursor
-from relatum_consumer.web._api._shown import KeyValue, key_value
-from relatum_consumer.web._documents import copied
-from relatum_consumer.web._endpoint import endpoint, words_of
-from relatum_consumer.web._parameters import Parameter
-from relatum_consumer.web._site import Site
-from relatum_consumer.web._timeline import span_text
+from relatum_consumer.web.cursors import WRONG_CURSOR, cursor_of, read_cursor
+from relatum_consumer.web.documents import copied
+from relatum_consumer.web.endpoint import endpoint, words_of
+from relatum_consumer.web.messages import KeyValue, key_value
+from relatum_consumer.web.parameters import Parameter
+from relatum_consumer.web.site import Site
+from relatum_consumer.web.timeline import span_text
 
 SPANS: Final = {"5m": 300.0, "1h": 3_600.0, "1d": None, "all": None}
 """Seconds of what fell due that are looked at; a day is what `missing` looks at by itself."""

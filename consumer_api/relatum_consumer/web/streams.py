@@ -7,12 +7,12 @@ from typing import Annotated, Any, Final
 from relatum.errors import InvalidInput, StreamNotFound
 from relatum.recording import CoveragePiece, RecorderMember, StreamEvent, StreamStatus, coverage_bar
 from relatum.store.coverage import Range
-from relatum_consumer.web._api._cursors import WRONG_CURSOR
-from relatum_consumer.web._api._shown import hue_of
-from relatum_consumer.web._documents import FOR_PAGES, copied
-from relatum_consumer.web._endpoint import Known, endpoint
-from relatum_consumer.web._parameters import Nothing, Parameter
-from relatum_consumer.web._site import Site
+from relatum_consumer.web.cursors import WRONG_CURSOR
+from relatum_consumer.web.documents import FOR_PAGES, copied
+from relatum_consumer.web.endpoint import Known, endpoint
+from relatum_consumer.web.messages import hue_of
+from relatum_consumer.web.parameters import Nothing, Parameter
+from relatum_consumer.web.site import Site
 
 _CURSOR_DIGITS: Final = 10
 

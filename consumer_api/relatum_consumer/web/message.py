@@ -17,18 +17,7 @@ from relatum.membership import membership
 from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message
 from relatum.terminal import size_text
-from relatum_consumer.web._api._collectors import message_id_of, outcome_of
-from relatum_consumer.web._api._shown import (
-    KeyValue,
-    MessageRow,
-    Named,
-    key_values,
-    message_row,
-    named_values,
-    properties_of,
-    values_of,
-)
-from relatum_consumer.web._bodies import (
+from relatum_consumer.web.bodies import (
     TEXT_CHARACTERS_MAX,
     BodyKind,
     Node,
@@ -38,12 +27,23 @@ from relatum_consumer.web._bodies import (
     text_of,
     tree,
 )
-from relatum_consumer.web._documents import FOR_PAGES, copied
-from relatum_consumer.web._endpoint import Known, endpoint, file_of, words_of
-from relatum_consumer.web._parameters import Parameter
-from relatum_consumer.web._problems import Problem, Refused
-from relatum_consumer.web._site import Site
-from relatum_consumer.web._traces_elsewhere import trace_href
+from relatum_consumer.web.collectors import message_id_of, outcome_of
+from relatum_consumer.web.documents import FOR_PAGES, copied
+from relatum_consumer.web.endpoint import Known, endpoint, file_of, words_of
+from relatum_consumer.web.messages import (
+    KeyValue,
+    MessageRow,
+    Named,
+    key_values,
+    message_row,
+    named_values,
+    properties_of,
+    values_of,
+)
+from relatum_consumer.web.parameters import Parameter
+from relatum_consumer.web.problems import Problem, Refused
+from relatum_consumer.web.site import Site
+from relatum_consumer.web.traces_elsewhere import trace_href
 
 RELATED_SHOWN: Final = 6
 """Messages of each key up to which all are shown; of more, those nearest in time, and a link leads to the others."""

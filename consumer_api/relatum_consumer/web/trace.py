@@ -13,7 +13,10 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum_consumer import Lacking, Status, Trace
 from relatum_consumer.traces import Step, StopReason
-from relatum_consumer.web._api._shown import (
+from relatum_consumer.web.documents import FOR_PAGES
+from relatum_consumer.web.endpoint import endpoint, file_of
+from relatum_consumer.web.masking import NOT_SAID
+from relatum_consumer.web.messages import (
     LETTERS,
     HoldsOver,
     KeyValue,
@@ -22,13 +25,10 @@ from relatum_consumer.web._api._shown import (
     key_values,
     sought_text,
 )
-from relatum_consumer.web._documents import FOR_PAGES
-from relatum_consumer.web._endpoint import endpoint, file_of
-from relatum_consumer.web._masking import NOT_SAID
-from relatum_consumer.web._parameters import Parameter
-from relatum_consumer.web._rendering import csv_text
-from relatum_consumer.web._site import Site
-from relatum_consumer.web._timeline import Branch, Line, Timeline, branches, timeline
+from relatum_consumer.web.parameters import Parameter
+from relatum_consumer.web.rendering import csv_text
+from relatum_consumer.web.site import Site
+from relatum_consumer.web.timeline import Branch, Line, Timeline, branches, timeline
 
 MESSAGES_MAX: Final = 1_000
 """Messages of a conversation that are read and drawn."""
