@@ -1,8 +1,8 @@
 """The application: routes, what stands before them, and the servers it opens and closes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from importlib.metadata import version as version_of_package
 from urllib.parse import urlsplit
 
@@ -14,18 +14,28 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from relatum_consumer.web.endpoint import document_of, given_out, page_of
-from relatum_consumer.web.guards import Audit, Paths, SafeHeaders, TokenNeeded
+# Their endpoints are declared by being imported.
+from relatum_consumer.web import (  # noqa: F401
+    collectors,
+    contexts,
+    groups,
+    live,
+    message,
+    missing,
+    search,
+    streams,
+    trace,
+)
+from relatum_consumer.web.endpoint import ENDPOINTS, document_of, given_out, page_of
+from relatum_consumer.web.guards import Gate, TokenNeeded
 from relatum_consumer.web.links import MCP_PATH, Links
-from relatum_consumer.web.openapi import openapi
-from relatum_consumer.web.options import WebOptions
+from relatum_consumer.web.options import WebOptions, of_extra
 from relatum_consumer.web.problems import Problem
 from relatum_consumer.web.rendering import Rendering, StaticFile, static_files, version_of
-from relatum_consumer.web.serving import of_extra
+from relatum_consumer.web.schemas import openapi
 from relatum_consumer.web.site import Site
-from relatum_consumer.web.views import ENDPOINTS
 
 
 def make_application(options: WebOptions) -> Starlette:
@@ -40,14 +50,16 @@ def make_application(options: WebOptions) -> Starlette:
     static = static_files()
     links = Links(options.root_path, version_of(static))
     rendering = Rendering(links)
-    over_http = _over_http() if options.mcp else None
+    if options.mcp:
+        with of_extra("mcp"):
+            from relatum_consumer.web.mcp_server import over_http
 
     @asynccontextmanager
     async def lifespan(application: Starlette) -> AsyncIterator[None]:
         application.state.site = site = Site(options, links)
         beside = [asyncio.create_task(each) for each in (site.tell_rights(), site.servers.watch())]
         try:
-            async with over_http(site) if over_http else nullcontext() as application.state.mcp:
+            async with over_http(site) if options.mcp else nullcontext() as application.state.mcp:
                 yield
         finally:
             for each in beside:
@@ -56,21 +68,17 @@ def make_application(options: WebOptions) -> Starlette:
             await site.close()
 
     async def http_problem(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException), "what it is told of"
+        assert isinstance(error, HTTPException), "this handles no others"
         code, words = ("not_found", "there is no such page") if error.status_code == 404 else ("http", error.detail)
-        return rendering.problem(
-            Problem(error.status_code, code, words, "Begin with the search, or the streams.", error.headers or {}),
-            request.scope,
-        )
+        hint = "Begin with the search, or the streams."
+        return rendering.problem(Problem(error.status_code, code, words, hint, error.headers or {}), request.scope)
 
     application = Starlette(
         routes=_routes(options, rendering, links, static),
         lifespan=lifespan,
         exception_handlers={HTTPException: http_problem},
         middleware=[
-            Middleware(Paths, options.root_path),
-            Middleware(SafeHeaders),
-            Middleware(Audit),
+            Middleware(Gate, options.root_path),
             Middleware(TrustedHostMiddleware, options.allowed_hosts, www_redirect=False),
             Middleware(TokenNeeded, options, rendering),
         ],
@@ -79,15 +87,8 @@ def make_application(options: WebOptions) -> Starlette:
     return application
 
 
-def _over_http() -> Callable[[Site], AbstractAsyncContextManager[ASGIApp]]:
-    """What serves the tools. The extra is needed by who asks for it alone."""
-    with of_extra("mcp"):
-        from relatum_consumer.web.mcp_server import over_http
-    return over_http
-
-
 class _Tools:
-    """Gives a request to the tools. What is asked comes by POST: nothing is ever told unasked."""
+    """Gives a request to the tools. Questions come by POST: nothing is ever told unasked."""
 
     def __init__(self, rendering: Rendering) -> None:
         self._rendering = rendering
@@ -120,15 +121,13 @@ def _routes(options: WebOptions, rendering: Rendering, links: Links, static: dic
         kept = "public, max-age=31536000, immutable" if is_present else "no-cache"
         return Response(file.content, headers={"Cache-Control": kept}, media_type=file.media_type)
 
-    return [
-        Route("/api/openapi.json", description),
-        *([Route(MCP_PATH, _Tools(rendering))] if options.mcp else []),
-        *(
-            Route(f"{endpoint.path}/{part}", given_out(endpoint, give, rendering))
-            for endpoint in ENDPOINTS
-            for part, give in endpoint.files.items()
-        ),
-        *(Route(f"/api{endpoint.path}", document_of(endpoint, rendering)) for endpoint in ENDPOINTS),
-        *(Route(each.page_path, page_of(each, rendering)) for each in ENDPOINTS if each.template is not None),
-        Route("/static/{version}/{file}", static_file),
-    ]
+    routes = [Route("/api/openapi.json", description), Route("/static/{version}/{file}", static_file)]
+    if options.mcp:
+        routes.append(Route(MCP_PATH, _Tools(rendering)))
+    for endpoint in ENDPOINTS:
+        routes.append(Route(f"/api{endpoint.path}", document_of(endpoint, rendering)))
+        for part, give in endpoint.files.items():
+            routes.append(Route(f"{endpoint.path}/{part}", given_out(endpoint, give, rendering)))
+        if endpoint.template is not None:
+            routes.append(Route(endpoint.page_path, page_of(endpoint, rendering)))
+    return routes

@@ -45,18 +45,12 @@ class Node:
         name: Its name in an object, its place in a list; None for the outermost.
         kind: `object`, `list`, `string`, `number` or `word` (true, false, null).
         text: A value as it is written; empty where it has children.
-        count: How many children it has.
     """
 
     name: str | None
     kind: str
     text: str = ""
     children: "tuple[Node, ...]" = ()
-
-    @property
-    def count(self) -> int:
-        """How many children it has."""
-        return len(self.children)
 
 
 class _Number(str):

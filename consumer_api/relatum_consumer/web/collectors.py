@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from relatum.collecting import CollectedAt, CollectorStatus, collected, collector_status
 from relatum.errors import InvalidInput, NotFound
@@ -14,7 +14,7 @@ from relatum_consumer.web.endpoint import endpoint
 from relatum_consumer.web.parameters import Nothing, Parameter
 from relatum_consumer.web.site import Site
 
-COLLECTORS_KEPT_S: Final = 3.0
+_KEPT_S: Final = 3.0
 """Seconds for which what is counted is kept."""
 
 _STATES: Final = {
@@ -35,25 +35,22 @@ class CollectorsAnswer:
     "/collectors", "Collectors: messages by state, members, streams.", template="collectors.html", page="collectors"
 )
 async def collectors(site: Site, _: Nothing) -> CollectorsAnswer:
-    """Answer with all of them."""
-    return CollectorsAnswer(tuple(await _statuses(site)))
+    return CollectorsAnswer(await _statuses(site))
 
 
-async def _statuses(site: Site, names: tuple[str, ...] | None = None) -> list[CollectorStatus]:
+async def _statuses(site: Site, names: tuple[str, ...] | None = None) -> tuple[CollectorStatus, ...]:
     """The collectors of the virtual host, by name."""
     alone = partial(collector_status, site.database, names)
-    both = partial(alone, broker=site.address)
-    found = await site.with_broker(("collectors", names), COLLECTORS_KEPT_S, both, alone)
-    return [each for each in found if each.vhost == site.address.vhost]
+    found = await site.with_broker(("collectors", names), _KEPT_S, partial(alone, broker=site.address), alone)
+    return tuple(each for each in found if each.vhost == site.address.vhost)
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorAsked:
-    """Which collector, and its messages of which states."""
-
     name: Annotated[str, Parameter("The collector's name.")]
     state: Annotated[
-        str, Parameter("Failed and dead ones, those that wait, or those that succeeded.", choices=tuple(_STATES))
+        Literal["unsuccessful", "waiting", "succeeded"],
+        Parameter("Failed and dead ones, those that wait, or those that succeeded."),
     ] = "unsuccessful"
     limit: Annotated[int, Parameter("Messages of a page.", least=1, most=1_000)] = 100
     cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
@@ -82,27 +79,32 @@ class CollectorAnswer:
     page="collectors",
 )
 async def collector(site: Site, asked: CollectorAsked) -> CollectorAnswer:
-    """Answer one page."""
     await site.keys()  # which say what is masked
     if not asked.name:
         raise InvalidInput("name is missing: the collector's name")
     after = read_cursor(asked.cursor, datetime, int, int)
-    ask = partial(
-        collected,
-        site.database,
-        asked.name,
-        _STATES[asked.state],
-        vhost=site.address.vhost,
-        after=None if after is None else CollectedAt(*after),
-        limit=asked.limit,
+    page = await site.in_thread(
+        partial(
+            collected,
+            site.database,
+            asked.name,
+            _STATES[asked.state],
+            vhost=site.address.vhost,
+            after=None if after is None else CollectedAt(*after),
+            limit=asked.limit,
+        )
     )
-    page = await site.in_thread(ask)
     status = next(iter(await _statuses(site, (asked.name,))), None)
     if status is None:
         raise NotFound(f"there is no collector {asked.name!r} any more")
-    cursor = None if page.next is None else cursor_of(*page.next)
-    results = tuple(_masked(site, each) for each in page.outcomes)
-    return CollectorAnswer(status, asked.state, results, _are_ids_masked(site), page.looked_to, cursor)
+    return CollectorAnswer(
+        collector=status,
+        state=asked.state,
+        results=tuple(_masked(site, each) for each in page.outcomes),
+        are_ids_masked=_are_ids_masked(site),
+        looked_to=page.looked_to,
+        next=None if page.next is None else cursor_of(*page.next),
+    )
 
 
 def _are_ids_masked(site: Site) -> bool:
@@ -121,8 +123,6 @@ def _masked(site: Site, outcome: Outcome) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeAsked:
-    """Which message."""
-
     id: Annotated[str, Parameter("The property `message_id`; stream:offset of a message that has none.")] = ""
     of_stream: Annotated[str, Parameter("Instead of an id: the message's stream …")] = ""
     of_offset: Annotated[int | None, Parameter("… and its offset.")] = None
@@ -141,7 +141,6 @@ class OutcomeAnswer:
     "/collectors/outcome", "What became of a message that collectors took.", template="outcome.html", page="collectors"
 )
 async def outcome(site: Site, asked: OutcomeAsked) -> OutcomeAnswer:
-    """Answer for one message id."""
     await site.keys()  # which say what is masked
     message_id = asked.id
     if asked.of_offset is not None:

@@ -1,6 +1,6 @@
 """Contexts: over which partitions they are placed, the moves under way, who consumes and what is held back."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Annotated, Final
@@ -16,7 +16,6 @@ from relatum.contexts import (
 )
 from relatum.errors import InvalidInput, PlacementNotFound
 from relatum_consumer.web.cursors import cursor_of, read_cursor
-from relatum_consumer.web.documents import FOR_PAGES
 from relatum_consumer.web.endpoint import endpoint
 from relatum_consumer.web.parameters import Nothing, Parameter
 from relatum_consumer.web.site import Site
@@ -43,7 +42,6 @@ class ContextsAnswer:
     page="contexts",
 )
 async def contexts(site: Site, _: Nothing) -> ContextsAnswer:
-    """Answer with them, and the moves that have not ended."""
     names = await site.in_thread(partial(placed_super_streams, site.database, vhost=site.address.vhost))
     return ContextsAnswer(tuple([await _status(site, name) for name in names[:SUPER_STREAMS_LISTED]]), len(names))
 
@@ -63,8 +61,6 @@ def _opened(site: Site, name: str) -> SerializationContexts:
 
 @dataclass(frozen=True, slots=True)
 class SuperStreamAsked:
-    """Which super stream, and which of its contexts."""
-
     name: Annotated[str, Parameter("The super stream's name.")]
     partition: Annotated[str, Parameter("Only contexts that live in this partition.")] = ""
     context: Annotated[str, Parameter("Only this context.")] = ""
@@ -85,8 +81,8 @@ class SerialConsumerRow:
 class SuperStreamAnswer:
     """A super stream, a page of its contexts by name, its latest moves, and who consumes it in order.
 
-    A context's name is a digest where `is_masked`. `consumers` is None while the broker, which has the streams' ends,
-    does not answer.
+    A context's name is a digest where `is_masked`; else it is a value of `key`, where there is such a key. `consumers`
+    is None while the broker, which has the streams' ends, does not answer.
     """
 
     super_stream: ContextsStatus
@@ -95,7 +91,7 @@ class SuperStreamAnswer:
     latest: tuple[Move, ...]
     consumers: tuple[SerialConsumerRow, ...] | None
     next: str | None
-    key: str | None = field(metadata=FOR_PAGES)
+    key: str | None
 
 
 @endpoint(
@@ -105,22 +101,16 @@ class SuperStreamAnswer:
     page="contexts",
 )
 async def super_stream(site: Site, asked: SuperStreamAsked) -> SuperStreamAnswer:
-    """Answer one page."""
     if not asked.name:
         raise InvalidInput("name is missing: the super stream's name")
-    after, shown = read_cursor(asked.cursor, str, int) or ("", 0)
+    (shown,) = read_cursor(asked.cursor, int) or (0,)
     status = await _status(site, asked.name)
-    definitions = await site.keys()
+    await site.keys()
     is_masked = site.masking.is_masked_place("header", status.header)
-    found, latest = await site.in_thread(partial(_contexts_of, site, asked, after, shown))
+    found, latest = await site.in_thread(partial(_contexts_of, site, asked, shown))
     page = found[: asked.limit]
     ask = partial(consumers, asked.name, database=site.database, broker=site.address)
     consumed = await site.with_broker(("consumers", asked.name), CONTEXTS_KEPT_S, ask, lambda: None)
-    cursor = None
-    if len(found) > len(page):
-        # A name that is masked does not stand in a link: then those that were shown are passed over.
-        cursor = cursor_of("" if is_masked else page[-1].context, shown + len(page))
-    rows = None if consumed is None else [SerialConsumerRow(name, each.lag, each) for name, each in consumed.items()]
     return SuperStreamAnswer(
         super_stream=status,
         contexts=tuple(
@@ -128,13 +118,17 @@ async def super_stream(site: Site, asked: SuperStreamAsked) -> SuperStreamAnswer
         ),
         is_masked=is_masked,
         latest=tuple(latest),
-        consumers=None if rows is None else tuple(sorted(rows, key=lambda row: row.name)),
-        next=cursor,
-        key=next((each.name for each in definitions if list(each.sources) == [f"header:{status.header}"]), None),
+        consumers=None
+        if consumed is None
+        else tuple(SerialConsumerRow(name, each.lag, each) for name, each in sorted(consumed.items())),
+        next=cursor_of(shown + len(page)) if len(found) > len(page) else None,
+        key=next(
+            (key for key, each in site.definitions.items() if [*each.sources] == [f"header:{status.header}"]), None
+        ),
     )
 
 
-def _contexts_of(site: Site, asked: SuperStreamAsked, after: str, shown: int) -> tuple[list[Assignment], list[Move]]:
+def _contexts_of(site: Site, asked: SuperStreamAsked, shown: int) -> tuple[list[Assignment], list[Move]]:
     """A page of contexts and one more, and the latest moves."""
     with _opened(site, asked.name) as opened:
         latest = opened.moves(latest=MOVES_LISTED)
@@ -143,6 +137,5 @@ def _contexts_of(site: Site, asked: SuperStreamAsked, after: str, shown: int) ->
                 return [opened.assignment_of(asked.context)], latest
             except PlacementNotFound:
                 return [], latest
-        listed = opened.assignments(asked.partition or None, after=after or None)
-        start = 0 if after else shown
-        return list(islice(listed, start, start + asked.limit + 1)), latest
+        listed = opened.assignments(asked.partition or None)
+        return list(islice(listed, shown, shown + asked.limit + 1)), latest

@@ -3,11 +3,16 @@
 import base64
 import binascii
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
+
+_Row = TypeVar("_Row")
+
+WRONG_CURSOR: Final = "this cursor is none that a page before gave"
 
 
 def cursor_of(*values: str | int | datetime | None) -> str:
@@ -16,7 +21,7 @@ def cursor_of(*values: str | int | datetime | None) -> str:
 
 
 def read_cursor(text: str, *kinds: type) -> list[Any] | None:
-    """The values of a cursor, each of its kind, and no number below 0; None where there is none.
+    """The values of a cursor, each of its kind, and no number below 0; None where there is no cursor.
 
     A value of the kind `datetime` may be None.
 
@@ -32,12 +37,15 @@ def read_cursor(text: str, *kinds: type) -> list[Any] | None:
         raise InvalidInput(WRONG_CURSOR) from None
 
 
-WRONG_CURSOR = "this cursor is none that a page before gave"
-
-
 def _value(kind: type, value: Any) -> Any:
     if kind is datetime:
         return None if value is None else datetime.fromisoformat(value).astimezone(UTC)
     if type(value) is not kind or (isinstance(value, int) and not 0 <= value <= INTEGER_MAX):
         raise ValueError
     return value
+
+
+def page_of_list(rows: Sequence[_Row], cursor: str, limit: int) -> tuple[Sequence[_Row], str | None]:
+    """A page of rows that are all in memory, and the cursor of the next page: how many rows were shown by then."""
+    (start,) = read_cursor(cursor, int) or (0,)
+    return rows[start : start + limit], cursor_of(start + limit) if start + limit < len(rows) else None

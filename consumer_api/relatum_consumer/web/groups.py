@@ -1,26 +1,22 @@
 """Message groups: those that are not whole, what each lacks, the consumers that share them, and one group."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Final, Literal, TypeAlias
 
-from relatum.errors import InvalidInput, KeyNotDefined, RelatumError
+from relatum.errors import InvalidInput, RelatumError
 from relatum.ids import MessageId
-from relatum.keys import KeyDefinition
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, membership
 from relatum.waiting import within
 from relatum_consumer import GroupConsumerStatus
-from relatum_consumer.groups import GroupPage, GroupReport
+from relatum_consumer.groups import GroupReport
 from relatum_consumer.lookups import Uncovered
-from relatum_consumer.web.cursors import cursor_of, read_cursor
-from relatum_consumer.web.documents import FOR_PAGES
+from relatum_consumer.web.cursors import cursor_of, page_of_list, read_cursor
 from relatum_consumer.web.endpoint import endpoint, words_of
 from relatum_consumer.web.messages import MessageRow, message_row
 from relatum_consumer.web.parameters import Parameter
-from relatum_consumer.web.problems import Problem, Refused
 from relatum_consumer.web.site import Site
 
 GROUPS_KEPT_S: Final = 10.0
@@ -39,13 +35,6 @@ _NARROWER: Final = "Every row of the key is looked at: name one stream, or ask f
 _PLACES_LISTED: Final = 5
 _RANGES_LISTED: Final = 20
 _EXPIRED_LISTED: Final = 100
-_DAY_S: Final = 86_400
-
-_DEFINE: Final = (
-    f"`relatum keys add {GROUP_KEY.name} "
-    + " ".join(f"--source {each}" for each in GROUP_KEY.sources)
-    + "` defines it. What lies in the streams already is found once they are back-filled."
-)
 
 _WRONG: Final = {
     Anomaly.DUPLICATE: "a number is there twice",
@@ -74,16 +63,10 @@ class GroupFacts:
     next_sequence: int
     missing: tuple[tuple[int, int], ...]
     missing_count: int
-    href: str = field(metadata=FOR_PAGES)
 
 
-def _facts(
-    site: Site, definitions: Sequence[KeyDefinition], position: GroupPosition, place: MessageId | None
-) -> GroupFacts:
-    is_masked = _is_masked(site, definitions)
-    href = site.links.to("/groups/group", id=position.group_id)
-    if is_masked and place is not None:
-        href = site.links.to("/groups/group", of_stream=place.stream, of_offset=str(place.offset))
+def _facts(site: Site, position: GroupPosition) -> GroupFacts:
+    is_masked = _is_masked(site)
     state, words = _state(position)
     return GroupFacts(
         group_id=site.masking.digest(position.group_id) if is_masked else position.group_id,
@@ -96,12 +79,12 @@ def _facts(
         next_sequence=position.next_sequence,
         missing=tuple(position.missing[:_RANGES_LISTED]),
         missing_count=len(position.missing),
-        href=href,
     )
 
 
-def _is_masked(site: Site, definitions: Sequence[KeyDefinition]) -> bool:
-    return any(each.name == GROUP_KEY.name and site.masking.is_masked(each) for each in definitions)
+def _is_masked(site: Site) -> bool:
+    definition = site.definitions.get(GROUP_KEY.name)
+    return definition is not None and site.masking.is_masked(definition)
 
 
 def _is_unsound(position: GroupPosition) -> bool:
@@ -110,35 +93,22 @@ def _is_unsound(position: GroupPosition) -> bool:
 
 
 def _state(position: GroupPosition) -> tuple[Literal["complete", "incomplete", "unsound", "none"], str]:
-    wrong = "; ".join(_WRONG[each] for each in position.anomalies)
-    if not position.seen and not position.anomalies:
+    wrong = [_WRONG[each] for each in position.anomalies]
+    if not position.seen and not wrong:
         return "none", "nothing of it is there"
     if _is_unsound(position):
-        return "unsound", wrong
+        return "unsound", "; ".join(wrong)
     if position.is_complete:
-        return "complete", f"complete; {wrong}" if wrong else "complete"
-    lacking = "the last message is not there" if position.last_sequence is None else ""
-    if position.missing:
-        lacking = "; ".join(filter(None, ("numbers are missing", lacking)))
-    return "incomplete", "; ".join(filter(None, (lacking, wrong)))
+        return "complete", "; ".join(["complete", *wrong])
+    missing = ["numbers are missing"] if position.missing else []
+    last = ["the last message is not there"] if position.last_sequence is None else []
+    return "incomplete", "; ".join([*missing, *last, *wrong])
 
 
-async def _recorded_by_key(site: Site, streams: tuple[str, ...]) -> GroupPage:
-    """A page without groups, which says what is not recorded by the key of groups."""
-    return await site.relations._newest_groups(streams or None, limit=0)
-
-
-def _is_much(recorded: GroupPage) -> bool:
-    return sum(each.stop - each.start for each in recorded.unrecorded) > UNRECORDED_READ
-
-
-@contextmanager
-def _key_defined() -> Iterator[None]:
-    """Says how the key of groups is defined, where it is not."""
-    try:
-        yield
-    except KeyNotDefined as error:
-        raise Refused(Problem(404, "key_not_defined", str(error), _DEFINE)) from error
+async def _much_unrecorded(site: Site, streams: tuple[str, ...] = ()) -> tuple[Uncovered, ...]:
+    """Offsets that are not recorded by the key of groups, where they are too many to be read beside."""
+    found = (await site.relations._newest_groups(streams or None, limit=0)).unrecorded
+    return found if sum(each.stop - each.start for each in found) > UNRECORDED_READ else ()
 
 
 async def _id_at(site: Site, place: MessageId) -> str:
@@ -154,22 +124,12 @@ async def _id_at(site: Site, place: MessageId) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GroupsAsked:
-    """Which groups."""
-
-    show: Annotated[
-        str, Parameter("Those that are not whole; or all, the newest first.", choices=("unfinished", "all"))
-    ] = "unfinished"
-
-    stream: Annotated[
-        tuple[str, ...], Parameter("Streams and super streams; all that are recorded where left out.")
-    ] = ()
+    show: Annotated[Literal["unfinished", "all"], Parameter("Those that are not whole; or all, the newest first.")] = (
+        "unfinished"
+    )
+    stream: Annotated[tuple[str, ...], Parameter("Streams and super streams; all recorded ones where left out.")] = ()
     older_s: Annotated[
-        int,
-        Parameter(
-            "Of those that are not whole: only groups whose first message is so many seconds old.",
-            least=0,
-            most=3650 * _DAY_S,
-        ),
+        int, Parameter("Of those that are not whole: only groups whose first message is so many seconds old.")
     ] = 3_600
     limit: Annotated[int, Parameter("Groups at most.", least=1, most=500)] = 500
     cursor: Annotated[str, Parameter("Of all groups: `next` of the page before.")] = ""
@@ -225,17 +185,22 @@ class GroupsAnswer:
     narrower=_NARROWER,
 )
 async def groups(site: Site, asked: GroupsAsked) -> GroupsAnswer:
-    """Answer one page."""
-    definitions = await site.keys()
-    with _key_defined():
-        found = await (_newest if asked.show == "all" else _unfinished)(site, asked)
-    page, cursor, recorded, counts = found
-    unrecorded = () if recorded is None else recorded.unrecorded
+    await site.keys()  # which say what is masked
+    page, cursor, unrecorded, counts = await (_newest if asked.show == "all" else _unfinished)(site, asked)
     names = await site.relations.group_consumers()
     return GroupsAnswer(
-        groups=tuple(_group_row(site, definitions, each) for each in page),
-        incomplete=None if counts is None else counts[0],
-        unsound=None if counts is None else counts[1],
+        groups=tuple(
+            GroupRow(
+                group=_facts(site, each.position),
+                first_seen=each.first_seen,
+                last_seen=each.last_seen,
+                places=each.places[:_PLACES_LISTED],
+                places_count=len(each.places),
+            )
+            for each in page
+        ),
+        incomplete=counts[0],
+        unsound=counts[1],
         older_s=asked.older_s,
         unrecorded=unrecorded[:_RANGES_LISTED],
         unrecorded_count=len(unrecorded),
@@ -245,52 +210,33 @@ async def groups(site: Site, asked: GroupsAsked) -> GroupsAnswer:
     )
 
 
-_Page: TypeAlias = tuple[Sequence[GroupReport], str | None, GroupPage | None, tuple[int, int] | None]
-"""Groups, the next page's cursor, what says what is not recorded, and how many there are, incomplete and unsound."""
+_Page: TypeAlias = tuple[Sequence[GroupReport], str | None, tuple[Uncovered, ...], tuple[int | None, int | None]]
+"""Groups, the next page's cursor, what is not recorded, and how many groups there are, incomplete and unsound."""
 
 
 async def _newest(site: Site, asked: GroupsAsked) -> _Page:
-    after = read_cursor(asked.cursor, str, str, int)
-    before = None
-    if after is not None:
-        group_id, stream, offset = after
-        before = group_id or await _id_at(site, MessageId(stream, offset))
+    after = read_cursor(asked.cursor, str, int)
+    # The last group goes by a message: its id may be secret, and so no part of a link.
+    before = None if after is None else await _id_at(site, MessageId(*after))
     found = await site.relations._newest_groups(asked.stream or None, before=before, limit=asked.limit)
-    cursor = None
-    if found.next is not None and not _is_masked(site, await site.keys()):
-        cursor = cursor_of(found.next, "", 0)
-    elif found.next is not None and found.groups:
-        # An id that is secret is none of a link: the last group goes by a message.
-        cursor = cursor_of("", *found.groups[-1].places[0])
-    return found.groups, cursor, found, None
+    cursor = cursor_of(*found.groups[-1].places[0]) if found.next is not None and found.groups else None
+    return found.groups, cursor, found.unrecorded, (None, None)
 
 
 async def _unfinished(site: Site, asked: GroupsAsked) -> _Page:
-    recorded = await _recorded_by_key(site, asked.stream)
-    complete = not _is_much(recorded)
-    ask = partial(site.relations.incomplete_groups, asked.stream or None, older_than=asked.older_s, complete=complete)
+    unrecorded = await _much_unrecorded(site, asked.stream)
+    older_s, complete = asked.older_s, not unrecorded
+    ask = partial(site.relations.incomplete_groups, asked.stream or None, older_than=older_s, complete=complete)
     with within(site.options.timeout_s):
-        reports = await site.lately(("groups", asked.stream, asked.older_s, complete), GROUPS_KEPT_S, ask)
+        reports = await site.lately(("groups", asked.stream, older_s, complete), GROUPS_KEPT_S, ask)
     unsound = sum(_is_unsound(each.position) for each in reports)
-    page = sorted(reports, key=_rank)[: asked.limit]
-    return page, None, None if complete else recorded, (len(reports) - unsound, unsound)
+    return sorted(reports, key=_rank)[: asked.limit], None, unrecorded, (len(reports) - unsound, unsound)
 
 
 def _rank(report: GroupReport) -> tuple[bool, datetime, MessageId]:
     """A group's place in the list; one without a time counts as old."""
     first = report.first_seen or datetime.min.replace(tzinfo=UTC)
     return _is_unsound(report.position), first, report.places[0] if report.places else MessageId("", 0)
-
-
-def _group_row(site: Site, definitions: Sequence[KeyDefinition], report: GroupReport) -> GroupRow:
-    place = report.places[0] if report.places else None
-    return GroupRow(
-        group=_facts(site, definitions, report.position, place),
-        first_seen=report.first_seen,
-        last_seen=report.last_seen,
-        places=report.places[:_PLACES_LISTED],
-        places_count=len(report.places),
-    )
 
 
 async def _consumers(site: Site, names: Sequence[str]) -> tuple[GroupConsumerRow, ...]:
@@ -311,8 +257,6 @@ async def _consumers(site: Site, names: Sequence[str]) -> tuple[GroupConsumerRow
 
 @dataclass(frozen=True, slots=True)
 class GroupAsked:
-    """Which group, and from which number on."""
-
     id: Annotated[str, Parameter("Its id, 48 hexadecimal digits.")] = ""
     of_stream: Annotated[str, Parameter("Instead of an id: the stream of a message of the group …")] = ""
     of_offset: Annotated[int | None, Parameter("… and its offset.")] = None
@@ -349,31 +293,27 @@ class GroupAnswer:
     narrower=_NARROWER,
 )
 async def group(site: Site, asked: GroupAsked) -> GroupAnswer:
-    """Answer one page."""
-    definitions = await site.keys()
-    after = read_cursor(asked.cursor, int, str, int)
-    place = None if asked.of_offset is None else MessageId(asked.of_stream, asked.of_offset)
-    with _key_defined():
-        if not asked.id and place is None:
-            raise InvalidInput("id is missing: the group's id, 48 hexadecimal digits")
-        group_id = asked.id if place is None else await _id_at(site, place)
-        complete = not _is_much(await _recorded_by_key(site, ()))
-        found = await site.relations.group(group_id, complete=complete)
+    await site.keys()
+    group_id = asked.id
+    if asked.of_offset is not None:
+        group_id = await _id_at(site, MessageId(asked.of_stream, asked.of_offset))
+    if not group_id:
+        raise InvalidInput("id is missing: the group's id, 48 hexadecimal digits")
+    found = await site.relations.group(group_id, complete=not await _much_unrecorded(site))
     numbered = []
     for each, is_duplicate in (*((each, False) for each in found), *((each, True) for each in found.duplicates)):
         number = membership(each.headers)
         assert number is not None, "it is in a group"
-        numbered.append(((number.sequence, *each.id), number.last, is_duplicate, each))
-    numbered.sort(key=lambda each: each[0])
-    left = [each for each in numbered if after is None or each[0] > tuple(after)]
-    page = left[: asked.limit]
+        numbered.append((number.sequence, each.id, number.last, is_duplicate, each))
+    numbered.sort(key=lambda each: each[:2])
+    page, cursor = page_of_list(numbered, asked.cursor, asked.limit)
     return GroupAnswer(
-        group=_facts(site, definitions, found.position, place or (numbered[0][3].id if numbered else None)),
+        group=_facts(site, found.position),
         results=tuple(
-            GroupMessage(key[0], is_last, is_duplicate, message_row(site, definitions, each))
-            for key, is_last, is_duplicate, each in page
+            GroupMessage(sequence, is_last, is_duplicate, message_row(site, each))
+            for sequence, _, is_last, is_duplicate, each in page
         ),
         expired=found.expired[:_EXPIRED_LISTED],
         is_proven=found.position.is_proven,
-        next=cursor_of(*page[-1][0]) if len(left) > len(page) else None,
+        next=cursor,
     )

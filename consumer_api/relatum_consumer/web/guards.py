@@ -19,7 +19,7 @@ from relatum_consumer.web.rendering import Rendering
 log = logging.getLogger("relatum.web.audit")
 
 _POLICY: Final = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; object-src 'none'"
-"""Nothing of elsewhere, no script and no style within a page."""
+"""Nothing from other hosts, no script and no style within a page."""
 
 _SAFE: Final = {
     "X-Content-Type-Options": "nosniff",
@@ -32,12 +32,19 @@ _SAFE: Final = {
 }
 """Of each answer that does not say otherwise."""
 
-_ALIVE: Final = "/alive"
-"""Asked by who watches the process: it tells nothing, and stands before all guards."""
+_ALIVE: Final = PlainTextResponse("alive\n")
+"""The answer to `/alive`, for who watches the process: it tells nothing, and is given before all guards."""
+
+_NAMES_MAX: Final = 1_000
+"""Characters kept of the names of parameters."""
 
 
-class Paths:
-    """Paths without what a proxy puts before them. `/alive` is answered here, whoever asks."""
+class Gate:
+    """Takes a proxy's path off, puts the security headers on all answers, and logs each request once it is answered.
+
+    The log has the client's address, the method, the path, the names of the query's parameters, the status, and
+    milliseconds; the values of parameters are never in it.
+    """
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app = app
@@ -45,81 +52,40 @@ class Paths:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Carry out a request."""
-        if scope["type"] == "http":
-            # As it was sent: what is percent-encoded stays so, and breaks no line of the log.
-            raw = scope.get("raw_path") or scope["path"].encode()
-            path = raw.partition(b"?")[0].decode("latin-1")
-            if self._root and (path == self._root or path.startswith(f"{self._root}/")):
-                path = path[len(self._root) :] or "/"
-            scope = {**scope, "path": path, "root_path": ""}
-            if path == _ALIVE:
-                await PlainTextResponse("alive\n")(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
-class SafeHeaders:
-    """Puts the headers of safety on all answers."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Carry out a request; what the answer says itself stays."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        # As it was sent: what is percent-encoded stays so, and breaks no line of the log.
+        raw = scope.get("raw_path") or scope["path"].encode()
+        path = raw.partition(b"?")[0].decode("latin-1")
+        if self._root and (path == self._root or path.startswith(f"{self._root}/")):
+            path = path[len(self._root) :] or "/"
+        scope = {**scope, "path": path, "root_path": ""}
+        began, status = time.perf_counter(), 0
 
         async def put(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 headers = MutableHeaders(scope=message)
                 for name, value in _SAFE.items():
                     headers.setdefault(name, value)
             await send(message)
 
-        await self._app(scope, receive, put if scope["type"] == "http" else send)
-
-
-# --- the audit log ----------------------------------------------------------------------------------------
-
-_NAMES_MAX: Final = 1_000
-"""Characters kept of the names of parameters."""
-
-
-class Audit:
-    """Logs a record for each request, once it is answered.
-
-    It has the client's address, the method, the path, the names of the query's parameters, the status, and
-    milliseconds; the values of parameters are never in it.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Carry out a request, and write it down."""
-        if scope["type"] != "http" or scope["path"].startswith("/static/"):
-            await self._app(scope, receive, send)
-            return
-        began, status = time.perf_counter(), 0
-
-        async def note(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
         try:
-            await self._app(scope, receive, note)
+            await (_ALIVE if path == "/alive" else self._app)(scope, receive, put)
         finally:
-            client = (scope.get("client") or ["-"])[0]
-            # As they were sent: what is percent-encoded stays so, and breaks no line.
-            query = scope["query_string"].decode("latin-1").split("&")
-            names = ",".join(dict.fromkeys(each.partition("=")[0] for each in query))[:_NAMES_MAX] or "-"
-            ms = 1e3 * (time.perf_counter() - began)
-            log.info("%s %s %s %s %d %.1f ms", client, scope["method"], scope["path"], names, status, ms)
+            if path != "/alive" and not path.startswith("/static/"):
+                client = (scope.get("client") or ["-"])[0]
+                query = scope["query_string"].decode("latin-1").split("&")
+                names = ",".join(dict.fromkeys(each.partition("=")[0] for each in query))[:_NAMES_MAX] or "-"
+                ms = 1e3 * (time.perf_counter() - began)
+                log.info("%s %s %s %s %d %.1f ms", client, scope["method"], path, names, status, ms)
 
 
 # --- the token --------------------------------------------------------------------------------------------
 
-COOKIE: Final = "relatum_token"
+_COOKIE: Final = "relatum_token"
 
 _NEEDED: Final = Problem(
     401,
@@ -156,7 +122,13 @@ class TokenNeeded:
 
     def _has_token(self, headers: Headers) -> bool:
         kind, _, token = headers.get("authorization", "").partition(" ")
-        return (kind.lower() == "bearer" and self._is_right(_sum(token))) or self._is_right(_cookie(headers))
+        if kind.lower() == "bearer" and self._is_right(_sum(token)):
+            return True
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(_COOKIE)
+        except CookieError:
+            return False
+        return cookie is not None and self._is_right(cookie.value)
 
     def _is_right(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._sum.encode())
@@ -168,17 +140,9 @@ class TokenNeeded:
         path = f"{root}/{scope['path'].lstrip('/')}"
         response = RedirectResponse(f"{path}{'?' if query else ''}{urlencode(query)}", 303)
         response.set_cookie(
-            COOKIE, self._sum, path=f"{root}/", secure=self._options.is_https, httponly=True, samesite="strict"
+            _COOKIE, self._sum, path=f"{root}/", secure=self._options.is_https, httponly=True, samesite="strict"
         )
         return response
-
-
-def _cookie(headers: Headers) -> str:
-    try:
-        morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return ""
-    return morsel.value if morsel else ""
 
 
 def _sum(token: str) -> str:

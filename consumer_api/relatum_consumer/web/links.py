@@ -1,9 +1,9 @@
 """Every address of the page, made in one place, which knows what a proxy puts before it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlencode
 
 MCP_PATH: Final = "/mcp"
@@ -26,14 +26,9 @@ class Links:
     version: str = ""
 
     def to(self, path: str, **query: object) -> str:
-        """A path of the page with a query; what is None, False or empty is left out, and a tuple is several."""
+        """A path of the page with a query; what is None, False or empty is left out, and a list is several."""
         given = [(name, value) for name, values in query.items() for value in _several(values)]
         return f"{self.root_path}{path}{'?' if given else ''}{urlencode(given)}"
-
-    def asked(self, path: str, asked: Any) -> str:
-        """A path of the page with a question, a dataclass, as its query; what is as it is by default is left out."""
-        given = {each.name: (getattr(asked, each.name), each.default) for each in fields(asked)}
-        return self.to(path, **{name: value for name, (value, usual) in given.items() if value != usual})
 
     def static(self, name: str) -> str:
         """A static file, by a path that changes when the file does."""
@@ -49,15 +44,15 @@ class Links:
 
     def message(self, stream: str, offset: int, part: str = "", **query: object) -> str:
         """A message, or a part of it: `body`, `image`. It stays as long as the message does."""
-        return self.to(f"/message{part and '/'}{part}", stream=stream, offset=str(offset), **query)
+        return self.to(f"/message{part and '/'}{part}", stream=stream, offset=offset, **query)
 
 
 def _several(value: object) -> Iterable[str]:
+    if isinstance(value, tuple | list):
+        return [text for each in value for text in _several(each)]
     # What a template leaves undefined is empty as text.
     if value is None or value is False or str(value) == "":
         return ()
-    if isinstance(value, tuple | list):
-        return [str(each) for each in value]
     if isinstance(value, datetime):
         return [value.isoformat()]
     return ["1" if value is True else str(value)]

@@ -1,18 +1,16 @@
 """What is new: the recorded messages that arrived last, and the newest message of some streams."""
 
 import asyncio
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Final
-
-import anyio
 
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound, RelatumError
 from relatum.keys import InvalidValue, KeyDefinition, described
 from relatum.reading import Agreement, Message, agreement_of
 from relatum.recording import RecordedEnd
-from relatum_consumer.web.endpoint import PATIENCE_S, endpoint
+from relatum_consumer.web.endpoint import PATIENCE_S, endpoint, gathered
 from relatum_consumer.web.messages import MessageRow, message_row
 from relatum_consumer.web.parameters import Nothing, Parameter
 from relatum_consumer.web.site import KEPT_S, Site
@@ -26,8 +24,6 @@ OFFSETS_LOOKED: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class LiveAsked:
-    """Which messages."""
-
     key: Annotated[str, Parameter("Only messages that have a value of this key …")] = ""
     value: Annotated[tuple[str, ...], Parameter("… and this one; of a composite key, its values in order.")] = ()
     stream: Annotated[tuple[str, ...], Parameter("Streams and super streams; all where left out.")] = ()
@@ -54,27 +50,27 @@ async def live(site: Site, asked: LiveAsked) -> LiveAnswer:
 
 
 async def _live(site: Site, asked: LiveAsked) -> LiveAnswer:
-    definitions = await site.keys()
-    definition, value = _wanted(definitions, asked)
+    await site.keys()
+    definition, value = _wanted(site, asked)
     ends = await site.recorded_ends(asked.stream)
     looked = ends[:STREAMS_LOOKED]
-    read = await asyncio.gather(*(_latest(site, end) for end in looked))
+    read = await gathered((partial(_latest, site, end) for end in looked), STREAMS_LOOKED)
     found = [each for messages in read for each in messages if _has_value(each, definition, value)]
     found.sort(key=lambda message: (message.chunk_ms or 0, message.stream, message.offset), reverse=True)
     return LiveAnswer(
-        results=tuple(message_row(site, definitions, message) for message in found[: asked.limit]),
+        results=tuple(message_row(site, message) for message in found[: asked.limit]),
         streams=tuple(end.stream for end in looked),
         streams_count=len(ends),
     )
 
 
-def _wanted(definitions: Sequence[KeyDefinition], asked: LiveAsked) -> tuple[KeyDefinition | None, str | None]:
+def _wanted(site: Site, asked: LiveAsked) -> tuple[KeyDefinition | None, str | None]:
     """The key that messages are to have, and its canonical value; None for any."""
     if not asked.key:
         if asked.value:
             raise InvalidInput("key is missing: the name of the key whose value it is")
         return None, None
-    definition = next((each for each in definitions if each.name == asked.key), None)
+    definition = site.definitions.get(asked.key)
     if definition is None:
         raise KeyNotDefined(f"no key {asked.key!r} is defined", key=asked.key)
     if not asked.value:
@@ -124,24 +120,19 @@ class LatestAnswer:
 
 @endpoint("/latest", "The newest message of some streams, with their keys: where to begin.")
 async def latest(site: Site, _: Nothing) -> LatestAnswer:
-    """Read them."""
     found: dict[str, Message | None] = {}
 
     async def read(stream: str) -> None:
-        try:
-            last = (await (await site.reader()).bounds(stream)).last
-            found[stream] = None if last is None else await site.relations.read(stream, last)
-        except RelatumError:
-            pass
+        with suppress(RelatumError, TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                last = (await (await site.reader()).bounds(stream)).last
+                found[stream] = None if last is None else await site.relations.read(stream, last)
 
-    definitions = await site.keys()
+    await site.keys()
     names = (await site.relations.streams())[:STREAMS_SHOWN]
-    with anyio.move_on_after(PATIENCE_S):
-        async with anyio.create_task_group() as group:
-            for name in names:
-                group.start_soon(read, name)
+    await gathered((partial(read, name) for name in names), STREAMS_SHOWN)
     newest = [each for name in names if (each := found.get(name)) is not None]
     return LatestAnswer(
-        tuple(message_row(site, definitions, each) for each in newest),
+        tuple(message_row(site, each) for each in newest),
         tuple(name for name in names if name not in found),
     )

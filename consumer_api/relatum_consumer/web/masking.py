@@ -36,21 +36,21 @@ class Masking:
         keys: Names of keys that are masked whatever their definitions say.
         bodies: Whether all bodies are masked.
         show_bodies: Whether bodies are shown of messages that have a masked value, too.
+
+    Attributes:
+        definitions: The keys by name, as they were last known; empty before any were taken.
+        is_known: Whether any were: before that nothing can be shown.
     """
 
     def __init__(self, keys: Iterable[str], *, bodies: bool, show_bodies: bool) -> None:
         self._keys = frozenset(keys)
         self._bodies = bodies
         self._show_bodies = show_bodies
-        self._definitions: tuple[KeyDefinition, ...] | None = None
+        self.is_known = False
+        self.definitions: dict[str, KeyDefinition] = {}
         # The type is that of the key, by which the same value has the same text wherever it stands.
         self._places: dict[Place, KeyType] = {}
         self.secret: bytes | None = None
-
-    @property
-    def definitions(self) -> tuple[KeyDefinition, ...] | None:
-        """Those it goes by; None before any were taken."""
-        return self._definitions
 
     def lacks_secret(self, definitions: tuple[KeyDefinition, ...]) -> bool:
         """Whether digests are needed for these definitions, and cannot be made yet."""
@@ -58,18 +58,19 @@ class Masking:
 
     def take(self, definitions: tuple[KeyDefinition, ...]) -> None:
         """Go by these definitions from now on."""
-        if definitions != self._definitions:
+        if not self.is_known or definitions != tuple(self.definitions.values()):
             self._places = masked_places(definitions, self._keys)
-            self._definitions = definitions
+            self.definitions = {each.name: each for each in definitions}
+            self.is_known = True
 
     def is_masked(self, definition: KeyDefinition) -> bool:
         """Whether a key's values are masked: by itself, or since they come from where those of a masked key do."""
-        assert self._definitions is not None, "definitions come from `Site.keys`"
+        assert self.is_known, "definitions come from `Site.keys`"
         return not self._places.keys().isdisjoint(units_of(definition.components))
 
     def is_masked_place(self, kind: str, name: str) -> bool:
         """Whether a header, or a property, is masked."""
-        assert self._definitions is not None, "definitions come from `Site.keys`"
+        assert self.is_known, "definitions come from `Site.keys`"
         return Place(kind, name) in self._places
 
     def hides_body(self, message: Message) -> bool:

@@ -1,18 +1,19 @@
 """A message: headers, properties, body, what belongs to it by each key, and its neighbours in the stream."""
 
+import asyncio
+import re
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-import anyio
 from starlette.responses import Response
 
 from relatum.errors import RelatumError
-from relatum.keys import KeyDefinition
+from relatum.keys import KeyDefinition, bases_of, preset
 from relatum.membership import membership
 from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message
@@ -28,8 +29,8 @@ from relatum_consumer.web.bodies import (
     tree,
 )
 from relatum_consumer.web.collectors import message_id_of, outcome_of
-from relatum_consumer.web.documents import FOR_PAGES, copied
-from relatum_consumer.web.endpoint import Known, endpoint, file_of, words_of
+from relatum_consumer.web.endpoint import Known, endpoint, file_of, gathered, words_of
+from relatum_consumer.web.masking import Masking
 from relatum_consumer.web.messages import (
     KeyValue,
     MessageRow,
@@ -40,18 +41,16 @@ from relatum_consumer.web.messages import (
     properties_of,
     values_of,
 )
+from relatum_consumer.web.options import TRACE_ID
 from relatum_consumer.web.parameters import Parameter
 from relatum_consumer.web.problems import Problem, Refused
 from relatum_consumer.web.site import Site
-from relatum_consumer.web.traces_elsewhere import trace_href
 
 RELATED_SHOWN: Final = 6
 """Messages of each key up to which all are shown; of more, those nearest in time, and a link leads to the others."""
 
 NEAREST_SHOWN: Final = 2
 """Of those, messages of each part: of other streams and of its own, each earlier and later."""
-
-_ASKED_AT_ONCE: Final = 4
 
 _STRIDES: Final = (1, 16, 256, 4_096)
 """How far before a message its neighbour is looked for, in offsets: streams have gaps, mostly small ones."""
@@ -66,11 +65,9 @@ Where = Literal["elsewhere", "earlier", "later"]
 
 @dataclass(frozen=True, slots=True)
 class MessageAsked:
-    """Which message, and how its body is shown."""
-
     stream: Annotated[str, Parameter("The stream.")]
-    offset: Annotated[int, Parameter("Its offset.", least=0)]
-    view: Annotated[str, Parameter("How the body is shown.", choices=("json", "text", "hex", "image"))] = ""
+    offset: Annotated[int, Parameter("Its offset.")]
+    view: Annotated[Literal["", "json", "text", "hex", "image"], Parameter("How the body is shown.")] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,7 @@ class MessageAnswer(MessageFacts):
     """A message, and what belongs to it by each key.
 
     `chunk_time` is when the broker wrote it, `outcome` its state in the collectors that took it, the least advanced;
-    None where none did.
+    None where none did. `trace_url` is where its trace is shown, if somebody said where.
     """
 
     chunk_time: datetime | None
@@ -138,69 +135,46 @@ class MessageAnswer(MessageFacts):
     related: tuple[RelatedByKey, ...]
     is_in_group: bool
     outcome: OutcomeStatus | None
-    trace_href: str | None = field(metadata=FOR_PAGES)
+    trace_url: str | None
 
 
-async def facts_of(site: Site, definitions: Sequence[KeyDefinition], found: Message) -> MessageFacts:
-    """A message without its body."""
-    beside: list[int | None] = [None, None]
-
-    async def step(place: int, look: Callable[[Site, Message], Awaitable[int | None]]) -> None:
-        beside[place] = await look(site, found)
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(step, 0, _preceding)
-        group.start_soon(step, 1, _following)
-    return MessageFacts(
-        stream=found.stream,
-        offset=found.offset,
-        time=found.time,
-        time_source=found.time_source.value,
-        keys=key_values(site, definitions, found),
-        headers=named_values(site, "header", dict(found.headers)),
-        properties=named_values(site, "property", properties_of(found)),
-        previous_offset=beside[0],
-        next_offset=beside[1],
-    )
+async def facts_of(site: Site, found: Message) -> dict[str, Any]:
+    """The fields of `MessageFacts`."""
+    previous, following = await gathered([partial(_preceding, site, found), partial(_following, site, found)])
+    return {
+        "stream": found.stream,
+        "offset": found.offset,
+        "time": found.time,
+        "time_source": found.time_source.value,
+        "keys": key_values(site, found),
+        "headers": named_values(site, "header", dict(found.headers)),
+        "properties": named_values(site, "property", properties_of(found)),
+        "previous_offset": previous,
+        "next_offset": following,
+    }
 
 
 async def message(site: Site, asked: MessageAsked) -> MessageAnswer:
     """Read a message, and look for what belongs to it."""
     found = await site.relations.read(asked.stream, asked.offset)
-    definitions = await site.keys_last_known()
+    await site.keys_last_known()
     # Once for each key, whose values are all asked for.
-    sought = list({key.key: key for key in reversed(key_values(site, definitions, found))}.values())[::-1]
-    related: list[RelatedByKey] = []
-    became: list[OutcomeStatus | None] = []
-    facts: list[MessageFacts] = []
-    limiter = anyio.CapacityLimiter(_ASKED_AT_ONCE)
+    sought = [key for key in key_values(site, found) if not key.of_value]
 
-    async def look(key: KeyValue) -> None:
-        async with limiter:
-            related.append(await _related(site, definitions, found, key))
+    async def related() -> list[RelatedByKey]:
+        rows = await gathered([partial(_related, site, found, key) for key in sought])
+        # What few share says more.
+        return sorted(rows, key=lambda row: row.has_more)
 
-    async def collect() -> None:
-        became.append(await _became(site, found))
-
-    async def tell() -> None:
-        facts.append(await facts_of(site, definitions, found))
-
-    async with anyio.create_task_group() as group:
-        for key in sought:
-            group.start_soon(look, key)
-        group.start_soon(collect)
-        group.start_soon(tell)
-    # What few share says more.
-    related.sort(key=lambda each: (each.has_more, sought.index(each.key)))
-    return copied(
-        MessageAnswer,
-        facts[0],
+    rows, outcome, facts = await asyncio.gather(related(), _became(site, found), facts_of(site, found))
+    return MessageAnswer(
+        **facts,
         chunk_time=None if found.chunk_ms is None else datetime.fromtimestamp(found.chunk_ms / 1000, UTC),
         body=_body(site, found, asked.view),
-        related=tuple(related),
+        related=tuple(rows),
         is_in_group=membership(found.headers) is not None,
-        outcome=became[0],
-        trace_href=trace_href(site.options.trace_url, site.masking, found),
+        outcome=outcome,
+        trace_url=trace_url(site.options.trace_url, site.masking, found),
     )
 
 
@@ -214,59 +188,46 @@ async def _became(site: Site, found: Message) -> OutcomeStatus | None:
     return next((each.status for each in both if (each.stream, each.offset) == tuple(found.id)), None)
 
 
-async def _related(site: Site, definitions: Sequence[KeyDefinition], found: Message, key: KeyValue) -> RelatedByKey:
+async def _related(site: Site, found: Message, key: KeyValue) -> RelatedByKey:
     """What belongs to it by one key; that it could not be found out spoils no other key's."""
     try:
         answer = await site.relations.related(found, by=key.key, limit=RELATED_SHOWN + 1)
     except RelatumError as error:
         return RelatedByKey(key, "failed", words_of(site, error), (), has_more=False)
     has_more = len(answer) > RELATED_SHOWN
-    messages = await _nearest(site, definitions, found, key) if has_more else answer.messages
-    parts = _parts(site, definitions, found, messages or answer[:RELATED_SHOWN])
-    return RelatedByKey(key, answer.status.value, answer.words, parts, has_more)
-
-
-async def _nearest(
-    site: Site, definitions: Sequence[KeyDefinition], found: Message, key: KeyValue
-) -> tuple[Message, ...]:
-    """Of many that share a value those nearest in time, of its own stream and of others; none where nobody can say."""
-    definition = next(each for each in definitions if each.name == key.key)
-    at = found.time
-    if at is None:
-        return ()
-    near: list[Message] = []
-    values = values_of(definition, found)
-    if len(values) > 1:
-        return ()
-    try:
-        others = tuple(name for name in await site.relations.streams() if name != found.stream)
-        for streams in (others, (found.stream,)):
-            if not streams or len(streams) > STREAMS_ASKED_MAX:
-                continue
-            ask = partial(site.relations.find, key.key, values[0], streams=streams)
-            # Itself is among those of its own stream.
-            near += await ask(until=at + _MICROSECOND, order="newest", limit=NEAREST_SHOWN + (streams is not others))
-            near += await ask(since=at + _MICROSECOND, limit=NEAREST_SHOWN)
-    except RelatumError:
-        return ()
-    return tuple(each for each in near if each.id != found.id)
-
-
-def _parts(
-    site: Site, definitions: Sequence[KeyDefinition], found: Message, messages: Sequence[Message]
-) -> tuple[RelatedPart, ...]:
-    """The same, by where they lie from it, nearest first."""
+    messages: Sequence[Message] = answer.messages
+    if has_more:
+        messages = await _nearest(site, site.definitions[key.key], found) or answer[:RELATED_SHOWN]
     parts: dict[Where, list[Message]] = {"elsewhere": [], "earlier": [], "later": []}
     for each in messages:
         is_later = _place(each) > _place(found)
         parts["elsewhere" if each.stream != found.stream else "later" if is_later else "earlier"].append(each)
     for some in parts.values():
         some.sort(key=lambda each: (_distance_us(found, each), abs(each.offset - found.offset)))
-    return tuple(
-        RelatedPart(where, tuple(message_row(site, definitions, each) for each in some))
-        for where, some in parts.items()
-        if some
+    shown = tuple(
+        RelatedPart(where, tuple(message_row(site, each) for each in some)) for where, some in parts.items() if some
     )
+    return RelatedByKey(key, answer.status.value, answer.words, shown, has_more)
+
+
+async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tuple[Message, ...]:
+    """Of many that share a value those nearest in time, of its own stream and of others; none where nobody can say."""
+    at, values = found.time, values_of(definition, found)
+    if at is None or len(values) > 1:
+        return ()
+    near: list[Message] = []
+    try:
+        others = tuple(name for name in await site.relations.streams() if name != found.stream)
+        for streams in (others, (found.stream,)):
+            if not streams or len(streams) > STREAMS_ASKED_MAX:
+                continue
+            ask = partial(site.relations.find, definition.name, values[0], streams=streams)
+            # Itself is among those of its own stream.
+            near += await ask(until=at + _MICROSECOND, order="newest", limit=NEAREST_SHOWN + (streams is not others))
+            near += await ask(since=at + _MICROSECOND, limit=NEAREST_SHOWN)
+    except RelatumError:
+        return ()
+    return tuple(each for each in near if each.id != found.id)
 
 
 def _place(message: Message) -> tuple[int, int]:
@@ -320,6 +281,20 @@ async def _known(site: Site, asked: MessageAsked) -> tuple[Known, ...]:
         facts.append((f"PostgreSQL says that the offset {asked.offset:,} is {words}.", None))
         facts.append((f"What is recorded of {each.stream}", site.links.stream(each.stream)))
     return tuple(facts) or ((f"Nothing is recorded of {asked.stream}.", None),)
+
+
+(_TRACE,) = preset("traceparent")
+
+_TRACE_ID: Final = re.compile(r"[0-9a-f]{16}|[0-9a-f]{32}")
+"""A trace's id, of 64 or 128 bits. What a header has in its place is anybody's, and no part of an address."""
+
+
+def trace_url(pattern: str | None, masking: Masking, message: Message) -> str | None:
+    """Where the trace of a message is shown; None where nobody said where, or the message carries no id to show."""
+    if pattern is None or masking.is_masked(_TRACE):
+        return None
+    values, _ = _TRACE.read(bases_of(message))
+    return pattern.replace(TRACE_ID, values[0]) if values and _TRACE_ID.fullmatch(values[0]) else None
 
 
 async def _following(site: Site, found: Message) -> int | None:

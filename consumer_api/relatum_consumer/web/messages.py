@@ -1,36 +1,30 @@
 """Messages as answers show them: masked where that is asked for, and as text, so that no number is rounded."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum_consumer import Answer, LeftOut, Trace
 from relatum_consumer.web.bodies import preview
-from relatum_consumer.web.documents import FOR_PAGES
 from relatum_consumer.web.masking import sought
 from relatum_consumer.web.site import Site
 
-STREAMS_LISTED: Final = 100
-
-HUES: Final = 8
-"""Colours of keys; each also has its letter, since colour alone tells nobody anything."""
-
-LETTERS: Final = "ABCDEFGH"
+_STREAMS_LISTED: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key's value in a message; `value` is a digest where it is masked."""
+    """A key's value in a message: a digest where it is masked. `of_value` is its place among those of the key."""
 
     key: str
     value: str
     is_masked: bool
-    hue: int = field(metadata=FOR_PAGES)
-    href: str = field(metadata=FOR_PAGES)
+    of_value: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,66 +64,61 @@ class HoldsOver:
     new_keys: tuple[str, ...]
 
 
+def held_over(found: Answer | Trace) -> dict[str, Any]:
+    """The fields of `HoldsOver`."""
+    lists = ("streams", "expired", "deleted", "unread", "left_out", "unattended")
+    first = {name: getattr(found, name)[:_STREAMS_LISTED] for name in lists}
+    return first | {"streams_count": len(found.streams), "new_keys": tuple(each.key for each in found.new_keys)}
+
+
 def values_of(definition: KeyDefinition, message: Message) -> list[Any]:
     """A key's values in a message as look-ups take them: a composite one in its parts."""
     values: list[Any] = definition.values_of(message)
     return [tuple(definition.parts_of(message))] if values and definition.is_composite else values
 
 
-def sought_text(site: Site, definitions: Iterable[KeyDefinition], key: str, values: Sequence[str]) -> str:
-    """What is sought of a key, as it is shown: of a masked one its digest."""
-    definition = next((each for each in definitions if each.name == key), None)
+def given_value(value: tuple[str, ...]) -> Any:
+    """The value that a question names, as look-ups take it: of several parts, a tuple.
+
+    Raises:
+        InvalidInput: there is none.
+    """
+    if not value:
+        raise InvalidInput("value is missing: the key's value")
+    return value[0] if len(value) == 1 else value
+
+
+def sought_text(site: Site, key: str, values: Sequence[Any]) -> str:
+    """The value that is sought of a key, as it is shown: of a masked one its digest."""
+    definition = site.definitions.get(key)
     if definition is None or not site.masking.is_masked(definition):
-        return " + ".join(values)
-    return site.masking.digest(sought(definition, values))
+        return " + ".join(map(str, values))
+    return site.masking.digest(sought(definition, [*map(str, values)]))
 
 
-def key_values(site: Site, definitions: Sequence[KeyDefinition], message: Message) -> tuple[KeyValue, ...]:
+def key_value(site: Site, definition: KeyDefinition, value: str, of_value: int = 0) -> KeyValue:
+    """A key's canonical value, as it is shown."""
+    is_masked = site.masking.is_masked(definition)
+    return KeyValue(definition.name, site.masking.shown(definition, value), is_masked, of_value)
+
+
+def key_values(site: Site, message: Message) -> tuple[KeyValue, ...]:
     """The keys that a message has a value of; one that it has several values of, once for each."""
     return tuple(
-        key_value(site, definitions, each, value, message.id, number)
-        for each in definitions
+        key_value(site, each, value, number)
+        for each in site.definitions.values()
         for number, value in enumerate(each.values_of(message))
     )
 
 
-def key_value(
-    site: Site,
-    definitions: Sequence[KeyDefinition],
-    definition: KeyDefinition,
-    value: str,
-    place: MessageId | None,
-    number: int = 0,
-) -> KeyValue:
-    """A key's value, and a message that has it, with so many others before it.
-
-    Without a message, a value that is masked or composite has no link.
-    """
-    is_masked = site.masking.is_masked(definition)
-    href = ""
-    if not is_masked and not definition.is_composite:
-        href = site.links.search(key=definition.name, value=value)
-    elif place is not None:
-        # By the message: so it can be followed all the same.
-        of_value = {"of_value": str(number)} if number else {}
-        href = site.links.search(key=definition.name, of_stream=place.stream, of_offset=str(place.offset), **of_value)
-    shown = site.masking.shown(definition, value)
-    return KeyValue(definition.name, shown, is_masked, hue_of(definition), href)
-
-
-def hue_of(definition: KeyDefinition) -> int:
-    """A key's colour, and the place of its letter: other keys that come or go change nothing of it."""
-    return (definition.key_id - 1) % HUES
-
-
-def message_row(site: Site, definitions: Sequence[KeyDefinition], message: Message) -> MessageRow:
+def message_row(site: Site, message: Message) -> MessageRow:
     """A message in a list."""
     return MessageRow(
         message.stream,
         message.offset,
         message.time,
         message.time_source.value,
-        key_values(site, definitions, message),
+        key_values(site, message),
         len(message.body),
         "" if site.masking.hides_body(message) else preview(message.body),
     )
@@ -145,7 +134,7 @@ def named_values(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, .
     """Headers or properties as they are shown."""
     shown = []
     for name, value in given.items():
-        text, type_ = text_of_value(value)
+        text, type_ = _text_of(value)
         is_masked = site.masking.is_masked_place(kind, name)
         if is_masked:
             text = site.masking.digest_at(kind, name, value, text)
@@ -153,7 +142,7 @@ def named_values(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, .
     return tuple(shown)
 
 
-def text_of_value(value: Any) -> tuple[str, str]:
+def _text_of(value: Any) -> tuple[str, str]:
     """A value of a header or property as text, and its type."""
     if value is None:
         return "", "null"
@@ -174,10 +163,3 @@ _TYPES: Final = (
     (datetime, "timestamp"),
     ((bytes, bytearray, memoryview), "bytes"),
 )
-
-
-def held_over(found: Answer | Trace) -> dict[str, Any]:
-    """The fields of `HoldsOver`."""
-    lists = ("streams", "expired", "deleted", "unread", "left_out", "unattended")
-    first = {name: getattr(found, name)[:STREAMS_LISTED] for name in lists}
-    return first | {"streams_count": len(found.streams), "new_keys": tuple(each.key for each in found.new_keys)}

@@ -1,21 +1,17 @@
 """What is missing: expectations with their counts, and of one the messages that nothing has followed in time."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Final, Literal, NamedTuple
-
-import anyio
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from relatum.errors import InvalidInput, RelatumError, Transient
 from relatum.ids import MessageId
-from relatum.keys import KeyDefinition
 from relatum.waiting import within
+from relatum_consumer import Status
 from relatum_consumer.expectations import Expectation, Finding, MissingReport, Unmet, Why
-from relatum_consumer.web.cursors import WRONG_CURSOR, cursor_of, read_cursor
-from relatum_consumer.web.documents import copied
-from relatum_consumer.web.endpoint import endpoint, words_of
+from relatum_consumer.web.cursors import WRONG_CURSOR, cursor_of, page_of_list, read_cursor
+from relatum_consumer.web.endpoint import endpoint, gathered, words_of
 from relatum_consumer.web.messages import KeyValue, key_value
 from relatum_consumer.web.parameters import Parameter
 from relatum_consumer.web.site import Site
@@ -33,7 +29,9 @@ COUNTS_KEPT_S: Final = 10.0
 _AT_ONCE: Final = 3
 _STREAMS_LISTED: Final = 100
 
-_SPAN: Final = Parameter("What fell due in the last five minutes, hour or day, or ever.", choices=tuple(SPANS))
+Span: TypeAlias = Annotated[
+    Literal["5m", "1h", "1d", "all"], Parameter("What fell due in the last five minutes, hour or day, or ever.")
+]
 
 _TOO_LONG: Final = "Messages are read for it, some 30,000 a second. Ask for a shorter span."
 
@@ -48,15 +46,13 @@ _WHY: Final = {
 
 @dataclass(frozen=True, slots=True)
 class MissingAsked:
-    """Which expectations, page by page, and of which time."""
-
-    span: Annotated[str, _SPAN] = "1d"
+    span: Span = "1d"
     limit: Annotated[int, Parameter("Expectations of a page.", least=1, most=50)] = 20
     cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectationRow:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectationRow(Expectation):
     """An expectation: each message of `of` is followed by one of `follows` with the same value of `by`, in time.
 
     `status` is of its span: found (something is missing or late), absent (nothing is, proven), not_recorded_yet,
@@ -64,13 +60,7 @@ class ExpectationRow:
     none is due yet.
     """
 
-    name: str
-    of: str
-    by: str
-    follows: str
-    within_s: float
-    grace_s: float
-    status: Literal["found", "absent", "not_recorded_yet", "unproven", "failed"]
+    status: Status | Literal["failed"]
     words: str
     is_early: bool
     checked: int | None
@@ -96,28 +86,11 @@ class MissingAnswer:
     page="missing",
 )
 async def missing(site: Site, asked: MissingAsked) -> MissingAnswer:
-    """Answer one page, with counts as far as they are had in time."""
-    after = read_cursor(asked.cursor, str)
     defined = await site.relations.expectations()
-    following = [each for each in defined if after is None or each.name > after[0]]
-    page = following[: asked.limit]
-    rows: list[ExpectationRow | None] = [None] * len(page)
-    limiter = anyio.CapacityLimiter(_AT_ONCE)
-
-    async def count(place: int) -> None:
-        async with limiter:
-            rows[place] = await _counted(site, page[place], asked.span)
-
+    page, cursor = page_of_list(defined, asked.cursor, asked.limit)
     with within(COUNTED_S):
-        async with anyio.create_task_group() as group:
-            for place in range(len(page)):
-                group.start_soon(count, place)
-    return MissingAnswer(
-        expectations=tuple(row for row in rows if row is not None),
-        total=len(defined),
-        span=asked.span,
-        next=cursor_of(page[-1].name) if len(following) > len(page) else None,
-    )
+        rows = await gathered((partial(_counted, site, each, asked.span) for each in page), _AT_ONCE)
+    return MissingAnswer(tuple(rows), len(defined), asked.span, cursor)
 
 
 async def _counted(site: Site, expectation: Expectation, span: str) -> ExpectationRow:
@@ -133,14 +106,15 @@ async def _counted(site: Site, expectation: Expectation, span: str) -> Expectati
 
 
 def _row(expectation: Expectation, report: MissingReport | None, words: str) -> ExpectationRow:
-    counts = {each: None if report is None else getattr(report, f"{each}_count") for each in _FINDINGS}
-    return copied(
-        ExpectationRow,
-        expectation,
-        status="failed" if report is None else report.status.value,
+    counts: dict[str, Any] = {
+        each.value: None if report is None else getattr(report, f"{each}_count") for each in _FINDINGS
+    }
+    return ExpectationRow(
+        **asdict(expectation),
+        status="failed" if report is None else report.status,
         words=words,
         is_early=report is not None and report.is_early,
-        checked=None if report is None else report.checked,
+        checked=getattr(report, "checked", None),
         **counts,
     )
 
@@ -160,14 +134,12 @@ def _since(expectation: Expectation, span: str) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class ExpectationAsked:
-    """Which expectation, of which time, and which of three findings."""
-
     name: Annotated[str, Parameter("The expectation's name.")]
     finding: Annotated[
-        str,
-        Parameter("What is listed; where left out, the first of these that there is.", choices=tuple(_FINDINGS)),
+        Literal["", "missing", "late", "not_known"],
+        Parameter("What is listed; where left out, the first of these that there is."),
     ] = ""
-    span: Annotated[str, _SPAN] = "1d"
+    span: Span = "1d"
     since: Annotated[datetime | None, Parameter("Instead of a span: only messages of this time or later …")] = None
     until: Annotated[datetime | None, Parameter("… and only before this one.")] = None
     limit: Annotated[int, Parameter("Messages of a page.", least=1, most=1_000)] = 100
@@ -192,10 +164,7 @@ class UnmetRow:
 
 @dataclass(frozen=True, slots=True)
 class ExpectationAnswer:
-    """An expectation, what is known of the messages from `since` to before `until`, and those of one finding by time.
-
-    A later page is of the time from its first message on, and so are its counts.
-    """
+    """An expectation, what is known of the messages from `since` to before `until`, and a page of one finding."""
 
     expectation: ExpectationRow
     since: datetime
@@ -216,20 +185,26 @@ class ExpectationAnswer:
     narrower=_TOO_LONG,
 )
 async def expectation(site: Site, asked: ExpectationAsked) -> ExpectationAnswer:
-    """Answer one page."""
     if not asked.name:
         raise InvalidInput("name is missing: the name of the expectation")
-    after = _cursor(asked.cursor)
-    definitions = await site.keys()
-    report = await _report(site, asked, after)
-    finding = Finding(after.finding if after else asked.finding or _first(report))
-    shown = [each for each in getattr(report, finding) if after is None or (each.time, *each.id) > after[2:5]]
-    page = shown[: asked.limit]
-    cursor = None
-    if len(shown) > asked.limit:
-        same = sum(each.time == page[-1].time for each in page)
-        same += after.same if after is not None and after.time == page[-1].time else 0
-        cursor = cursor_of(finding, report.until, page[-1].time, *page[-1].id, same)
+    await site.keys()
+    given = read_cursor(asked.cursor, str, datetime, datetime, int)
+    if given is not None and (given[0] not in _FINDINGS or None in given):
+        raise InvalidInput(WRONG_CURSOR)
+    since = asked.since
+    if since is None and asked.until is None and given is None:
+        named = {each.name: each for each in await site.relations.expectations()}.get(asked.name)
+        since = None if named is None else _since(named, asked.span)
+    # All pages are of the same span, whatever time it is by then.
+    listed, since, until, shown = given or (asked.finding, since, asked.until, 0)
+    report = await site.relations.missing(asked.name, since=since, until=until, limit=shown + asked.limit + 1)
+    first = next((each for each in _FINDINGS if getattr(report, each)), Finding.MISSING)
+    finding = Finding(listed or first)
+    rows = getattr(report, finding)[shown:]
+    page = rows[: asked.limit]
+    has_more = len(rows) > asked.limit
+    cursor = cursor_of(finding, report.since, report.until, shown + asked.limit) if has_more else None
+    definition = site.definitions[report.expectation.by]
     return ExpectationAnswer(
         expectation=_row(report.expectation, report, report.words),
         since=report.since,
@@ -238,55 +213,28 @@ async def expectation(site: Site, asked: ExpectationAsked) -> ExpectationAnswer:
         without_value=report.without_value,
         unreadable=report.unreadable,
         unattended=report.unattended[:_STREAMS_LISTED],
-        results=tuple(_unmet_row(site, definitions, report.expectation, each) for each in page),
+        results=tuple(
+            UnmetRow(
+                finding=each.finding,
+                why=each.why,
+                words=_unmet_words(each),
+                key=key_value(site, definition, each.value),
+                stream=each.id.stream,
+                offset=each.id.offset,
+                time=each.time,
+                due=each.due,
+                came=each.came,
+                came_at=each.came_at,
+            )
+            for each in page
+        ),
         next=cursor,
     )
 
 
-class _Cursor(NamedTuple):
-    """Where a page ended: of what, in which span, behind which message, and how many shown ones have its time."""
-
-    finding: str
-    until: datetime
-    time: datetime
-    stream: str
-    offset: int
-    same: int
-
-
-def _cursor(text: str) -> _Cursor | None:
-    given = read_cursor(text, str, datetime, datetime, str, int, int)
-    if given is None:
-        return None
-    if given[0] not in _FINDINGS or None in given:
-        raise InvalidInput(WRONG_CURSOR)
-    return _Cursor(*given)
-
-
-async def _report(site: Site, asked: ExpectationAsked, after: _Cursor | None) -> MissingReport:
-    """What there is from the page's beginning on: what was shown of its first moment, the page, and one more."""
-    if after is not None:
-        most = after.same + asked.limit + 1
-        return await site.relations.missing(asked.name, since=after.time, until=after.until, limit=most)
-    since = asked.since
-    if since is None and asked.until is None:
-        named = {each.name: each for each in await site.relations.expectations()}.get(asked.name)
-        since = None if named is None else _since(named, asked.span)
-    return await site.relations.missing(asked.name, since=since, until=asked.until, limit=asked.limit + 1)
-
-
-def _first(report: MissingReport) -> Finding:
-    return next((each for each in _FINDINGS if getattr(report, each)), Finding.MISSING)
-
-
-def _unmet_row(site: Site, definitions: Sequence[KeyDefinition], expected: Expectation, unmet: Unmet) -> UnmetRow:
-    definition = next(each for each in definitions if each.name == expected.by)
+def _unmet_words(unmet: Unmet) -> str:
     if unmet.why is not None:
-        words = _WHY[unmet.why]
-    elif unmet.came_at is None:
-        words = "missing: none has come"
-    else:
-        words = f"late by {span_text((unmet.came_at - unmet.due).total_seconds())}"
-    stream, offset = unmet.id
-    key = key_value(site, definitions, definition, unmet.value, unmet.id)
-    return copied(UnmetRow, unmet, words=words, key=key, stream=stream, offset=offset)
+        return _WHY[unmet.why]
+    if unmet.came_at is None:
+        return "missing: none has come"
+    return f"late by {span_text((unmet.came_at - unmet.due).total_seconds())}"

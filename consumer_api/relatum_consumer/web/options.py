@@ -1,18 +1,27 @@
 """What the page is told when it starts."""
 
 import ipaddress
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import urlsplit
 
-from relatum.checks import checked_count, checked_seconds
+from relatum.checks import checked_count, checked_seconds, shown
 from relatum.errors import ConfigurationError
-from relatum_consumer.web.traces_elsewhere import check_trace_url
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """What a browser on this machine may call it; a page of elsewhere whose name was turned to 127.0.0.1 is refused."""
 
 TOKEN_MIN: Final = 16
 """Characters of a token at least: nothing keeps anybody from trying them."""
+
+TRACE_ID: Final = "{trace_id}"
+"""What stands in the URL of a trace for its id."""
+
+_URL: Final = re.compile(r"[!#$%&()*+,\-./:;=?@\[\]_~0-9A-Za-z]+")
+"""Characters of a URL: no space, no quote, and no brace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,7 @@ class WebOptions:
         if self.mask_bodies and self.show_bodies:
             raise ConfigurationError("bodies are masked (--mask-bodies) or shown (--show-bodies), not both")
         if self.trace_url is not None:
-            check_trace_url(self.trace_url)
+            _check_trace_url(self.trace_url)
         if not self.is_loopback and self.token is None:
             raise ConfigurationError(
                 f"at {self.host} anyone could read all messages: give a token (`token=`, or RELATUM_WEB_TOKEN for "
@@ -95,6 +104,19 @@ class WebOptions:
         return [*LOOPBACK_NAMES, *self.hosts] if self.is_loopback or self.hosts else ["*"]
 
 
+@contextmanager
+def of_extra(extra: str = "web") -> Iterator[None]:
+    """Says how the extra is installed, where what is imported within lacks it.
+
+    Raises:
+        ConfigurationError: it does.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigurationError(f"this needs pip install 'relatum[{extra}]': {error}") from error
+
+
 def is_loopback(host: str) -> bool:
     """Whether an address is this machine's alone."""
     if host == "localhost":
@@ -103,3 +125,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _check_trace_url(pattern: str) -> None:
+    try:
+        parts = urlsplit(pattern)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
+    except ValueError:
+        is_url = False
+    rest = pattern.replace(TRACE_ID, "")
+    if not is_url or TRACE_ID not in pattern or TRACE_ID in parts.netloc or not _URL.fullmatch(rest):
+        raise ConfigurationError(
+            f"a trace's URL is as https://jaeger.example/trace/{TRACE_ID}: http or https, and {TRACE_ID} behind the "
+            f"host; not {shown(pattern)}"
+        )

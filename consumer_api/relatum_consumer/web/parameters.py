@@ -1,4 +1,4 @@
-"""What is asked of an endpoint, as a dataclass: read from a query, and described for OpenAPI.
+"""What an endpoint is asked, as a dataclass: parsed from a query, and described for OpenAPI and for agents.
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -7,98 +7,98 @@ class Asked:
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, dataclass, fields
 from datetime import UTC, datetime
-from types import NoneType, UnionType
-from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
-from relatum_consumer.web.documents import PLAIN
 
 _Asked = TypeVar("_Asked")
 
-_YES: Final = frozenset({"1", "true", "yes", "on"})
-_NO: Final = frozenset({"", "0", "false", "no", "off"})
+PLAIN: Final[dict[Any, dict[str, Any]]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    datetime: {"type": "string", "format": "date-time"},
+}
 
-TEXT_MAX: Final = 4_096
+_BOOLEANS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("", "0", "false", "no", "off"), False
+)
+
+_TEXT_MAX: Final = 4_096
 """Characters of one value: a key's value has 1,024 bytes at most, and a stream's name 255."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What is said of a field: what it is, its bounds, and its choices."""
+    """What a field of a question is, and its bounds. Its choices are a `Literal`."""
 
     description: str
-    least: int | None = None
-    most: int | None = None
-    choices: tuple[str, ...] = ()
+    least: int = 0
+    most: int = INTEGER_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """Nothing is asked."""
+    """A question without parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A field of what is asked: its name, the type of one value, and whether it may be left out, or be several."""
+    """A field of a question: its name, the type of one value, and whether it is required, or takes several values."""
 
     name: str
     kind: type
+    choices: tuple[str, ...]
     parameter: Parameter
     is_required: bool
     is_several: bool
     default: Any
 
 
-def described(asked: type) -> Iterator[Described]:
-    """The fields of a dataclass of what is asked."""
-    hints = get_type_hints(asked, include_extras=True)
+def described(asked: type) -> list[Described]:
+    """The fields of a question."""
+    hints, found = get_type_hints(asked, include_extras=True), []
     for field in fields(asked):
         hint = hints[field.name]
-        assert get_origin(hint) is Annotated, f"{asked.__name__}.{field.name} says what it is by a Parameter"
+        assert get_origin(hint) is Annotated, f"{asked.__name__}.{field.name} has no Parameter"
         kind, parameter = get_args(hint)
-        is_several = get_origin(kind) is tuple
-        yield Described(field.name, _one(kind), parameter, _is_required(field), is_several, field.default)
-
-
-def _is_required(field: "Field[Any]") -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
-def _one(kind: Any) -> type:
-    """The type of one value: without None, and without the tuple around it."""
-    if get_origin(kind) in (Union, UnionType):
-        return next(each for each in get_args(kind) if each is not NoneType)  # type: ignore[no-any-return]
-    return get_args(kind)[0] if get_origin(kind) is tuple else kind  # type: ignore[no-any-return]
+        choices = tuple(filter(None, get_args(kind))) if get_origin(kind) is Literal else ()
+        # Without None, and without the tuple around it.
+        one = str if choices else next((each for each in get_args(kind) if each is not NoneType), kind)
+        is_required, is_several = field.default is MISSING, get_origin(kind) is tuple
+        found.append(Described(field.name, one, choices, parameter, is_required, is_several, field.default))
+    return found
 
 
 def schema_of(field: Described) -> dict[str, Any]:
-    """The schema of what may be given for a field."""
-    bounds = {"minimum": field.parameter.least, "maximum": field.parameter.most}
-    schema = PLAIN[field.kind] | {name: bound for name, bound in bounds.items() if bound is not None}
-    if field.parameter.choices:
-        schema["enum"] = list(field.parameter.choices)
+    """The JSON schema of a field."""
+    schema = dict(PLAIN[field.kind])
+    if field.kind in (int, float):
+        schema |= {"minimum": field.parameter.least, "maximum": field.parameter.most}
+    if field.choices:
+        schema["enum"] = list(field.choices)
     if field.is_several:
-        schema = {"type": "array", "items": schema}
-    elif not field.is_required and field.default not in (None, ""):
-        schema["default"] = field.default
-    return schema
+        return {"type": "array", "items": schema}
+    return schema if field.is_required or field.default in (None, "") else schema | {"default": field.default}
 
 
 def parsed(asked: type[_Asked], query: Sequence[tuple[str, str]]) -> _Asked:
-    """What is asked, of the parameters of a query. What is not known is refused.
+    """The question that a query asks.
 
     Raises:
-        InvalidInput: one is wrong, missing, or not known.
+        InvalidInput: a parameter is wrong, missing, or not known.
     """
     return asked(**values_given(described(asked), query))
 
 
 def values_given(asked: Iterable[Described], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """The values of fields that are given, by name; of those that may be several, always.
+    """The values of the fields that are given, by name; of those that take several, always.
 
     Raises:
         InvalidInput: as `parsed`.
@@ -116,7 +116,7 @@ def values_given(asked: Iterable[Described], pairs: Sequence[tuple[str, str]]) -
             values[name] = tuple(_value(field, text) for text in texts if text)
         elif len(texts) > 1:
             raise InvalidInput(f"{name} is given {len(texts)} times")
-        elif texts and (texts[0] or field.kind is str):
+        elif texts and (texts[0] or (field.kind is str and not field.choices)):
             values[name] = _value(field, texts[0])
         elif field.is_required:
             raise InvalidInput(f"{name} is missing: {field.parameter.description}")
@@ -124,45 +124,34 @@ def values_given(asked: Iterable[Described], pairs: Sequence[tuple[str, str]]) -
 
 
 def _value(field: Described, text: str) -> Any:
-    if len(text) > TEXT_MAX or "\0" in text:
-        raise InvalidInput(f"{field.name} has a NUL character, or more than {TEXT_MAX:,} characters")
-    if field.kind is bool:
-        return _boolean(field.name, text)
-    if field.kind is int:
-        return _integer(field, text)
-    if field.kind is float:
+    if len(text) > _TEXT_MAX or "\0" in text:
+        raise InvalidInput(f"{field.name} has a NUL character, or more than {_TEXT_MAX:,} characters")
+    if field.kind in (int, float):
         return _number(field, text)
     if field.kind is datetime:
         return _moment(field.name, text)
-    if field.parameter.choices and text not in field.parameter.choices:
-        raise InvalidInput(f"{field.name} is one of {', '.join(field.parameter.choices)}")
+    if field.kind is bool:
+        if text.lower() not in _BOOLEANS:
+            raise InvalidInput(f"{field.name} is 1 or 0")
+        return _BOOLEANS[text.lower()]
+    if field.choices and text not in field.choices:
+        raise InvalidInput(f"{field.name} is one of {', '.join(field.choices)}")
     return text
 
 
-def _boolean(name: str, text: str) -> bool:
-    if text.lower() in _YES:
-        return True
-    if text.lower() in _NO:
-        return False
-    raise InvalidInput(f"{name} is 1 or 0")
-
-
-def _integer(field: Described, text: str) -> int:
-    least, most = field.parameter.least, field.parameter.most
-    low, high = 0 if least is None else least, INTEGER_MAX if most is None else most
-    if not text.isascii() or not text.isdigit() or len(text) > 20 or not low <= int(text) <= high:
-        raise InvalidInput(f"{field.name} is a whole number from {low:,} to {high:,}")
-    return int(text)
-
-
 def _number(field: Described, text: str) -> float:
-    low, high = field.parameter.least or 0, INTEGER_MAX if field.parameter.most is None else field.parameter.most
+    low, high = field.parameter.least, field.parameter.most
+    number: float = math.nan
     try:
-        number = float(text)
+        if field.kind is float:
+            number = float(text)
+        elif text.isascii() and text.isdigit() and len(text) <= 20:
+            number = int(text)
     except ValueError:
-        number = math.nan
+        pass
     if not low <= number <= high:
-        raise InvalidInput(f"{field.name} is a number from {low:,} to {high:,}")
+        whole = "number" if field.kind is float else "whole number"
+        raise InvalidInput(f"{field.name} is a {whole} from {low:,} to {high:,}")
     return number
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from relatum import errors
+from relatum.membership import GROUP_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,6 @@ class Problem:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def title(self) -> str:
-        """In a few words."""
-        return "It took too long" if self.code == "took_too_long" else _TITLES.get(self.status, "It failed")
-
-    @property
     def words(self) -> str:
         """What failed, and what to do."""
         return f"{self.message.rstrip('.')}. {self.hint}"
@@ -49,19 +45,6 @@ class Refused(Exception):
         super().__init__(problem.code)
         self.problem = problem
 
-
-_TITLES: Final = {
-    400: "This cannot be asked so",
-    401: "A token is needed",
-    403: "Refused",
-    404: "Not there",
-    405: "Not so",
-    409: "The stream is not what was recorded",
-    410: "No longer there",
-    500: "A fault of the page",
-    502: "Bad data",
-    503: "No answer for now",
-}
 
 _REPEAT: Final = "Nothing is lost by it: try again in a moment."
 
@@ -84,9 +67,18 @@ _KINDS: Final[tuple[tuple[type[errors.RelatumError], int, str], ...]] = (
 )
 
 
+_DEFINE_GROUPS: Final = (
+    f"`relatum keys add {GROUP_KEY.name} "
+    + " ".join(f"--source {each}" for each in GROUP_KEY.sources)
+    + "` defines it. What lies in the streams already is found once they are back-filled."
+)
+
+
 def problem_of(error: errors.RelatumError) -> Problem:
     """What an error of a look-up is to who asked."""
     status, hint = next(((status, hint) for kind, status, hint in _KINDS if isinstance(error, kind)), (500, ""))
+    if isinstance(error, errors.KeyNotDefined) and error.key == GROUP_KEY.name:
+        hint = _DEFINE_GROUPS
     headers = {"Retry-After": "1"} if isinstance(error, errors.Transient) else {}
     return Problem(status, _snake(type(error).__name__), str(error), hint, headers)
 

@@ -9,18 +9,21 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.resources import files
 from typing import Any, Final
 
 import jinja2
+from jinja2.runtime import Context
 from markupsafe import Markup
 from starlette.responses import Response
 from starlette.types import Scope
 
+from relatum.recording import CoveragePiece, StreamStatus, coverage_bar
 from relatum.terminal import size_text
 from relatum_consumer.web.links import FOR_PROGRAMS, Links
 from relatum_consumer.web.problems import Problem
-from relatum_consumer.web.timeline import span_text
+from relatum_consumer.web.timeline import LETTERS, Drawing, span_text
 
 TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -64,12 +67,23 @@ class Rendering:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.globals |= {"links": links}
+        self._environment.globals |= {
+            "links": links,
+            "definitions": {},
+            "problem": None,
+            "page": "",
+            "known": (),
+            "servers": None,
+        }
         self._environment.filters |= {
+            "bar": _bar,
+            "commands": _commands,
             "count": lambda value: f"{value:,}",
+            "drawn": _drawn,
+            "followed": _followed,
+            "hue": _hue,
             "size": size_text,
             "span": span_text,
-            "commands": _commands,
             "utc": _utc,
             "visible": _isolated,
             "visible_only": visible,
@@ -79,9 +93,7 @@ class Rendering:
         self, template: str, values: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> Response:
         """An answer of HTML."""
-        text = self._environment.get_template(template).render(
-            {"problem": None, "page": "", "known": (), "servers": None, **values}
-        )
+        text = self._environment.get_template(template).render(values)
         return Response(text, status, dict(headers or {}), "text/html; charset=utf-8")
 
     def problem(self, problem: Problem, scope: Scope) -> Response:
@@ -95,6 +107,44 @@ class Rendering:
         """An answer of JSON."""
         text = json.dumps(value, ensure_ascii=False)
         return Response(text.encode("utf-8", "replace"), status, dict(headers or {}), "application/json")
+
+
+# --- filters ----------------------------------------------------------------------------------------------
+
+
+@jinja2.pass_context
+def _hue(context: Context, key: str) -> int:
+    """A key's colour, and the place of its letter: other keys that come or go change nothing of it."""
+    definition = context["definitions"].get(key)
+    return 0 if definition is None else (definition.key_id - 1) % len(LETTERS)
+
+
+@jinja2.pass_context
+def _drawn(context: Context, answer: Any) -> Drawing:
+    """A conversation as it is drawn."""
+    return Drawing(answer, partial(_hue, context))
+
+
+@jinja2.pass_context
+def _followed(context: Context, each: Any, place: Any = None) -> str:
+    """The search for a key's value: by the value, or, where that is secret or has several parts, by a message of it."""
+    links: Links = context["links"]
+    definition = context["definitions"].get(each.key)
+    if definition is None:
+        return ""
+    if not each.is_masked and not definition.is_composite:
+        return links.search(key=each.key, value=each.value)
+    if place is None:
+        return ""
+    return links.search(key=each.key, of_stream=place.stream, of_offset=place.offset, of_value=each.of_value or None)
+
+
+def _bar(found: StreamStatus, key: str = "") -> tuple[CoveragePiece, ...]:
+    """The coverage of a stream by all keys, or by one; nothing while its ends are not known."""
+    if found.first is None or found.last is None:
+        return ()
+    covered = {key: found.covered[key]} if key else found.covered
+    return coverage_bar((found.first, found.last + 1), covered, found.holes)
 
 
 def visible(text: str) -> str:

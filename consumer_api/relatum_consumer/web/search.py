@@ -1,21 +1,21 @@
 """Search: the messages that carry a key's value, or share that of another message; page by page, by time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from relatum.errors import InvalidInput
-from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum_consumer import Answer, Status
+from relatum_consumer.lookups import TimeSpan
 from relatum_consumer.web.cursors import cursor_of, read_cursor
-from relatum_consumer.web.documents import FOR_PAGES, copied
 from relatum_consumer.web.endpoint import Known, endpoint
 from relatum_consumer.web.live import latest
 from relatum_consumer.web.messages import (
     HoldsOver,
     MessageRow,
+    given_value,
     held_over,
     message_row,
     sought_text,
@@ -24,27 +24,22 @@ from relatum_consumer.web.messages import (
 from relatum_consumer.web.parameters import Nothing, Parameter
 from relatum_consumer.web.site import Site
 
-PAGE_MESSAGES: Final = 25
-"""Messages of a page, if no other number is asked for: each may have to be read at a place of its own."""
-
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class SearchAsked:
-    """What is searched for: a key's value, given, or that of a message."""
-
     key: Annotated[str, Parameter("The key's name.")] = ""
     value: Annotated[tuple[str, ...], Parameter("Its value; of a composite key, its values in order.")] = ()
     of_stream: Annotated[str, Parameter("Instead of a value: the stream of a message that has it …")] = ""
     of_offset: Annotated[int | None, Parameter("… and its offset. The message itself is left out.")] = None
-    of_value: Annotated[int, Parameter("Which of its values, where it has several of the key.", least=0)] = 0
+    of_value: Annotated[int, Parameter("Which of its values, where it has several of the key.")] = 0
     stream: Annotated[tuple[str, ...], Parameter("Streams and super streams to look in; all where left out.")] = ()
     since: Annotated[datetime | None, Parameter("Only of this moment or later; UTC where no zone is given.")] = None
     until: Annotated[datetime | None, Parameter("Only before this moment.")] = None
-    order: Annotated[str, Parameter("Which come first.", choices=("oldest", "newest"))] = "oldest"
+    order: Annotated[Literal["oldest", "newest"], Parameter("Which come first.")] = "oldest"
     complete: Annotated[bool, Parameter("Also read what is not recorded yet.")] = False
-    limit: Annotated[int, Parameter("Messages of a page.", least=1, most=1_000)] = PAGE_MESSAGES
+    limit: Annotated[int, Parameter("Messages of a page.", least=1, most=1_000)] = 25
     cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
 
 
@@ -64,7 +59,6 @@ class SearchAnswer(HoldsOver):
     value: str
     results: tuple[MessageRow, ...]
     next: str | None
-    complete_href: str | None = field(metadata=FOR_PAGES)
 
 
 class _Cursor(NamedTuple):
@@ -78,45 +72,43 @@ class _Cursor(NamedTuple):
 
 
 async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
-    """Answer one page."""
-    if not asked.key:
-        raise InvalidInput("key is missing: the name of the key to search by")
-    definitions = await site.keys()
-    value, beside = await _value_sought(site, asked, definitions)
-    after = read_cursor(asked.cursor, str, int, datetime, int, int)
-    cursor = None if after is None else _Cursor(*after)
+    value, beside = await _value_sought(site, asked)
+    given = read_cursor(asked.cursor, str, int, datetime, int, int)
+    cursor = None if given is None else _Cursor(*given)
     answer = await _page(site, asked, value, cursor, beside)
-    found = _after(answer.messages, cursor, asked.order)
-    found = [message for message in found if beside is None or message.id != beside.id]
+    found = [each for each in answer.messages if beside is None or each.id != beside.id]
+    if cursor is not None:
+        last = _rank(cursor)
+        found = [each for each in found if (_rank(each) < last if asked.order == "newest" else _rank(each) > last)]
     if beside is not None and answer and not (found or cursor or asked.since or asked.until):
-        # That it was found itself proves nothing of others.
-        answer = await _of_others(site, asked, answer, beside)
+        # That it was found itself proves nothing of others. One that has several values may share another of them.
+        others = await site.relations.related(
+            beside, asked.stream or None, by=asked.key, limit=1, complete=asked.complete
+        )
+        answer = answer if others else others
     page = found[: asked.limit]
-    following = await _next(site, asked, value, page, cursor, has_more=len(found) > asked.limit)
-    parts = [str(part) for part in (value if isinstance(value, tuple) else (value,))]
+    has_more = len(found) > len(page) or await _has_untimed(site, asked, value, page, cursor)
     return SearchAnswer(
         status=answer.status,
         words=_words(answer, page, beside),
         advice=_advice(answer, asked),
         key=asked.key,
-        value=sought_text(site, definitions, asked.key, parts),
-        results=tuple(message_row(site, definitions, message) for message in page),
-        next=following,
-        complete_href=_href(site, replace(asked, complete=True, cursor="")) if _may_help(answer, asked) else None,
+        value=sought_text(site, asked.key, value if isinstance(value, tuple) else (value,)),
+        results=tuple(message_row(site, message) for message in page),
+        next=_next(page, cursor) if page and has_more else None,
         **held_over(answer),
     )
 
 
-async def _value_sought(
-    site: Site, asked: SearchAsked, definitions: Sequence[KeyDefinition]
-) -> tuple[Any, Message | None]:
+async def _value_sought(site: Site, asked: SearchAsked) -> tuple[Any, Message | None]:
     """The value that is searched for, and the message that it is of."""
+    await site.keys()
+    if not asked.key:
+        raise InvalidInput("key is missing: the name of the key to search by")
     if not asked.of_stream or asked.of_offset is None:
-        if not asked.value:
-            raise InvalidInput("value is missing: the value to search for")
-        return (asked.value[0] if len(asked.value) == 1 else asked.value), None
+        return given_value(asked.value), None
     message = await site.relations.read(asked.of_stream, asked.of_offset)
-    definition = next((each for each in definitions if each.name == asked.key), None)
+    definition = site.definitions.get(asked.key)
     values = [] if definition is None else values_of(definition, message)
     if asked.of_value >= len(values):
         raise InvalidInput(f"the message {message.id} has no such value of the key {asked.key!r}")
@@ -125,8 +117,7 @@ async def _value_sought(
 
 async def _page(site: Site, asked: SearchAsked, value: Any, cursor: _Cursor | None, beside: Message | None) -> Answer:
     """What is found from the page's beginning on: what was shown of its first moment, the page, and one more."""
-    since, until = asked.since, asked.until
-    already = 0
+    since, until, already = asked.since, asked.until, 0
     if cursor is not None:
         already = cursor.shown if cursor.time is None else cursor.same
         if cursor.time is not None and asked.order == "oldest":
@@ -140,16 +131,9 @@ async def _page(site: Site, asked: SearchAsked, value: Any, cursor: _Cursor | No
         since=since,
         until=until,
         limit=already + asked.limit + 1 + (beside is not None),
-        order="newest" if asked.order == "newest" else "oldest",
+        order=asked.order,
         complete=asked.complete,
     )
-
-
-async def _of_others(site: Site, asked: SearchAsked, answer: Answer, beside: Message) -> Answer:
-    """What is known of other messages, where none was found."""
-    others = await site.relations.related(beside, asked.stream or None, by=asked.key, limit=1, complete=asked.complete)
-    # One that has several values of the key may share another of them.
-    return answer if others else others
 
 
 def _rank(place: Message | _Cursor) -> tuple[bool, datetime, str, int]:
@@ -157,44 +141,24 @@ def _rank(place: Message | _Cursor) -> tuple[bool, datetime, str, int]:
     return (place.time is None, place.time or datetime.max.replace(tzinfo=UTC), place.stream, place.offset)
 
 
-def _after(messages: Sequence[Message], cursor: _Cursor | None, order: str) -> list[Message]:
-    """Those that no page before has shown."""
-    if cursor is None:
-        return list(messages)
-    last = _rank(cursor)
-    return [each for each in messages if (_rank(each) < last if order == "newest" else _rank(each) > last)]
-
-
-async def _next(
-    site: Site, asked: SearchAsked, value: Any, page: Sequence[Message], cursor: _Cursor | None, *, has_more: bool
-) -> str | None:
-    """Where the page after this one begins; None where there is none."""
-    if not page:
-        return None
+def _next(page: Sequence[Message], cursor: _Cursor | None) -> str:
+    """Where the page after this one begins."""
     last, shown = page[-1], len(page) + (cursor.shown if cursor else 0)
-    if not has_more and not await _has_untimed(site, asked, value, last, cursor):
-        return None
     same = sum(message.time == last.time for message in page)
     if cursor is not None and cursor.time == last.time:
         same += cursor.same
     return cursor_of(last.stream, last.offset, last.time, same, shown)
 
 
-async def _has_untimed(site: Site, asked: SearchAsked, value: Any, last: Message, cursor: _Cursor | None) -> bool:
+async def _has_untimed(
+    site: Site, asked: SearchAsked, value: Any, page: Sequence[Message], cursor: _Cursor | None
+) -> bool:
     """Whether messages of unknown time come after the last that has one: pages go on by time, which leaves them out."""
     is_by_time = cursor is not None and cursor.time is not None and asked.order == "oldest"
-    if not is_by_time or last.time is None or asked.since or asked.until:
+    if not is_by_time or not page or page[-1].time is None or asked.since or asked.until:
         return False
     newest = await site.relations.find(asked.key, value, streams=asked.stream or None, limit=1, order="newest")
     return bool(newest) and newest[0].time is None
-
-
-def _may_help(answer: Answer, asked: SearchAsked) -> bool:
-    return answer.status in ("not_recorded_yet", "unproven") and not asked.complete
-
-
-def _href(site: Site, asked: SearchAsked) -> str:
-    return site.links.asked("/", asked)
 
 
 def _words(answer: Answer, page: Sequence[Message], beside: Message | None) -> str:
@@ -208,25 +172,12 @@ def _words(answer: Answer, page: Sequence[Message], beside: Message | None) -> s
 def _advice(answer: Answer, asked: SearchAsked) -> str:
     if answer.explanation and not (answer.lacking or answer.new_keys):
         return answer.explanation
-    if _may_help(answer, asked):
+    if answer.status in ("not_recorded_yet", "unproven") and not asked.complete:
         return "It may be in what is not recorded yet, which can be read from the streams."
     return "" if answer.lacking else answer.explanation
 
 
 # --- when they were ---------------------------------------------------------------------------------------
-
-_SPANS: Final = 60
-
-
-@dataclass(frozen=True, slots=True)
-class TimesSpan:
-    """Messages from a moment to before another; `number` is its place among all spans."""
-
-    number: int
-    since: datetime
-    until: datetime
-    count: int
-    href: str = field(metadata=FOR_PAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +188,7 @@ class TimesAnswer:
     at least. Messages without a time are left out.
     """
 
-    spans: tuple[TimesSpan, ...]
+    spans: tuple[TimeSpan, ...]
     spans_count: int
     most: int
     count: int
@@ -247,29 +198,18 @@ class TimesAnswer:
 @endpoint("/search/times", "How many messages a search would find, by spans of time; it takes what a search takes.")
 async def times(site: Site, asked: SearchAsked) -> TimesAnswer:
     """Count them by spans of time, each a narrower search."""
-    if not asked.key:
-        raise InvalidInput("key is missing: the name of the key to search by")
-    value, _ = await _value_sought(site, asked, await site.keys())
+    value, _ = await _value_sought(site, asked)
     found = await site.relations.times(
         asked.key,
         value,
         streams=asked.stream or None,
         since=asked.since,
         until=asked.until,
-        spans=_SPANS,
-        order="newest" if asked.order == "newest" else "oldest",
+        order=asked.order,
     )
-    spans = tuple(
-        copied(TimesSpan, each, href=_href(site, replace(asked, since=each.since, until=each.until, cursor="")))
-        for each in found.spans
-    )
-    return TimesAnswer(
-        spans=spans,
-        spans_count=spans[-1].number + 1 if spans else 0,
-        most=max((each.count for each in spans), default=0),
-        count=found.count,
-        is_whole=found.is_whole,
-    )
+    spans = found.spans
+    most = max((each.count for each in spans), default=0)
+    return TimesAnswer(spans, spans[-1].number + 1 if spans else 0, most, found.count, found.is_whole)
 
 
 async def _known(site: Site, asked: SearchAsked) -> tuple[Known, ...]:
@@ -298,16 +238,12 @@ endpoint(
 
 # --- values of a key --------------------------------------------------------------------------------------
 
-_OFFERED: Final = 10
-
 
 @dataclass(frozen=True, slots=True)
 class ValuesAsked:
-    """What was typed of a key's value."""
-
     key: Annotated[str, Parameter("The key's name.")] = ""
     prefix: Annotated[str, Parameter("What its values begin with, as they are stored; all where left out.")] = ""
-    limit: Annotated[int, Parameter("Values at most.", least=1, most=100)] = _OFFERED
+    limit: Annotated[int, Parameter("Values at most.", least=1, most=100)] = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,10 +256,10 @@ class ValuesAnswer:
 
 @endpoint("/values", "Values of a key that begin with a prefix.")
 async def values(site: Site, asked: ValuesAsked) -> ValuesAnswer:
-    """List them, unless they are masked, or of several parts."""
     if not asked.key:
         raise InvalidInput("key is missing: the name of the key")
-    definition = next((each for each in await site.keys() if each.name == asked.key), None)
+    await site.keys()
+    definition = site.definitions.get(asked.key)
     if definition is not None and site.masking.is_masked(definition):
         return ValuesAnswer((), "values of a masked key are not listed")
     if definition is not None and definition.is_composite:

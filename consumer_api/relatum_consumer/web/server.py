@@ -3,6 +3,7 @@
 import socket
 import sys
 import threading
+import time
 from types import TracebackType
 from typing import Final, Self
 
@@ -12,11 +13,14 @@ from relatum.errors import ServerStartFailed
 from relatum_consumer.web.application import make_application
 from relatum_consumer.web.options import WebOptions
 
-CONNECTIONS_MAX: Final = 500
+_CONNECTIONS_MAX: Final = 500
 """Connections at once."""
 
 _START_S: Final = 60.0
 """Seconds it may take until it answers."""
+
+_LOOK_S: Final = 0.02
+"""Seconds between two looks at whether it answers."""
 
 _HEADER_BYTES_MAX: Final = 32 << 10
 """Bytes of a request's line and headers: a search for a value, and a long list of streams."""
@@ -63,29 +67,19 @@ class WebServer:
                 proxy_headers=False,
                 server_header=False,
                 date_header=True,
-                limit_concurrency=CONNECTIONS_MAX,
+                limit_concurrency=_CONNECTIONS_MAX,
                 h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=max(1, round(options.drain_s)),
             )
         )
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="relatum-web", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name="relatum-web", daemon=True
+        )
         self._thread.start()
-        self._await_start()
-
-    def _serve(self) -> None:
-        try:
-            self._server.run(sockets=[self._socket])
-        finally:
-            self._ended.set()
-
-    def _await_start(self) -> None:
-        waited = threading.Event()
-        for _ in range(round(_START_S / _LOOK_S)):
-            if self._server.started or self._ended.is_set():
-                break
-            waited.wait(_LOOK_S)
+        ends = time.monotonic() + _START_S
+        while not self._server.started and self._thread.is_alive() and time.monotonic() < ends:
+            time.sleep(_LOOK_S)
         if not self._server.started:
             self.close()
             raise ServerStartFailed("the page did not start: the log says why")
@@ -93,7 +87,7 @@ class WebServer:
     @property
     def is_running(self) -> bool:
         """Whether it still serves."""
-        return not self._ended.is_set()
+        return self._thread.is_alive()
 
     def close(self) -> None:
         """Take no more requests, let those under way end for `drain_s`, and close all connections."""
@@ -108,6 +102,3 @@ class WebServer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-_LOOK_S: Final = 0.02

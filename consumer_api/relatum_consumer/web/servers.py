@@ -3,14 +3,13 @@
 Both are asked on separate connections, so that a busy page is not taken for a server that is away.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
-
-import anyio
 
 from relatum.errors import RelatumError
 from relatum.reading import AsyncStreamReader, BrokerAddress
@@ -65,7 +64,7 @@ class Servers:
         self._database = Database(database, connections_max=1)
         self._threads = Threads(1, "relatum-servers")
         self._reader: AsyncStreamReader | None = None
-        self._lock = anyio.Lock()
+        self._lock = asyncio.Lock()
         self.broker = Server("RabbitMQ", "", _place_of(address))
         self.database = Server("PostgreSQL", "", self._database.address.name)
 
@@ -76,15 +75,18 @@ class Servers:
 
     async def ask(self) -> None:
         """Ask both now; `ANSWER_S` at most."""
-        async with self._lock, anyio.create_task_group() as group:
-            group.start_soon(self._ask_broker)
-            group.start_soon(self._ask_database)
+        async with self._lock:
+            asked = in_thread(self._threads, self._database.rows, KEYS_IN_FORCE, {})
+            broker, database = await asyncio.gather(_error_of(self._reach_broker()), _error_of(asked))
+            called = self.broker.called if self._reader is None else self._reader.cluster_name or ""
+            self.broker = _found(replace(self.broker, called=called), broker)
+            self.database = _found(self.database, database)
 
     async def watch(self) -> None:
         """Ask both again and again."""
         while True:
             await self.ask()
-            await anyio.sleep(AGAIN_S if self.away else EVERY_S)
+            await asyncio.sleep(AGAIN_S if self.away else EVERY_S)
 
     async def close(self) -> None:
         """Close both connections."""
@@ -93,19 +95,10 @@ class Servers:
         self._threads.shutdown()
         self._database.close()
 
-    async def _ask_broker(self) -> None:
-        error = await _error_of(self._reach_broker())
-        called = self.broker.called if self._reader is None else self._reader.cluster_name or ""
-        self.broker = _found(replace(self.broker, called=called), error)
-
     async def _reach_broker(self) -> None:
         if self._reader is None:
             self._reader = await AsyncStreamReader.open(self._address, timeout_s=ANSWER_S, connections_max=2)
         await self._reader.missing([_ANY_STREAM])
-
-    async def _ask_database(self) -> None:
-        asked = in_thread(self._threads, self._database.rows, KEYS_IN_FORCE, {})
-        self.database = _found(self.database, await _error_of(asked))
 
 
 async def _error_of(asked: Awaitable[object]) -> str:

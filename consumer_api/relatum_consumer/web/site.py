@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -66,7 +66,7 @@ SIZES_KEPT_S: Final = 30.0
 _THREADS: Final = 3
 """Questions asked by blocking calls at the same time: each has a session and a connection of its own."""
 
-_KEPT_MAX: Final = 256
+KEPT_MAX: Final = 256
 
 _Value = TypeVar("_Value")
 
@@ -144,11 +144,15 @@ class Site:
         self.masking.take(definitions)
         return definitions
 
-    async def keys_last_known(self) -> tuple[KeyDefinition, ...]:
-        """As `keys`; while the database is away, what it said last. Without any, nobody knows what is to be masked."""
-        if self.servers.database.error and self.masking.definitions is not None:
-            return self.masking.definitions
-        return await self.keys()
+    @property
+    def definitions(self) -> Mapping[str, KeyDefinition]:
+        """The keys by name, as `keys` read them last."""
+        return self.masking.definitions
+
+    async def keys_last_known(self) -> None:
+        """As `keys`; while the database is away, it keeps to what it said last, where that is known."""
+        if not (self.servers.database.error and self.masking.is_known):
+            await self.keys()
 
     def _secret(self) -> bytes:
         with translated_errors(), self.engine.connect() as connection:
@@ -202,7 +206,7 @@ class Site:
 
     async def lately(self, about: Any, kept_s: float, ask: Callable[[], Awaitable[_Value]]) -> _Value:
         """What was found out lately, or is found out now, by one for all who ask; a failure is not kept."""
-        if len(self._kept) > _KEPT_MAX:
+        if len(self._kept) > KEPT_MAX:
             now = time.monotonic()
             self._kept = {each: kept for each, kept in self._kept.items() if kept.until > now or kept.lock.locked()}
         kept = self._kept.setdefault(about, _Kept())

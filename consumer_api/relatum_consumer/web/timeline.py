@@ -5,11 +5,11 @@ scrolled where the window is narrower, so that each message has room to be seen 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
-from typing import Final
+from itertools import groupby, pairwise
+from typing import Any, Final
 
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
@@ -258,3 +258,74 @@ def branches(count: int, edges: Sequence[tuple[int, int]]) -> tuple[Branch, ...]
             found[number] = Branch(number, depth, cause, others)
             stack += [(each, depth + 1, number) for each in sorted(effects[number], reverse=True)]
     return tuple(found.values())
+
+
+# --- a conversation ---------------------------------------------------------------------------------------
+
+LETTERS: Final = "ABCDEFGH"
+"""Of keys, one for each colour, since colour alone tells nobody anything."""
+
+_BESIDE: Final = (3, -3, 5, -5)
+"""Points that the lines of a key are beside the middle of a message, whose half is 6."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a line between two messages looks like; `label` stands in its middle."""
+
+    hue: int
+    label: str
+    is_arrow: bool
+
+
+class Drawing:
+    """A conversation as a page draws it.
+
+    Args:
+        answer: Its messages, edges and shared values (a `TraceAnswer`).
+        hue_of: The colour of a key, by its name.
+
+    Attributes:
+        picture: Where messages and lines are.
+        tree: Each message once, what came from it behind and below it.
+        links: What the lines of the picture look like.
+        runs: The lines in runs of those that look the same, each with its look; arrows last, on top.
+        legend: The keys of the lines, each once, and whether it has a direction.
+        names: A name for each shared value: its key's letter and a number.
+        labels: Of each message the keys and names of the values that it shares with others.
+        between: The first edge from one message to another.
+    """
+
+    def __init__(self, answer: Any, hue_of: Callable[[str], int]) -> None:
+        edges = [each for each in answer.edges if each.cause is not None]
+        self.tree = branches(len(answer.messages), [(each.cause, each.effect) for each in edges])
+        self.between = {(each.cause, each.effect): each for each in reversed(edges)}
+        self.legend = {each.key.key: False for each in answer.shared} | {each.key.key: True for each in answer.edges}
+        self.links: list[Link] = []
+        ends: list[tuple[int, int, int]] = []
+        for edge in edges:
+            hue = hue_of(edge.key.key)
+            label = "" if any(each.hue == hue for each in self.links) else LETTERS[hue]
+            self.links.append(Link(hue, label, is_arrow=True))
+            ends.append((edge.cause, edge.effect, 0))
+        self.names: list[str] = []
+        self.labels: dict[int, list[tuple[str, str]]] = {}
+        counts: Counter[int] = Counter()
+        shifts: dict[int, int] = {}
+        for each in answer.shared:
+            hue = hue_of(each.key.key)
+            counts[hue] += 1
+            name = f"{LETTERS[hue]}{counts[hue]}"
+            self.names.append(name)
+            for number in each.messages:
+                self.labels.setdefault(number, []).append((each.key.key, name))
+            beside = shifts.setdefault(hue, _BESIDE[len(shifts) % len(_BESIDE)])
+            for n, (one, other) in enumerate(pairwise(each.messages)):
+                self.links.append(Link(hue, "" if n else name, is_arrow=False))
+                ends.append((one, other, beside))
+        self.picture = timeline(
+            [each.stream for each in answer.messages], [each.time for each in answer.messages], ends
+        )
+        lines = self.picture.lines if self.picture else ()
+        looks = groupby(lines, lambda line: (self.links[line.link].hue, self.links[line.link].is_arrow))
+        self.runs = [(look, list(run)) for look, run in looks][::-1]
