@@ -36,7 +36,7 @@ Known = tuple[str, str | None]
 Handler = Callable[[Request], Awaitable[Response]]
 
 _FAULT: Final = Problem(
-    500, "unexpected", "the page met what nobody foresaw", "Its log has the traceback: please tell who runs it."
+    500, "unexpected", "the page failed unexpectedly", "Its log has the traceback: please tell whoever runs it."
 )
 
 PATIENCE_S: Final = 3.0

@@ -227,7 +227,7 @@ async def _words(site: Site, error: Exception) -> str:
     """An error, and what to do next."""
     problem = problem_met(error)
     if problem.status == 500 and not isinstance(error, errors.RelatumError):
-        return "unexpected: Relatum met what nobody foresaw. The server's log has it: tell the person you work for."
+        return "unexpected: Relatum failed. The server's log has the traceback: tell the person you work for."
     hint = next((hint for kind, hint in _HINTS if isinstance(error, kind)), problem.hint)
     with suppress(errors.RelatumError):
         if isinstance(error, errors.KeyNotDefined):

@@ -57,7 +57,7 @@ _KINDS: Final[tuple[tuple[type[errors.RelatumError], int, str], ...]] = (
     (errors.OffsetExpired, 410, "Retention has dropped it; later ones are still there."),
     (errors.StreamNotFound, 404, "Look for its name in the list of streams."),
     (errors.OffsetNotFound, 404, "Offsets have gaps. Go to the stream, and on from its first or last message."),
-    (errors.KeyNotDefined, 404, "Choose one of the keys that are defined; they are listed below the streams."),
+    (errors.KeyNotDefined, 404, "The keys that are defined are listed on the page of streams."),
     (errors.NotFound, 404, "Look for its name where all of them are listed."),
     (errors.AccessRefused, 403, "The user whom the page asks as may not read this; who set it up can allow it."),
     (errors.StreamReplaced, 409, "Let a recorder run on it: relatum record STREAM."),
