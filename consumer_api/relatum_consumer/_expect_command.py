@@ -1,6 +1,5 @@
 """`relatum expect`: what is to follow messages, as the database has it."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -56,7 +55,7 @@ def add(
     wanted = Expectation(name, of=of, by=by, follows=follows, within_s=within, grace_s=parse_span(grace))
     add_expectations(servers.database_url, wanted, vhost=_vhost(servers, vhost))
     if as_json:
-        print_json(asdict(wanted))
+        print_json(wanted)
     else:
         console.print(f"{name}: {wanted.meaning}")
 
@@ -67,7 +66,7 @@ def list_expectations(vhost: VhostOption = None, *, servers: ServerOptions, as_j
     """List the expectations of a virtual host. `--json` prints one document, the list."""
     found = defined_expectations(servers.database_url, vhost=_vhost(servers, vhost))
     if as_json:
-        print_json([asdict(each) for each in found])
+        print_json(found)
         return
     if not found:
         console.print("Nothing is expected. `relatum expect add NAME` says what is.")

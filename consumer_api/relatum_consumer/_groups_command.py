@@ -1,6 +1,6 @@
 """`relatum groups`: groups that are not complete, one group, or a consumer that shares groups."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
@@ -8,7 +8,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from relatum import MessageId
 from relatum.membership import GroupPosition, membership
 from relatum.reading import Message
 from relatum.terminal import (
@@ -109,9 +108,8 @@ def _print_list(found: Sequence[GroupReport], as_json: bool) -> None:
 
 def _print_page(page: GroupPage, as_json: bool) -> None:
     if as_json:
-        unrecorded = [asdict(each) for each in page.unrecorded]
         groups = [_report_document(each) for each in page.groups]
-        print_json({"groups": groups, "next": page.next, "unrecorded": unrecorded})
+        print_json({"groups": groups, "next": page.next, "unrecorded": page.unrecorded})
         return
     if page.groups:
         _print_table(page.groups)
@@ -145,7 +143,7 @@ def _report_document(report: GroupReport) -> dict[str, Any]:
         **_position_document(report.position),
         "first_seen": report.first_seen,
         "last_seen": report.last_seen,
-        "places": _places(report.places),
+        "places": report.places,
     }
 
 
@@ -154,12 +152,7 @@ def _position_document(position: GroupPosition) -> dict[str, Any]:
         **asdict(position),
         "next_sequence": position.next_sequence,
         "is_complete": position.is_complete,
-        "anomalies": [str(each) for each in position.anomalies],
     }
-
-
-def _places(places: Iterable[MessageId]) -> list[dict[str, Any]]:
-    return [place._asdict() for place in places]
 
 
 # --- one group --------------------------------------------------------------------------------------------
@@ -173,7 +166,7 @@ def _print_group(group: Group, as_json: bool) -> None:
                 **_position_document(position),
                 "messages": [_message_document(message) for message in group],
                 "duplicates": [_message_document(message) for message in group.duplicates],
-                "expired": _places(group.expired),
+                "expired": group.expired,
             }
         )
     else:
@@ -230,7 +223,7 @@ def _code_of(group: Group, position: GroupPosition) -> ExitCode:
 
 def _print_consumer(status: GroupConsumerStatus, as_json: bool) -> None:
     if as_json:
-        print_json(asdict(status))
+        print_json(status)
     else:
         print_facts(status.consumer, _facts(status))
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.table import Table
@@ -87,7 +86,7 @@ def missing(
         names = [each.name for each in relations.expectations()] if name is None else [name]
         reports = [relations.missing(each, since=since, until=until, limit=limit) for each in names]
     if as_json:
-        print_json([_report_document(report) for report in reports])
+        print_json(reports)
     else:
         _print(reports)
     code = max((_CODES[report.status] for report in reports), key=list(_CODES.values()).index, default=ExitCode.OK)
@@ -99,7 +98,7 @@ def _follow(relations: "Relations", name: str, since: datetime | None, as_json: 
     with closing(relations.watch_missing(name, since=since)) as found:
         for unmet in found:
             if as_json:
-                print_json(_document(unmet), one_line=True)
+                print_json(unmet, one_line=True)
             else:
                 console.print(plain_text(" ".join(_cells(unmet))))
 
@@ -141,17 +140,3 @@ def _lines(report: "MissingReport") -> Iterable[str]:
         yield f"{report.unreadable:,} batches cannot be unpacked"
     if report.unattended:
         yield f"nobody records {', '.join(report.unattended)}: relatum record {' '.join(report.unattended)}"
-
-
-# --- as programs do ---------------------------------------------------------------------------------------
-
-
-def _document(unmet: "Unmet") -> dict[str, Any]:
-    came = None if unmet.came is None else unmet.came._asdict()
-    return asdict(unmet) | {"id": unmet.id._asdict(), "came": came}
-
-
-def _report_document(report: "MissingReport") -> dict[str, Any]:
-    lists = {name: [_document(each) for each in getattr(report, name)] for name in ("late", "missing", "not_known")}
-    new_keys = [each._asdict() for each in report.new_keys]
-    return asdict(report) | lists | {"new_keys": new_keys}

@@ -1,6 +1,5 @@
 """`relatum suggest`: which headers, properties and members of bodies would make keys."""
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -68,7 +67,7 @@ def _document(each: Suggestion) -> dict[str, Any]:
     return {
         "name": each.definition.name,
         "source": each.definition.sources,
-        "found": [asdict(one) for one in each.found],
+        "found": each.found,
         "overlap": round(each.overlap, 3),
         "is_unique": each.is_unique,
         "bytes_per_message": round(each.bytes_per_message, 1),

@@ -12,7 +12,7 @@ import pytest
 
 from relatum.errors import InvalidInput
 from relatum.store.catalog import add_keys
-from relatum_consumer.web._endpoint import BESIDE_S, Endpoint, answered
+from relatum_consumer.web.endpoint import BESIDE_S, Endpoint, answered
 from tests.support import wait_until
 from tests.support.groups import group_id
 from tests.support.place import Place
@@ -510,7 +510,7 @@ def examples(world: World) -> dict[str, list[str]]:
 
 def test_its_sessions_write_nothing(world: World) -> None:
     """Whatever the role may do: the session is read-only."""
-    from relatum_consumer.web._site import read_only
+    from relatum_consumer.web.site import read_only
 
     with psycopg.connect(read_only(world.options["database"], 12.3)) as connection:
         assert connection.execute("SHOW default_transaction_read_only").fetchone() == ("on",)

@@ -11,7 +11,7 @@ from relatum import SerialConsumer, SerializationContexts
 from relatum.collecting import _collector_status as listing
 from relatum.membership import GROUP_KEY
 from relatum.store.catalog import add_keys
-from relatum_consumer.web._api import _groups, _missing
+from relatum_consumer.web import groups, missing
 from tests.acceptance._command import Relatum
 from tests.support.groups import group_id, of_group, whole_group
 from tests.support.place import Place
@@ -54,7 +54,7 @@ def test_what_is_not_recorded_by_the_key_of_groups_is_named_and_not_read(
     place: Place, own: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key that was defined after the streams were recorded: the page says so, and how to have the rest."""
-    monkeypatch.setattr(_groups, "UNRECORDED_READ", 10)
+    monkeypatch.setattr(groups, "UNRECORDED_READ", 10)
     place.put(*whole_group(1, 20), of_group(2, 1))
     place.record(keys=["order_id"])
     add_keys(place.engine, [GROUP_KEY])
@@ -311,7 +311,7 @@ def test_a_composite_value_is_followed_by_its_message(page: Asking, world: World
 
 def test_counts_that_take_too_long_are_said_to_be_none(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The list is there all the same, with what to do."""
-    monkeypatch.setattr(_missing, "COUNTED_S", 0.000_001)
+    monkeypatch.setattr(missing, "COUNTED_S", 0.000_001)
     with asking(world.page()) as page:
         rows = page.get("/api/missing?span=all").json()["expectations"]
         assert {(row["status"], row["missing"]) for row in rows} <= {("failed", None)}

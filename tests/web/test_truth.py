@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import anyio
 import pytest
 
-from relatum_consumer.web._links import Links
-from relatum_consumer.web._site import _KEPT_MAX, Site
+from relatum_consumer.web.links import Links
+from relatum_consumer.web.site import KEPT_MAX, Site
 from tests.support import wait_until
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, silent_database
@@ -175,7 +175,7 @@ def test_what_is_kept_is_asked_once_whatever_else_is_kept(world: World) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(site.lately, "slow", 1.0, ask)
             await anyio.sleep(0.01)
-            for number in range(_KEPT_MAX + 1):
+            for number in range(KEPT_MAX + 1):
                 # Kept for no time: dropped as soon as there are too many.
                 await site.lately(number, 0.0, other)
             await site.lately("slow", 1.0, ask)

@@ -1,34 +1,24 @@
-"""`relatum web` and `relatum mcp`. What they need of the extras `web` and `mcp` is imported when they run."""
+"""`relatum web` and `relatum mcp`, and the page beside other commands.
+
+What they need of the extras `web` and `mcp` is imported when they run.
+"""
 
 import os
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from relatum.terminal import ServerOptions, option, spread
-from relatum_consumer.web._serving import of_extra, serve
+from relatum.errors import ServerStartFailed
+from relatum.terminal import ServerOptions, option, spread, stop_signals
+from relatum_consumer.web.options import WebOptions, is_loopback, of_extra
 
+if TYPE_CHECKING:
+    from relatum_consumer.web.server import WebServer
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """What a command line says of who may look."""
-
-    host_name: Annotated[list[str] | None, option("A name by which it is called, besides localhost; repeatable.")] = (
-        None
-    )
-    https: Annotated[
-        bool, typer.Option("--https", help="A proxy serves it by https: the cookie goes by that alone.")
-    ] = False
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The same as options of the page."""
-        return {
-            "hosts": tuple(self.host_name or ()),
-            "is_https": self.https,
-        }
+_WATCH_S: Final = 0.5
+"""Seconds between two looks at whether the page still runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +34,18 @@ class Shown:
         str | None, option("Link messages to their traces: as https://jaeger.example/trace/{trace_id}.", metavar="URL")
     ] = None
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The same as options of the page."""
-        return {
-            "masked_keys": tuple(self.mask or ()),
-            "mask_bodies": self.mask_bodies,
-            "show_bodies": self.show_bodies,
-            "trace_url": self.trace_url,
-        }
+    def options(self, servers: ServerOptions, **others: Any) -> WebOptions:
+        """The options of the page."""
+        return WebOptions(
+            servers.broker_url,
+            servers.database_url,
+            servers.stream_url,
+            masked_keys=tuple(self.mask or ()),
+            mask_bodies=self.mask_bodies,
+            show_bodies=self.show_bodies,
+            trace_url=self.trace_url,
+            **others,
+        )
 
 
 @spread
@@ -63,8 +56,13 @@ def web(
     mcp: Annotated[
         bool, typer.Option("--mcp", help="Serve tools for agents, too, at /mcp (Model Context Protocol).")
     ] = False,
+    host_name: Annotated[
+        list[str] | None, option("A name by which it is called, besides localhost; repeatable.")
+    ] = None,
+    https: Annotated[
+        bool, typer.Option("--https", help="A proxy serves it by https: the cookie goes by that alone.")
+    ] = False,
     *,
-    access: Access,
     shown: Shown,
     servers: ServerOptions,
 ) -> None:
@@ -73,22 +71,17 @@ def web(
     It only reads. On this machine (127.0.0.1) anybody may look; elsewhere it wants a token: that in the variable
     RELATUM_WEB_TOKEN, or one that it makes, and prints in its address. The address is printed to stdout.
     """
-    with of_extra():
-        from relatum_consumer.web import WebOptions
-        from relatum_consumer.web._options import is_loopback
     token = os.environ.get("RELATUM_WEB_TOKEN") or None
     made = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else None
-    options = WebOptions(
-        servers.broker_url,
-        servers.database_url,
-        servers.stream_url,
+    options = shown.options(
+        servers,
         host=host,
         port=port,
         root_path=root_path,
         mcp=mcp,
+        hosts=tuple(host_name or ()),
+        is_https=https,
         token=token or made,
-        **access.options,
-        **shown.options,
     )
     serve(options, query=f"?token={made}" if made else "")
 
@@ -102,7 +95,52 @@ def mcp(*, shown: Shown, servers: ServerOptions) -> None:
     with of_extra("mcp"):
         import anyio
 
-        from relatum_consumer.web import WebOptions
-        from relatum_consumer.web._mcp._protocol import over_stdio
-    options = WebOptions(servers.broker_url, servers.database_url, servers.stream_url, **shown.options)
-    anyio.run(over_stdio, options)
+        from relatum_consumer.web.mcp_server import over_stdio
+    anyio.run(over_stdio, shown.options(servers))
+
+
+def serve(options: WebOptions, begin: tuple[str, int] | None = None, *, query: str = "") -> None:
+    """Serve the page, and print its address, until SIGTERM or Ctrl-C.
+
+    Args:
+        options: What it is told.
+        begin: A message to begin at, whose address is told, too.
+        query: What the address that is printed ends with.
+
+    Raises:
+        ConfigurationError: the extra is not installed, or an option cannot be.
+        ServerStartFailed: it did not start, or ended by itself.
+    """
+    with of_extra():
+        from relatum_consumer.web.links import Links
+        from relatum_consumer.web.server import WebServer
+    with stop_signals() as stopped:
+        if stopped.is_set():
+            return
+        with WebServer(options) as server:
+            typer.echo(f"RELATUM_WEB_URL={server.url}{query}")
+            where = "" if begin is None else f" Begin at {server.url}{Links().message(*begin)[1:]}"
+            typer.echo(f"The page is served.{where} (Ctrl-C stops it)", err=True)
+            if options.mcp:
+                typer.echo(f"Tools for agents are at {server.url}mcp", err=True)
+            while not stopped.wait(_WATCH_S):
+                if not server.is_running:
+                    raise ServerStartFailed("the page ended by itself: the log says why")
+
+
+def page_on(broker: str, database: str, stream_url: str | None = None, **options: Any) -> "WebServer":
+    """The page on servers, on this machine alone; it serves until it is closed.
+
+    Args:
+        broker: The broker's URL.
+        database: PostgreSQL's URL.
+        stream_url: Where the stream protocol is.
+        options: Others of `WebOptions`.
+
+    Raises:
+        ConfigurationError: the extra is not installed, or an option cannot be.
+        ServerStartFailed: it did not start.
+    """
+    with of_extra():
+        from relatum_consumer.web.server import WebServer
+    return WebServer(WebOptions(broker, database, stream_url, **options))

@@ -1,8 +1,7 @@
 """`relatum status`: how recording and collecting are doing."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -32,7 +31,7 @@ def print_collectors(
     """Print the status of collectors; lags only where there is a broker to ask."""
     found = collector_status(database, names, broker=broker)
     if as_json:
-        print_json([asdict(each) for each in found])
+        print_json(found)
         return
     if not found:
         console.print("There is no collector yet: the first member of a name makes it.")
@@ -99,7 +98,7 @@ def status(
         # It began meanwhile.
         found = status_of(servers.address, servers.database_url, streams)
     if as_json:
-        print_json([_document(stream) for stream in found])
+        print_json(found)
     elif not found:
         console.print("No stream is recorded yet. `relatum record STREAM` records one.")
     else:
@@ -109,10 +108,6 @@ def status(
         # Shown in full all the same. One that is missing has a status like any other.
         if stream.error is not None and stream.state not in ("missing", "deleted"):
             raise stream.error
-
-
-def _document(stream: StreamStatus) -> dict[str, Any]:
-    return asdict(replace(stream, error=None)) | {"error": stream.error and str(stream.error)}
 
 
 def _print(stream: StreamStatus) -> None:

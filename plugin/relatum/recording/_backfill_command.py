@@ -1,7 +1,6 @@
 """`relatum backfill`: what lies in a stream and is not recorded yet, for keys that came later."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -65,7 +64,7 @@ def backfill(
                     raise
                 failed.append(error)
     if as_json:
-        print_json([asdict(report) for report in reports])
+        print_json(reports)
     elif not reports:
         console.print("No stream is recorded yet: relatum record STREAM")
     else:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -58,7 +57,7 @@ def verify(
     done = repair(report, url, vhost=address.vhost, dry_run=dry_run) if repair_rows and not report.ok else None
     if as_json:
         document: dict[str, Any] = {"ok": report.ok, "exact": report.exact, "seed": report.seed}
-        document["streams"] = [asdict(stream) for stream in report.streams]
+        document["streams"] = report.streams
         document["failed"] = {name: str(error) for name, error in report.failed.items()}
         print_json(document if done is None else {**document, "dry_run": dry_run, "repaired": done})
     else:

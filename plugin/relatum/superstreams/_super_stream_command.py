@@ -38,7 +38,7 @@ class _Options(BrokerOptions):
 
     def show(self, layout: Layout) -> None:
         if self.as_json:
-            print_json(asdict(layout))
+            print_json(layout)
         else:
             columns = {"place": lambda row: str(row.place), "stream": "stream", "binding key": "binding_key"}
             print_rows(layout, columns)

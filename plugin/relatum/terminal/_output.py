@@ -20,6 +20,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
+from relatum.documents import document
 from relatum.terminal._exits import ExitCode
 
 _LINE_BREAKS: Final = str.maketrans({"\t": " ", "\n": " ", "\r": " "})
@@ -134,20 +135,10 @@ def plain_text(text: str, style: str = "") -> Text:
     return Text(_shown(text), style)
 
 
-def print_json(document: Any, *, one_line: bool = False) -> None:
-    """Print one JSON document."""
+def print_json(value: Any, *, one_line: bool = False) -> None:
+    """Print a value as one JSON document."""
     is_ascii = not _is_unicode(sys.stdout)
-    print(json.dumps(document, indent=None if one_line else 2, ensure_ascii=is_ascii, default=_plain), flush=True)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, (bytes, bytearray)):
-        return bytes(value).decode("utf-8", "backslashreplace")
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    return str(value)
+    print(json.dumps(document(value), indent=None if one_line else 2, ensure_ascii=is_ascii), flush=True)
 
 
 def print_error(message: str) -> None:

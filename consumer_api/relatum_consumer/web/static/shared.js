@@ -65,6 +65,8 @@ export async function renew(url, part = "#answer") {
     const now = page.querySelector("#servers");
     // An alert that is put there anew is read out anew.
     if (now && servers.textContent !== now.textContent) { servers.replaceChildren(...now.childNodes); drawTimes(servers); }
+    const took = page.querySelector("[data-took]");
+    if (took) document.querySelector("[data-took]").textContent = took.textContent;
     const restore = kept(target);
     target.replaceChildren(...found);
     restore();

@@ -1,0 +1,154 @@
+"""What a body is, and how it is shown: JSON, text, an image, or bytes. Nothing of it is ever taken for HTML."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+BodyKind = Literal["empty", "json", "text", "image", "binary", "masked"]
+
+TEXT_CHARACTERS_MAX: Final = 65_536
+"""Characters of a text shown; all of it can be downloaded."""
+
+HEX_BYTES_MAX: Final = 4_096
+"""Bytes shown in hexadecimal."""
+
+JSON_BYTES_MAX: Final = 1 << 20
+"""Bytes of JSON that are taken apart; more of it is shown as text."""
+
+_NODES_MAX: Final = 2_000
+"""Values of JSON shown as a tree; more are shown as text: a browser has them all at once."""
+
+_DEPTH_MAX: Final = 40
+
+_PREVIEW_CHARACTERS: Final = 160
+
+_IMAGES: Final = (
+    (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
+    (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
+    (re.compile(rb"GIF8[79]a"), "image/gif"),
+    (re.compile(rb"RIFF.{4}WEBP", re.DOTALL), "image/webp"),
+)
+"""What is shown as an image: by its first bytes alone, whatever it says of itself. SVG is text: it may hold scripts."""
+
+_NO_TEXT: Final = re.compile(r"[\x01-\x08\x0b\x0e-\x1f\x7f]")
+
+_CHARACTERS_OF_A_NUL: Final = 4
+"""Characters of a text for each NUL in it, at least: in UTF-16, and in numbers, there are more of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value of JSON.
+
+    Attributes:
+        name: Its name in an object, its place in a list; None for the outermost.
+        kind: `object`, `list`, `string`, `number` or `word` (true, false, null).
+        text: A value as it is written; empty where it has children.
+    """
+
+    name: str | None
+    kind: str
+    text: str = ""
+    children: "tuple[Node, ...]" = ()
+
+
+class _Number(str):
+    """A number as it is written: neither rounded nor made another one."""
+
+    __slots__ = ()
+
+
+class _TooMuch(ValueError):
+    """More than a tree is good for."""
+
+
+def image_type(body: bytes) -> str | None:
+    """The type of an image that browsers show without running anything of it; None for all else."""
+    return next((kind for start, kind in _IMAGES if start.match(body)), None)
+
+
+def text_of(body: bytes) -> str | None:
+    """A body as text, which may have a few NULs; None where it is none."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return None
+    is_text = text.count("\0") * _CHARACTERS_OF_A_NUL <= len(text)
+    return text if is_text and not _NO_TEXT.search(text, 0, TEXT_CHARACTERS_MAX) else None
+
+
+def whole_characters(body: bytes, at: int) -> int:
+    """The same place, or that of the character which it is within."""
+    while 0 < at < len(body) and body[at] & 0xC0 == 0x80:
+        at -= 1
+    return at
+
+
+def kind_of(body: bytes) -> BodyKind:
+    """What a body is, by its bytes."""
+    if not body:
+        return "empty"
+    if image_type(body):
+        return "image"
+    if body[:1] in b"{[" and len(body) <= JSON_BYTES_MAX and _loaded(body) is not None:
+        return "json"
+    return "binary" if text_of(body) is None else "text"
+
+
+def preview(body: bytes) -> str:
+    """The beginning of a body in one line."""
+    # One more than are shown, of four bytes each at most.
+    text = text_of(body[: whole_characters(body, 4 * (_PREVIEW_CHARACTERS + 1))])
+    shown = body[:32].hex(" ") if text is None else " ".join(text.split())
+    return shown if len(shown) <= _PREVIEW_CHARACTERS else f"{shown[: _PREVIEW_CHARACTERS - 1]}…"
+
+
+def tree(body: bytes) -> Node | None:
+    """A body of JSON as a tree; None where it is none, or too much for one."""
+    loaded = _loaded(body) if len(body) <= JSON_BYTES_MAX else None
+    if loaded is None:
+        return None
+    try:
+        return _Tree().node(None, loaded, 0)
+    except _TooMuch:
+        return None
+
+
+def hex_lines(body: bytes) -> list[str]:
+    """The beginning of a body as `hexdump -C` shows it."""
+    lines = []
+    for start in range(0, min(len(body), HEX_BYTES_MAX), 16):
+        row = body[start : start + 16]
+        letters = "".join(chr(byte) if 32 <= byte < 127 else "·" for byte in row)
+        lines.append(f"{start:08x}  {row[:8].hex(' '):23}  {row[8:].hex(' '):23}  {letters}")
+    return lines
+
+
+def _loaded(body: bytes) -> Any:
+    """What JSON says; None where it says nothing, or is none."""
+    try:
+        return json.loads(body.decode(), parse_int=_Number, parse_float=_Number, parse_constant=_Number)
+    except (ValueError, RecursionError):
+        return None
+
+
+class _Tree:
+    """Counts the values it makes nodes of."""
+
+    def __init__(self) -> None:
+        self._left = _NODES_MAX
+
+    def node(self, name: str | None, value: Any, depth: int) -> Node:
+        self._left -= 1
+        if self._left < 0 or depth > _DEPTH_MAX:
+            raise _TooMuch
+        if isinstance(value, dict):
+            return Node(name, "object", "", tuple(self.node(key, each, depth + 1) for key, each in value.items()))
+        if isinstance(value, list):
+            return Node(name, "list", "", tuple(self.node(str(n), each, depth + 1) for n, each in enumerate(value)))
+        if isinstance(value, _Number):
+            return Node(name, "number", str(value))
+        if isinstance(value, str):
+            return Node(name, "string", json.dumps(value, ensure_ascii=False))
+        return Node(name, "word", {True: "true", False: "false", None: "null"}[value])

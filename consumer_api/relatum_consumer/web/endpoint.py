@@ -1,0 +1,290 @@
+"""A page, and the same as JSON: declared once. Routes, answers and the description in OpenAPI are made of that.
+
+@endpoint("/collectors", "Collectors: messages by state.", template="collectors.html", page="collectors")
+async def collectors(site: Site, asked: Nothing) -> CollectorsAnswer: ...
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, TypeVar, get_type_hints
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from relatum.documents import document
+from relatum.errors import ReadTimeout, RelatumError, Transient
+from relatum.waiting import within
+from relatum_consumer.web.parameters import parsed
+from relatum_consumer.web.problems import Problem, Refused, problem_of
+from relatum_consumer.web.rendering import Rendering
+from relatum_consumer.web.servers import ANSWER_S
+from relatum_consumer.web.site import Site
+
+log = logging.getLogger(__name__)
+
+_Value = TypeVar("_Value")
+_Answering = TypeVar("_Answering", bound=Callable[..., Coroutine[Any, Any, Any]])
+
+Known = tuple[str, str | None]
+"""A fact that is known although one server is away, in words; and a link, or None."""
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+_FAULT: Final = Problem(
+    500, "unexpected", "the page failed unexpectedly", "Its log has the traceback: please tell whoever runs it."
+)
+
+PATIENCE_S: Final = 3.0
+"""Seconds that a page waits for what it can do without: what can be typed in does not hang on it."""
+
+BESIDE_S: Final = 0.5
+"""Seconds that an answer, once it is there, waits for what is shown beside it."""
+
+_OFFERED_MAX: Final = 500
+"""Streams offered in a list; of others the name is typed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A question, and the function that answers it.
+
+    Attributes:
+        path: Below `/api`, and of the page.
+        summary: In a line.
+        asked: A dataclass of `Parameter`s.
+        gives: The answer's dataclass.
+        answer: The function between. What it raises of Relatum's errors becomes a problem.
+        template: The page's template, which gets `asked`, `answer` (None where there is none), `problem` and `typed`;
+            None where there is no page.
+        page: The page's name, for what it marks in its menu.
+        is_asked: Whether there is anything to answer: a form that nobody filled in is a page, too.
+        unasked: Gives such a page `start`, to begin with.
+        beside: Gives a page with an answer `beside`, asked at the same time; None where it takes too long.
+        known: Gives what one server alone knows, for a page whose answer needs the one that is away.
+        narrower: What to ask for instead of what takes too long.
+        files: Files of the same, by the last part of their paths.
+        empty: The code of a problem that is no problem of a page: its template shows what to do first.
+    """
+
+    path: str
+    summary: str
+    asked: type
+    gives: type
+    answer: Callable[[Site, Any], Coroutine[Any, Any, Any]]
+    template: str | None = None
+    page: str = ""
+    is_asked: Callable[[Any], bool] = lambda _: True
+    unasked: Callable[[Site], Awaitable[Any]] | None = None
+    beside: Callable[[Site, Any], Coroutine[Any, Any, Any]] | None = None
+    known: Callable[[Site, Any], Awaitable[tuple[Known, ...]]] | None = None
+    narrower: str = "Ask for less: a shorter span of time, fewer streams."
+    files: Mapping[str, Callable[[Site, Any], Awaitable[Response]]] = field(default_factory=dict)
+    empty: str = ""
+
+    @property
+    def page_path(self) -> str:
+        """The path of the page: the search is the first one."""
+        return "/" if self.path == "/search" else self.path
+
+
+ENDPOINTS: Final[list[Endpoint]] = []
+"""All of them, as the modules that declare them are imported."""
+
+
+def endpoint(path: str, summary: str, **options: Any) -> Callable[[_Answering], _Answering]:
+    """Declares a function as an endpoint; its annotations say what it is asked and gives.
+
+    Args:
+        path: As of `Endpoint`.
+        summary: As of `Endpoint`.
+        options: Others of `Endpoint`.
+    """
+
+    def declared(answer: _Answering) -> _Answering:
+        _, asked, gives = get_type_hints(answer).values()
+        ENDPOINTS.append(Endpoint(path, summary, asked, gives, answer, **options))
+        return answer
+
+    return declared
+
+
+# --- JSON and files ---------------------------------------------------------------------------------------
+
+
+def document_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
+    """Answers with JSON."""
+
+    async def respond(site: Site, asked: Any) -> Response:
+        return rendering.json(document(await endpoint.answer(site, asked)))
+
+    return given_out(endpoint, respond, rendering)
+
+
+def given_out(endpoint: Endpoint, respond: Callable[[Site, Any], Awaitable[Response]], rendering: Rendering) -> Handler:
+    """Answers with a response, or with the document or page of what went wrong."""
+
+    async def handle(request: Request) -> Response:
+        site, began = request.app.state.site, time.monotonic()
+        try:
+            asked: Any = parsed(endpoint.asked, request.query_params.multi_items())
+            return await respond(site, asked)
+        except Exception as error:  # noqa: BLE001
+            return rendering.problem(await _why(endpoint, site, error, began), request.scope)
+
+    return handle
+
+
+_ALONE: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+"""Also where it is opened by itself: an origin of its own, nothing is loaded or run. Styles are the browser's own."""
+
+
+def file_of(content: bytes, media_type: str, name: str = "") -> Response:
+    """A file that others wrote, served so that no browser runs any of it; with a name, to be saved."""
+    headers = {"Content-Security-Policy": _ALONE, "Content-Type": media_type}
+    if name:
+        headers["Content-Disposition"] = f'attachment; filename="{name}"'
+    return Response(content, headers=headers)
+
+
+# --- pages ------------------------------------------------------------------------------------------------
+
+
+def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
+    """Answers with the page: with the answer in it, or with what went wrong and what was typed."""
+    assert endpoint.template is not None, "it is a page"
+    template = endpoint.template
+
+    async def handle(request: Request) -> Response:
+        site: Site = request.app.state.site
+        typed: dict[str, list[str]] = {}
+        for name, value in request.query_params.multi_items():
+            typed.setdefault(name, []).append(value)
+        asked: Any = None
+        answer = beside = start = problem = None
+        began = time.monotonic()
+        # What needs a server that is away is not waited for as long as an answer may take.
+        limit_s = ANSWER_S if await site.away() else None
+        try:
+            asked = parsed(endpoint.asked, request.query_params.multi_items())
+            with within(limit_s):
+                if endpoint.is_asked(asked):
+                    answer, beside = await answered(endpoint, site, asked)
+                elif endpoint.unasked is not None:
+                    start = await _in_patience(endpoint.unasked(site))
+        except Exception as error:  # noqa: BLE001
+            problem = await _why(endpoint, site, error, began)
+        took_s = time.monotonic() - began
+        known: tuple[Known, ...] = ()
+        if problem is not None and site.servers.away and endpoint.known is not None:
+            known = await _in_patience(endpoint.known(site, asked)) or ()
+        keys = None if site.servers.database.error else await _in_patience(site.keys())
+        streams = None if keys is None else await _in_patience(site.relations.streams())
+        values = {
+            "page": endpoint.page,
+            "typed": typed,
+            "given": lambda name: typed.get(name, [""])[0],
+            "asked": asked,
+            "answer": answer,
+            "beside": beside,
+            "start": start,
+            "problem": problem,
+            "known": known,
+            "took_s": took_s,
+            "again": partial(_again, site, endpoint.page_path, typed),
+            "are_keys_known": keys is not None,
+            "offered_keys": keys or (),
+            "offered_streams": (streams or ())[:_OFFERED_MAX],
+            "definitions": site.definitions,
+            "vhost": site.address.vhost,
+            "servers": site.servers,
+            "away": await site.away(),
+        }
+        is_well = problem is None or problem.code == endpoint.empty
+        status, headers = (200, {}) if is_well or problem is None else (problem.status, problem.headers)
+        try:
+            return rendering.page(template, values, status=status, headers=headers)
+        except Exception as error:  # noqa: BLE001
+            return rendering.problem(problem_met(error), request.scope)
+
+    return handle
+
+
+def _again(site: Site, path: str, typed: Mapping[str, list[str]], **changes: object) -> str:
+    """The address of the same question with some parameters changed; of its first page unless `cursor` is given."""
+    return site.links.to(path, **{**typed, "cursor": None, **changes})
+
+
+async def answered(endpoint: Endpoint, site: Site, asked: Any) -> tuple[Any, Any]:
+    """The answer, and what is beside it: that is waited for `BESIDE_S` after it at most, and not where it fails."""
+    if endpoint.beside is None:
+        return await endpoint.answer(site, asked), None
+    beside = asyncio.create_task(endpoint.beside(site, asked))
+    try:
+        answer = await endpoint.answer(site, asked)
+        with suppress(RelatumError, TimeoutError):
+            return answer, await asyncio.wait_for(beside, BESIDE_S)
+        return answer, None
+    finally:
+        beside.cancel()
+        with suppress(RelatumError, asyncio.CancelledError):
+            await beside
+
+
+async def _in_patience(asked: Awaitable[_Value]) -> _Value | None:
+    """What a page can do without; None where nobody can say in time."""
+    with within(PATIENCE_S), suppress(RelatumError):
+        return await asked
+    return None
+
+
+async def gathered(questions: Iterable[Callable[[], Awaitable[_Value]]], at_once: int = 4) -> list[_Value]:
+    """Results in order, of questions asked side by side. The first error ends the others, and is raised."""
+    free = asyncio.Semaphore(at_once)
+
+    async def answer(question: Callable[[], Awaitable[_Value]]) -> _Value:
+        async with free:
+            return await question()
+
+    tasks = [asyncio.create_task(answer(each)) for each in questions]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+# --- what went wrong --------------------------------------------------------------------------------------
+
+
+def problem_met(error: Exception) -> Problem:
+    """What went wrong, for the reader; a fault of ours goes to the log."""
+    if isinstance(error, Refused):
+        return error.problem
+    problem = problem_of(error) if isinstance(error, RelatumError) else _FAULT
+    if problem.status >= 500 and not problem.is_passing:
+        log.exception("a page failed", exc_info=error)
+    return problem
+
+
+async def _why(endpoint: Endpoint, site: Site, error: Exception, began: float) -> Problem:
+    """What went wrong: the server that is away, where one is; and where both answer, that it took too long."""
+    problem, took_s = problem_met(error), time.monotonic() - began
+    if not isinstance(error, Transient):
+        return problem
+    if away := await site.away():
+        return replace(problem, message=f"this needs {away[0].name}, which does not answer")
+    if isinstance(error, ReadTimeout) or took_s >= site.options.timeout_s:
+        limit = f"this takes longer than the {site.options.timeout_s:g} s that an answer may take"
+        return Problem(503, "took_too_long", limit, endpoint.narrower, problem.headers)
+    return problem
+
+
+def words_of(site: Site, error: RelatumError) -> str:
+    """The same in a line, of a part of an answer."""
+    away = site.servers.away
+    return f"{away[0].name} does not answer" if away and isinstance(error, Transient) else problem_met(error).words

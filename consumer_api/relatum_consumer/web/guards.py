@@ -1,0 +1,149 @@
+"""Middleware: paths below a proxy's, security headers, the audit log, and the page's token."""
+
+import hashlib
+import hmac
+import logging
+import time
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from relatum_consumer.web.options import WebOptions
+from relatum_consumer.web.problems import Problem
+from relatum_consumer.web.rendering import Rendering
+
+log = logging.getLogger("relatum.web.audit")
+
+_POLICY: Final = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; object-src 'none'"
+"""Nothing from other hosts, no script and no style within a page."""
+
+_SAFE: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Content-Security-Policy": _POLICY,
+    "Cache-Control": "no-store",
+}
+"""Of each answer that does not say otherwise."""
+
+_ALIVE: Final = PlainTextResponse("alive\n")
+"""The answer to `/alive`, for who watches the process: it tells nothing, and is given before all guards."""
+
+_NAMES_MAX: Final = 1_000
+"""Characters kept of the names of parameters."""
+
+
+class Gate:
+    """Takes a proxy's path off, puts the security headers on all answers, and logs each request once it is answered.
+
+    The log has the client's address, the method, the path, the names of the query's parameters, the status, and
+    milliseconds; the values of parameters are never in it.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Carry out a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        # As it was sent: what is percent-encoded stays so, and breaks no line of the log.
+        raw = scope.get("raw_path") or scope["path"].encode()
+        path = raw.partition(b"?")[0].decode("latin-1")
+        if self._root and (path == self._root or path.startswith(f"{self._root}/")):
+            path = path[len(self._root) :] or "/"
+        scope = {**scope, "path": path, "root_path": ""}
+        began, status = time.perf_counter(), 0
+
+        async def put(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in _SAFE.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            await (_ALIVE if path == "/alive" else self._app)(scope, receive, put)
+        finally:
+            if path != "/alive" and not path.startswith("/static/"):
+                client = (scope.get("client") or ["-"])[0]
+                query = scope["query_string"].decode("latin-1").split("&")
+                names = ",".join(dict.fromkeys(each.partition("=")[0] for each in query))[:_NAMES_MAX] or "-"
+                ms = 1e3 * (time.perf_counter() - began)
+                log.info("%s %s %s %s %d %.1f ms", client, scope["method"], path, names, status, ms)
+
+
+# --- the token --------------------------------------------------------------------------------------------
+
+_COOKIE: Final = "relatum_token"
+
+_NEEDED: Final = Problem(
+    401,
+    "token_needed",
+    "this page wants its token",
+    "Add ?token=… with the page's token to the address; programs send it as Authorization: Bearer.",
+    {"WWW-Authenticate": 'Bearer realm="Relatum"'},
+)
+
+
+class TokenNeeded:
+    """Lets through who has the token: in a cookie, as `Authorization: Bearer`, or in the address, which sets it.
+
+    Where there is no token everybody is let through.
+    """
+
+    def __init__(self, app: ASGIApp, options: WebOptions, rendering: Rendering) -> None:
+        self._app = app
+        self._options = options
+        self._rendering = rendering
+        # The cookie holds the token's sum: a token may have characters that no cookie has.
+        self._sum = _sum(options.token or "")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a request that has the token; refuse the others."""
+        app: ASGIApp = self._app
+        if scope["type"] == "http" and self._options.token is not None and not scope["path"].startswith("/static/"):
+            query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+            if any(name == "token" and self._is_right(_sum(value)) for name, value in query):
+                app = self._let_in(scope, [pair for pair in query if pair[0] != "token"])
+            elif not self._has_token(Headers(scope=scope)):
+                app = self._rendering.problem(_NEEDED, scope)
+        await app(scope, receive, send)
+
+    def _has_token(self, headers: Headers) -> bool:
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self._is_right(_sum(token)):
+            return True
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(_COOKIE)
+        except CookieError:
+            return False
+        return cookie is not None and self._is_right(cookie.value)
+
+    def _is_right(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._sum.encode())
+
+    def _let_in(self, scope: Scope, query: list[tuple[str, str]]) -> RedirectResponse:
+        """Send a browser to the same address without the token, which is then in a cookie."""
+        root = self._options.root_path
+        # One slash, however many were sent: two would lead to another host.
+        path = f"{root}/{scope['path'].lstrip('/')}"
+        response = RedirectResponse(f"{path}{'?' if query else ''}{urlencode(query)}", 303)
+        response.set_cookie(
+            _COOKIE, self._sum, path=f"{root}/", secure=self._options.is_https, httponly=True, samesite="strict"
+        )
+        return response
+
+
+def _sum(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,138 @@
+"""What is new: the recorded messages that arrived last, and the newest message of some streams."""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Final
+
+from relatum.errors import InvalidInput, KeyNotDefined, NotFound, RelatumError
+from relatum.keys import InvalidValue, KeyDefinition, described
+from relatum.reading import Agreement, Message, agreement_of
+from relatum.recording import RecordedEnd
+from relatum_consumer.web.endpoint import PATIENCE_S, endpoint, gathered
+from relatum_consumer.web.messages import MessageRow, message_row
+from relatum_consumer.web.parameters import Nothing, Parameter
+from relatum_consumer.web.site import KEPT_S, Site
+
+STREAMS_LOOKED: Final = 20
+"""Streams of which the latest messages are read: those that were recorded last."""
+
+OFFSETS_LOOKED: Final = 200
+"""Offsets that are read of each, from the end of what is recorded back."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveAsked:
+    key: Annotated[str, Parameter("Only messages that have a value of this key …")] = ""
+    value: Annotated[tuple[str, ...], Parameter("… and this one; of a composite key, its values in order.")] = ()
+    stream: Annotated[tuple[str, ...], Parameter("Streams and super streams; all where left out.")] = ()
+    limit: Annotated[int, Parameter("Messages at most.", least=1, most=500)] = 50
+
+
+@dataclass(frozen=True, slots=True)
+class LiveAnswer:
+    """The recorded messages that arrived last at the broker, the newest first, whatever times they carry themselves.
+
+    They are of the twenty `streams` that were recorded last, of `streams_count`, and of the last offsets of each:
+    what is rare may not be among them.
+    """
+
+    results: tuple[MessageRow, ...]
+    streams: tuple[str, ...]
+    streams_count: int
+
+
+@endpoint("/live", "The recorded messages that arrived last.", template="live.html", page="live")
+async def live(site: Site, asked: LiveAsked) -> LiveAnswer:
+    """The latest messages, read once for all who look at the same."""
+    return await site.lately(("live", asked), KEPT_S, partial(_live, site, asked))
+
+
+async def _live(site: Site, asked: LiveAsked) -> LiveAnswer:
+    await site.keys()
+    definition, value = _wanted(site, asked)
+    ends = await site.recorded_ends(asked.stream)
+    looked = ends[:STREAMS_LOOKED]
+    read = await gathered((partial(_latest, site, end) for end in looked), STREAMS_LOOKED)
+    found = [each for messages in read for each in messages if _has_value(each, definition, value)]
+    found.sort(key=lambda message: (message.chunk_ms or 0, message.stream, message.offset), reverse=True)
+    return LiveAnswer(
+        results=tuple(message_row(site, message) for message in found[: asked.limit]),
+        streams=tuple(end.stream for end in looked),
+        streams_count=len(ends),
+    )
+
+
+def _wanted(site: Site, asked: LiveAsked) -> tuple[KeyDefinition | None, str | None]:
+    """The key that messages are to have, and its canonical value; None for any."""
+    if not asked.key:
+        if asked.value:
+            raise InvalidInput("key is missing: the name of the key whose value it is")
+        return None, None
+    definition = site.definitions.get(asked.key)
+    if definition is None:
+        raise KeyNotDefined(f"no key {asked.key!r} is defined", key=asked.key)
+    if not asked.value:
+        return definition, None
+    try:
+        return definition, definition.canonical_query(asked.value if definition.is_composite else asked.value[0])
+    except InvalidValue as error:
+        raise InvalidInput(
+            f"no message can carry this value of the key {asked.key!r}: {described(error.reason)}"
+        ) from error
+
+
+def _has_value(message: Message, definition: KeyDefinition | None, value: str | None) -> bool:
+    if definition is None:
+        return True
+    values = definition.values_of(message)
+    return bool(values) if value is None else value in values
+
+
+async def _latest(site: Site, end: RecordedEnd) -> list[Message]:
+    """A stream's last recorded messages; none where it is not the one that was recorded."""
+    if end.position is None:
+        return []
+    reader = await site.reader()
+    begin = max(0, end.next_offset - OFFSETS_LOOKED)
+    try:
+        messages = await reader.scan(end.stream, begin, end.next_offset, lambda message: message)
+    except NotFound:
+        return []
+    last = next((each for each in messages if each.offset == end.position.offset), None)
+    is_same = last is not None and agreement_of(end.position, last) is Agreement.SAME
+    return messages if is_same else []
+
+
+# --- where to begin ---------------------------------------------------------------------------------------
+
+STREAMS_SHOWN: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class LatestAnswer:
+    """The newest message of each of the first six recorded streams; `unread` names those that could not be read now."""
+
+    messages: tuple[MessageRow, ...]
+    unread: tuple[str, ...]
+
+
+@endpoint("/latest", "The newest message of some streams, with their keys: where to begin.")
+async def latest(site: Site, _: Nothing) -> LatestAnswer:
+    found: dict[str, Message | None] = {}
+
+    async def read(stream: str) -> None:
+        with suppress(RelatumError, TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                last = (await (await site.reader()).bounds(stream)).last
+                found[stream] = None if last is None else await site.relations.read(stream, last)
+
+    await site.keys()
+    names = (await site.relations.streams())[:STREAMS_SHOWN]
+    await gathered((partial(read, name) for name in names), STREAMS_SHOWN)
+    newest = [each for name in names if (each := found.get(name)) is not None]
+    return LatestAnswer(
+        tuple(message_row(site, each) for each in newest),
+        tuple(name for name in names if name not in found),
+    )

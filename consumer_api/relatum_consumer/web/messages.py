@@ -1,0 +1,165 @@
+"""Messages as answers show them: masked where that is asked for, and as text, so that no number is rounded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from relatum.errors import InvalidInput
+from relatum.ids import MessageId
+from relatum.keys import KeyDefinition
+from relatum.reading import Message
+from relatum_consumer import Answer, LeftOut, Trace
+from relatum_consumer.web.bodies import preview
+from relatum_consumer.web.masking import sought
+from relatum_consumer.web.site import Site
+
+_STREAMS_LISTED: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key's value in a message: a digest where it is masked. `of_value` is its place among those of the key."""
+
+    key: str
+    value: str
+    is_masked: bool
+    of_value: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    """A message in a list. `preview` is the beginning of its body in a line, empty where it is masked."""
+
+    stream: str
+    offset: int
+    time: datetime | None
+    time_source: str
+    keys: tuple[KeyValue, ...]
+    bytes: int
+    preview: str
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A header or property; `text` is its value whole, a digest where it is masked."""
+
+    name: str
+    type: str
+    text: str
+    is_masked: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldsOver:
+    """What an answer holds over, the first hundred of `streams_count` streams, and what is not in it."""
+
+    streams: tuple[str, ...]
+    streams_count: int
+    expired: tuple[MessageId, ...]
+    deleted: tuple[MessageId, ...]
+    unread: tuple[MessageId, ...]
+    left_out: tuple[LeftOut, ...]
+    unattended: tuple[str, ...]
+    new_keys: tuple[str, ...]
+
+
+def held_over(found: Answer | Trace) -> dict[str, Any]:
+    """The fields of `HoldsOver`."""
+    lists = ("streams", "expired", "deleted", "unread", "left_out", "unattended")
+    first = {name: getattr(found, name)[:_STREAMS_LISTED] for name in lists}
+    return first | {"streams_count": len(found.streams), "new_keys": tuple(each.key for each in found.new_keys)}
+
+
+def values_of(definition: KeyDefinition, message: Message) -> list[Any]:
+    """A key's values in a message as look-ups take them: a composite one in its parts."""
+    values: list[Any] = definition.values_of(message)
+    return [tuple(definition.parts_of(message))] if values and definition.is_composite else values
+
+
+def given_value(value: tuple[str, ...]) -> Any:
+    """The value that a question names, as look-ups take it: of several parts, a tuple.
+
+    Raises:
+        InvalidInput: there is none.
+    """
+    if not value:
+        raise InvalidInput("value is missing: the key's value")
+    return value[0] if len(value) == 1 else value
+
+
+def sought_text(site: Site, key: str, values: Sequence[Any]) -> str:
+    """The value that is sought of a key, as it is shown: of a masked one its digest."""
+    definition = site.definitions.get(key)
+    if definition is None or not site.masking.is_masked(definition):
+        return " + ".join(map(str, values))
+    return site.masking.digest(sought(definition, [*map(str, values)]))
+
+
+def key_value(site: Site, definition: KeyDefinition, value: str, of_value: int = 0) -> KeyValue:
+    """A key's canonical value, as it is shown."""
+    is_masked = site.masking.is_masked(definition)
+    return KeyValue(definition.name, site.masking.shown(definition, value), is_masked, of_value)
+
+
+def key_values(site: Site, message: Message) -> tuple[KeyValue, ...]:
+    """The keys that a message has a value of; one that it has several values of, once for each."""
+    return tuple(
+        key_value(site, each, value, number)
+        for each in site.definitions.values()
+        for number, value in enumerate(each.values_of(message))
+    )
+
+
+def message_row(site: Site, message: Message) -> MessageRow:
+    """A message in a list."""
+    return MessageRow(
+        message.stream,
+        message.offset,
+        message.time,
+        message.time_source.value,
+        key_values(site, message),
+        len(message.body),
+        "" if site.masking.hides_body(message) else preview(message.body),
+    )
+
+
+def properties_of(found: Message) -> dict[str, Any]:
+    """The properties that a message has."""
+    given = {name: getattr(found.properties, name) for name in found.properties.__dataclass_fields__}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def named_values(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, ...]:
+    """Headers or properties as they are shown."""
+    shown = []
+    for name, value in given.items():
+        text, type_ = _text_of(value)
+        is_masked = site.masking.is_masked_place(kind, name)
+        if is_masked:
+            text = site.masking.digest_at(kind, name, value, text)
+        shown.append(Named(name, type_, text, is_masked))
+    return tuple(shown)
+
+
+def _text_of(value: Any) -> tuple[str, str]:
+    """A value of a header or property as text, and its type."""
+    if value is None:
+        return "", "null"
+    # A boolean is an integer, too: it comes first.
+    kind = next((name for kinds, name in _TYPES if isinstance(value, kinds)), type(value).__name__)
+    if kind == "bytes":
+        return bytes(value).hex(" "), kind
+    if kind == "timestamp":
+        return value.isoformat(), kind
+    return str(value).lower() if kind == "boolean" else str(value), kind
+
+
+_TYPES: Final = (
+    (str, "text"),
+    (bool, "boolean"),
+    (int, "integer"),
+    (float, "float"),
+    (datetime, "timestamp"),
+    ((bytes, bytearray, memoryview), "bytes"),
+)

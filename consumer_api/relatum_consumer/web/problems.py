@@ -1,0 +1,87 @@
+"""What went wrong, for a person and for a script: a status of HTTP, a code, what failed and what to do."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from relatum import errors
+from relatum.membership import GROUP_KEY
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why there is no answer.
+
+    Attributes:
+        status: The status of HTTP.
+        code: For scripts: the error's name, as `stream_not_found`.
+        message: What failed, with which value.
+        hint: What to do next.
+        headers: Of the answer.
+    """
+
+    status: int
+    code: str
+    message: str
+    hint: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """What failed, and what to do."""
+        return f"{self.message.rstrip('.')}. {self.hint}"
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether it may be another time in a moment."""
+        return self.status == 503
+
+
+class Refused(Exception):
+    """A request that is not carried out, and why."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.code)
+        self.problem = problem
+
+
+_REPEAT: Final = "Nothing is lost by it: try again in a moment."
+
+# The first class that fits counts, so leaves stand before their parents.
+_KINDS: Final[tuple[tuple[type[errors.RelatumError], int, str], ...]] = (
+    (errors.InvalidInput, 400, "Change what is asked for."),
+    (errors.NothingRecorded, 404, "Let a recorder run on the streams: relatum record STREAM."),
+    (errors.SchemaMissing, 503, "Somebody has to run: relatum migrate."),
+    (errors.ConfigurationError, 503, "Somebody has to change how the page, or the recorder, is set up."),
+    (errors.OffsetExpired, 410, "Retention has dropped it; later ones are still there."),
+    (errors.StreamNotFound, 404, "Look for its name in the list of streams."),
+    (errors.OffsetNotFound, 404, "Offsets have gaps. Go to the stream, and on from its first or last message."),
+    (errors.KeyNotDefined, 404, "The keys that are defined are listed on the page of streams."),
+    (errors.NotFound, 404, "Look for its name where all of them are listed."),
+    (errors.AccessRefused, 403, "The user whom the page asks as may not read this; who set it up can allow it."),
+    (errors.StreamReplaced, 409, "Let a recorder run on it: relatum record STREAM."),
+    (errors.Conflict, 409, "Somebody has to look into it: relatum verify STREAM."),
+    (errors.Transient, 503, _REPEAT),
+    (errors.DataError, 502, "Nothing can be done here: others read on beyond it."),
+)
+
+
+_DEFINE_GROUPS: Final = (
+    f"`relatum keys add {GROUP_KEY.name} "
+    + " ".join(f"--source {each}" for each in GROUP_KEY.sources)
+    + "` defines it. What lies in the streams already is found once they are back-filled."
+)
+
+
+def problem_of(error: errors.RelatumError) -> Problem:
+    """What an error of a look-up is to who asked."""
+    status, hint = next(((status, hint) for kind, status, hint in _KINDS if isinstance(error, kind)), (500, ""))
+    if isinstance(error, errors.KeyNotDefined) and error.key == GROUP_KEY.name:
+        hint = _DEFINE_GROUPS
+    headers = {"Retry-After": "1"} if isinstance(error, errors.Transient) else {}
+    return Problem(status, _snake(type(error).__name__), str(error), hint, headers)
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

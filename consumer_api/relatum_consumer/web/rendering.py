@@ -1,0 +1,191 @@
+"""Templates and answers: the one place that makes HTML, and always escapes; and tables as files."""
+
+import csv
+import hashlib
+import io
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from importlib.resources import files
+from typing import Any, Final
+
+import jinja2
+from jinja2.runtime import Context
+from markupsafe import Markup
+from starlette.responses import Response
+from starlette.types import Scope
+
+from relatum.recording import CoveragePiece, StreamStatus, coverage_bar
+from relatum.terminal import size_text
+from relatum_consumer.web.links import FOR_PROGRAMS, Links
+from relatum_consumer.web.problems import Problem
+from relatum_consumer.web.timeline import LETTERS, Drawing, span_text
+
+TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """A file of the page's own."""
+
+    content: bytes
+    media_type: str
+
+
+def static_files() -> dict[str, StaticFile]:
+    """All static files by name; they are small, and kept."""
+    found = sorted(files(__package__).joinpath("static").iterdir(), key=lambda file: file.name)
+    kinds = {file.name: TYPES.get(file.name.rpartition(".")[2]) for file in found}
+    return {file.name: StaticFile(file.read_bytes(), kind) for file in found if (kind := kinds[file.name])}
+
+
+def version_of(static: Mapping[str, StaticFile]) -> str:
+    """A sum over all static files: another one as soon as one of them is another."""
+    whole = hashlib.sha256()
+    for name, file in static.items():
+        whole.update(f"{name}\0{len(file.content)}\0".encode() + file.content)
+    return whole.hexdigest()[:16]
+
+
+class Rendering:
+    """Makes answers of templates, of values and of problems.
+
+    Args:
+        links: The paths of the page.
+    """
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(str(files(__package__).joinpath("templates"))),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.globals |= {
+            "links": links,
+            "definitions": {},
+            "problem": None,
+            "page": "",
+            "known": (),
+            "servers": None,
+        }
+        self._environment.filters |= {
+            "bar": _bar,
+            "commands": _commands,
+            "count": lambda value: f"{value:,}",
+            "drawn": _drawn,
+            "followed": _followed,
+            "hue": _hue,
+            "size": size_text,
+            "span": span_text,
+            "utc": _utc,
+            "visible": _isolated,
+            "visible_only": visible,
+        }
+
+    def page(
+        self, template: str, values: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """An answer of HTML."""
+        text = self._environment.get_template(template).render(values)
+        return Response(text, status, dict(headers or {}), "text/html; charset=utf-8")
+
+    def problem(self, problem: Problem, scope: Scope) -> Response:
+        """The answer to what went wrong: a page, or for programs a document."""
+        if scope["path"].startswith(FOR_PROGRAMS):
+            said = {"code": problem.code, "message": problem.message, "hint": problem.hint}
+            return self.json({"error": said}, problem.status, problem.headers)
+        return self.page("problem.html", {"problem": problem}, status=problem.status, headers=problem.headers)
+
+    def json(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+        """An answer of JSON."""
+        text = json.dumps(value, ensure_ascii=False)
+        return Response(text.encode("utf-8", "replace"), status, dict(headers or {}), "application/json")
+
+
+# --- filters ----------------------------------------------------------------------------------------------
+
+
+@jinja2.pass_context
+def _hue(context: Context, key: str) -> int:
+    """A key's colour, and the place of its letter: other keys that come or go change nothing of it."""
+    definition = context["definitions"].get(key)
+    return 0 if definition is None else (definition.key_id - 1) % len(LETTERS)
+
+
+@jinja2.pass_context
+def _drawn(context: Context, answer: Any) -> Drawing:
+    """A conversation as it is drawn."""
+    return Drawing(answer, partial(_hue, context))
+
+
+@jinja2.pass_context
+def _followed(context: Context, each: Any, place: Any = None) -> str:
+    """The search for a key's value: by the value, or, where that is secret or has several parts, by a message of it."""
+    links: Links = context["links"]
+    definition = context["definitions"].get(each.key)
+    if definition is None:
+        return ""
+    if not each.is_masked and not definition.is_composite:
+        return links.search(key=each.key, value=each.value)
+    if place is None:
+        return ""
+    return links.search(key=each.key, of_stream=place.stream, of_offset=place.offset, of_value=each.of_value or None)
+
+
+def _bar(found: StreamStatus, key: str = "") -> tuple[CoveragePiece, ...]:
+    """The coverage of a stream by all keys, or by one; nothing while its ends are not known."""
+    if found.first is None or found.last is None:
+        return ()
+    covered = {key: found.covered[key]} if key else found.covered
+    return coverage_bar((found.first, found.last + 1), covered, found.holes)
+
+
+def visible(text: str) -> str:
+    """Text of others in a line: what would not be seen, or turn what follows around, is written as its number."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each == " " else f"⟨{ord(each):x}⟩" for each in text)
+
+
+def _isolated(text: str) -> str:
+    """The same where markup may stand: what is written from right to left moves nothing beside it."""
+    shown = visible(text)
+    if shown.isascii() or not any(unicodedata.bidirectional(each) in ("R", "AL", "AN") for each in shown):
+        return shown
+    return Markup("<bdi>{}</bdi>").format(shown)
+
+
+def _commands(text: str) -> Markup:
+    """Words of ours, in which commands stand between backticks."""
+    code, plain = Markup("<code>{}</code>"), Markup("{}")
+    parts = enumerate(text.split("`"))
+    return Markup("").join((code if number % 2 else plain).format(_isolated(part)) for number, part in parts)
+
+
+def _utc(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(sep=" ", timespec="milliseconds")[:23]
+
+
+_FORMULA: Final = re.compile(r"""(^|[;,\t\r\n])([\s"\ufeff\u200b]*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])""")
+"""Where a cell may begin for a spreadsheet with another separator, which drops quotes, and how a formula begins."""
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table as CSV of RFC 4180: numbers as they are, text of which none begins as a formula does."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    for row in (head, *rows):
+        writer.writerow([each if isinstance(each, int) else _harmless(str(each)) for each in row])
+    return out.getvalue()
+
+
+def _harmless(text: str) -> str:
+    """Text with an apostrophe before each formula: spreadsheets show it then, and carry out nothing."""
+    return _FORMULA.sub(r"\1\2'", text)

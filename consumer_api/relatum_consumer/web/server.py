@@ -1,0 +1,104 @@
+"""The page as a server of its own: uvicorn in a thread, which ends when it is told to."""
+
+import socket
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Final, Self
+
+import uvicorn
+
+from relatum.errors import ServerStartFailed
+from relatum_consumer.web.application import make_application
+from relatum_consumer.web.options import WebOptions
+
+_CONNECTIONS_MAX: Final = 500
+"""Connections at once."""
+
+_START_S: Final = 60.0
+"""Seconds it may take until it answers."""
+
+_LOOK_S: Final = 0.02
+"""Seconds between two looks at whether it answers."""
+
+_HEADER_BYTES_MAX: Final = 32 << 10
+"""Bytes of a request's line and headers: a search for a value, and a long list of streams."""
+
+_SILENT_MS: Final = 30_000
+"""Milliseconds that what was sent may stay unacknowledged, or unread, until the client counts as gone."""
+
+
+class WebServer:
+    """Serves the page from its making on, until it is closed. A context manager.
+
+    Args:
+        options: What it is told.
+
+    Raises:
+        ConfigurationError: the options, or the servers' URLs, cannot be.
+        ServerStartFailed: its port is in use, or it did not start.
+    """
+
+    def __init__(self, options: WebOptions) -> None:
+        application = make_application(options)
+        try:
+            family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+            self._socket = socket.create_server((options.host, options.port), family=family, backlog=128)
+            # Those that are accepted have it, too. Without it an answer's second write waits for a client that puts off
+            # its acknowledgement: 40 ms.
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sys.platform == "linux":
+                # Those that are accepted have it, too: without it who vanished is given up after a quarter of an hour.
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
+        except OSError as error:
+            where = f"{options.host}:{options.port}"
+            raise ServerStartFailed(f"nobody can listen at {where}: {error.strerror or error}; try --port") from error
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        self.url = f"http://{host}:{self._socket.getsockname()[1]}{options.root_path}/"
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                application,
+                http="h11",
+                ws="none",
+                lifespan="on",
+                access_log=False,
+                log_config=None,
+                proxy_headers=False,
+                server_header=False,
+                date_header=True,
+                limit_concurrency=_CONNECTIONS_MAX,
+                h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=max(1, round(options.drain_s)),
+            )
+        )
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name="relatum-web", daemon=True
+        )
+        self._thread.start()
+        ends = time.monotonic() + _START_S
+        while not self._server.started and self._thread.is_alive() and time.monotonic() < ends:
+            time.sleep(_LOOK_S)
+        if not self._server.started:
+            self.close()
+            raise ServerStartFailed("the page did not start: the log says why")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it still serves."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Take no more requests, let those under way end for `drain_s`, and close all connections."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,128 @@
+"""The state of RabbitMQ and PostgreSQL, which each view shows at its top: name, and since when one has not answered.
+
+Both are asked on separate connections, so that a busy page is not taken for a server that is away.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from relatum.errors import RelatumError
+from relatum.reading import AsyncStreamReader, BrokerAddress
+from relatum.store.catalog import KEYS_IN_FORCE
+from relatum.store.database import Database
+from relatum.waiting import Threads, in_thread, within
+
+log = logging.getLogger(__name__)
+
+ANSWER_S: Final = 2.0
+"""Seconds in which a server answers a small question, or counts as one that does not."""
+
+EVERY_S: Final = 5.0
+"""Seconds between two checks while the page is idle, so that `since` is true for the next visitor."""
+
+AGAIN_S: Final = 1.0
+"""Seconds between two checks while a server is away."""
+
+_ANY_STREAM: Final = "relatum"
+"""A stream that need not be there: any answer will do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """RabbitMQ or PostgreSQL.
+
+    Attributes:
+        name: "RabbitMQ" or "PostgreSQL".
+        called: The cluster's name; empty while the cluster has not said it.
+        where: Host and port, and the virtual host or the database.
+        error: Why it counts as away; empty where it answers.
+        since: Since when it has not answered; None where it does.
+    """
+
+    name: str
+    called: str
+    where: str
+    error: str = ""
+    since: datetime | None = None
+
+
+class Servers:
+    """Asks both, and remembers since when one does not answer.
+
+    Args:
+        address: The broker's.
+        database: PostgreSQL's URL.
+    """
+
+    def __init__(self, address: BrokerAddress, database: str) -> None:
+        self._address = address
+        self._database = Database(database, connections_max=1)
+        self._threads = Threads(1, "relatum-servers")
+        self._reader: AsyncStreamReader | None = None
+        self._lock = asyncio.Lock()
+        self.broker = Server("RabbitMQ", "", _place_of(address))
+        self.database = Server("PostgreSQL", "", self._database.address.name)
+
+    @property
+    def away(self) -> tuple[Server, ...]:
+        """Those that did not answer when they were last asked."""
+        return tuple(each for each in (self.broker, self.database) if each.error)
+
+    async def ask(self) -> None:
+        """Ask both now; `ANSWER_S` at most."""
+        async with self._lock:
+            asked = in_thread(self._threads, self._database.rows, KEYS_IN_FORCE, {})
+            broker, database = await asyncio.gather(_error_of(self._reach_broker()), _error_of(asked))
+            called = self.broker.called if self._reader is None else self._reader.cluster_name or ""
+            self.broker = _found(replace(self.broker, called=called), broker)
+            self.database = _found(self.database, database)
+
+    async def watch(self) -> None:
+        """Ask both again and again."""
+        while True:
+            await self.ask()
+            await asyncio.sleep(AGAIN_S if self.away else EVERY_S)
+
+    async def close(self) -> None:
+        """Close both connections."""
+        if self._reader is not None:
+            await self._reader.close()
+        self._threads.shutdown()
+        self._database.close()
+
+    async def _reach_broker(self) -> None:
+        if self._reader is None:
+            self._reader = await AsyncStreamReader.open(self._address, timeout_s=ANSWER_S, connections_max=2)
+        await self._reader.missing([_ANY_STREAM])
+
+
+async def _error_of(asked: Awaitable[object]) -> str:
+    """What is wrong with a server; empty where it answers in time."""
+    began = time.monotonic()
+    try:
+        with within(ANSWER_S):
+            await asked
+    except (RelatumError, TimeoutError) as error:
+        return str(error).rstrip(".") if time.monotonic() - began < ANSWER_S else f"no answer within {ANSWER_S:g} s"
+    return ""
+
+
+def _found(server: Server, error: str) -> Server:
+    """The same server, after it was asked; what has changed goes to the log."""
+    if not error:
+        if server.error:
+            log.warning("%s at %s answers again", server.name, server.where)
+        return replace(server, error="", since=None)
+    if server.since is None:
+        log.warning("%s at %s cannot be asked: %s. The page goes on, and asks again", server.name, server.where, error)
+    return replace(server, error=error, since=server.since or datetime.now(UTC))
+
+
+def _place_of(address: BrokerAddress) -> str:
+    hosts = [f"{each.host}:{each.amqp_port or each.stream_port}" for each in address.each]
+    return f"{','.join(hosts)}{'' if address.vhost == '/' else f', virtual host {address.vhost}'}"

@@ -1,0 +1,40 @@
+"""Values as plain JSON: one form for `--json` of the command, the page's API and agents' tools. Pure."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+
+def document(value: Any, text: Callable[[str], str] = str) -> Any:  # noqa: PLR0911
+    """A value as JSON has it: dataclasses and named tuples by their fields, times as ISO 8601, the rest as text.
+
+    Args:
+        value: The value.
+        text: What is done to each text.
+    """
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, str):
+        return text(value)
+    if value is None or isinstance(value, int | float):
+        return value
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, bytes | bytearray):
+        return text(bytes(value).decode("utf-8", "backslashreplace"))
+    if isinstance(value, Mapping):
+        return {text(str(name)): document(each, text) for name, each in value.items()}
+    if names := field_names(type(value)):
+        return {name: document(getattr(value, name), text) for name in names}
+    if isinstance(value, set | frozenset):
+        return document(sorted(value), text)
+    if isinstance(value, Iterable):
+        return [document(each, text) for each in value]
+    return text(str(value))
+
+
+def field_names(kind: Any) -> tuple[str, ...]:
+    """The fields of a dataclass or a named tuple; none of anything else."""
+    return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else getattr(kind, "_fields", ())
