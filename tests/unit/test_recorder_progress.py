@@ -113,7 +113,7 @@ def test_a_hole_is_told_of_for_a_day(clock: Clock, progress: Progress) -> None:
 def test_the_documented_alert_of_holes_fires_on_a_hole_and_not_before() -> None:
     """The series is there from the moment a stream is named, and what the page shows looks at it."""
     metrics = RecorderMetrics(Outages(logging.getLogger("relatum.recorder"), stop=threading.Event()))
-    metrics.named(["orders"])
+    metrics.stream("orders")
     expression = documented_alerts()["RelatumHole"]
     report(metrics)
     page = exposition()

@@ -1,20 +1,24 @@
-"""Commits: what all streams have ready goes into one transaction, one after another, in a thread of their own."""
+"""From what the follower reads to what is committed: keys go into batches, and those into one transaction at a time."""
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.errors import CoverageConflict, DatabaseUnavailable
+from relatum.errors import AccessRefused, CoverageConflict, DatabaseUnavailable, NotFound
+from relatum.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from relatum.otel import Span
+from relatum.reading import RecordBatch
+from relatum.recording._batch import readable
 from relatum.recording._commit import Share, commit_shares, recording
 from relatum.recording._statistics import RecorderMetrics
-from relatum.recording._stream_recording import OpenTail
+from relatum.recording._stream_recording import OpenTail, StreamRecording
 from relatum.recording._streams import Streams
-from relatum.waiting import ComponentLoop, Threads, log_failure
+from relatum.waiting import Threads, log_failure
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -31,7 +35,7 @@ Pair = tuple[OpenTail, Share]
 
 
 class Committer:
-    """Commits what tails have, in the order in which they had it.
+    """Takes what is read, in the loop, and commits it, in a thread of its own.
 
     Whatever is ready when the transaction before has ended goes into the next one: with one stream that is a lone
     message or a batch, with a thousand streams some hundred small batches, which the follower gathers. What PostgreSQL
@@ -42,42 +46,123 @@ class Committer:
 
     def __init__(
         self,
-        loop: ComponentLoop,
-        engine: sa.Engine,
         streams: Streams,
+        engine: sa.Engine,
         metrics: RecorderMetrics,
         on_recorded: RecordedListener | None,
         first: Callable[[], Awaitable[None]],
+        stop: threading.Event,
     ) -> None:
-        self._loop = loop
+        self._streams = streams
+        self._loop = streams.loop
         self._threads = Threads(1, "relatum-recorder-commits")
         self._engine = engine
-        self._streams = streams
         self._metrics = metrics
         self._on_recorded = on_recorded
         self._first = first
+        self._stop = stop
+        self._done: list[Event] = []
+        self._is_due = False
         self._ready: dict[OpenTail, None] = {}
         self._committing = 0
         self._task: asyncio.Task[None] | None = None
 
-    def submit(self, tail: OpenTail) -> None:
-        """Commit what a tail has in the next transaction: when the one before has ended, or by `go_on`."""
-        if tail.committing is None:
-            self._ready[tail] = None
+    # --- what is read -------------------------------------------------------------------------------------------------
 
-    def go_on(self) -> None:
-        """Begin a transaction with what was submitted, unless one is under way."""
+    def told(self, event: Event) -> None:
+        """Take an event of the follower; what this turn of the loop brings is committed together."""
+        if self._stop.is_set():
+            return
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._hand_on)
+        if isinstance(event, Records):
+            self._put(event)
+        else:
+            self._note(event)
+
+    def _hand_on(self) -> None:
+        """Let more come of what is done, and commit."""
+        self._is_due = False
+        done, self._done = self._done, []
+        self._streams.follower.done(*done)
+        self._go_on()
+
+    def _put(self, event: Records) -> None:
+        stream = self._streams.of(event.stream, event.following)
+        tail = stream.tail if stream is not None and stream.is_read else None
+        # Of one that is sought, or has failed just now: it is read again from where its coverage ends.
+        has_room = True
+        if stream is not None and tail is not None:
+            try:
+                self._extract(stream, tail, event.batch)
+                has_room = tail.is_over or not tail.is_full(self._busy)
+            except Exception as error:  # noqa: BLE001 - a defect of one stream stops no other
+                self._streams.ended(tail, error)
+        if has_room or tail is None:
+            self._done.append(event)
+        else:
+            tail.held.append(event)
+
+    def _extract(self, stream: StreamRecording, tail: OpenTail, batch: RecordBatch) -> None:
+        parts: list[RecordBatch] = []
+        unread: tuple[int, str] | None = None
+        for part, reason in readable(batch):
+            if reason is not None:
+                unread = part.last_offset + 1, reason
+                break
+            parts.append(part)
+            stream.progress.read(part.last_offset)
+        if parts:
+            tail.add(parts)
+            if tail.committing is None:
+                self._ready[tail] = None
+        if unread is not None:
+            self._streams.pass_over(stream, *unread)
+
+    def _note(self, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
+        if event.stream is None:
+            # The broker as a whole: who asks what is left does not wait for it.
+            for each in self._streams.all():
+                each.is_refused = each.is_refused or each.tail is None
+                each.progress.stop()
+            return
+        stream = self._streams.of(event.stream, event.following)
+        if stream is None:
+            return
+        match event:
+            case Attached():
+                self._streams.attached(stream)
+            case CaughtUp():
+                stream.progress.show(event.next_offset - 1)
+                if stream.tail is not None and stream.tail.is_whole:
+                    self._streams.outages.over(stream.who)
+            case Replaced() if not stream.is_read:
+                self._streams.attached(stream)
+            case Hole() | Replaced():
+                self._streams.lost(stream, event)
+            case Failed():
+                stream.progress.stop()
+                stream.progress.reconnects += 1
+                if isinstance(event.error, NotFound | AccessRefused):
+                    stream.progress.show(None)
+                    self._streams.gone(stream, event.error)
+
+    # --- commits ------------------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Begin a transaction with what is ready, unless one is under way, which then goes on with it."""
         if self._task is None and self._ready:
             self._task = self._loop.spawn(self._run())
 
     @property
-    def busy(self) -> int:
+    def _busy(self) -> int:
         """How many streams have something to commit."""
         return len(self._ready) + self._committing
 
     async def finish(self) -> None:
         """Commit what is ready, and end."""
-        self.go_on()
+        self._go_on()
         if self._task is not None:
             await asyncio.wait([self._task])
         self._threads.shutdown()
@@ -97,7 +182,7 @@ class Committer:
         self._committing = len(pairs)
         for tail, _ in pairs:
             # One that is held up has its next batch still.
-            if not tail.is_full(self.busy):
+            if not tail.is_full(self._busy):
                 self._streams.let_more_come(tail)
         try:
             errors = await self._loop.ask(self._written, pairs, threads=self._threads)
@@ -123,7 +208,7 @@ class Committer:
 
     def _try_again(self, tail: OpenTail) -> None:
         self._ready[tail] = None
-        self.go_on()
+        self._go_on()
 
     # --- the thread that commits --------------------------------------------------------------------------------------
 

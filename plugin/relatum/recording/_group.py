@@ -15,7 +15,6 @@ from relatum.following import FollowerOptions, StreamFollower
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._committer import Committer, RecordedListener
-from relatum.recording._intake import Intake
 from relatum.recording._membership import Membership
 from relatum.recording._statistics import RecorderMetrics, RecorderStatistics
 from relatum.recording._stream_recording import StreamRecording
@@ -78,7 +77,7 @@ class RecorderGroup:
         self.follower = StreamFollower(
             self._loop,
             address,
-            lambda event: self._intake.told(event),
+            lambda event: self._committer.told(event),
             options=FollowerOptions(gather_s=GATHER_S if on_recorded is None else GATHER_RECEIPTS_S),
             outages=self.outages,
             who="reading of stream {!r}".format,
@@ -89,10 +88,9 @@ class RecorderGroup:
         )
         self._streams = Streams(self._loop, self._engine, address.vhost, self.follower, self.outages, self._membership)
         self._committer = Committer(
-            self._loop, commit_engine, self._streams, self.metrics, on_recorded, self._membership.in_time
+            self._streams, commit_engine, self.metrics, on_recorded, self._membership.in_time, self._stop
         )
-        self._intake = Intake(self.follower, self._streams, self._committer, self.outages, self._stop)
-        self._upkeep = Upkeep(self._loop, self._engine, self.follower, self._streams.recorded, self.outages, self._stop)
+        self._upkeep = Upkeep(self._streams, self._engine, self._stop)
         self._duties: list[Duty] = []
         self._finishing: Future[None] | None = None
         self._has_begun = False
@@ -134,7 +132,7 @@ class RecorderGroup:
     def drop(self, name: str) -> None:
         """Take back a name that was taken for a stream's to come."""
         self._loop.call(self._streams.drop, name)
-        self.metrics.forget(name)
+        self.metrics.streams.pop(name, None)
 
     # --- the end --------------------------------------------------------------------------------------------------
 

@@ -98,7 +98,8 @@ class Recorder:
             holder=holder,
             lease_s=lease_s,
         )
-        self._group.metrics.named(self._names)
+        for each in self._names:
+            self._group.metrics.stream(each)
         self._plain: set[str] = set()
         """Names that are streams, and no super streams: a broker writes an error to its log when it is asked that."""
         self._super: set[str] = set()

@@ -45,11 +45,11 @@ class Streams:
         membership: Membership,
     ) -> None:
         self.broker = OwnBroker()
-        self._loop = loop
+        self.loop = loop
         self._engine = engine
         self._vhost = vhost
-        self._follower = follower
-        self._outages = outages
+        self.follower = follower
+        self.outages = outages
         self._membership = membership
         self._by_name: dict[str, StreamRecording] = {}
         self._missing: list[StreamRow] = []
@@ -59,7 +59,7 @@ class Streams:
 
     def begin(self) -> list[Duty]:
         """Begin; gives what goes on until it is cancelled."""
-        repeat, outages = self._loop.repeat, self._outages
+        repeat, outages = self.loop.repeat, self.outages
         self._seeking = repeat(self._seek, "looking up streams", outages)
         self._membership.duty = repeat(self._share, "renewing the leases", outages)
         self._opening = repeat(self._open, "opening streams", outages)
@@ -166,7 +166,7 @@ class Streams:
     def committed(self, tail: OpenTail) -> None:
         """Some of what came is committed, or all."""
         if tail.recorded_to >= tail.started_at:
-            self._outages.over(tail.stream.who)
+            self.outages.over(tail.stream.who)
         if tail.is_whole and tail.stream.then is not None:
             self.ended(tail, None)
 
@@ -192,11 +192,11 @@ class Streams:
     def let_more_come(self, tail: OpenTail) -> None:
         """What was held, since there was no room for more, is done with."""
         held, tail.held = tail.held, []
-        self._follower.done(*held)
+        self.follower.done(*held)
 
     def _leave(self, stream: StreamRecording) -> None:
         if stream.following:
-            self._follower.leave(stream.name)
+            self.follower.leave(stream.name)
             stream.following = 0
 
     def _failed(self, stream: StreamRecording, error: Exception) -> None:
@@ -206,7 +206,7 @@ class Streams:
             logger.info("recording of stream %r begins anew: %s", stream.name, ended(error))
             stream.before_opening = None
         else:
-            self._outages.failed(stream.who, error)
+            self.outages.failed(stream.who, error)
             stream.is_refused = True
         stream.progress.reconnects += 1
         self._put_off(stream)
@@ -261,13 +261,13 @@ class Streams:
             self.seek()
 
     def _ask_broker(self, stream: StreamRecording) -> None:
-        stream.following = self._follower.follow(stream.name, 0)
+        stream.following = self.follower.follow(stream.name, 0)
 
     # --- seeking ------------------------------------------------------------------------------------------------------
 
     async def _seek(self) -> float:
         while self._missing:
-            await self._loop.ask(note_missing, self._engine, self._missing[0])
+            await self.loop.ask(note_missing, self._engine, self._missing[0])
             del self._missing[0]
         sought = [stream for stream in self.all() if stream.phase is Phase.SOUGHT and not stream.following]
         due, wait_s = _due(sought)
@@ -281,7 +281,7 @@ class Streams:
     async def _look_for(self, due: Sequence[StreamRecording]) -> None:
         if not due:
             return
-        rows = await self._loop.ask(self._rows_of, [(each.name, each.super_stream, each.is_there) for each in due])
+        rows = await self.loop.ask(self._rows_of, [(each.name, each.super_stream, each.is_there) for each in due])
         doubted: dict[str, StreamRow] = {}
         for stream in self._still(due):
             row = rows.get(stream.name)
@@ -293,7 +293,7 @@ class Streams:
                 doubted[stream.name] = row
         if not doubted:
             return
-        rows, others = await self._loop.ask(self._see_whose, list(doubted.values()))
+        rows, others = await self.loop.ask(self._see_whose, list(doubted.values()))
         for stream in self._still(due):
             row = rows.get(stream.name)
             if stream.name in others:
@@ -332,7 +332,7 @@ class Streams:
 
     def whose(self, rows: Sequence[StreamRow]) -> dict[str, RelatumError]:
         """Which of these streams are another broker's, and which is that. It waits for both servers."""
-        reader = self._follower.reader()
+        reader = self.follower.reader()
         return adopt(self._engine, reader, rows, self.broker.ask(reader))
 
     # --- sharing ------------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ class Streams:
         elif stream_id in share.others and not stream.progress.is_standby:
             stream.is_refused = True
             stream.progress.stand_by()
-            self._outages.over(stream.who)
+            self.outages.over(stream.who)
 
     def _give(self, surplus: int) -> None:
         """Finish some streams that others should have."""
@@ -400,7 +400,7 @@ class Streams:
     async def _prepare(self, stream: StreamRecording, before: Callable[[], bool]) -> None:
         """Do what comes before a stream is opened again."""
         try:
-            is_same = await self._loop.ask(before)
+            is_same = await self.loop.ask(before)
         except Exception as error:  # noqa: BLE001 - said once, and tried again
             if stream.phase is Phase.HELD:
                 self._failed(stream, error)
@@ -415,8 +415,8 @@ class Streams:
         ready = [(stream, stream.row) for stream in due if stream.row is not None]
         if not ready:
             return
-        opened = await self._loop.ask(self._opened, [row for _, row in ready])
-        self._outages.answered(Server.BROKER, Server.DATABASE)
+        opened = await self.loop.ask(self._opened, [row for _, row in ready])
+        self.outages.answered(Server.BROKER, Server.DATABASE)
         for stream, row in ready:
             if stream.phase is not Phase.HELD or stream.row is not row:
                 continue
@@ -428,13 +428,13 @@ class Streams:
 
     def _opened(self, rows: Sequence[StreamRow]) -> dict[str, Opened]:
         # Nothing is written for a broker that never answered.
-        self._follower.reader()
+        self.follower.reader()
         return {each.stream.name: each for each in open_streams(self._engine, rows)}
 
     def _follow(self, stream: StreamRecording, opened: Opened) -> None:
         stream.tail, stream.phase = OpenTail(stream, opened), Phase.OPEN
         stream.progress.lost(opened.holes)
-        stream.following = self._follower.follow(stream.name, opened.tail.to_offset, known=opened.known)
+        stream.following = self.follower.follow(stream.name, opened.tail.to_offset, known=opened.known)
 
     def _pass_hole(self, row: StreamRow, to_offset: int) -> bool:
         pass_hole(self._engine, row, to_offset)
@@ -446,8 +446,8 @@ class Streams:
 
     def _is_same(self, row: StreamRow) -> bool:
         """Cut back what a stream has lost; False where it is another one."""
-        self.broker.ask_anew(self._follower.reader())
-        return not self.broker.is_not_of(row.broker_id) and after_loss(self._engine, self._follower.reader(), row)
+        self.broker.ask_anew(self.follower.reader())
+        return not self.broker.is_not_of(row.broker_id) and after_loss(self._engine, self.follower.reader(), row)
 
     # --- looks --------------------------------------------------------------------------------------------------------
 
@@ -467,7 +467,7 @@ class Streams:
         tail = stream.tail
         is_known = tail is not None and tail.is_known
         try:
-            bounds = await self._loop.ask(self._bounds, stream.name)
+            bounds = await self.loop.ask(self._bounds, stream.name)
         except StreamNotFound:
             stream.progress.show(None)
         except RelatumError as error:
@@ -483,7 +483,7 @@ class Streams:
 
     def _bounds(self, name: str) -> StreamBounds:
         with within(LOOK_TIME_S):
-            return self._follower.reader().bounds(name)
+            return self.follower.reader().bounds(name)
 
 
 def _due(streams: Iterable[StreamRecording]) -> tuple[list[StreamRecording], float]:

@@ -16,18 +16,18 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.errors import BrokerUnavailable, CoverageConflict, DatabaseUnavailable, StreamNotFound, StreamUnavailable
-from relatum.following import StreamFollower
 from relatum.recording._fill import Filler
 from relatum.recording._opening import late_holes
 from relatum.recording._part_tender import PartTender
 from relatum.recording._prune import prune_expired, prune_receipts
 from relatum.recording._ranges import gaps
 from relatum.recording._stream_recording import OpenTail, StreamRecording
+from relatum.recording._streams import Streams
 from relatum.store.catalog import StreamRow, key_definitions
 from relatum.store.coverage import CoverageRow, Range, coverage_of
 from relatum.store.parts import retain_from, table_parts_of
 from relatum.store.translation import translated_errors
-from relatum.waiting import QUESTION_S, ComponentLoop, Duty, Outages, backoff
+from relatum.waiting import QUESTION_S, Duty, backoff
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -51,25 +51,12 @@ Recorded = tuple[StreamRecording, StreamRow, OpenTail]
 
 
 class Upkeep:
-    """Three duties, each of which does one thing after the other in a thread.
+    """Three duties, each of which does one thing after the other in a thread."""
 
-    `recorded`: Gives the streams that are recorded now.
-    """
-
-    def __init__(
-        self,
-        loop: ComponentLoop,
-        engine: sa.Engine,
-        follower: StreamFollower,
-        recorded: Callable[[], list[Recorded]],
-        outages: Outages,
-        stop: threading.Event,
-    ) -> None:
-        self._loop = loop
+    def __init__(self, streams: Streams, engine: sa.Engine, stop: threading.Event) -> None:
+        self._streams = streams
+        self._loop = streams.loop
         self._engine = engine
-        self._follower = follower
-        self._recorded = recorded
-        self._outages = outages
         self._stop = stop
         self._pauses = backoff(QUESTION_S)
         self._seen: dict[tuple[int, Range], float] = {}
@@ -78,24 +65,25 @@ class Upkeep:
 
     def begin(self) -> list[Duty]:
         """Begin; gives what goes on until it is cancelled."""
+        repeat, outages = self._loop.repeat, self._streams.outages
         return [
-            self._loop.repeat(self._close_gaps, "closing of gaps", self._outages),
-            self._loop.repeat(self._tend, "looking after the parts of the table", self._outages),
-            self._loop.repeat(self._prune, "deleting what has expired", self._outages),
+            repeat(self._close_gaps, "closing of gaps", outages),
+            repeat(self._tend, "looking after the parts of the table", outages),
+            repeat(self._prune, "deleting what has expired", outages),
         ]
 
     async def _close_gaps(self) -> float:
-        recorded = self._recorded()
+        recorded = self._streams.recorded()
         has_work = await self._loop.ask(self._look, recorded) if recorded else False
         if has_work:
             self._pauses = backoff(QUESTION_S)
         return next(self._pauses)
 
     async def _tend(self) -> float:
-        return await self._loop.ask(self._parts.tend) if self._recorded() else BEGUN_S
+        return await self._loop.ask(self._parts.tend) if self._streams.recorded() else BEGUN_S
 
     async def _prune(self) -> float:
-        recorded = self._recorded()
+        recorded = self._streams.recorded()
         due = [(stream, row, tail.retained_from) for stream, row, tail in recorded]
         due = [(stream, row, first) for stream, row, first in due if first > stream.pruned_to]
         if due:
@@ -111,14 +99,25 @@ class Upkeep:
         """Close what has been open for long enough; True where something was closed, or is to be soon."""
         ranges: dict[int, list[CoverageRow]] = {row.stream_id: [] for _, row, _ in recorded}
         with translated_errors(), self._engine.begin() as connection:
+            definitions = key_definitions(connection)
             for range_ in coverage_of(connection, sorted(ranges)):
                 ranges[range_.stream_id].append(range_)
         open_now: dict[tuple[int, Range], float] = {}
         has_work = False
         failed: Exception | None = None
         for stream, row, tail in recorded:
+            found = gaps(ranges[row.stream_id], tail.first_offset)
+            for gap in found:
+                open_now[row.stream_id, gap] = self._seen.get((row.stream_id, gap), time.monotonic())
+            due = [gap for gap in found if time.monotonic() - open_now[row.stream_id, gap] >= UNTOUCHED_S]
+            has_work |= len(due) < len(found)
             try:
-                has_work |= self._look_at(stream, row, tail.first_offset, ranges[row.stream_id], open_now)
+                for fill, part in (
+                    *((Filler.fill, gap) for gap in due),
+                    *((Filler.record_again, part) for part in again(ranges[row.stream_id], tail.first_offset)),
+                ):
+                    filler = Filler(self._engine, self._streams.follower.reader(), row, definitions, stop=self._stop)
+                    has_work |= self._mend(stream, row, partial(fill, filler), part)
             except StreamUnavailable as error:
                 failed = error
             except (BrokerUnavailable, DatabaseUnavailable):
@@ -132,55 +131,20 @@ class Upkeep:
             raise failed
         return has_work
 
-    def _look_at(
-        self,
-        stream: StreamRecording,
-        row: StreamRow,
-        first: int,
-        ranges: list[CoverageRow],
-        open_now: dict[tuple[int, Range], float],
-    ) -> bool:
-        """The same for one stream, whose gaps are noted."""
-        has_work = False
-        found = gaps(ranges, first)
-        for gap in found:
-            open_now[row.stream_id, gap] = self._seen.get((row.stream_id, gap), time.monotonic())
-        for gap in found:
-            if time.monotonic() - open_now[row.stream_id, gap] >= UNTOUCHED_S:
-                has_work |= self._for(stream, row, partial(self._close, gap))
-            else:
-                has_work = True
-        for range_ in again(ranges, first):
-            has_work |= self._for(stream, row, partial(self._read_again, range_))
-        return has_work
-
-    def _for(self, stream: StreamRecording, row: StreamRow, work: Callable[[Filler, StreamRow], bool]) -> bool:
-        """Do something for a stream; False where it could not be done now."""
-        reader = self._follower.reader()
+    def _mend(self, stream: StreamRecording, row: StreamRow, fill: Callable[[Range], bool], part: Range) -> bool:
+        """Record some offsets; False where that could not be done now."""
         if self._stop.is_set():
             return False
-        with translated_errors(), self._engine.begin() as connection:
-            definitions = key_definitions(connection)
-        filler = Filler(self._engine, reader, row, definitions, stop=self._stop)
+        extra = {"stream": row.name, "from": part[0], "to": part[1]}
+        logger.info("recording offsets %d to %d of stream %r, left behind", part[0], part[1] - 1, row.name, extra=extra)
         with suppress(CoverageConflict, StreamNotFound):
             # Somebody else works on it, or it is another stream now, which its recorder notices.
-            has_done = work(filler, row)
+            has_done = fill(part)
             with translated_errors(), self._engine.begin() as connection:
                 holes = late_holes(connection, [row.stream_id])
             stream.progress.lost(holes.get(row.stream_id, []))
             return has_done
         return False
-
-    def _read_again(self, range_: CoverageRow, filler: Filler, row: StreamRow) -> bool:
-        extra = {"stream": row.name, "from": range_.from_offset, "to": range_.to_offset}
-        text = "reading offsets %d to %d of stream %r again, which AMQP 0.9.1 recorded"
-        logger.info(text, range_.from_offset, range_.to_offset - 1, row.name, extra=extra)
-        return filler.record_again((range_.from_offset, range_.to_offset))
-
-    def _close(self, gap: Range, filler: Filler, row: StreamRow) -> bool:
-        extra = {"stream": row.name, "from": gap[0], "to": gap[1]}
-        logger.info("closing the gap from %d to %d of stream %r", gap[0], gap[1] - 1, row.name, extra=extra)
-        return filler.fill(gap)
 
     # --- what has expired ---------------------------------------------------------------------------------------------
 
@@ -199,6 +163,10 @@ class Upkeep:
                 return
 
 
-def again(rows: Sequence[CoverageRow], first: int) -> list[CoverageRow]:
-    """The ranges that AMQP 0.9.1 recorded and that are retained, in part at least, but for one that still grows."""
-    return [row for row in rows if row.over_amqp and not row.is_tail and row.to_offset > max(first, row.from_offset)]
+def again(rows: Sequence[CoverageRow], first: int) -> list[Range]:
+    """What AMQP 0.9.1 recorded and is retained, in part at least, but for a range that still grows."""
+    return [
+        (row.from_offset, row.to_offset)
+        for row in rows
+        if row.over_amqp and not row.is_tail and row.to_offset > max(first, row.from_offset)
+    ]
