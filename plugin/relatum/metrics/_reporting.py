@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("relatum.metrics")
 
+PAST_MAX: Final = 100
+"""Components that ended, of which values are kept one by one; those of more are merged."""
+
 _Values = dict[tuple[Metric, tuple[str, ...]], list[Any]]
 """Values by metric and by the values of its labels."""
 
@@ -29,29 +32,17 @@ class Reports(Protocol):
 
 
 class _Entry:
-    """One component; without a source once that has ended."""
+    """One component, and what it had counted when it was asked last."""
 
-    def __init__(self, source: Reports, owner: object | None, labels: Mapping[str, str]) -> None:
+    def __init__(self, source: Reports, labels: Mapping[str, str]) -> None:
+        self.source = weakref.ref(source)
         self._labels = labels
-        self._owner: Callable[[], object | None] = weakref.ref(source if owner is None else owner)
-        # A source that has an owner outlives it here, so that all it has counted is told.
-        self._source: Callable[[], Reports | None] = weakref.ref(source) if owner is None else lambda: source
         self._has_failed = False
         self.counted: _Values = {}
-        """What it had counted when it was asked last."""
-
-    @property
-    def is_over(self) -> bool:
-        return self._owner() is None
-
-    def end(self) -> None:
-        """Ask the component for the last time."""
-        self.values()
-        self._owner = self._source = _nothing
 
     def values(self) -> _Values:
         """What the component tells now; of one that is gone, or fails, what it had counted before."""
-        source = self._source()
+        source = self.source()
         if source is None:
             return self.counted
         found: _Values = {}
@@ -64,22 +55,12 @@ class _Entry:
                 logger.exception("the metrics of a %s are left out: a defect", type(source).__name__)
             self._has_failed = True
             return self.counted
-        # Where it ended while it was asked, its last numbers are kept already.
-        if self._source is not _nothing:
-            self.counted = {key: values for key, values in found.items() if key[0].kind is not Kind.GAUGE}
+        self.counted = {key: values for key, values in found.items() if key[0].kind is not Kind.GAUGE}
         return found
 
 
-def _nothing() -> None:
-    """What a component that ended is."""
-
-
 class _Registry:
-    """All components of this process.
-
-    `retire` takes no lock, since the garbage collector may close a component in any thread, also in one that holds the
-    lock: the next `report` or `values` removes what has ended.
-    """
+    """All components of this process. No component is asked under the lock, since it may take one of its own."""
 
     def __init__(self) -> None:
         self._renew()
@@ -87,39 +68,48 @@ class _Registry:
 
     def _renew(self) -> None:
         """Begin anew: in a child, what the parent's components count is the parent's to tell."""
-        self._lock = threading.Lock()
+        # One thread may come twice: the garbage collector ends a component in any of them.
+        self._lock = threading.RLock()
         self._entries: dict[int, _Entry] = {}
         """By the identity of the source."""
         self._past: _Values = {}
+        """What components had counted that have ended."""
 
-    def report(self, source: Reports, owner: object | None, labels: Mapping[str, str]) -> None:
+    def report(self, source: Reports, labels: Mapping[str, str]) -> None:
         with self._lock:
             self._sweep()
-            self._entries[id(source)] = _Entry(source, owner, labels)
+            self._entries[id(source)] = _Entry(source, labels)
 
     def retire(self, source: Reports) -> None:
         entry = self._entries.get(id(source))
         if entry is not None:
-            entry.end()
+            entry.values()
+            self._end(id(source), entry)
 
     def values(self) -> _Values:
         with self._lock:
             self._sweep()
-            found = {key: list(values) for key, values in self._past.items()}
+            found = {key: list(values) for key, values in list(self._past.items())}
             entries = list(self._entries.values())
-        # Without the lock: a component takes one of its own to answer.
         for entry in entries:
             for what, values in entry.values().items():
                 found.setdefault(what, []).extend(values)
         return found
 
+    def _end(self, key: int, entry: _Entry) -> None:
+        with self._lock:
+            if self._entries.get(key) is entry:
+                del self._entries[key]
+                for what, values in entry.counted.items():
+                    self._past.setdefault(what, []).extend(values)
+
     def _sweep(self) -> None:
-        """Add what components had counted that have ended to the past."""
-        for key, entry in [each for each in self._entries.items() if each[1].is_over]:
-            del self._entries[key]
-            for what, values in entry.values().items():
-                if what[0].kind is not Kind.GAUGE:
-                    self._past[what] = [what[0].merge([*self._past.get(what, ()), *values])]
+        for key, entry in list(self._entries.items()):
+            if entry.source() is None:
+                self._end(key, entry)
+        for (metric, _), values in list(self._past.items()):
+            if (count := len(values)) > PAST_MAX:
+                values[:count] = [metric.merge(values[:count])]
 
 
 _registry: Final = _Registry()
@@ -142,7 +132,10 @@ def report(source: Reports, *, owner: object | None = None, **labels: str) -> No
             must not hold its owner.
         labels: The values of the labels that its statistics were declared with.
     """
-    _registry.report(source, owner, labels)
+    _registry.report(source, labels)
+    if owner is not None:
+        # It keeps the source until then, so that all it has counted is told.
+        weakref.finalize(owner, retire, source).atexit = False
     for call in _listening:
         call()
 

@@ -20,7 +20,6 @@ from relatum.recording._batch import Batch, readable
 from relatum.recording._commit import recording, write_rows
 from relatum.recording._extract import Extractor
 from relatum.recording._losing import is_same, note
-from relatum.recording._part_tender import TURN_S
 from relatum.recording._ranges import Segment, unrecorded
 from relatum.recording._uncover import WINDOW_OFFSETS, lock_ranges, uncover, widened
 from relatum.store.catalog import StreamRow, key_definitions, lock_stream
@@ -47,6 +46,9 @@ SILENCE_S: Final = 30.0
 
 PAUSE_S_MAX: Final = 2.0
 """Seconds a throttled reader keeps its subscription waiting; for longer ones it ends it and comes back."""
+
+TURN_S: Final = 5.0
+"""Seconds between two looks at what the open part holds: at 200,000 rows a second it grows by a million meanwhile."""
 
 CommitListener = Callable[[int, int, int], None]
 """Called after each transaction with the messages it covered, the rows it wrote, and the offset it came to."""

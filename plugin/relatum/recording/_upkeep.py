@@ -16,16 +16,23 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.errors import BrokerUnavailable, CoverageConflict, DatabaseUnavailable, StreamNotFound, StreamUnavailable
-from relatum.recording._fill import Filler
+from relatum.recording._fill import TURN_S, Filler
 from relatum.recording._opening import late_holes
-from relatum.recording._part_tender import PartTender
 from relatum.recording._prune import prune_expired, prune_receipts
 from relatum.recording._ranges import gaps
 from relatum.recording._stream_recording import OpenTail, StreamRecording
 from relatum.recording._streams import Streams
 from relatum.store.catalog import StreamRow, key_definitions
 from relatum.store.coverage import CoverageRow, Range, coverage_of
-from relatum.store.parts import retain_from, table_parts_of
+from relatum.store.parts import (
+    PART_BYTES,
+    close_parts,
+    drop_parts,
+    empty_parts,
+    retain_from,
+    table_parts_of,
+    turn_parts,
+)
 from relatum.store.translation import translated_errors
 from relatum.waiting import QUESTION_S, Duty, backoff
 
@@ -33,6 +40,9 @@ logger = logging.getLogger("relatum.recorder")
 
 UNTOUCHED_S: Final = 5.0
 """Seconds that a gap must stay as it is before it is closed here: a back-fill that runs changes it all the time."""
+
+TEND_S: Final = 60.0
+"""Seconds between two looks at closed parts. A try that gives way to a reader keeps look-ups waiting for 50 ms."""
 
 BEGUN_S: Final = 1.0
 """Seconds between looks whether anything is recorded yet; nobody is asked for that."""
@@ -60,8 +70,7 @@ class Upkeep:
         self._stop = stop
         self._pauses = backoff(QUESTION_S)
         self._seen: dict[tuple[int, Range], float] = {}
-        self._parts = PartTender(engine)
-        self._receipts_at = time.monotonic()
+        self._receipts_at = self._tend_at = time.monotonic()
 
     def begin(self) -> list[Duty]:
         """Begin; gives what goes on until it is cancelled."""
@@ -80,7 +89,7 @@ class Upkeep:
         return next(self._pauses)
 
     async def _tend(self) -> float:
-        return await self._loop.ask(self._parts.tend) if self._streams.recorded() else BEGUN_S
+        return await self._loop.ask(self._tend_parts) if self._streams.recorded() else BEGUN_S
 
     async def _prune(self) -> float:
         recorded = self._streams.recorded()
@@ -92,6 +101,21 @@ class Upkeep:
             self._receipts_at = time.monotonic()
             await self._loop.ask(prune_receipts, self._engine)
         return PRUNE_EVERY_S
+
+    def _tend_parts(self) -> float:
+        """Make the next part ahead of time, close full ones, and drop those of which nothing is retained.
+
+        Each recorder does; who comes second finds nothing to do. See docs/adr/0023.
+        """
+        found = turn_parts(self._engine, PART_BYTES)
+        if time.monotonic() >= self._tend_at:
+            self._tend_at = time.monotonic() + TEND_S
+            close_parts(self._engine, found)
+            empty_parts(self._engine)
+            if dropped := drop_parts(self._engine):
+                rows = sum(dropped.values())
+                logger.info("dropped %d rows of messages that are not retained", rows, extra={"rows": rows})
+        return TURN_S
 
     # --- gaps ---------------------------------------------------------------------------------------------------------
 

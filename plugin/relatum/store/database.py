@@ -338,12 +338,14 @@ def _executed(
         if on_primary and rows and rows[0].is_standby:
             raise psycopg.errors.ReadOnlySqlTransaction("the server is a standby")
         return rows
-    with driver.transaction():
-        rows = _fetched(driver, text, given)
-        if accept(rows):
-            return rows
-        raise psycopg.Rollback
-    return []  # type: ignore[unreachable]  # psycopg.Rollback ends the block, and goes no further
+    # What ends it before it is committed rolls it back: the connection is given back.
+    driver.begin()
+    rows = _fetched(driver, text, given)
+    if accept(rows):
+        driver.commit()
+        return rows
+    driver.rollback()
+    return []
 
 
 def _fetched(driver: TimedConnection, text: bytes, given: Mapping[str, Any]) -> Rows:
