@@ -12,7 +12,6 @@ from relatum.terminal import JsonOption, ServerOptions, console, errors, print_j
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from relatum.reading import BrokerAddress
     from relatum.recording import BackfillProgress, BackfillReport
 
 
@@ -40,13 +39,18 @@ def backfill(
     not stop the others: the command ends with its error. `--json` prints one document, a list of the streams: stream,
     messages, rows, from_offset, to_offset, seconds.
     """
+    from relatum.reading import StreamReader
     from relatum.recording import backfill as run_backfill
+    from relatum.recording._verify import meant_streams
+    from relatum.store.database import as_engine
 
     address, url = servers.address, servers.database_url
+    with as_engine(url) as engine, StreamReader.open(address) as reader:
+        meant = meant_streams(engine, reader, address.vhost, streams or None)
     failed: list[RelatumError] = []
     reports: list[BackfillReport] = []
     with stop_signals() as stop, _offsets_bar() as bar:
-        for name, super_stream in _meant(address, url, streams):
+        for name, super_stream in meant:
             if stop.is_set():
                 break
             options: dict[str, Any] = {"super_stream": super_stream, "progress": _shown(bar, name), "stop": stop}
@@ -72,21 +76,6 @@ def backfill(
         errors.print(str(each), markup=False, soft_wrap=True)
     if failed:
         raise failed[0]
-
-
-def _meant(address: "BrokerAddress", database_url: str, names: list[str] | None) -> list[tuple[str, str | None]]:
-    """Streams, each with the super stream that it is a partition of: those named, or all that are recorded."""
-    from relatum.reading import StreamReader
-    from relatum.store.catalog import streams_named
-    from relatum.store.database import as_engine
-    from relatum.store.translation import translated_errors
-
-    if not names:
-        with as_engine(database_url) as engine, translated_errors(), engine.connect() as connection:
-            return [(each.name, each.super_stream) for each in streams_named(connection, address.vhost, None)]
-    with StreamReader.open(address) as reader:
-        parts = {name: reader.partitions(name) for name in names}
-    return [(part, name if parts[name] else None) for name in parts for part in parts[name] or [name]]
 
 
 def _shown(bar: "Progress", stream: str) -> "Callable[[BackfillProgress], None]":

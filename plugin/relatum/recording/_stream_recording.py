@@ -52,7 +52,7 @@ class StreamRecording:
         following: The follower's number of it; 0 where it is not followed.
         tail: What is recorded of it, while it is open.
         then: What comes when all that was read is committed, of one that is read no more; None while it is read.
-        before_opening: Asked before it is opened again: whether it is the stream of its row still.
+        before_opening: Called before it is opened again; False where it is not the stream of its row any more.
         due_at: When it is sought or opened next, by the monotonic clock.
         look_at: When it is asked for its ends next.
         is_there: Whether the broker has said that it is a stream, and lets this user read it: only then it gets a row.
@@ -71,7 +71,7 @@ class StreamRecording:
         self.following = self.pruned_to = 0
         self.tail: OpenTail | None = None
         self.then: Callable[[StreamRecording], None] | None = None
-        self.before_opening: Callable[[], bool] | None = None
+        self.before_opening: Callable[[], bool | None] | None = None
         self.is_there = self.is_refused = self.was_missing = False
         self.pauses: Iterator[float] = backoff(QUESTION_S)
         self.due_at = 0.0

@@ -132,14 +132,15 @@ class Streams:
         if row is None:
             return  # it is looked up anew already
         if isinstance(what, Hole):
-            self.close(stream, partial(self._reopen, partial(self._pass_hole, row, what.to_offset)))
+            self.close(stream, partial(self._reopen, partial(pass_hole, self._engine, row, what.to_offset)))
         else:
             self.close(stream, partial(self._reopen, partial(self._is_same, row)))
 
     def pass_over(self, stream: StreamRecording, to_offset: int, reason: str) -> None:
         """What a stream has next cannot be unpacked here: go on behind it."""
         if stream.row is not None:
-            self.close(stream, partial(self._reopen, partial(self._pass_over, stream.row, to_offset, reason)))
+            before = partial(pass_over, self._engine, stream.row, to_offset, reason)
+            self.close(stream, partial(self._reopen, before))
 
     def gone(self, stream: StreamRecording, error: Exception) -> None:
         """The broker has no such stream, says the error, or it is not to be read: the follower asks until it is."""
@@ -219,7 +220,7 @@ class Streams:
 
     # --- what comes when what was read is committed -------------------------------------------------------------------
 
-    def _reopen(self, before: Callable[[], bool] | None, stream: StreamRecording) -> None:
+    def _reopen(self, before: Callable[[], bool | None] | None, stream: StreamRecording) -> None:
         stream.phase, stream.before_opening, stream.due_at = Phase.HELD, before, 0.0
         if self._opening is not None:
             self._opening.wake()
@@ -397,17 +398,17 @@ class Streams:
             await self._prepare(stream, before)
         return 0.0 if changed else wait_s
 
-    async def _prepare(self, stream: StreamRecording, before: Callable[[], bool]) -> None:
+    async def _prepare(self, stream: StreamRecording, before: Callable[[], bool | None]) -> None:
         """Do what comes before a stream is opened again."""
         try:
-            is_same = await self.loop.ask(before)
+            is_another = await self.loop.ask(before) is False
         except Exception as error:  # noqa: BLE001 - said once, and tried again
             if stream.phase is Phase.HELD:
                 self._failed(stream, error)
             return
         if stream.phase is Phase.HELD and stream.before_opening is before:
             stream.before_opening = None
-            if not is_same:
+            if is_another:
                 stream.phase, stream.row, stream.is_there = Phase.SOUGHT, None, True
                 self.seek()
 
@@ -435,14 +436,6 @@ class Streams:
         stream.tail, stream.phase = OpenTail(stream, opened), Phase.OPEN
         stream.progress.lost(opened.holes)
         stream.following = self.follower.follow(stream.name, opened.tail.to_offset, known=opened.known)
-
-    def _pass_hole(self, row: StreamRow, to_offset: int) -> bool:
-        pass_hole(self._engine, row, to_offset)
-        return True
-
-    def _pass_over(self, row: StreamRow, to_offset: int, reason: str) -> bool:
-        pass_over(self._engine, row, to_offset, reason)
-        return True
 
     def _is_same(self, row: StreamRow) -> bool:
         """Cut back what a stream has lost; False where it is another one."""

@@ -102,20 +102,17 @@ def verify(
     """
     if streams is not None:
         streams = checked_names("streams", streams)
-    if seed is not None:
-        checked_count("seed", seed, least=INTEGER_MIN, most=INTEGER_MAX)
-    if sample is None:
-        seed = None
-    elif isinstance(sample, bool) or not isinstance(sample, int | float) or not 0 <= sample <= 1:
-        raise InvalidInput(f"sample= takes a share from 0 to 1, not {shown(sample)}")
-    elif seed is None:
-        seed = random.randrange(1 << 32)  # noqa: S311 - a sample, nothing secret
+    seed = _checked_seed(sample, seed)
     address = BrokerAddress.of(broker, stream_url)
     chosen = partial(_chosen_windows, sample=sample, seed=seed)
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         found: list[StreamVerified] = []
         failed: dict[str, RelatumError] = {}
-        for name, super_stream in _meant(engine, reader, address.vhost, streams):
+        meant = meant_streams(engine, reader, address.vhost, streams)
+        if streams is None and not meant:
+            message = f"no stream of the virtual host {address.vhost!r} is recorded: nothing to compare"
+            raise NothingRecorded(message, vhost=address.vhost)
+        for name, super_stream in meant:
             try:
                 found.append(_compared(engine, reader, address.vhost, name, super_stream, chosen, progress))
             except AnotherBroker as error:
@@ -132,21 +129,26 @@ def verify(
         return VerifyReport(found, sample is None, seed, address, failed)
 
 
-def _meant(
+def _checked_seed(sample: float | None, seed: int | None) -> int | None:
+    """What chooses the sample; None where all is compared."""
+    if seed is not None:
+        checked_count("seed", seed, least=INTEGER_MIN, most=INTEGER_MAX)
+    if sample is None:
+        return None
+    if isinstance(sample, bool) or not isinstance(sample, int | float) or not 0 <= sample <= 1:
+        raise InvalidInput(f"sample= takes a share from 0 to 1, not {shown(sample)}")
+    return random.randrange(1 << 32) if seed is None else seed  # noqa: S311 - a sample, nothing secret
+
+
+def meant_streams(
     engine: sa.Engine, reader: StreamReader, vhost: str, names: Sequence[str] | None
-) -> Iterator[tuple[str, str | None]]:
-    """The streams to compare, each with the super stream that it is a partition of."""
+) -> list[tuple[str, str | None]]:
+    """Streams, each with the super stream that it is a partition of: those named, or all that are recorded."""
     if names is None:
         with translated_errors(), engine.connect() as connection:
-            rows = streams_named(connection, vhost, None)
-        if not rows:
-            raise NothingRecorded(
-                f"no stream of the virtual host {vhost!r} is recorded: nothing to compare", vhost=vhost
-            )
-        yield from ((row.name, row.super_stream) for row in rows)
-    for name in names or ():
-        partitions = reader.partitions(name)
-        yield from ((partition, name) for partition in partitions) if partitions else [(name, None)]
+            return [(row.name, row.super_stream) for row in streams_named(connection, vhost, None)]
+    parts = {name: reader.partitions(name) for name in names}
+    return [(part, name if parts[name] else None) for name in names for part in parts[name] or [name]]
 
 
 def _compared(
