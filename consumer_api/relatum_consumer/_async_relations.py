@@ -2,39 +2,32 @@
 
 import asyncio
 import ssl
-import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from datetime import datetime, timedelta
-from functools import partial
-from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, Unpack, overload
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
+from contextlib import closing
+from datetime import datetime
+from functools import partial, wraps
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, overload
 
 from relatum.closing import AsyncClosing
 from relatum.errors import AccessRefused, ConnectionsInUse, NotFound, UsedAfterClose
 from relatum.ids import MessageId
-from relatum.keys import KeyDefinition
-from relatum.membership import GroupPosition
 from relatum.processes import after_fork
 from relatum.reading import CONNECTIONS_MAX, AuthMechanism, BrokerAddress, Message
 from relatum.store.database import AnyDatabase
-from relatum.waiting import Deadline, NoThreadInTime, Threads, in_thread, left_s, within
+from relatum.waiting import Deadline, NoThreadInTime, Parts, Threads, in_thread, left_s, within
 from relatum_consumer._lookup_statistics import LookupStatistics
 from relatum_consumer._relations import Relations
 from relatum_consumer.consumed import Consumed
-from relatum_consumer.expectations import POLL_S, UNMET_MAX, Expectation, MissingReport, Unmet
+from relatum_consumer.expectations import POLL_S, Expectation, Unmet
 from relatum_consumer.groups import (
     AsyncSharedGroups,
     Group,
     GroupArguments,
     GroupConsumer,
-    GroupConsumerStatus,
-    GroupOrder,
-    GroupPage,
-    IncompleteGroupReport,
     SharingArguments,
 )
-from relatum_consumer.lookups import CLOSED, Answer, Health, Names, Order, Rest, Times, look_up, names_of
-from relatum_consumer.traces import Start, Trace
+from relatum_consumer.lookups import CLOSED, Answer, Health, Names, Order, Rest, look_up, names_of, wait_related
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -51,6 +44,30 @@ TURN_S: Final = 0.01
 
 ASIDE_THREADS: Final = 4
 """Threads for what must not wait for look-ups: closing, and asking whether the servers are well."""
+
+
+def _called(
+    method: Callable[Concatenate[Relations, _Arguments], _Result],
+    *,
+    is_limited: bool = True,
+    reads_many: bool = False,
+) -> Callable[Concatenate["AsyncRelations", _Arguments], Coroutine[Any, Any, _Result]]:
+    """A method of `Relations`, called in a thread: with its arguments and its documentation.
+
+    Args:
+        method: The method.
+        is_limited: It ends within `timeout_s`, the wait for a thread included.
+        reads_many: It holds a connection to the broker while it asks for others.
+    """
+
+    @wraps(method)
+    async def called(self: "AsyncRelations", /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        call = partial(method, self._relations, *args, **options)
+        with within(self._timeout_s if is_limited else None):
+            return await (self._lent_once if reads_many else self._in_thread)(call)
+
+    called.__qualname__ = f"AsyncRelations.{method.__name__}"
+    return called
 
 
 class AsyncRelations(AsyncClosing):
@@ -109,7 +126,7 @@ class AsyncRelations(AsyncClosing):
         """The same as the constructor, once both servers have answered; as `Relations.open`."""
         relations = cls(broker, database, **options)
         try:
-            await relations._call(relations._relations._reach)
+            await relations._reach()
         except BaseException:
             await relations.close()
             raise
@@ -132,63 +149,33 @@ class AsyncRelations(AsyncClosing):
         """Whether both servers answer now; as `Relations.health`. It waits for no look-up's thread."""
         return await in_thread(self._aside, partial(self._relations.health, timeout_s=timeout_s))
 
-    # --- by key -------------------------------------------------------------------------------------------
+    # --- what is asked as of `Relations` ---------------------------------------------------------------------
 
-    async def related(
-        self,
-        message: Message | Consumed,
-        to: Names = None,
-        *,
-        by: Names = None,
-        limit: int | None = None,
-        order: Order = "oldest",
-        complete: bool = False,
-    ) -> Answer:
-        """The messages that share a key's value with a message, never the message itself; as `Relations.related`."""
-        return await self._call(
-            self._relations.related, message, to, by=by, limit=limit, order=order, complete=complete
-        )
+    related = _called(Relations.related)
+    find = _called(Relations.find)
+    times = _called(Relations.times)
+    trace = _called(Relations.trace)
+    after = _called(Relations.after)
+    before = _called(Relations.before)
+    nearest = _called(Relations.nearest)
+    window = _called(Relations.window)
+    around = _called(Relations.around)
+    read = _called(Relations.read)
+    keys = _called(Relations.keys)
+    streams = _called(Relations.streams)
+    values = _called(Relations.values)
+    group = _called(Relations.group, reads_many=True)
+    grouped = _called(Relations.grouped, reads_many=True)
+    group_position = _called(Relations.group_position)
+    group_consumers = _called(Relations.group_consumers)
+    group_consumer_status = _called(Relations.group_consumer_status)
+    incomplete_groups = _called(Relations.incomplete_groups, is_limited=False)
+    expectations = _called(Relations.expectations)
+    missing = _called(Relations.missing)
+    _newest_groups = _called(Relations._newest_groups)
+    _reach = _called(Relations._reach)
 
-    async def find(
-        self,
-        key: str,
-        value: Any,
-        *,
-        streams: Names = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        limit: int | None = None,
-        order: Order = "oldest",
-        complete: bool = False,
-    ) -> Answer:
-        """The messages that carry a key's value; as `Relations.find`."""
-        return await self._call(
-            self._relations.find,
-            key,
-            value,
-            streams=streams,
-            since=since,
-            until=until,
-            limit=limit,
-            order=order,
-            complete=complete,
-        )
-
-    async def times(
-        self,
-        key: str,
-        value: Any,
-        *,
-        streams: Names = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        spans: int = 60,
-        order: Order = "oldest",
-    ) -> Times:
-        """When messages carry a key's value; as `Relations.times`."""
-        return await self._call(
-            self._relations.times, key, value, streams=streams, since=since, until=until, spans=spans, order=order
-        )
+    # --- what waits, or comes in parts ----------------------------------------------------------------------
 
     async def wait_related(
         self,
@@ -205,121 +192,14 @@ class AsyncRelations(AsyncClosing):
         A task that waits holds no thread: any number may.
         """
         relations = self._relations
-        waiting = relations._lookups.wait_related(message, to, by, limit, order, timeout_s)
-        with (
-            within(self._timeout_s + timeout_s),
-            look_up("wait_related") as told,
-            relations._counts.counted(),
-        ):
+        waiting = wait_related(relations._catalog, message, to, by, limit, order, timeout_s)
+        with within(self._timeout_s + timeout_s), look_up("wait_related") as told, relations._counts.counted():
             while (answer := await self._in_thread(waiting.look, threads=self._for_waits)) is None:
                 with relations._counts.awaiting():
                     await asyncio.sleep(left_s(waiting.pause_s))
                     waiting.is_seen = bool(await relations._waits.wait_in_task(waiting.watch, waiting.watch.until))
             told(answer)
             return answer
-
-    # --- what is connected ---------------------------------------------------------------------------------
-
-    async def trace(
-        self,
-        start: Start,
-        *,
-        by: Names = None,
-        streams: Names = None,
-        hops: int = 8,
-        limit: int = 1_000,
-        fan_out: int = 200,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        complete: bool = False,
-    ) -> Trace:
-        """All messages that are connected with one, over one key or several; as `Relations.trace`."""
-        return await self._call(
-            self._relations.trace,
-            start,
-            by=by,
-            streams=streams,
-            hops=hops,
-            limit=limit,
-            fan_out=fan_out,
-            since=since,
-            until=until,
-            complete=complete,
-        )
-
-    # --- by time ------------------------------------------------------------------------------------------
-
-    async def after(
-        self,
-        moment: Message | Consumed | datetime,
-        stream: str,
-        *,
-        by: str | None = None,
-        inclusive: bool = False,
-        complete: bool = False,
-    ) -> Answer:
-        """The next message in time in a stream; as `Relations.after`."""
-        return await self._call(self._relations.after, moment, stream, by=by, inclusive=inclusive, complete=complete)
-
-    async def before(
-        self,
-        moment: Message | Consumed | datetime,
-        stream: str,
-        *,
-        by: str | None = None,
-        inclusive: bool = False,
-        complete: bool = False,
-    ) -> Answer:
-        """The previous message in time in a stream; as `Relations.before`."""
-        return await self._call(self._relations.before, moment, stream, by=by, inclusive=inclusive, complete=complete)
-
-    async def nearest(
-        self, moment: Message | Consumed | datetime, stream: str, *, by: str | None = None, complete: bool = False
-    ) -> Answer:
-        """The message nearest in time in a stream, never the message itself; as `Relations.nearest`."""
-        return await self._call(self._relations.nearest, moment, stream, by=by, complete=complete)
-
-    async def window(
-        self,
-        moment: Message | Consumed | datetime,
-        stream: str,
-        *,
-        before_s: float = 0.0,
-        after_s: float = 0.0,
-        by: str | None = None,
-        complete: bool = False,
-    ) -> Answer:
-        """All messages of a stream around a moment, but not the message itself; as `Relations.window`."""
-        return await self._call(
-            self._relations.window, moment, stream, before_s=before_s, after_s=after_s, by=by, complete=complete
-        )
-
-    async def around(
-        self,
-        moment: Message | Consumed | datetime,
-        streams: Names = None,
-        *,
-        before_s: float = 0.0,
-        after_s: float = 0.0,
-        limit: int | None = None,
-        complete: bool = False,
-    ) -> Answer:
-        """All messages of several streams around a moment, merged by time; as `Relations.around`."""
-        return await self._call(
-            self._relations.around,
-            moment,
-            streams,
-            before_s=before_s,
-            after_s=after_s,
-            limit=limit,
-            complete=complete,
-        )
-
-    # --- what there is ------------------------------------------------------------------------------------
-
-    async def read(self, stream: str, offset: int) -> Message:
-        """The message at an offset of a stream; as `Relations.read`."""
-        return await self._call(self._relations.read, stream, offset)
 
     def read_many(
         self, ids: Iterable[MessageId | tuple[str, int]]
@@ -330,20 +210,6 @@ class AsyncRelations(AsyncClosing):
         (`contextlib.aclosing`).
         """
         return self._in_parts(lambda: self._relations.read_many(ids))
-
-    async def keys(self) -> tuple[KeyDefinition, ...]:
-        """The key definitions in force, by name, as they were known within the last second."""
-        return await self._call(self._relations.keys)
-
-    async def streams(self) -> tuple[str, ...]:
-        """The names of the streams that are recorded, in order; as `Relations.streams`."""
-        return await self._call(self._relations.streams)
-
-    async def values(self, key: str, prefix: str = "", *, limit: int = 10) -> tuple[str, ...]:
-        """The first recorded values of a key that begin with a prefix, in order; as `Relations.values`."""
-        return await self._call(self._relations.values, key, prefix, limit=limit)
-
-    # --- groups -------------------------------------------------------------------------------------------
 
     @overload
     def groups(
@@ -371,59 +237,6 @@ class AsyncRelations(AsyncClosing):
         given = self._relations._groups(names_of("streams", streams), **options)
         return self._in_parts(lambda: given)
 
-    async def incomplete_groups(
-        self, streams: Names = None, *, older_than: timedelta | float, complete: bool = True
-    ) -> list[IncompleteGroupReport]:
-        """The groups that are not complete, or contradict themselves; as `Relations.incomplete_groups`."""
-        method = self._relations.incomplete_groups
-        return await self._in_thread(partial(method, streams, older_than=older_than, complete=complete))
-
-    async def group(
-        self, group_id: str, *, streams: Names = None, order: GroupOrder = "logical", complete: bool = True
-    ) -> Group:
-        """What there is of one group, complete or not; as `Relations.group`."""
-        method = partial(self._relations.group, group_id, streams=streams, order=order, complete=complete)
-        with within(self._timeout_s):
-            return await self._lent_once(method)
-
-    async def grouped(self, group_id: str, sequence: int, *, streams: Names = None, complete: bool = False) -> Answer:
-        """The messages of one number of a group; as `Relations.grouped`."""
-        method = partial(self._relations.grouped, group_id, sequence, streams=streams, complete=complete)
-        with within(self._timeout_s):
-            return await self._lent_once(method)
-
-    async def group_position(self, group_id: str, *, streams: Names = None, complete: bool = True) -> GroupPosition:
-        """How far a group is: what a publisher needs to go on with it; as `Relations.group_position`."""
-        return await self._call(self._relations.group_position, group_id, streams=streams, complete=complete)
-
-    async def group_consumers(self) -> tuple[str, ...]:
-        """The names of the consumers that share groups in this virtual host, in order."""
-        return await self._call(self._relations.group_consumers)
-
-    async def group_consumer_status(self, name: str) -> GroupConsumerStatus:
-        """What is known of a consumer that shares groups; as `Relations.group_consumer_status`."""
-        return await self._call(self._relations.group_consumer_status, name)
-
-    async def _newest_groups(self, streams: Names = None, *, before: str | None = None, limit: int = 100) -> GroupPage:
-        return await self._call(self._relations._newest_groups, streams, before=before, limit=limit)
-
-    # --- what is missing ----------------------------------------------------------------------------------
-
-    async def expectations(self) -> tuple[Expectation, ...]:
-        """The expectations that are defined for this virtual host, in the order of their names."""
-        return await self._call(self._relations.expectations)
-
-    async def missing(
-        self,
-        expectation: str | Expectation,
-        *,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        limit: int = UNMET_MAX,
-    ) -> MissingReport:
-        """The messages of a span of time that nothing has followed in time; as `Relations.missing`."""
-        return await self._call(self._relations.missing, expectation, since=since, until=until, limit=limit)
-
     def watch_missing(
         self, expectation: str | Expectation, *, since: datetime | None = None, poll_s: float = POLL_S
     ) -> AsyncGenerator[Unmet, None]:
@@ -435,13 +248,6 @@ class AsyncRelations(AsyncClosing):
         return self._in_parts(lambda: given)
 
     # --- threads ------------------------------------------------------------------------------------------
-
-    async def _call(
-        self, method: Callable[_Arguments, _Result], *args: _Arguments.args, **options: _Arguments.kwargs
-    ) -> _Result:
-        """One call that ends within `timeout_s`, the wait for a thread included."""
-        with within(self._timeout_s):
-            return await self._in_thread(partial(method, *args, **options))
 
     async def _in_thread(
         self,
@@ -465,14 +271,14 @@ class AsyncRelations(AsyncClosing):
 
     async def _in_parts(self, begin: Callable[[], Generator[_Item | Rest, None, None]]) -> AsyncGenerator[_Item, None]:
         """What an iteration gives, taken in parts, each by one call; between two no thread is held."""
-        parts, has_turn = _Parts(begin), False
+        parts, has_turn = Parts(_in_lists(begin)), False
         try:
             while True:
                 if not has_turn:
                     await self._lend()
                     has_turn = True
                 part = await self._in_thread(parts.take)
-                if not part:
+                if part is None:
                     return
                 for item in part:
                     if not isinstance(item, Rest):
@@ -519,50 +325,22 @@ class AsyncRelations(AsyncClosing):
         await asyncio.shield(asyncio.wrap_future(self._aside.submit(close)))
 
 
-class _Parts(Generic[_Item]):
-    """A blocking iteration, in parts, taken by one thread at a time."""
-
-    def __init__(self, begin: Callable[[], Generator[_Item | Rest, None, None]]) -> None:
-        self._begin = begin
-        self._items: Generator[_Item | Rest, None, None] | None = None
-        self._error: Exception | None = None
-        self._lock = threading.Lock()
-        self._is_ended = False
-
-    def take(self) -> list[_Item | Rest]:
-        """What comes next, up to a rest; nothing at the end."""
-        try:
-            return self._take()
-        finally:
-            if self._is_ended:
-                self.close()
-
-    def _take(self) -> list[_Item | Rest]:
-        with self._lock:
-            if self._error is not None:
-                raise self._error
+def _in_lists(begin: Callable[[], Generator[_Item | Rest, None, None]]) -> Generator[list[_Item | Rest], None, None]:
+    """What an iteration gives, as lists: up to a rest, or as much as comes in a moment."""
+    with closing(begin()) as given:
+        while True:
             taken: list[_Item | Rest] = []
-            if self._items is None:
-                self._items = self._begin()
             until = time.monotonic() + PART_S
             try:
-                for item in self._items:
+                for item in given:
                     taken.append(item)
                     if isinstance(item, Rest) or len(taken) == PART_ITEMS or time.monotonic() >= until:
                         break
-            except Exception as error:
-                if not taken:
-                    raise
+            except Exception:
                 # What came before it is given first.
-                self._error = error
-            return taken
-
-    def close(self) -> None:
-        """End it: by the thread that takes a part now, where one does, since a source of ids may hold that for long."""
-        self._is_ended = True
-        if self._lock.acquire(blocking=False):
-            try:
-                if self._items is not None:
-                    self._items.close()
-            finally:
-                self._lock.release()
+                if taken:
+                    yield taken
+                raise
+            if not taken:
+                return
+            yield taken

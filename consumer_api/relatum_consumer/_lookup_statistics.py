@@ -5,7 +5,7 @@ import time
 from collections import Counter as Counts
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from relatum.errors import RelatumError
@@ -52,18 +52,6 @@ class LookupCounts:
         """Count what is asked in the block, and how it ends."""
         return _Counted(self)
 
-    def left(self, seconds: float, error: BaseException | None) -> None:
-        """Count one that ended."""
-        if isinstance(error, RelatumError):
-            with self._lock:
-                self._errors[type(error).__name__] += 1
-        self._lookup_s.observe(seconds)
-        self._move(-1, 0)
-
-    def enter(self) -> None:
-        """Count one that begins; see `counted`."""
-        self._move(1, 0)
-
     @contextmanager
     def awaiting(self) -> Iterator[None]:
         """Wait for a message inside: that takes no connection."""
@@ -83,13 +71,9 @@ class LookupCounts:
         self._lock = threading.Lock()
         self._asking = self._awaiting = 0
 
-    def statistics(self) -> LookupStatistics:
-        """What was counted. Of connections it tells nothing: the reader does."""
-        return self.with_connections(self.connections)
-
-    def with_connections(self, connections: ReaderStatistics) -> LookupStatistics:
-        """What was counted, with a reader's connections."""
-        told = {field.name: getattr(connections, field.name) for field in fields(ReaderStatistics)}
+    def statistics(self, connections: ReaderStatistics | None = None) -> LookupStatistics:
+        """What was counted, with a reader's connections; None where there is no reader."""
+        told = asdict(connections or self.connections)
         with self._lock:
             return LookupStatistics(
                 **told,
@@ -109,8 +93,13 @@ class _Counted:
         self._counts = counts
 
     def __enter__(self) -> None:
-        self._counts.enter()
+        self._counts._move(1, 0)
         self._began = time.perf_counter()
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        self._counts.left(time.perf_counter() - self._began, error)
+        counts = self._counts
+        counts._lookup_s.observe(time.perf_counter() - self._began)
+        counts._move(-1, 0)
+        if isinstance(error, RelatumError):
+            with counts._lock:
+                counts._errors[type(error).__name__] += 1

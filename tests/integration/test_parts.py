@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from relatum.recording import _upkeep, verify
 from relatum.store.catalog import add_keys, ensure_stream
 from relatum.store.database import make_engine
-from relatum.store.parts import Part, copy_rows, drop_parts, empty_parts, turn_parts
+from relatum.store.parts import Part, copy_rows, drop_parts, empty_parts, part_may_hold_values, turn_parts
 from relatum.store.rows import copy_text
 from relatum_consumer.lookups._probe import probe_statement
 from tests.support import new_streams, unique_name, wait_until
@@ -327,14 +327,20 @@ def test_what_is_in_no_other_part_is_asked_of_one(parts: Parts, database_url: st
             copy_rows(connection, rows)
         parts.turn()
     parts.close()
-    sought = [text_of(each) for each in probe_statement("oldest", keys=1, names=1, bounded=False, floored=False)]
+    sought = text_of(probe_statement("oldest", keys=1, names=1, bounded=False, floored=False))
     given = {"vhost": "/", "key_id_0": 1, "name_0": "s", "limit": 2}
     with psycopg.connect(database_url, autocommit=True) as asking:
         for n in range(0, 5 * MESSAGES, 7):
-            for text in sought:
-                found = asking.execute(text.encode(), given | {"value_0": f"v{n:08d}"}).fetchall()
-                assert [row[1] for row in found] == [n]
-        plan = plan_of(asking, "force_generic_plan", sought[0], given | {"value_0": "v00000250"})
+            found = asking.execute(sought.encode(), given | {"value_0": f"v{n:08d}"}).fetchall()
+            assert [row[1] for row in found] == [n]
+        # What the function asks.
+        key_id, value = "CAST(%(key_id)s AS smallint)", "CAST(%(value)s AS text)"
+        inside = f"""SELECT r.stream_offset, r.time_us FROM relatum.relationships r
+          WHERE r.key_id = {key_id} AND r.value = {value} AND r.stream_id = CAST(%(stream_id)s AS integer)
+            AND {part_may_hold_values("r", key_id, value, value)}
+          ORDER BY r.time_us, r.stream_offset LIMIT 2"""
+        sought_of = {"key_id": 1, "value": "v00000250", "stream_id": parts.stream_id}
+        plan = plan_of(asking, "force_generic_plan", inside, sought_of)
     asked = [node for node in nodes_of(plan) if node.get("Index Name") == "relationships_lookup"]
     counts = [node["Actual Rows"] for node in asked if node["Actual Loops"]]
     assert sorted(counts)[-1] == 1

@@ -18,7 +18,6 @@ from relatum_consumer.lookups._time_index import (
     BLOCK_PAGE,
     BLOCKS_BESIDE,
     BLOCKS_BETWEEN,
-    BLOCKS_BEYOND,
     WIDTH_CLASSES,
     WIDTHS_US,
 )
@@ -125,8 +124,8 @@ def test_the_statements_find_the_blocks_that_looking_at_every_block_finds(place:
                 if rest:
                     mark = rest[min(9, len(rest) - 1)]
                     u, o = (mark.min_us, mark.first_offset) if where == "after" else (mark.max_us, mark.last_offset)
-                    found = select(BLOCKS_BEYOND[where], t=t, u=u, o=o, floor=floor)
-                    check(where, found, [], [b for b in rest if order(b) > order(mark)])
+                    found = select(BLOCKS_BESIDE[where], t=t, u=u, o=o, floor=floor)
+                    check(where, found, at, [b for b in rest if order(b) > order(mark)])
             high = t + chance.randrange(10**5)
             between = fixed | {"stream_ids": [7, 1], "low": t, "high": high, "floor": floor}
             found = sorted(Block(*row[1:]) for row in database.rows(BLOCKS_BETWEEN, between))

@@ -19,9 +19,8 @@ from relatum.reading import Agreement, KeptChunks, Message, Position, Properties
 from relatum.store.coverage import TIME, CoverageRow, covered, last_position
 from relatum.wire._identity import fingerprint
 from relatum_consumer import Answer, Hit, Lacking, Status, Trace
-from relatum_consumer.lookups import Catalog, Evidence, Servers, Uncovered, check_identity, first_retained
+from relatum_consumer.lookups import Catalog, Evidence, Servers, Uncovered, check_identity, first_retained, is_sure
 from relatum_consumer.lookups._proof import gaps
-from relatum_consumer.lookups._related import is_sure
 from relatum_consumer.traces import Edge, Shared, Step, Stop, StopReason
 
 

@@ -15,9 +15,9 @@ from relatum.keys import moment as moment_of
 from relatum.limits import INTEGER_MAX, TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, Properties, StreamBounds
 from relatum_consumer import Answer, Status
-from relatum_consumer.lookups import Lookups, Servers
+from relatum_consumer.lookups import Catalog, Servers, beside, window
 from relatum_consumer.lookups import _limits as limits
-from relatum_consumer.lookups._time_index import BLOCK_PAGE, BLOCKS_BESIDE, BLOCKS_BETWEEN, BLOCKS_BEYOND, WIDTHS_US
+from relatum_consumer.lookups._time_index import BLOCK_PAGE, BLOCKS_BESIDE, BLOCKS_BETWEEN, WIDTHS_US
 from relatum_consumer.lookups._time_search import Block, earliest, mirrored
 from tests.support import times as slow
 from tests.support._recording import time_blocks, width_class
@@ -58,10 +58,10 @@ class World:
         return Message(stream, offset, None, None, lambda: (headers, Properties(), b"", True))
 
     @property
-    def lookups(self) -> Lookups:
-        """Look-ups in it: it is the database and the broker."""
+    def catalog(self) -> Catalog:
+        """What look-ups in it ask: it is the database and the broker."""
         broker: Any = self
-        return Lookups(Servers(self.rows, lambda: broker), "/")
+        return Catalog(Servers(self.rows, lambda: broker), "/")
 
     def bounds(self, stream: str) -> StreamBounds:
         """As of the broker."""
@@ -118,17 +118,17 @@ class World:
     def _beside(self, sql: Any, given: Any, rows: list[Block]) -> list[Block]:
         t, place = given["t"], (given["u"], given["o"])
         reaching = [block for block in rows if block.min_us <= t <= block.max_us]
-        if sql in (BLOCKS_BESIDE["after"], BLOCKS_BEYOND["after"]):
+        if sql is BLOCKS_BESIDE["after"]:
             following = sorted(
                 (block for block in rows if block.min_us > t and (block.min_us, block.first_offset) > place),
                 key=lambda block: (block.min_us, block.first_offset),
             )
-            return (reaching if sql is BLOCKS_BESIDE["after"] else []) + following[: self.page]
+            return reaching + following[: self.page]
         preceding = sorted(
             (block for block in rows if block.max_us < t and (block.max_us, block.last_offset) < place),
             key=lambda block: (block.max_us, block.last_offset),
         )
-        return (reaching if sql is BLOCKS_BESIDE["before"] else []) + preceding[-self.page :]
+        return reaching + preceding[-self.page :]
 
 
 SECOND = 1_000_000
@@ -165,18 +165,22 @@ def test_look_ups_by_time_give_what_looking_at_every_message_gives(
         moment: slow.Moment = (time, 0 if is_own else None, at.offset if is_own else 0)
         one = World({stream: world.times[stream]}, batch, page=page)
 
-        look = one.lookups
+        catalog = one.catalog
         for inclusive in (False, True):
             options: Any = {"inclusive": inclusive, "complete": False}
             expected = slow.after(places, moment, inclusive=inclusive)
-            assert offsets_of(look.beside("after", at, stream, None, **options)) == [p[2] for p in (expected,) if p]
+            assert offsets_of(beside(catalog, "after", at, stream, None, **options)) == [p[2] for p in (expected,) if p]
             expected = slow.before(places, moment, inclusive=inclusive)
-            assert offsets_of(look.beside("before", at, stream, None, **options)) == [p[2] for p in (expected,) if p]
+            assert offsets_of(beside(catalog, "before", at, stream, None, **options)) == [
+                p[2] for p in (expected,) if p
+            ]
         expected = slow.nearest(places, moment)
-        assert offsets_of(look.beside("nearest", at, stream, None, complete=False)) == [p[2] for p in (expected,) if p]
+        assert offsets_of(beside(catalog, "nearest", at, stream, None, complete=False)) == [
+            p[2] for p in (expected,) if p
+        ]
         span = data.draw(st.integers(0, 40))
         around = slow.window(places, moment, span * SECOND, 2 * SECOND)
-        assert offsets_of(look.window(at, stream, span, 2, None, complete=False)) == [place[2] for place in around]
+        assert offsets_of(window(catalog, at, stream, span, 2, None, complete=False)) == [place[2] for place in around]
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=60), min_size=1, max_size=4), st.data())
@@ -184,7 +188,7 @@ def test_going_on_through_a_super_stream_passes_every_message_once(parts: list[l
     """Equal times are ordered by partition, `s-2` before `s-10`, then by offset; backwards likewise."""
     numbers = data.draw(st.lists(st.integers(0, 20), min_size=len(parts), max_size=len(parts), unique=True))
     world = World({f"s-{number}": list(times) for number, times in zip(numbers, parts, strict=True)}, super_stream="s")
-    look = world.lookups
+    catalog = world.catalog
     order = sorted(
         (time, number, offset)
         for number, times in zip(numbers, parts, strict=True)
@@ -194,7 +198,7 @@ def test_going_on_through_a_super_stream_passes_every_message_once(parts: list[l
     for where, start, expected in ways:
         seen: list[tuple[int, int, int]] = []
         at: Any = moment_of(start)
-        while (answer := look.beside(where, at, "s", None, complete=False)).hits:
+        while (answer := beside(catalog, where, at, "s", None, complete=False)).hits:
             at = answer[0]
             seen.append((at.time_us, int(at.stream[2:]), at.offset))
         assert seen == expected
@@ -212,7 +216,7 @@ def test_what_retention_dropped_is_passed_over_and_told(
     lost = [(t, 0, o) for o, t in enumerate(times) if t is not None and o < first]
     moment: slow.Moment = (time, None, 0)
     for where, find in (("after", slow.after), ("before", slow.before)):
-        answer = world.lookups.beside(where, moment_of(time), "a", None, complete=False)
+        answer = beside(world.catalog, where, moment_of(time), "a", None, complete=False)
         expected = find(retained, moment)
         assert [message.offset for message in answer] == ([] if expected is None else [expected[2]])
         if expected is None:
@@ -224,7 +228,7 @@ def test_equal_times_by_the_million_are_passed_by_offset() -> None:
     world = World({"a": [5] * 20_000})
     at: Any = world.message("a", 12_345)
     for where, next_to in (("after", 12_346), ("before", 12_344)):
-        assert world.lookups.beside(where, at, "a", None, complete=False).ids == (("a", next_to),)
+        assert beside(world.catalog, where, at, "a", None, complete=False).ids == (("a", next_to),)
     assert world.reads <= 4
 
 
@@ -234,7 +238,7 @@ def test_few_blocks_are_read_where_times_are_in_order() -> None:
     for offset in (0, 1, 127, 128, 5000, 19_998):
         world.reads = 0
         at: Any = world.message("a", offset)
-        assert world.lookups.beside("after", at, "a", None, complete=False).ids == (("a", offset + 1),)
+        assert beside(world.catalog, "after", at, "a", None, complete=False).ids == (("a", offset + 1),)
         assert world.reads <= 2
 
 
@@ -245,7 +249,7 @@ def test_a_window_reads_no_more_than_an_answer_may_have(monkeypatch: pytest.Monk
     partitions = {f"orders-{number}": [offset * 1000 for offset in range(400)] for number in range(3)}
     world = World(partitions, super_stream="orders")
     with pytest.raises(InvalidInput, match="more than 500 messages: ask for a shorter span"):
-        world.lookups.window(moment_of(0), "orders", 0.0, 1e6, None, complete=complete)
+        window(world.catalog, moment_of(0), "orders", 0.0, 1e6, None, complete=complete)
     assert world.messages_read == 501
 
 
@@ -253,7 +257,7 @@ def test_a_window_counts_each_message_once(monkeypatch: pytest.MonkeyPatch) -> N
     """What is read twice, since a part is recorded anew, is one message of the answer."""
     monkeypatch.setattr(limits, "ANSWER_MESSAGES_MAX", 500)
     world = World({"orders": [offset * 1000 for offset in range(500)]}, batch=100)
-    found = world.lookups.window(moment_of(0), "orders", 0.0, 1e6, None, complete=True)
+    found = window(world.catalog, moment_of(0), "orders", 0.0, 1e6, None, complete=True)
     assert len(found) == 500
 
 

@@ -8,7 +8,7 @@ import pytest
 from relatum.errors import InvalidInput, InvalidKeyDefinition
 from relatum.keys import KeyDefinition
 from relatum_consumer import Expectation, Relations
-from relatum_consumer.lookups import Lookups, Servers
+from relatum_consumer.lookups import Catalog, Servers, find
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -31,7 +31,7 @@ def test_what_cannot_be_asked_is_refused(names: object, since: datetime, until: 
 
     nobody = Servers(ask, ask)
     with pytest.raises(InvalidInput, match=said):
-        Lookups(nobody, "/").find("order_id", 1, names, since, until, 1, "newest", complete=False)
+        find(Catalog(nobody, "/"), "order_id", 1, names, since, until, 1, "newest", complete=False)
 
 
 def test_what_is_missing_is_not_asked_of_no_time() -> None:

@@ -24,8 +24,8 @@ from relatum_consumer.lookups import (
     PresentStream,
     Servers,
     attended,
+    evidence,
     replaced,
-    stream_states,
 )
 
 ALWAYS: Final = INTEGER_MIN
@@ -84,7 +84,7 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Known:
         StreamReplaced: what lies at the last recorded offset is not what was recorded there.
     """
     asked_us = time.time_ns() // 1_000
-    streams = stream_states(catalog, [name])
+    streams = evidence(catalog, [name], (), needs_firsts=True)
     recorded = streams.recorded
     for stream in recorded:
         if not stream.record_time:

@@ -19,7 +19,7 @@ from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.groups._assembly import Member, Row, by_group, distinct
 from relatum_consumer.groups._options import UNRECORDED_MEMBERS_MAX
-from relatum_consumer.lookups import Catalog, LeftOut, PresentStream, Servers, Uncovered, evidence_of, stream_states
+from relatum_consumer.lookups import Catalog, LeftOut, PresentStream, Servers, Uncovered, evidence
 
 GROUP_ID_LENGTH: Final = 2 * GROUP_ID_BYTES
 """Characters of a group's id."""
@@ -148,10 +148,10 @@ def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> 
     """The streams as they stand now."""
     key_id = group_key(catalog)
     catalog.check_names(names)
-    streams = stream_states(catalog, names)
+    streams = evidence(catalog, names, [key_id], needs_firsts=True, is_proof=complete)
     for refused in streams.refused:
         say_left_out(refused)
-    gaps = evidence_of(catalog.servers, streams, [key_id], is_proof=complete).uncovered
+    gaps = streams.uncovered
     view = View(
         catalog.servers,
         key_id,

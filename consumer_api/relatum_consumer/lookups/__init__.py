@@ -14,23 +14,14 @@ from relatum_consumer.lookups._answer import (
     to_be_recorded,
 )
 from relatum_consumer.lookups._answering import Gathered, again_if_replaced
-from relatum_consumer.lookups._by_time import offsets_within
+from relatum_consumer.lookups._arguments import Names, is_in_span, names_of, span_of, time_us_of
+from relatum_consumer.lookups._by_key import Question, answer, find, related
+from relatum_consumer.lookups._by_time import around, beside, window
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted, named, streams_meant
-from relatum_consumer.lookups._health import Health, health, reached
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN, POOL_MAX
-from relatum_consumer.lookups._lookups import Lookups, Names, names_of, span_of, time_us_of
 from relatum_consumer.lookups._probe import Order
-from relatum_consumer.lookups._proof import Evidence, Uncovered, evidence, evidence_of
-from relatum_consumer.lookups._related import (
-    Question,
-    Row,
-    answer,
-    first_retained,
-    is_in_span,
-    read_rows,
-    seen_over_amqp,
-)
-from relatum_consumer.lookups._servers import CLOSED, Servers
+from relatum_consumer.lookups._proof import Evidence, Uncovered, evidence
+from relatum_consumer.lookups._servers import CLOSED, Health, Servers
 from relatum_consumer.lookups._stream_states import (
     all_ends,
     all_names,
@@ -39,11 +30,12 @@ from relatum_consumer.lookups._stream_states import (
     coverage_by_stream,
     ends_of,
     replaced,
-    stream_states,
 )
 from relatum_consumer.lookups._telemetry import look_up
-from relatum_consumer.lookups._values import Times, TimeSpan
-from relatum_consumer.lookups._waiting import Rest, Waiting, Watch, poll, rested
+from relatum_consumer.lookups._time_index import offsets_within
+from relatum_consumer.lookups._values import Times, TimeSpan, times, values
+from relatum_consumer.lookups._verified import Lost, Row, first_retained, is_sure, read_rows, seen_over_amqp
+from relatum_consumer.lookups._waiting import Rest, Watch, poll, rested, wait_related
 
 __all__ = [
     "ANSWER_MESSAGES_MAX",
@@ -59,7 +51,7 @@ __all__ = [
     "Hit",
     "Lacking",
     "LeftOut",
-    "Lookups",
+    "Lost",
     "Names",
     "NewKey",
     "Order",
@@ -72,36 +64,40 @@ __all__ = [
     "TimeSpan",
     "Times",
     "Uncovered",
-    "Waiting",
     "Wanted",
     "Watch",
     "again_if_replaced",
     "all_ends",
     "all_names",
     "answer",
+    "around",
     "attended",
+    "beside",
     "check_identity",
     "coverage_by_stream",
     "ends_of",
     "evidence",
-    "evidence_of",
+    "find",
     "first_retained",
-    "health",
     "is_in_span",
+    "is_sure",
     "look_up",
     "named",
     "names_of",
     "offsets_within",
     "poll",
-    "reached",
     "read_rows",
+    "related",
     "remedy",
     "replaced",
     "rested",
     "seen_over_amqp",
     "span_of",
-    "stream_states",
     "streams_meant",
     "time_us_of",
+    "times",
     "to_be_recorded",
+    "values",
+    "wait_related",
+    "window",
 ]

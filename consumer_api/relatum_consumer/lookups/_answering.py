@@ -4,7 +4,7 @@ A stream that is not the one that was recorded is met here, and messages are gat
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
@@ -14,10 +14,11 @@ from relatum.limits import MESSAGE_BYTES
 from relatum.reading import Message, StreamBounds
 from relatum.store.coverage import last_position
 from relatum_consumer.lookups import _limits as limits
-from relatum_consumer.lookups._answer import Answer, Hit, Status
+from relatum_consumer.lookups._answer import Answer, Hit, LeftOut, Status
 from relatum_consumer.lookups._catalog import Catalog
 from relatum_consumer.lookups._proof import Evidence, evidence_together
 from relatum_consumer.lookups._stream_states import coverage_by_stream
+from relatum_consumer.lookups._verified import Lost
 
 _Result = TypeVar("_Result")
 
@@ -126,16 +127,23 @@ def check_count(messages: int, advice: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found, each hit checked; where retention took some; where some could not be read; whose stream is gone.
-
-    Retention may have taken one of which nobody knows where it lay: `has_expired`.
-    """
+    """What was found, each hit checked; and what became of the rest that the index names."""
 
     hits: tuple[Hit, ...] = ()
-    expired: tuple[MessageId, ...] = ()
-    unread: tuple[MessageId, ...] = ()
-    has_expired: bool = False
-    deleted: tuple[MessageId, ...] = ()
+    lost: Lost = field(default_factory=Lost)
+
+    def answer(self, status: Status, streams: tuple[str, ...], left_out: tuple[LeftOut, ...]) -> Answer:
+        """The answer, by its status and the streams it holds over."""
+        lost = self.lost
+        return Answer(
+            status,
+            self.hits,
+            tuple(lost.expired),
+            streams=streams,
+            unread=tuple(lost.unread),
+            left_out=left_out,
+            deleted=tuple(lost.deleted),
+        )
 
 
 Find: TypeAlias = Callable[[Evidence | None], Found]
@@ -168,39 +176,26 @@ def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found)
     """The answer where the table knows something: nothing needs a proof, and nothing more is asked."""
     streams = catalog.recorded(names, (hit.message.stream for hit in found.hits))
     left_out = catalog.leaves_out(names)
-    status = Status.UNPROVEN if found.unread or left_out else Status.FOUND
-    return Answer(
-        status,
-        found.hits,
-        found.expired,
-        streams=streams,
-        unread=found.unread,
-        left_out=left_out,
-        deleted=found.deleted,
-    )
+    return found.answer(Status.UNPROVEN if found.lost.unread or left_out else Status.FOUND, streams, left_out)
 
 
 def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool) -> Answer:
     """The answer that evidence and what was found after it amount to."""
-    hits, unread, deleted = found.hits, found.unread, found.deleted
-    has_expired = found.has_expired or bool(found.expired)
-    if not known.streams and not (hits or has_expired or deleted):
+    lost = found.lost
+    if not known.streams and not (found.hits or lost.is_sure or lost.deleted):
         if known.left_out:
             raise catalog.why_left_out(known.left_out[0])
         catalog.nothing_recorded(known.gone)
     status = known.status(
-        is_found=bool(hits),
+        is_found=bool(found.hits),
         was_read=was_read,
-        is_whole=not unread,
-        has_expired=has_expired,
-        was_deleted=bool(deleted),
+        is_whole=not lost.unread,
+        has_expired=lost.is_sure,
+        was_deleted=bool(lost.deleted),
     )
     # What was recorded of a stream that was deleted is known: the answer holds over it, too.
-    streams = tuple(sorted({*known.streams, *(where.stream for where in deleted)}))
-    answer = Answer(
-        status, hits, found.expired, streams=streams, unread=unread, left_out=known.left_out, deleted=deleted
-    )
+    streams = tuple(sorted({*known.streams, *(where.stream for where in lost.deleted)}))
+    answer = found.answer(status, streams, known.left_out)
     if status is not Status.NOT_RECORDED_YET:
         return answer
-    unattended = known.unattended(catalog)
-    return replace(answer, unattended=unattended, new_keys=known.named_new_keys(catalog))
+    return replace(answer, unattended=known.unattended(catalog), new_keys=known.named_new_keys(catalog))

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,7 +23,7 @@ from relatum.errors import (
     StreamReplaced,
     Transient,
 )
-from relatum.keys import InvalidValue, KeyDefinition, Place, bases_of, described
+from relatum.keys import InvalidValue, KeyDefinition, bases_of, described
 from relatum.reading import BrokerIdentity, Message, another_broker
 from relatum.store.catalog import KEYS_IN_FORCE, definitions_of
 from relatum.store.database import sql
@@ -125,24 +125,11 @@ class _Snapshot:
     read_at: float
 
 
-def _look(definition: KeyDefinition, base_of: Callable[[Place], Any]) -> list[Wanted] | Lacking:
-    """The key's values in a message, or why there is none that could be recorded."""
-    values, reasons = definition.read(base_of)
-    if values:
-        return [Wanted(definition, value) for value in values]
-    source = " + ".join(definition.sources)
-    return Lacking(definition.name, f"{source} cannot be a value: {reasons[0]}" if reasons else f"no {source}")
-
-
 class Catalog:
     """What the database says of keys and streams. Threads may share it: a snapshot is replaced as a whole.
 
     A stale snapshot cannot make an answer wrong, only a second old: key ids are never used again, every message is
     checked against the definition that was used, and the streams are looked up in the statements themselves.
-
-    Args:
-        servers: What is asked.
-        vhost: The virtual host.
     """
 
     def __init__(self, servers: Servers, vhost: str) -> None:
@@ -207,42 +194,39 @@ class Catalog:
         """A key's definition."""
         if not isinstance(key, str):
             raise InvalidInput(f"a key is asked for by its name, not by {type(key).__name__}")
-        snapshot = self._current()
-        if key not in snapshot.definitions:
-            snapshot = self._current(fresh=True)
-        try:
-            return snapshot.definitions[key]
-        except KeyError:
-            hint = meant(key, snapshot.definitions)
-            cure = "`relatum keys list` shows those that are, `relatum keys add` defines one"
-            raise KeyNotDefined(f"no key {key!r} is defined{hint}: {cure}", key=key) from None
+        found = self._current().definitions.get(key)
+        if found is None:
+            definitions = self._current(fresh=True).definitions
+            if key not in definitions:
+                hint = meant(key, definitions)
+                cure = "`relatum keys list` shows those that are, `relatum keys add` defines one"
+                raise KeyNotDefined(f"no key {key!r} is defined{hint}: {cure}", key=key)
+            found = definitions[key]
+        return found
 
     def definitions(self, keys: Sequence[str] | None) -> list[KeyDefinition]:
         """The definitions of keys, or of every key defined where None."""
         if keys is not None:
-            found = []
-            for key in dict.fromkeys(keys):
-                definition = self.definition(key)
-                found.append(definition)
-            return found
-        snapshot = self._current()
-        if not snapshot.definitions:
-            snapshot = self._current(fresh=True)
-        if not snapshot.definitions:
+            return [self.definition(key) for key in dict.fromkeys(keys)]
+        found = self._current().definitions or self._current(fresh=True).definitions
+        if not found:
             raise KeyNotDefined("no key is defined, so nothing can be related: see `relatum keys add`", key="")
-        return list(snapshot.definitions.values())
+        return list(found.values())
 
     def values_of(self, message: Message, keys: Sequence[str] | None) -> Values:
         """The message's own values of the keys, or of every key defined where None; and the keys it has no value of."""
-        definitions = self.definitions(keys)
-        base_of = bases_of(message)
-        found = [_look(definition, base_of) for definition in definitions]
-        values = Values(
-            tuple(wanted for each in found if not isinstance(each, Lacking) for wanted in each),
-            tuple(each for each in found if isinstance(each, Lacking)),
-        )
-        self._note(values.wanted)
-        return values
+        wanted: list[Wanted] = []
+        lacking: list[Lacking] = []
+        definitions, base_of = self.definitions(keys), bases_of(message)
+        for definition in definitions:
+            values, reasons = definition.read(base_of)
+            wanted += [Wanted(definition, value) for value in values]
+            if not values:
+                source = " + ".join(definition.sources)
+                reason = f"{source} cannot be a value: {reasons[0]}" if reasons else f"no {source}"
+                lacking.append(Lacking(definition.name, reason))
+        self._note(wanted)
+        return Values(tuple(wanted), tuple(lacking))
 
     def value_sought(self, key: str, value: Any) -> Wanted:
         """A value someone asks for."""
@@ -334,9 +318,7 @@ class Catalog:
     def recorded(self, names: Sequence[str] | None, found_in: Iterable[str] = ()) -> tuple[str, ...]:
         """The names of the recorded streams meant, in order, by the snapshot in hand: without a statement.
 
-        Args:
-            names: Streams and super streams; None for all that are recorded.
-            found_in: Streams that have a place among them whatever the snapshot says: messages were found there.
+        `found_in`: Streams that have a place among them whatever the snapshot says: messages were found there.
         """
         snapshot = self._snapshot or self._current()
         if names is None:

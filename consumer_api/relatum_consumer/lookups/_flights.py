@@ -40,9 +40,6 @@ class Flights:
 
     A question that is under way began before a later caller came, and so proves nothing to that one: the caller waits
     for the next, with all others who come meanwhile. The first of them asks it.
-
-    Args:
-        within_s: Seconds to wait for another's answer, at most.
     """
 
     def __init__(self, within_s: float) -> None:
@@ -52,12 +49,7 @@ class Flights:
         self._lock = threading.Lock()
 
     def run(self, about: Hashable, ask: Callable[[], _Answer]) -> _Answer:
-        """What a function returns, called here or by another thread. It is shared: nobody changes it.
-
-        Args:
-            about: What is the same for all who may share it.
-            ask: The function.
-        """
+        """What `ask` returns, called here or by another thread that asks `about` the same. Nobody changes it."""
         until = time.monotonic() + self._within_s
         while True:
             with self._lock:

@@ -1,9 +1,9 @@
 """What it takes to say that there is none: every message the streams retain was recorded for the keys asked by.
 
-The streams' state is asked first (`_stream_states`), and the index is probed once more after that: whatever lay in the
-streams when their ends were taken is then either in an uncovered range or in the index. Where one of several streams
-begins is asked after the coverage, and only where a range is not recorded of which it is not known that it is retained:
-it takes as long as the end.
+The order of the questions is the argument. The streams' ends are taken from the broker first, the coverage from the
+database after that, and the index is probed once more after both: whatever lay in the streams when the ends were taken
+is then either in a range that is not recorded, or in the index. Where one of several streams begins is asked last, and
+only where a range is not recorded of which it is not known that it is retained: it takes as long as the end.
 
 The rule of statuses, the first line that fits:
 
@@ -27,9 +27,9 @@ from relatum.errors import StreamReplaced, Transient
 from relatum.reading import KeptChunks, Message, StreamBounds, UnreadableRecord
 from relatum.store.coverage import TIME, CoverageRow, Range, covered, merged, missing, proven
 from relatum_consumer.lookups._answer import LeftOut, NewKey, Status
-from relatum_consumer.lookups._catalog import Catalog
+from relatum_consumer.lookups._catalog import Catalog, PresentStream
 from relatum_consumer.lookups._servers import Servers
-from relatum_consumer.lookups._stream_states import StreamStates, all_ends, attended, stream_states
+from relatum_consumer.lookups._stream_states import all_ends, all_names, attended, check_identity, coverage_by_stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,13 @@ class Evidence:
 
     Attributes:
         streams: Those that are there, in order of their names. What is proven is proven of these.
-        gone: Those that were recorded and that the broker surely has no more.
-        left_out: Those that were recorded and that this user may not read; and, where none is named, those of other
-            brokers, and those that are not what was recorded.
-        generations: Of each stream that is recorded its number, which is another once it was declared again.
+        gone: Those that were recorded and that the broker surely has no more. They hold nothing, and prove nothing.
+        refused: Those that were recorded and that this user may not read.
+        unusable: Where none is named, those of other brokers, and those that are not what was recorded. The index may
+            have rows of them, and nobody may look which.
+        recorded: Those that are recorded.
+        ends: The ends of those that are there.
+        held: What is recorded of each that is there.
         uncovered: The ranges that are retained and not recorded as asked, by stream and offset.
         unproven: Streams of which nobody can prove what they hold, whatever is recorded or read.
         behind: Those of which something is recorded for no key, or not for the time.
@@ -59,14 +62,20 @@ class Evidence:
 
     streams: tuple[str, ...]
     gone: tuple[str, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
-    generations: Mapping[str, int] = field(default_factory=dict)
+    refused: tuple[LeftOut, ...] = ()
+    unusable: tuple[LeftOut, ...] = ()
+    recorded: Sequence[PresentStream] = ()
+    ends: dict[str, StreamBounds] = field(default_factory=dict)
+    held: Mapping[str, Sequence[CoverageRow]] = field(default_factory=dict)
     uncovered: list[Uncovered] = field(default_factory=list)
     unproven: set[str] = field(default_factory=set)
     behind: set[str] = field(default_factory=set)
     new_keys: dict[int, dict[str, None]] = field(default_factory=dict)
-    is_partial: bool = False
-    """Whether the index has rows of streams that are left out, and nobody may look which."""
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The recorded streams that this is no evidence of."""
+        return (*self.unusable, *self.refused)
 
     def scan(self, servers: Servers, consider: Callable[[Message], object]) -> None:
         """Read what is not recorded. What cannot be unpacked makes its stream unproven."""
@@ -79,15 +88,6 @@ class Evidence:
 
         for each in self.uncovered:
             servers.scan(each.stream, each.start, each.stop, look)
-
-    def note_gaps(self, stream: str, key_id: int, uncovered: Iterable[Range], recorded: Sequence[Range]) -> None:
-        """Tell what was recorded, but not looked at for this key, from what nobody recorded."""
-        for gap in uncovered:
-            unrecorded = [gap] if key_id == TIME else missing(gap, recorded)
-            if unrecorded:
-                self.behind.add(stream)
-            if unrecorded != [gap]:
-                self.new_keys.setdefault(key_id, {})[stream] = None
 
     def unattended(self, catalog: Catalog) -> tuple[str, ...]:
         """Those of the streams that are behind and that nobody records now."""
@@ -114,10 +114,12 @@ class Evidence:
             StreamReplaced: a recorder has begun it anew meanwhile: then the index left out what was recorded of it.
         """
         present = {stream.name: stream.stream_id for stream in catalog.streams(names)}
-        for stream in self.streams:
-            if stream in self.generations and present.get(stream) != self.generations[stream]:
-                message = f"the stream {stream!r} was begun anew, or forgotten, while it was asked about: repeat it"
-                raise StreamReplaced(message, stream=stream)
+        for stream in self.recorded:
+            if stream.name in self.ends and present.get(stream.name) != stream.stream_id:
+                message = (
+                    f"the stream {stream.name!r} was begun anew, or forgotten, while it was asked about: repeat it"
+                )
+                raise StreamReplaced(message, stream=stream.name)
 
     def is_open(self, required: Collection[int] | None = None) -> bool:
         """Whether something is not recorded for one of the keys required, or for any key of which it is the evidence.
@@ -139,16 +141,47 @@ class Evidence:
         required: Collection[int] | None = None,
     ) -> Status:
         """What an answer may say; the rule is told where this module begins, and `required` in `is_open`."""
-        is_proven = is_whole and not (self.is_partial or (was_read and (self.unproven or self.left_out)))
+        is_proven = is_whole and not (self.unusable or (was_read and (self.unproven or self.refused)))
         if is_found:
             return Status.FOUND if is_proven else Status.UNPROVEN
         if self.is_open(required) and not was_read:
             return Status.NOT_RECORDED_YET
-        if not is_proven or self.unproven or self.left_out:
+        if not is_proven or self.unproven or self.refused:
             return Status.UNPROVEN
         if has_expired:
             return Status.EXPIRED
         return Status.DELETED if was_deleted else Status.ABSENT
+
+    # --- how it comes about -------------------------------------------------------------------------------
+
+    def _look(self, stream: str, keys: Sequence[int], *, is_proof: bool) -> None:
+        """Note what is not recorded of a stream for each of the keys, and why."""
+        uncovered = self._gaps(stream, keys, is_proof=is_proof)
+        self.uncovered += [Uncovered(stream, *gap) for gap in uncovered]
+        if not uncovered:
+            return
+        needs_proof = is_proof and self.ends[stream].is_proven
+        rows = [row for row in self.held[stream] if not (row.over_amqp and needs_proof)]
+        at_all = merged((row.from_offset, row.to_offset) for row in rows if row.kind == "recorded")
+        for key_id in keys:
+            for gap in self._gaps(stream, [key_id], is_proof=is_proof):
+                unrecorded = [gap] if key_id == TIME else missing(gap, at_all)
+                if unrecorded:
+                    self.behind.add(stream)
+                if unrecorded != [gap]:
+                    self.new_keys.setdefault(key_id, {})[stream] = None
+
+    def _gaps(self, stream: str, keys: Sequence[int], *, is_proof: bool) -> list[Range]:
+        bounds = self.ends[stream]
+        # Where no leader says where a stream ends, nothing is proven of it, however often it is read.
+        recorded_as = proven if is_proof and bounds.is_proven else covered
+        return gaps(bounds, self.held[stream], keys, recorded_as=recorded_as)
+
+    def _ask_where_it_begins(self, servers: Servers, streams: Sequence[str]) -> None:
+        """Have the first offsets retained, as far as they can be had; the next answer will say why not."""
+        for stream, bounds in all_ends(servers, streams, is_named=False).items() if streams else ():
+            if isinstance(bounds, StreamBounds) and bounds.first is not None and bounds.is_proven:
+                self.ends[stream] = StreamBounds(bounds.first, self.ends[stream].last, is_proven=True)
 
 
 def evidence(
@@ -157,62 +190,55 @@ def evidence(
     key_ids: Iterable[int],
     *,
     kept: KeptChunks | None = None,
+    needs_firsts: bool = False,
+    is_proof: bool = True,
 ) -> Evidence:
     """What is known of the streams meant: which there are, and what of them is not recorded for each of the keys.
 
-    For times, the key is `relatum.store.TIME`. `names`, `kept` and errors are those of `stream_states`.
+    Args:
+        catalog: Keys and streams.
+        names: Streams and super streams, which stand for their partitions; None for all that are recorded.
+        key_ids: For times, `relatum.store.TIME`.
+        kept: Chunks that are read join these.
+        needs_firsts: Ask in any case where each stream begins.
+        is_proof: False counts, too, what release 0.4 recorded over AMQP 0.9.1: its rows count, but some may lack.
+
+    Raises:
+        StreamNotFound, NotAStream, AccessRefused: a named stream is unknown to the database and to the broker, or was
+            deleted; or this user may not read it.
+        StreamReplaced: what lies at the last recorded offset is not what was recorded there.
     """
-    return evidence_of(catalog.servers, stream_states(catalog, names, kept=kept, lasts_only=True), key_ids)
-
-
-def evidence_of(servers: Servers, streams: StreamStates, key_ids: Iterable[int], *, is_proof: bool = True) -> Evidence:
-    """The same of streams whose state is known.
-
-    Without `is_proof`, what release 0.4 recorded over AMQP 0.9.1 counts, too: its rows count, but some may lack.
-    """
-    ends, held, keys = streams.ends, streams.held, tuple(key_ids)
+    servers, keys, kept = catalog.servers, tuple(key_ids), kept or KeptChunks()
+    recorded, unusable = catalog.streams(names), catalog.leaves_out(names)
+    meant = all_names(servers, recorded, names)
+    lasts = {stream.name for stream in recorded} if len(meant) > 1 and not needs_firsts else set()
+    found = all_ends(servers, meant, is_named=names is not None, kept=kept, lasts=lasts)
+    ends = {stream: bounds for stream, bounds in found.items() if isinstance(bounds, StreamBounds)}
+    ranges = coverage_by_stream(servers, recorded)
+    numbers = {stream.name: stream.stream_id for stream in recorded}
+    held = {stream: ranges.get(numbers.get(stream, 0), []) for stream in ends}
+    there = check_identity(catalog, held, ends, kept)
     result = Evidence(
         tuple(ends),
-        tuple(streams.gone),
-        (*streams.unusable, *streams.refused),
-        {stream.name: stream.stream_id for stream in streams.recorded},
+        tuple(stream for stream, bounds in found.items() if bounds is None),
+        tuple(bounds for bounds in found.values() if isinstance(bounds, LeftOut)),
+        unusable,
+        recorded,
+        ends,
+        held,
         unproven={stream for stream, bounds in ends.items() if not bounds.is_proven},
-        is_partial=bool(streams.unusable),
     )
-    # Where no leader says where a stream ends, nothing is proven of it, however often it is read.
-    needs_proof = {stream: is_proof and bounds.is_proven for stream, bounds in ends.items()}
-
-    def uncovered_of(stream: str, of_keys: Sequence[int] = keys) -> list[Range]:
-        ranges_held = proven if needs_proof[stream] else covered
-        return gaps(ends[stream], held[stream], of_keys, recorded_as=ranges_held)
-
     # What lies behind a message that is there is retained, too.
     unsure = [
         stream
-        for stream in streams.lasts.intersection(ends)
+        for stream in lasts.intersection(ends)
         if ends[stream].first == 0
-        and any(start <= streams.there.get(stream, start) for start, _ in uncovered_of(stream))
+        and any(start <= there.get(stream, start) for start, _ in result._gaps(stream, keys, is_proof=is_proof))
     ]
-    ends |= _begun(servers, unsure, ends) if unsure else {}
+    result._ask_where_it_begins(servers, unsure)
     for stream in ends:
-        uncovered = uncovered_of(stream)
-        result.uncovered += [Uncovered(stream, *gap) for gap in uncovered]
-        if uncovered:
-            rows = [row for row in held[stream] if not (row.over_amqp and needs_proof[stream])]
-            recorded_at_all = merged((row.from_offset, row.to_offset) for row in rows if row.kind == "recorded")
-            for key_id in keys:
-                result.note_gaps(stream, key_id, uncovered_of(stream, [key_id]), recorded_at_all)
+        result._look(stream, keys, is_proof=is_proof)
     return result
-
-
-def _begun(servers: Servers, streams: Sequence[str], ends: Mapping[str, StreamBounds]) -> dict[str, StreamBounds]:
-    """The same ends, with the first offsets retained, as far as they can be had; the next answer will say why not."""
-    found = all_ends(servers, streams, is_named=False)
-    return {
-        stream: StreamBounds(bounds.first, ends[stream].last, is_proven=True)
-        for stream, bounds in found.items()
-        if isinstance(bounds, StreamBounds) and bounds.first is not None and bounds.is_proven
-    }
 
 
 def evidence_together(catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> Evidence:

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final, TypeVar, cast
 
@@ -20,6 +21,7 @@ from relatum.reading import (
     StreamReader,
     agreements,
 )
+from relatum.store.catalog import KEYS_IN_FORCE
 from relatum.waiting import current, has_passed, left_s, within
 from relatum_consumer.lookups._flights import Flights
 
@@ -28,6 +30,9 @@ CLOSED: Final = "these relations were closed: make others, or ask inside the `wi
 
 NOT_REACHED_YET: Final = "The broker did not answer in time: another call still waits for the first connection to it."
 """The error of those who wait for a reader that another call opens."""
+
+_ASKED_FOR: Final = "relatum"
+"""A stream that need not be there: the broker is asked whether it is, and any answer will do."""
 
 _Ask = TypeVar("_Ask", bound=Callable[..., Any])
 
@@ -70,18 +75,28 @@ def _names(streams: Iterable[str], *_: Any) -> str:
     return ", ".join(sorted(streams))
 
 
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether both servers answer.
+
+    Attributes:
+        database: What is wrong with PostgreSQL; empty where it answers, and the tables are there and may be read.
+        broker: What is wrong with the broker; empty where it answers.
+    """
+
+    database: str = ""
+    broker: str = ""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether look-ups can be answered."""
+        return not self.database and not self.broker
+
+
 class Servers:
     """Asks PostgreSQL and the broker. Threads share it; the broker's reader is opened at the first question to it.
 
-    Args:
-        rows: Runs a statement, as `Database.rows` does.
-        open_reader: Opens the reader.
-        timeout_s: Seconds for one statement, and for the wait for a reader that another thread opens.
-
-    Attributes:
-        timeout_s: As given.
-        flights: What is asked once for many.
-        opened: The reader, once it is open.
+    `timeout_s`: Seconds for one statement, and for the wait for a reader that another thread opens.
     """
 
     def __init__(
@@ -129,6 +144,24 @@ class Servers:
             reader, self.opened = self.opened, None
         if reader is not None:
             reader.close()
+
+    # --- whether they answer ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Ask both what every lookup needs, or something harmless; the error of what does not answer is raised."""
+        self._check_database()
+        self._check_broker()
+
+    def health(self, timeout_s: float) -> Health:
+        """Ask both, each for half of the time at most."""
+        return Health(_wrong(self._check_database, timeout_s / 2), _wrong(self._check_broker, timeout_s / 2))
+
+    def _check_database(self) -> None:
+        self.rows(KEYS_IN_FORCE, {})
+
+    def _check_broker(self) -> None:
+        self.reach()
+        self.missing([_ASKED_FOR])
 
     # --- the database -------------------------------------------------------------------------------------
 
@@ -204,3 +237,12 @@ class Servers:
     def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], Any]) -> list[Any]:
         """Read a stream's messages from `start` to before `stop`: what `take` makes of each, None left out."""
         return self.reader().scan(stream, start, stop, take)
+
+
+def _wrong(ask: Callable[[], None], within_s: float) -> str:
+    try:
+        with within(within_s):
+            ask()
+    except RelatumError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -1,14 +1,8 @@
-"""The state of streams: their ends, what is recorded of them, and whether they are what was recorded.
-
-The order of the questions is the argument of every proof. The streams' ends are taken from the broker first, the
-coverage from the database after that: whatever lay in the streams when the ends were taken is then either in a range
-that is not recorded, or in the index, which is probed after both.
-"""
+"""What is asked of streams: their ends, what is recorded of them, and whether they are what was recorded."""
 
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable
@@ -60,69 +54,6 @@ def attended(catalog: Catalog, streams: Sequence[str]) -> set[str]:
         return set()
     rows = catalog.servers.rows(ATTENDED, {"vhost": catalog.vhost, "streams": list(streams)})
     return {name for (name,) in rows}
-
-
-@dataclass(frozen=True, slots=True)
-class StreamStates:
-    """Where the streams meant end, and what is recorded of them, which was asked after that.
-
-    Attributes:
-        recorded: Those that are recorded.
-        ends: The ends of those that are there, in the order of their names.
-        gone: Those that were recorded and that the broker surely has no more. They hold nothing, and prove nothing.
-        refused: Those that were recorded and that this user may not read.
-        unusable: Where none is named, those of other brokers, and those that are not what was recorded.
-        held: What is recorded, of each that is there.
-        there: The last offset that is recorded, of those that have it still.
-        lasts: Those of which nobody was asked where they begin: their first offset is 0.
-    """
-
-    recorded: list[PresentStream]
-    ends: dict[str, StreamBounds]
-    gone: list[str]
-    refused: list[LeftOut]
-    unusable: tuple[LeftOut, ...]
-    held: dict[str, list[CoverageRow]]
-    there: dict[str, int]
-    lasts: set[str]
-
-
-def stream_states(
-    catalog: Catalog, names: Sequence[str] | None, *, kept: KeptChunks | None = None, lasts_only: bool = False
-) -> StreamStates:
-    """The state of the streams meant, each of which is the one that was recorded.
-
-    Args:
-        catalog: Keys and streams.
-        names: Streams and super streams, which stand for their partitions; None for all that are recorded.
-        kept: Chunks that are read join these.
-        lasts_only: Where several are meant, do not ask where those that are recorded begin.
-
-    Raises:
-        StreamNotFound, NotAStream, AccessRefused: a named stream is unknown to the database and to the broker, or was
-            deleted; or this user may not read it.
-        StreamReplaced: what lies at the last recorded offset is not what was recorded there.
-    """
-    recorded = catalog.streams(names)
-    unusable = catalog.leaves_out(names)
-    ends: dict[str, StreamBounds] = {}
-    gone: list[str] = []
-    refused: list[LeftOut] = []
-    kept = kept or KeptChunks()
-    meant = all_names(catalog.servers, recorded, names)
-    lasts = {stream.name for stream in recorded} if lasts_only and len(meant) > 1 else set()
-    for stream, found in all_ends(catalog.servers, meant, is_named=names is not None, kept=kept, lasts=lasts).items():
-        if isinstance(found, StreamBounds):
-            ends[stream] = found
-        elif found is None:
-            gone.append(stream)
-        else:
-            refused.append(found)
-    ranges = coverage_by_stream(catalog.servers, recorded)
-    numbers = {stream.name: stream.stream_id for stream in recorded}
-    held = {stream: ranges.get(numbers.get(stream, 0), []) for stream in ends}
-    there = check_identity(catalog, held, ends, kept)
-    return StreamStates(recorded, ends, gone, refused, unusable, held, there, lasts)
 
 
 def ends_of(servers: Servers, stream: str, *, is_named: bool) -> StreamBounds | LeftOut | None:

@@ -5,8 +5,8 @@ looking forwards in a mirror: with the signs of times and offsets changed, the l
 after. So all that decides is written once, for `after`.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from relatum.errors import TimeNotRecorded
@@ -17,6 +17,7 @@ from relatum.store.coverage import TIME
 from relatum_consumer.lookups._answer import Hit
 from relatum_consumer.lookups._answering import Found
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted, in_partition_order
+from relatum_consumer.lookups._verified import Lost
 
 Place: TypeAlias = tuple[int, int]
 Direction: TypeAlias = Literal["after", "before"]
@@ -55,20 +56,10 @@ def earliest(block: Block, beyond: Place) -> Place | None:
     return None
 
 
-def surely_holds(block: Block, beyond: Place) -> bool:
-    """Whether some message of the block comes after the place: its latest time is that of a message."""
-    return block.max_us > beyond[0]
-
-
 def in_order(blocks: Iterable[Block], beyond: Place) -> list[tuple[Place, Block]]:
     """The blocks that can hold something after the place, by the earliest they can hold."""
     promises = ((earliest(block, beyond), block) for block in blocks)
     return sorted((place, block) for place, block in promises if place is not None)
-
-
-def agree(block: Block, times: Sequence[int | None]) -> bool:
-    """Whether the times read between the block's offsets contain the two that the block must have."""
-    return block.min_us in times and block.max_us in times
 
 
 def joined(blocks: Iterable[Block], blocks_max: int) -> list[tuple[int, int, list[Block]]]:
@@ -91,10 +82,6 @@ def joined(blocks: Iterable[Block], blocks_max: int) -> list[tuple[int, int, lis
 
 _GAP_OFFSETS: Final = 512
 """Offsets between two blocks that are read over: about what is read in half the time of one more attach."""
-
-
-Rank = tuple[int, tuple[int, str], int]
-"""Where a message stands in time: its time, then its partition, then its offset."""
 
 
 class Side(NamedTuple):
@@ -124,36 +111,6 @@ class Moment:
             return self.time_us, FIRST_OF_ITS_TIME if comes_later else INTEGER_MAX
         begins_at_it = side.inclusive == (side.direction == "after")
         return self.time_us, FIRST_OF_ITS_TIME if begins_at_it else INTEGER_MAX
-
-
-@dataclass(slots=True)
-class Lost:
-    """What a look-up learns of retention on its way.
-
-    Attributes:
-        floors: The first offset retained, by stream, where it mattered.
-        ids: Where messages lay that were sought.
-        deleted: Where messages lay that were sought and whose streams are gone.
-        unread: Where messages lie that were sought, that could not be read, and that are not surely gone.
-        is_sure: Whether a message that was sought has expired, its id known or not.
-    """
-
-    floors: dict[str, int] = field(default_factory=dict)
-    ids: dict[MessageId, None] = field(default_factory=dict)
-    deleted: dict[MessageId, None] = field(default_factory=dict)
-    unread: dict[MessageId, None] = field(default_factory=dict)
-    is_sure: bool = False
-
-    def take(self, where: MessageId, first: int, *, is_sure: bool) -> None:
-        """Take in that retention took a message, up to the first offset retained; surely, or as this node knows it."""
-        self.floors[where.stream] = first
-        if is_sure and first == INTEGER_MAX:
-            self.deleted[where] = None
-        elif is_sure:
-            self.ids[where] = None
-            self.is_sure = True
-        else:
-            self.unread[where] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +147,11 @@ class Search:
         """What was found, with what of it is lost."""
         keys = () if self.by is None else (self.by.definition.name,)
         hits = tuple(Hit(message, keys) for message in messages)
-        return Found(hits, tuple(lost.ids), tuple(lost.unread), lost.is_sure, tuple(lost.deleted))
+        return Found(hits, lost)
 
 
-def rank(message: Message) -> Rank:
-    """Where a message that has a time stands."""
+def rank(message: Message) -> tuple[int, tuple[int, str], int]:
+    """Where a message that has a time stands: its time, then its partition, then its offset."""
     return time_of(message), in_partition_order(message.stream), message.offset
 
 
@@ -233,8 +190,9 @@ class Nearest:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A span of time, both ends included, and the message in it that is not meant."""
+    """A span of time around a moment, both ends included, and the message in it that is not meant."""
 
+    at: int
     low: int
     high: int
     beside: MessageId | None

@@ -1,6 +1,5 @@
 """Which values a key has, and how many messages have one by spans of time: by the index, so many rows and no more."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -8,13 +7,16 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from relatum.checks import checked_count
+from relatum.errors import InvalidInput
 from relatum.keys import moment
-from relatum.limits import INTEGER_MAX, INTEGER_MIN, TIME_US_MAX
+from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum_consumer.lookups._catalog import Catalog, Wanted, named, streams_meant
-from relatum_consumer.lookups._limits import TIMES_ROWS_MAX, VALUES_STEPS
-from relatum_consumer.lookups._probe import Order, lying_in, rows_of, stream_of
+from relatum_consumer.lookups._arguments import Names, check_limit, names_of, span_of
+from relatum_consumer.lookups._catalog import Catalog, named, streams_meant
+from relatum_consumer.lookups._limits import TIMES_ROWS_MAX, TIMES_SPANS_MAX, VALUES_MAX, VALUES_STEPS
+from relatum_consumer.lookups._probe import Order, lying_in, rows_of
 
 _LAST: Final = "\U0010ffff"
 """Sorts behind all that a value may go on with, and is no character itself."""
@@ -57,6 +59,26 @@ def values_parameters(vhost: str, key_id: int, prefix: str, most: int) -> dict[s
     return {"vhost": vhost, "key_id": key_id, "low": prefix, "high": prefix + _LAST, "most": most, "steps": steps}
 
 
+def values(catalog: Catalog, key: str, prefix: str, limit: int) -> tuple[str, ...]:
+    """Values of a key that begin with a prefix."""
+    checked_count("limit", limit, most=VALUES_MAX)
+    if not isinstance(prefix, str) or not _is_beginning(prefix):
+        most = f"{KEY_VALUE_BYTES_MAX:,}"
+        raise InvalidInput(f"prefix= takes the beginning of a value: text of {most} bytes at most, without NUL")
+    definition = catalog.definition(key)
+    if definition.is_composite:
+        raise InvalidInput(f"the values of the key {key!r} have several parts: only single values are listed")
+    parameters = values_parameters(catalog.vhost, definition.key_id, prefix, limit)
+    return tuple(value for (value,) in catalog.servers.rows(VALUES_OF_KEY, parameters))
+
+
+def _is_beginning(prefix: str) -> bool:
+    try:
+        return len(prefix.encode()) <= KEY_VALUE_BYTES_MAX and "\0" not in prefix
+    except UnicodeEncodeError:
+        return False
+
+
 @lru_cache(maxsize=64)
 def times_of_value(names: int | None, order: Order) -> sa.TextClause:
     """How many rows of a value there are by spans of time: how long a span is, its first moment, and the rows in it.
@@ -66,13 +88,12 @@ def times_of_value(names: int | None, order: Order) -> sa.TextClause:
     them is read twice.
     """
     key_id, value = ":key_id::smallint", ":value::text"
-    # By the function whatever is prepared: planned for its value, a hot one would be read and sorted as a whole.
     span = (":since::bigint", ":until::bigint")
-    rows = rows_of(order, (key_id, value, "held.stream_id"), span, limit=":most::bigint")
+    rows = rows_of(order, (key_id, value, "held.stream_id"), span=span, limit=":most::bigint")
     # Not materialized, a plan that expects few rows would find both ends of the whole anew for each of them.
     return sql(
         f"""
-        WITH RECURSIVE {lying_in(key_id, value, "", stream_of)},
+        WITH RECURSIVE {lying_in(key_id, value, "")},
         looked AS (
           SELECT row.time_us
           FROM (SELECT stream_id FROM lying WHERE stream_id IS NOT NULL) AS held
@@ -120,14 +141,21 @@ class Times:
 
 def times(
     catalog: Catalog,
-    wanted: Wanted,
-    names: Sequence[str] | None,
-    low: int | None,
-    high: int | None,
-    order: Order,
+    key: str,
+    value: Any,
+    streams: Names,
+    since: datetime | None,
+    until: datetime | None,
     spans: int,
+    order: Order,
 ) -> Times:
-    """Count what is recorded of a value, from `low` to before `high`, in microseconds."""
+    """Count by time what is recorded of a value."""
+    names = names_of("streams", streams)
+    checked_count("spans", spans, most=TIMES_SPANS_MAX)
+    check_limit(None, order)
+    low, high = span_of(since, until)
+    wanted = catalog.value_sought(key, value)
+    catalog.check_names(names)
     parameters = {
         "vhost": catalog.vhost,
         "key_id": wanted.key_id,

@@ -4,10 +4,9 @@ All waits of one object ask the index together: one statement for all of them, a
 waits to look at more closely, and nothing else: each then probes by itself, as a lookup does. So it may say too much,
 and a wait that it overlooked is told the truth by its own last probe. See docs/adr/0026.
 
-What an answer may say when the time is over takes a proof, which asks the broker for the streams' ends: that takes
-time, too, much of it where bodies are large. So the proof begins as long before the end as the last one took, and ends
-at most `GRACE_S` behind it. One that does not end in time is no proof: the answer is `unproven` then, or
-`not_recorded_yet` where that much is known, and never `absent`.
+A wait ends as any lookup does, with a proof where nothing was found. That asks the broker for the streams' ends and
+takes time, too, much of it where bodies are large. So it begins as long before the end as the last one took, and ends
+at most `GRACE_S` behind it. One that does not end in time is no proof: the answer is `unproven` then.
 """
 
 import logging
@@ -18,17 +17,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from relatum.checks import checked_seconds
 from relatum.errors import StreamReplaced, Transient
 from relatum.ids import MessageId
+from relatum.reading import Message
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum.waiting import pause, within
+from relatum_consumer.consumed import Consumed
 from relatum_consumer.lookups._answer import Answer, Status
-from relatum_consumer.lookups._answering import Found, again_if_replaced, concluded, recorded_answer
+from relatum_consumer.lookups._answering import recorded_answer
+from relatum_consumer.lookups._arguments import Names
+from relatum_consumer.lookups._by_key import Question, answer, probe, question_of
 from relatum_consumer.lookups._catalog import Catalog, streams_meant
 from relatum_consumer.lookups._limits import POLL_S_MIN, USELESS_POLL_S_MAX
-from relatum_consumer.lookups._proof import Evidence, evidence_together
-from relatum_consumer.lookups._related import Question, answer, probe, without_values
+from relatum_consumer.lookups._probe import Order
 from relatum_consumer.lookups._servers import Servers
 
 _Item = TypeVar("_Item")
@@ -53,13 +56,9 @@ def rested(given: Generator[_Item | Rest, None, None]) -> Generator[_Item, None,
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What is waited for: that the index may name a message that is sought.
+    """What is waited for: that the index may name a message with one of the values, but not the one it is `beside`.
 
-    Attributes:
-        names: Streams and super streams; None for all that are recorded.
-        values: Key ids and the values sought of them.
-        beside: The message that is not meant itself.
-        until: When to look in any case, as of `time.monotonic`.
+    A wait looks in any case at `until`, as of `time.monotonic`.
     """
 
     names: tuple[str, ...] | None
@@ -152,13 +151,22 @@ PROOF_S_MAX: Final = 5.0
 logger = logging.getLogger("relatum.relations")
 
 
-class Waiting:
-    """One wait: it looks, rests, and looks again, until there is an answer.
+def wait_related(
+    catalog: Catalog,
+    message: Message | Consumed,
+    to: Names,
+    by: Names,
+    limit: int | None,
+    order: Order,
+    timeout_s: float,
+) -> "Waiting":
+    """As `related`, waiting for the first of the messages."""
+    checked_seconds("timeout_s", timeout_s)
+    return Waiting(catalog, partial(question_of, catalog, message, to, by, limit, order), timeout_s)
 
-    Args:
-        catalog: Keys and streams.
-        asked: Gives what is sought.
-        timeout_s: Seconds to wait; 0 looks once.
+
+class Waiting:
+    """One wait: it looks, rests, and looks again, until there is an answer. Without `timeout_s` it looks once.
 
     Attributes:
         pause_s: Seconds to pause after a look that gave nothing.
@@ -174,102 +182,77 @@ class Waiting:
         self._timeout_s = timeout_s
         self._until = time.monotonic() + timeout_s
         # Where the last proof took long, this one begins before the end.
-        self._proof_at = self._until - min(PROOF_FACTOR * catalog.proof_s, PROOF_S_MAX, timeout_s / 2)
-        self._proof_began: float | None = None
+        self._prove_at = self._until - min(PROOF_FACTOR * catalog.proof_s, PROOF_S_MAX, timeout_s / 2)
         self._question: Question | None = None
-        self._known: Evidence | None = None
-        self._was_replaced = False
+        self._known: Answer | None = None
+        self._is_checked = False
         self._useless_pause_s = POLL_S_MIN
-        self._unread: list[MessageId] = []
         self.pause_s = 0.0
         self.is_seen = False
 
     def look(self) -> Answer | None:
         """Probe the index; what is known, if it names a message or the time is over. None where the wait goes on."""
-        catalog, question = self._catalog, self._question
-        if question is None and not self._timeout_s:
-            return answer(catalog, self._asked())
-        if question is None:
-            # What must be known before anything can be sought.
+        if not self._timeout_s:
+            return answer(self._catalog, self._asked())
+        if self._question is None:
             with within(max(self._until + GRACE_S - time.monotonic(), COLD_S)):
-                question = self._asked()
+                self._question = self._asked()
+        question, began = self._question, time.monotonic()
         until = self._until + GRACE_S
         try:
-            with within(until - time.monotonic()):
-                found = self._look(question)
+            with within(until - began):
+                found = self._look(question, began)
         except Transient as error:
             if time.monotonic() < until - CLOSE_S:
                 raise
-            self._note_proof()
-            return question.named(self._out_of_time(question, error))
+            self._note_proof(began)
+            return self._out_of_time(question, error)
         if found is None:
-            return None
-        if catalog.is_news([*found.unattended, *(each.key for each in found.new_keys)]):
+            self._rest(question)
+        elif self._catalog.is_news([*found.unattended, *(each.key for each in found.new_keys)]):
             logger.warning("waited in vain for what is not recorded: %s", found.explanation)
-        return question.named(found)
+        return found
 
-    def _look(self, question: Question) -> Answer | None:
-        if self._question is None:
+    def _look(self, question: Question, now: float) -> Answer | None:
+        is_over = self._known is None and (now >= self._prove_at or not question.wanted)
+        found = answer(self._catalog, question) if is_over else self._probed(question)
+        if found is not None:
+            if found.hits or not question.wanted:
+                return found
+            self._note_proof(now)
+            self._known = found
+        return self._known if time.monotonic() >= self._until else None
+
+    def _note_proof(self, began: float) -> None:
+        """Remember how long the proof took, or that it took longer than it had."""
+        if began >= self._prove_at:
+            self._catalog.proof_s = time.monotonic() - began
+
+    def _probed(self, question: Question) -> Answer | None:
+        if not self._is_checked:
             self._catalog.check_names(question.names)
-            self._question = question
-        if not question.wanted:
-            return without_values(self._catalog, question.names, question.lacking)
-        while True:
-            found = self._probed(question)
-            if found.hits:
-                return recorded_answer(self._catalog, question.names, found)
-            now = time.monotonic()
-            if now >= self._proof_at and self._known is None:
-                self._known = self._proof(question)
-            elif now >= self._until:
-                assert self._known is not None, "the proof comes before the end"
-                return concluded(self._catalog, self._known, found, was_read=False)
-            else:
-                self._rest(question, now)
-                return None
+            self._is_checked = True
+        try:
+            found = probe(self._catalog, question)
+        except StreamReplaced:
+            # A recorder puts it right, or the proof at the end, made anew, says so.
+            self._known = None
+            question.being_read.clear()
+            return None
+        return question.named(recorded_answer(self._catalog, question.names, found)) if found.hits else None
 
-    def _rest(self, question: Question, now: float) -> None:
-        next_at = self._until if self._known is not None else self._proof_at
+    def _rest(self, question: Question) -> None:
         values = tuple((each.key_id, each.value) for each in question.wanted)
+        next_at = self._until if self._known is not None else self._prove_at
         self.watch, self.pause_s = Watch(question.names, values, question.itself.first, next_at), 0.0
         if self.is_seen:
             # The index has a row all the time, of a message that retention took or that cannot be read.
-            self.pause_s = max(0.0, min(self._useless_pause_s, next_at - now))
+            self.pause_s = max(0.0, min(self._useless_pause_s, next_at - time.monotonic()))
             self._useless_pause_s = min(2 * self._useless_pause_s, USELESS_POLL_S_MAX)
-
-    def _probed(self, question: Question) -> Found:
-        """Probe; nothing where the stream is being replaced: a proof, made anew once, says so if it stays like that."""
-        try:
-            return probe(self._catalog, question, self._unread)
-        except StreamReplaced as error:
-            self._unread.clear()
-            is_left_out = question.names is None and self._was_replaced and self._catalog.leave_out(error)
-            if self._known is not None and self._was_replaced and not is_left_out:
-                raise
-            self._was_replaced, self._known = self._known is not None, None
-            return Found()
-
-    def _proof(self, question: Question) -> Evidence:
-        """The evidence."""
-        self._proof_began = time.monotonic()
-        keys = [wanted.key_id for wanted in question.wanted]
-        proof = partial(evidence_together, self._catalog, question.names, keys)
-        known: Evidence = again_if_replaced(self._catalog, proof, leaves_out=question.names is None)
-        self._note_proof()
-        return known
-
-    def _note_proof(self) -> None:
-        """Remember how long the proof took, or that it took longer than it had."""
-        if self._proof_began is not None and self._known is None:
-            self._catalog.proof_s = time.monotonic() - self._proof_began
 
     def _out_of_time(self, question: Question, error: Transient) -> Answer:
         """What is known, without asking for more."""
-        known = self._known
-        streams = self._catalog.known(question.names) if known is None else known.streams
+        streams = self._catalog.known(question.names)
         if not streams:
             raise error
-        status = Status.UNPROVEN
-        if known is not None:
-            status = known.status(is_found=False, was_read=False, is_whole=False)
-        return Answer(status, streams=streams, unread=tuple(self._unread))
+        return question.named(Answer(Status.UNPROVEN, streams=streams, unread=tuple(question.being_read)))

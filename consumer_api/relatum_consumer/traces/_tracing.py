@@ -19,6 +19,7 @@ from relatum_consumer.lookups import (
     Catalog,
     Evidence,
     Gathered,
+    Lost,
     Names,
     Status,
     again_if_replaced,
@@ -323,11 +324,12 @@ class _Course:
                 self._deleted[row.id] = None
             else:
                 asked.append(row)
-        gone = read_rows(self._catalog.servers, asked, take, is_named=self._names is not None, kept=self._kept)
+        lost = Lost()
+        read_rows(self._catalog.servers, asked, take, lost, is_named=self._names is not None, kept=self._kept)
         self._kept.visited.update(row.id.stream for row in asked)
-        for where, each in gone.items():
-            lost = self._deleted if each.is_deleted else self._expired if each.is_sure else self._unread
-            lost[where] = None
+        self._expired |= lost.expired
+        self._deleted |= lost.deleted
+        self._unread |= lost.unread
         self._unread |= dict.fromkeys(seen_over_amqp(self._catalog, others))
 
     # --- the end ------------------------------------------------------------------------------------------

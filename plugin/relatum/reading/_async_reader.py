@@ -3,11 +3,10 @@
 import asyncio
 import ssl
 import sys
-import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, Generic, ParamSpec, Self, TypeVar
+from typing import Final, ParamSpec, Self, TypeVar
 
 from relatum import metrics
 from relatum.closing import AsyncClosing
@@ -23,7 +22,7 @@ from relatum.reading._pool import CONNECTIONS_MAX, Line, ReaderStatistics, Use, 
 from relatum.reading._reader import StreamReader
 from relatum.reading._scan import CREDIT, Start
 from relatum.reading._stream_errors import check_time
-from relatum.waiting import NoThreadInTime, Threads, in_thread, left_s
+from relatum.waiting import NoThreadInTime, Parts, Threads, in_thread, left_s
 from relatum.wire import AuthMechanism, BrokerIdentity
 
 _Item = TypeVar("_Item")
@@ -256,7 +255,7 @@ class AsyncStreamReader(AsyncClosing):
 
         `holds`: Whether it holds a connection between two parts; if not, others have its turn.
         """
-        parts, has_turn, count = _Parts(given), False, 0
+        parts, has_turn, count = Parts(given), False, 0
         threads = self._following if use is Use.FOLLOW else self._threads
         try:
             while True:
@@ -281,30 +280,3 @@ class AsyncStreamReader(AsyncClosing):
             finally:
                 if has_turn:
                     self._line.leave(use)
-
-
-class _Parts(Generic[_Item]):
-    """The parts of a blocking iteration, taken by one thread at a time."""
-
-    def __init__(self, given: Generator[list[_Item], None, None]) -> None:
-        self._given = given
-        self._lock = threading.Lock()
-        self._is_ended = False
-
-    def take(self) -> list[_Item] | None:
-        """The next part; None at the end."""
-        try:
-            with self._lock:
-                return next(self._given, None)
-        finally:
-            if self._is_ended:
-                self.close()
-
-    def close(self) -> None:
-        """End it: by the thread that takes a part now, where one does, since a source of ids may hold that for long."""
-        self._is_ended = True
-        if self._lock.acquire(blocking=False):
-            try:
-                self._given.close()
-            finally:
-                self._lock.release()

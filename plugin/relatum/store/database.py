@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cached_property, lru_cache, partial
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import psycopg
 import sqlalchemy as sa
@@ -59,17 +59,6 @@ Rows = list[Any]
 _Answer = TypeVar("_Answer")
 
 
-class Either(NamedTuple):
-    """Two statements that answer the same: for sessions that prepare one, and for those that plan it each time."""
-
-    prepared: sa.TextClause
-    unprepared: sa.TextClause
-
-    def __str__(self) -> str:
-        """The one that says what is asked for."""
-        return str(self.prepared)
-
-
 def sql(text: str) -> sa.TextClause:
     """A statement, written as SQL with parameters as `:name::type`: PostgreSQL plans by the types that it is told.
 
@@ -85,10 +74,8 @@ def sql(text: str) -> sa.TextClause:
 
 
 @lru_cache(maxsize=1024)
-def _text_of(statement: sa.TextClause | Either, *, is_prepared: bool) -> bytes:
-    """A statement as psycopg takes it, on a connection that prepares statements, or on one that does not."""
-    if isinstance(statement, Either):
-        statement = statement.prepared if is_prepared else statement.unprepared
+def _text_of(statement: sa.TextClause) -> bytes:
+    """A statement as psycopg takes it."""
     return str(statement.compile(dialect=_DIALECT)).encode()
 
 
@@ -208,7 +195,7 @@ class Database:
 
     def rows(
         self,
-        statement: sa.TextClause | Either,
+        statement: sa.TextClause,
         parameters: Mapping[str, Any],
         *,
         accept: Callable[[Rows], bool] | None = None,
@@ -217,7 +204,7 @@ class Database:
     ) -> Rows:
         """The rows a statement gives, as named tuples; those of an update that gives none: none.
 
-        - `statement`: Made by `sql`, once, so that it is compiled once; or either of two.
+        - `statement`: Made by `sql`, once, so that it is compiled once.
         - `accept`: Whether what it wrote shall stay, by its rows: then it is a transaction. None (default): it stays.
         - `once`: Whether it is not repeated here where the connection is lost, since the caller finds out what became
           of it. Default: False.
@@ -235,8 +222,7 @@ class Database:
                 connection = self._taken(autocommit=True)
                 is_new, connection.is_used = not connection.is_used, True
                 try:
-                    text = _text_of(statement, is_prepared=connection.prepare_threshold is not None)
-                    return _executed(connection, text, parameters, accept, on_primary=on_primary)
+                    return _executed(connection, _text_of(statement), parameters, accept, on_primary=on_primary)
                 except psycopg.Error as error:
                     if not tries_left or not self._may_go_on(connection, error, is_new=is_new):
                         raise

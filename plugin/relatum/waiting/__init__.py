@@ -28,7 +28,7 @@ from relatum.waiting._repeating import (
     may_repeat,
 )
 from relatum.waiting._shared_wait import SharedWait
-from relatum.waiting._threads import NoThreadInTime, Threads, in_thread, pause
+from relatum.waiting._threads import NoThreadInTime, Parts, Threads, in_thread, pause
 
 __all__ = [
     "ANSWER_S",
@@ -44,6 +44,7 @@ __all__ = [
     "LoopThread",
     "NoThreadInTime",
     "Outages",
+    "Parts",
     "Pauses",
     "Server",
     "SharedWait",

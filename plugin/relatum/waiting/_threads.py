@@ -9,7 +9,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
@@ -30,6 +30,7 @@ LET_GO_S: Final = 2 * LOOK_S
 """Seconds that a cancelled task waits at most until its thread has let go of what it held."""
 
 _Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
 
 
 class NoThreadInTime(TimeoutError):
@@ -359,6 +360,33 @@ async def in_thread(
         return await _Awaited(threads, call, deadline, returned).result()
     finally:
         deadline.end_in(0)
+
+
+class Parts(Generic[_Item]):
+    """The parts of a blocking iteration, taken by one thread at a time."""
+
+    def __init__(self, given: Generator[list[_Item], None, None]) -> None:
+        self._given = given
+        self._lock = threading.Lock()
+        self._is_ended = False
+
+    def take(self) -> list[_Item] | None:
+        """The next part; None at the end."""
+        try:
+            with self._lock:
+                return next(self._given, None)
+        finally:
+            if self._is_ended:
+                self.close()
+
+    def close(self) -> None:
+        """End it: by the thread that takes a part now, where one does, since a source of ids may hold that for long."""
+        self._is_ended = True
+        if self._lock.acquire(blocking=False):
+            try:
+                self._given.close()
+            finally:
+                self._lock.release()
 
 
 def pause(seconds: float) -> None:

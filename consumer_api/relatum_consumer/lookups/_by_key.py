@@ -1,38 +1,28 @@
-"""Look-ups by key: one probe of the index, one read of what it names, and proof where nothing is found."""
+"""Lookups by key: one probe of the index, one read of what it names, and proof where nothing is found."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
-from relatum.errors import (
-    AccessRefused,
-    NotAStream,
-    NotFound,
-    OffsetExpired,
-    OffsetNotFound,
-    RelatumError,
-    StreamNotFound,
-    StreamReplaced,
-    StreamUnavailable,
-)
+import sqlalchemy as sa
+
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
-from relatum.reading import KeptChunks, Message
+from relatum.reading import Message
 from relatum.store.coverage import TIME
-from relatum.store.database import Either
-from relatum_consumer.consumed import InHand
+from relatum_consumer.consumed import Consumed, InHand, in_hand
 from relatum_consumer.lookups._answer import Answer, Hit, Lacking, Status
 from relatum_consumer.lookups._answering import Found, Gathered, answered, check_count
+from relatum_consumer.lookups._arguments import Names, check_limit, is_in_span, names_of, span_of
 from relatum_consumer.lookups._catalog import Catalog, Wanted, named
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX
 from relatum_consumer.lookups._probe import FEW_STREAMS, Order, probe_statement
 from relatum_consumer.lookups._proof import Evidence
-from relatum_consumer.lookups._servers import Servers
-from relatum_consumer.lookups._stream_states import coverage_by_stream, replaced
+from relatum_consumer.lookups._verified import Lost, Row, verified
 
-_Result = TypeVar("_Result")
-
+_Item = TypeVar("_Item")
 
 _ADVICE: Final = "ask with limit=, or for a span of time (since=, until=)"
 
@@ -63,13 +53,6 @@ class Itself:
         return message.id in self.ids
 
 
-def is_in_span(time_us: int | None, since: int | None, until: int | None) -> bool:
-    """Whether a time is from `since` to before `until`; None stands for no bound, and for a time that is not known."""
-    if time_us is None:
-        return since is None and until is None
-    return (since is None or time_us >= since) and (until is None or time_us < until)
-
-
 @dataclass(frozen=True, slots=True)
 class Question:
     """What is sought by key: messages that carry one of the values, but not the one in hand itself.
@@ -83,8 +66,10 @@ class Question:
     limit: int | None = None
     since: int | None = None
     until: int | None = None
-    itself: "Itself" = field(default_factory=lambda: Itself())
+    itself: Itself = field(default_factory=Itself)
     lacking: tuple[Lacking, ...] = ()
+    being_read: list[MessageId] = field(default_factory=list)
+    """Where the messages lie that the index names, while they are read."""
 
     @property
     def is_bounded(self) -> bool:
@@ -121,7 +106,7 @@ class Question:
 
         return Gathered(self.is_meant, _ADVICE, first=first, limit=self.limit)
 
-    def sort(self, items: Iterable[_Result], place: Callable[[_Result], tuple[str, int, int | None]]) -> list[_Result]:
+    def sort(self, items: Iterable[_Item], place: Callable[[_Item], tuple[str, int, int | None]]) -> list[_Item]:
         """Items in the order of the answer, as many as asked."""
         ordered = sorted(items, key=lambda item: self.rank(*place(item)), reverse=self.order == "newest")
         if self.limit is None:
@@ -129,23 +114,49 @@ class Question:
         return ordered[: self.limit]
 
 
-@dataclass(slots=True)
-class Row:
-    """Where the table says a message lies, and by which keys."""
-
-    id: MessageId
-    time_us: int | None
-    key_ids: set[int] = field(default_factory=set)
-
-
-class HasPlace(Protocol):
-    """What says where a message lies."""
-
-    @property
-    def id(self) -> MessageId: ...
+def related(
+    catalog: Catalog,
+    message: Message | Consumed,
+    to: Names,
+    by: Names,
+    limit: int | None,
+    order: Order,
+    *,
+    complete: bool,
+) -> Answer:
+    """Messages that share a key's value with a message."""
+    return answer(catalog, question_of(catalog, message, to, by, limit, order), complete=complete)
 
 
-_Placed = TypeVar("_Placed", bound=HasPlace)
+def question_of(
+    catalog: Catalog, message: Message | Consumed, to: Names, by: Names, limit: int | None, order: Order
+) -> Question:
+    """What is sought where a message is in hand."""
+    held = in_hand(message)
+    names, keys = names_of("to", to), names_of("by", by)
+    check_limit(limit, order)
+    wanted, lacking = catalog.values_of(held.message, keys)
+    return Question(wanted, names, order, limit, itself=Itself(held), lacking=lacking)
+
+
+def find(
+    catalog: Catalog,
+    key: str,
+    value: Any,
+    streams: Names,
+    since: datetime | None,
+    until: datetime | None,
+    limit: int | None,
+    order: Order,
+    *,
+    complete: bool,
+) -> Answer:
+    """Messages that carry a key's value."""
+    names = names_of("streams", streams)
+    check_limit(limit, order)
+    low, high = span_of(since, until)
+    wanted = catalog.value_sought(key, value)
+    return answer(catalog, Question((wanted,), names, order, limit, low, high), complete=complete)
 
 
 def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> Answer:
@@ -196,39 +207,27 @@ def _keys_of(wanted: Sequence[Wanted], message: Message) -> tuple[str, ...]:
 # --- the index --------------------------------------------------------------------------------------------
 
 
-def probe(catalog: Catalog, question: Question, unread: list[MessageId] | None = None) -> Found:
+def probe(catalog: Catalog, question: Question) -> Found:
     """What the index names, read and checked.
 
     Where retention has dropped some of it, or some are the message in hand itself, and the limit may have hidden what
     comes after, the index is asked again. Each round knows a stream's first offset or those places better, so they end.
-
-    `unread`: Is given what is being read, for as long as that takes.
     """
-    floors: dict[str, int] = dict.fromkeys(catalog.left_out() if question.names is None else (), INTEGER_MAX)
-    lost: dict[MessageId, Gone] = {}
+    lost = Lost(dict.fromkeys(catalog.left_out() if question.names is None else (), INTEGER_MAX))
     while True:
-        known = len(question.itself.ids)
-        probed = catalog.servers.rows(*_probe(catalog, question, floors))
+        known = len(question.itself.ids) + len(lost)
+        probed = catalog.servers.rows(*_probe(catalog, question, lost.floors))
         rows = _merged(question, probed)
-        if unread is not None:
-            unread[:] = [row.id for row in rows]
-        read, gone = verified(catalog, question.wanted, rows, is_named=question.names is not None)
-        if unread is not None:
-            unread.clear()
+        question.being_read[:] = [row.id for row in rows]
+        read = verified(catalog, question.wanted, rows, lost, is_named=question.names is not None)
+        question.being_read.clear()
         hits = tuple(hit for hit in read if not question.itself.holds(hit.message))
-        lost.update(gone)
-        floors.update({where.stream: each.first for where, each in gone.items()})
-        is_whole = not gone and len(question.itself.ids) == known
+        is_whole = len(question.itself.ids) + len(lost) == known
         if is_whole or question.limit is None or len(rows) < question.limit:
-            return Found(
-                hits,
-                expired=tuple(where for where, each in lost.items() if each.is_sure and not each.is_deleted),
-                unread=tuple(where for where, each in lost.items() if not each.is_sure),
-                deleted=tuple(where for where, each in lost.items() if each.is_deleted),
-            )
+            return Found(hits, lost)
 
 
-def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> tuple[Either, dict[str, Any]]:
+def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> tuple[sa.TextClause, dict[str, Any]]:
     names, wanted = question.names, question.wanted
     parameters: dict[str, Any] = {"vhost": catalog.vhost, "limit": question.most} | named(names)
     for n, each in enumerate(wanted):
@@ -259,126 +258,3 @@ def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int
     if len(rows) == 1:
         return list(rows.values())
     return question.sort(rows.values(), lambda row: (row.id.stream, row.id.offset, row.time_us))
-
-
-class Gone(NamedTuple):
-    """A row whose message is not there: the first offset retained, and whether the stream's leader says so."""
-
-    first: int
-    is_sure: bool
-
-    @property
-    def is_deleted(self) -> bool:
-        """Whether its stream is gone, rather than that retention has taken the message."""
-        return self.is_sure and self.first == INTEGER_MAX
-
-
-def verified(
-    catalog: Catalog, wanted: Sequence[Wanted], rows: Sequence[Row], *, is_named: bool
-) -> tuple[tuple[Hit, ...], dict[MessageId, Gone]]:
-    """The rows' messages, each checked against its row; and the rows whose messages are gone, or not as they say."""
-    hits: list[Hit] = []
-    others: dict[MessageId, StreamReplaced] = {}
-
-    def take(row: Row, message: Message) -> None:
-        try:
-            hits.append(check(wanted, row.id, row.time_us, row.key_ids, message))
-        except StreamReplaced as error:
-            others[row.id] = error
-
-    gone = read_rows(catalog.servers, rows, take, is_named=is_named)
-    if others:
-        # As if retention had taken it, for all that is known: what is asked for again comes behind it.
-        seen_otherwise = seen_over_amqp(catalog, others)
-        gone |= {where: Gone(where.offset + 1, is_sure=False) for where in seen_otherwise}
-    return tuple(hits), gone
-
-
-def seen_over_amqp(catalog: Catalog, others: Mapping[MessageId, StreamReplaced]) -> Collection[MessageId]:
-    """The places of messages that are not as their rows say: AMQP 0.9.1 showed them otherwise, a number of 42.7 as 42.
-
-    Releases up to 0.4 recorded over it.
-
-    Raises:
-        StreamReplaced: One was not recorded so.
-    """
-    for where, error in others.items():
-        ranges = coverage_by_stream(catalog.servers, catalog.streams([where.stream]))
-        rows = (row for of_stream in ranges.values() for row in of_stream)
-        if not any(row.over_amqp and row.from_offset <= where.offset < row.to_offset for row in rows):
-            raise error
-    return others.keys()
-
-
-def read_rows(
-    servers: Servers,
-    rows: Sequence[_Placed],
-    take: Callable[[_Placed, Message], object],
-    *,
-    is_named: bool,
-    kept: KeptChunks | None = None,
-) -> dict[MessageId, Gone]:
-    """Show each row with its message to `take`, which checks it; the rows whose messages are gone.
-
-    `kept`: As for `Servers.read`.
-    """
-    if not rows:
-        return {}
-    gone: dict[MessageId, Gone] = {}
-    messages = servers.read([row.id for row in rows], kept)
-    for row, message in zip(rows, messages, strict=True):
-        if isinstance(message, Message):
-            take(row, message)
-        elif isinstance(message, AccessRefused) and not is_named:
-            # All of a stream that was not asked for is unread: nothing of it is asked for again.
-            gone[row.id] = Gone(INTEGER_MAX, is_sure=False)
-        else:
-            first = first_retained(row.id, message, is_named=is_named)
-            gone[row.id] = Gone(first, is_sure(message))
-    return gone
-
-
-def check(
-    wanted: Sequence[Wanted], where: MessageId, time_us: int | None, key_ids: Iterable[int], message: Message
-) -> Hit:
-    """The hit a message is, once it carries the keys and the time of its row."""
-    found = [each for each in wanted if each.is_of(message)]
-    # A row that was recorded over AMQP 0.9.1 may lack the time; what both have must agree.
-    if time_us is not None and message.time_us is not None and time_us != message.time_us:
-        raise replaced(*where)
-    if not {each.key_id for each in found}.issuperset(key_ids):
-        raise replaced(*where)
-    # A message may share several values of one key.
-    return Hit(message, tuple(dict.fromkeys(each.definition.name for each in found)))
-
-
-def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> int:
-    """The first offset the stream retains, after a row's message was not there; see `is_sure`.
-
-    Raises:
-        StreamReplaced: it is not retention that took it, and the leader says so.
-        StreamNotFound, NotAStream: the stream was deleted, and was asked for by name.
-        AccessRefused: this user may not read the stream.
-        Transient: nothing can be known now. The whole answer is this error then: a message that is there, on a node
-            that is behind or starting, must not be left out of it.
-    """
-    if isinstance(error, OffsetExpired):
-        return error.first
-    if isinstance(error, (StreamNotFound, NotAStream)):
-        if is_named:
-            raise error
-        # All of a deleted stream is gone: nothing of it is asked for again.
-        return INTEGER_MAX
-    if isinstance(error, OffsetNotFound):
-        if is_sure(error):
-            raise replaced(*where) from error
-        message = f"the message at {where} is recorded, and this node does not have it yet: repeat it later"
-        raise StreamUnavailable(message, stream=where.stream) from error
-    raise error
-
-
-def is_sure(error: RelatumError) -> bool:
-    """Whether nobody need doubt that a message is not there: its stream is gone, or the stream's leader says so."""
-    if isinstance(error, OffsetNotFound):
-        return error.is_proven
-    return isinstance(error, NotFound)

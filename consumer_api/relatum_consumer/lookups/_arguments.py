@@ -1,0 +1,72 @@
+"""The arguments that lookups have in common, checked before anything is asked."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, TypeAlias, get_args
+
+from relatum.checks import checked_count, checked_name
+from relatum.errors import InvalidInput
+from relatum.keys import InvalidValue, timestamp_us
+from relatum_consumer.lookups._probe import Order
+
+Names: TypeAlias = str | Sequence[str] | None
+"""One name, several, or None."""
+
+
+def names_of(argument: str, names: Names) -> tuple[str, ...] | None:
+    """Stream names as given in an argument, each once; None for all."""
+    if names is None:
+        return None
+    if isinstance(names, str):
+        return _one_name(argument, names)
+    is_several = isinstance(names, Iterable) and not isinstance(names, bytes)
+    found = tuple(names) if is_several else ()
+    if not found or not all(isinstance(name, str) for name in found):
+        raise InvalidInput(f"{argument}= takes a name, several names, or None for all")
+    return tuple(dict.fromkeys(checked_name(argument, name) for name in found))
+
+
+@lru_cache(maxsize=512)
+def _one_name(argument: str, name: str) -> tuple[str, ...]:
+    return (checked_name(argument, name),)
+
+
+def check_limit(limit: int | None, order: Order) -> None:
+    """Refuse what is no number of messages or None, and what is no order."""
+    if limit is not None:
+        checked_count("limit", limit, otherwise=", or None for all")
+    if order not in get_args(Order):
+        raise InvalidInput(f"order= takes one of {', '.join(get_args(Order))}")
+
+
+def time_us_of(moment: Any) -> int:
+    """A moment in microseconds since 1970, UTC."""
+    if not isinstance(moment, datetime):
+        raise InvalidInput(f"a moment is a datetime, not {type(moment).__name__}")
+    try:
+        return timestamp_us(moment)
+    except InvalidValue as error:
+        raise InvalidInput(f"no moment between the years 1 and 9999: {error.reason}") from error
+
+
+def span_of(since: datetime | None, until: datetime | None) -> tuple[int | None, int | None]:
+    """The bounds of a span of time in microseconds since 1970, UTC; None where there is none."""
+    low, high = _bound("since", since), _bound("until", until)
+    if low is not None and high is not None and low > high:
+        raise InvalidInput("since= is later than until=, so that no message can lie between them")
+    return low, high
+
+
+def _bound(argument: str, moment: datetime | None) -> int | None:
+    try:
+        return None if moment is None else time_us_of(moment)
+    except InvalidInput as error:
+        raise InvalidInput(f"{argument}=: {error}") from error
+
+
+def is_in_span(time_us: int | None, since: int | None, until: int | None) -> bool:
+    """Whether a time is from `since` to before `until`; None stands for no bound, and for a time that is not known."""
+    if time_us is None:
+        return since is None and until is None
+    return (since is None or time_us >= since) and (until is None or time_us < until)
