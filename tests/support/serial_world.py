@@ -756,6 +756,11 @@ class World:
 
     # --- the end --------------------------------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """End all actors: the threads of those that run plain code would stay."""
+        for running in list(self.running):
+            self._end(running)
+
     def finish(self) -> None:
         """Let all go on until nothing is left to do, and check what came of it."""
         while self.in_flight:

@@ -6,6 +6,7 @@ Chance decides who acts. RELATUM_MODEL_EXAMPLES sets how many times four runs of
 
 import os
 import random
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -47,18 +48,18 @@ def old_go_on(world: moving.World, move_id: int) -> moving.MoveStep:
     return found
 
 
-def run(  # noqa: C901 - one case for each thing that can happen
+def act(  # noqa: C901 - one case for each thing that can happen
+    one: World,
     seed: int,
+    contexts: tuple[str, ...],
     *,
     steps: int,
-    contexts: tuple[str, ...] = CONTEXTS,
     releases: int = 1,
     failures: int = 1,
     frozen: int = 0,
     late: float = 0.0,
     stalls: bool = False,
-    **world: Any,
-) -> World:
+) -> None:
     """Let chance decide who does what; releases and failures are as frequent as is said, of about 115.
 
     `frozen`: For so many choices in a row one of them stands still, then another one.
@@ -66,7 +67,6 @@ def run(  # noqa: C901 - one case for each thing that can happen
     `stalls`: Whether clocks of publishers that stand still may do so, too, for as long as they may.
     """
     chance = random.Random(seed)
-    one = World(contexts, **world)
     for name in ("first", "second"):
         one.add_consumer(name, at_end=False)
     later = 0
@@ -117,7 +117,15 @@ def run(  # noqa: C901 - one case for each thing that can happen
                 for _ in range(chance.choice((1, 1, 2, 4))):
                     if one.running and one.running[which % len(one.running)] is not still:
                         one.step(which, chance.randint(1, 5), late=late > 0 and chance.random() < late)
-    one.finish()
+
+
+def run(seed: int, *, contexts: tuple[str, ...] = CONTEXTS, **options: Any) -> World:
+    """Let chance decide who does what, in a world with these options."""
+    chances = ("steps", "releases", "failures", "frozen", "late", "stalls")
+    of_chance = {name: options.pop(name) for name in chances if name in options}
+    with closing(World(contexts, **options)) as one:
+        act(one, seed, contexts, **of_chance)
+        one.finish()
     return one
 
 
