@@ -1,59 +1,74 @@
-"""Values as JSON, in the one form that commands, the page's API and tools share."""
+"""What README and docs show in Python can be run as it stands there: it compiles, and every name is introduced."""
 
-import json
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Any
+import ast
+import builtins
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from relatum.documents import document
-from relatum.errors import InvalidInput
-from relatum.ids import MessageId
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+BLOCK = re.compile(r"```(?:python|py)\n(.*?)```", re.DOTALL)
+"""`py` marks what a page's examples begin with: URLs and connections, which tests of the page have of their own."""
+
+NOT_RUN = re.compile(r"<!-- not run: [^>]+ -->\n```python\n")
+"""What marks a block that only its reader can run, and why."""
+
+RUN = {
+    "README.md": "acceptance/test_examples.py",
+    "docs/affinity.md": "integration/test_pages.py",
+    "docs/collector.md": "integration/test_pages.py",
+    "docs/contexts.md": "integration/test_contexts_pages.py",
+    "docs/existing-service.md": "acceptance/test_examples.py",
+    "docs/groups.md": "integration/test_pages.py",
+    "docs/metrics.md": "integration/test_metrics_told.py",
+    "docs/opentelemetry.md": "integration/test_pages.py",
+    "docs/spark.md": "integration/spark/test_page.py",
+    "docs/sql.md": "integration/spark/test_relationships.py",
+    "docs/super-streams.md": "integration/test_pages.py",
+    "docs/traces.md": "integration/test_traces.py",
+}
+"""Pages, and the test that runs their blocks of Python."""
 
 
-class Colour(StrEnum):
-    """An enum."""
-
-    RED = "red"
-
-
-@dataclass(frozen=True)
-class Part:
-    """A dataclass with others within."""
-
-    where: MessageId | None
-    parts: tuple["Part", ...] = ()
+def blocks(page: Path) -> Iterator[tuple[int, str]]:
+    """The page's Python, each block with its first line's number."""
+    text = page.read_text()
+    for found in BLOCK.finditer(text):
+        yield text.count("\n", 0, found.start()) + 2, found[1]
 
 
-VALUES: list[tuple[Any, Any]] = [
-    ("text", "text"),
-    (Colour.RED, "red"),
-    (None, None),
-    (True, True),
-    (2**63, 2**63),
-    (datetime(2026, 11, 23, 9, 30, tzinfo=UTC), "2026-11-23T09:30:00+00:00"),
-    (b"a\xff", "a\\xff"),
-    ({"b", "a"}, ["a", "b"]),
-    ((0, 7), [0, 7]),
-    ({Colour.RED: MessageId("orders", 1)}, {"red": {"stream": "orders", "offset": 1}}),
-    (InvalidInput("no"), "no"),
-    (
-        Part(None, (Part(MessageId("orders", 1)),)),
-        {"where": None, "parts": [{"where": {"stream": "orders", "offset": 1}, "parts": []}]},
-    ),
-]
+def introduced(tree: ast.AST) -> set[str]:
+    """The names that a block imports, defines or assigns."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            names.add(node.name)
+    return names
 
 
-@pytest.mark.parametrize(("value", "expected"), VALUES, ids=lambda value: str(value)[:30])
-def test_values_have_one_form(value: Any, expected: Any) -> None:
-    """Dataclasses and named tuples by their fields, times as ISO 8601, errors as their words; all of it is JSON."""
-    found = document(value)
-    assert found == expected
-    assert json.loads(json.dumps(found)) == expected
-
-
-def test_texts_can_be_changed_wherever_they_are() -> None:
-    """Names, too: whoever shows them may have to show what cannot be seen."""
-    assert document({"a": [Colour.RED, b"x"]}, str.upper) == {"A": ["RED", "X"]}
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_can_be_run(page: Path) -> None:
+    """They compile and use no name that is not on the page before; a test runs them, or each says why none does."""
+    known = set(dir(builtins))
+    for line, block in blocks(page):
+        tree = ast.parse(block)
+        compile(tree, f"{page}:{line}", "exec")
+        known |= introduced(tree)
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        assert used <= known, f"{page.name}, line {line}: {sorted(used - known)}"
+    test, text = RUN.get(str(page.relative_to(ROOT))), page.read_text()
+    assert test is None or page.name in (ROOT / "tests" / test).read_text(), f"{test} does not read {page.name}"
+    unmarked = len(re.findall(r"```python\n", text)) - len(NOT_RUN.findall(text))
+    assert bool(unmarked) == bool(test), f"{page.name}: {unmarked} blocks to be run, by {test}"
