@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
+from types import TracebackType
 from typing import Any, Self
 
 from relatum import metrics
@@ -241,5 +242,7 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.aclose()

@@ -47,8 +47,8 @@ FORGET_EVERY_S: Final = 10.0
 FORGET_MOST: Final = 20_000
 """Placements it deletes at one time: twice as many as one process opens and releases meanwhile."""
 
-_TRIES: Final = 5
-"""Times names are placed anew since the partition that was chosen was retired meanwhile."""
+_TRIES: Final = 20
+"""Times names are placed anew: the chosen partition was retired meanwhile, or others placed and released a name."""
 
 _PLACEMENT: Final = """
         p.name, p.partition_id, s.stream, s.binding_key, p.epoch, p.state, p.move_id, p.generation, p.opened_at,
