@@ -188,8 +188,9 @@ REVOKE ALL ON FUNCTION relatum.make_part(), relatum.analyze_part(integer), relat
   relatum.finish_part(integer), relatum.empty_part(integer), relatum.drop_part(integer), relatum.grant_part(integer)
   FROM PUBLIC;
 
--- ------------------------------------------------------------- lookups where nothing is prepared, as behind a pooler
--- They keep their plans, with the rights of the caller: a plan for the values of one call takes as long as the answer.
+-- ------------------------------------------------------------------------------------------------ lookups by key
+-- They keep their plans also where a session prepares nothing, as behind a pooler, and have the rights of the caller: a
+-- plan for the values of one call takes as long as the answer.
 
 DO $make$
 DECLARE

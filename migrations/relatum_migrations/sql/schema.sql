@@ -93,7 +93,7 @@ CREATE TABLE relatum.coverage (
   last_fingerprint bigint,
   last_chunk_ms bigint,
   recorded_at timestamptz NOT NULL DEFAULT now(),
-  -- Recorded by release 0.4 over AMQP 0.9.1: holds what it found, but proves nothing absent. See docs/adr/0045.
+  -- Recorded by release 0.4 over AMQP 0.9.1: holds what it found, but proves nothing absent. See docs/adr/0004.
   over_amqp boolean NOT NULL DEFAULT false,
   CONSTRAINT coverage_range CHECK (from_offset <= to_offset),
   CONSTRAINT coverage_kind CHECK (kind IN ('recorded', 'hole'))

@@ -21,7 +21,7 @@ ATTACHES_IN_FLIGHT: Final = 8
 
 LANES_MAX: Final = 4
 """Connections of one batched read: the broker has a process for each, and an attach takes it milliseconds of one core.
-More than its cores help as well: while one waits for the disk or for us, others do not. See docs/adr/0039."""
+More than its cores help as well: while one waits for the disk or for us, others do not. See docs/adr/0004."""
 
 LANE_ATTACHES: Final = 3
 """Attaches under way on each connection before another one is taken: what is near, or little, needs none."""
