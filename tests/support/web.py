@@ -1,12 +1,17 @@
-"""The page as tests ask it: without a server, each request run to its end on one event loop."""
+"""The page as tests ask it: without a server, on an event loop that runs in a thread, as a server's does.
+
+A loop that stood still between requests would take a server for one that does not answer in time.
+"""
 
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
 import httpx
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from relatum_consumer.web import WebOptions, make_application
 
@@ -14,13 +19,13 @@ from relatum_consumer.web import WebOptions, make_application
 class Asking:
     """Asks the page."""
 
-    def __init__(self, runner: asyncio.Runner, client: httpx.AsyncClient) -> None:
-        self._runner = runner
+    def __init__(self, portal: BlockingPortal, client: httpx.AsyncClient) -> None:
+        self._portal = portal
         self._client = client
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send a request; a relative path, with its query, is sent as it is."""
-        return self._runner.run(self._client.request(method, path, **options))
+        return self._portal.call(partial(self._client.request, method, path, **options))
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         """Ask for something."""
@@ -42,7 +47,7 @@ class Asking:
         async def ask() -> list[httpx.Response]:
             return await asyncio.gather(*(self._client.get(path) for path in paths))
 
-        return self._runner.run(ask())
+        return self._portal.call(ask)
 
 
 def at(stream: str, offset: int | None = None, part: str = "") -> str:
@@ -56,13 +61,11 @@ def at(stream: str, offset: int | None = None, part: str = "") -> str:
 def asking(options: WebOptions) -> Iterator[Asking]:
     """The page with these options."""
     application = make_application(options)
-    with asyncio.Runner() as runner:
-        lifespan = application.router.lifespan_context(application)
-        runner.run(lifespan.__aenter__())
-        transport = httpx.ASGITransport(application)
-        http = httpx.AsyncClient(transport=transport, base_url="http://localhost")
-        try:
-            yield Asking(runner, http)
-        finally:
-            runner.run(http.aclose())
-            runner.run(lifespan.__aexit__(None, None, None))
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(application.router.lifespan_context(application)),
+        portal.wrap_async_context_manager(
+            httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://localhost")
+        ) as client,
+    ):
+        yield Asking(portal, client)
