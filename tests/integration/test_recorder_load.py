@@ -116,7 +116,6 @@ def test_a_hundred_streams_take_a_dozen_threads_and_a_handful_of_connections(
         assert (follower.followed, follower.attached) == (count, count)
         assert follower.connections + reader.idle + reader.in_use <= BROKER_CONNECTIONS_MAX
 
-
         def counted() -> bool:
             return all(each.messages == streams.messages for each in recorder.statistics().streams.values())
 
