@@ -189,7 +189,7 @@ def _in_threads(ask: Ask, at_once: int) -> None:
 
 
 def _ours(case: Case, stack: ExitStack) -> Ask:
-    relations = stack.enter_context(Relations(case.context.address, case.database_url, max_connections=POOL))
+    relations = stack.enter_context(Relations(case.context.address, case.database_url, database_connections_max=POOL))
 
     def ask(index: int) -> None:
         answer = relations.related(case.questions[index % QUESTIONS], to=case.stream, by="order_id")
@@ -219,7 +219,7 @@ def _bare(case: Case, stack: ExitStack) -> Ask:
 
 async def _with_tasks(case: Case, rounds: int) -> dict[tuple[str, int], Taken]:
     taken: dict[tuple[str, int], Taken] = {}
-    relations = AsyncRelations(case.context.address, case.database_url, max_connections=POOL)
+    relations = AsyncRelations(case.context.address, case.database_url, database_connections_max=POOL)
 
     async def ours(index: int) -> None:
         answer = await relations.related(case.questions[index % QUESTIONS], to=case.stream, by="order_id")
@@ -301,7 +301,7 @@ async def _waits(case: Case) -> list[Row]:
     async with AsyncExitStack() as stack:
         # Counted from before they are made: they hold on to what runs a statement.
         statements = stack.enter_context(_counted())
-        relations = AsyncRelations(case.context.address, case.database_url, max_connections=POOL)
+        relations = AsyncRelations(case.context.address, case.database_url, database_connections_max=POOL)
         await stack.enter_async_context(relations)
 
         async def wait(index: int) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from relatum_consumer._async_relations import AsyncRelations
     from relatum_consumer._lookup_statistics import LookupStatistics
     from relatum_consumer._relations import Relations
-    from relatum_consumer.expectations import Expectation, Finding, MissingReport, Unmet, Why
+    from relatum_consumer.expectations import Expectation, ExpectationResult, MissingReport, Reason, UnmetExpectation
     from relatum_consumer.groups import (
         AsyncSharedGroup,
         AsyncSharedGroups,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         SharedGroup,
         SharedGroups,
     )
-    from relatum_consumer.lookups import Answer, Health, Hit, Lacking, LeftOut, NewKey, Status
+    from relatum_consumer.lookups import Answer, Health, Hit, MissingKey, NewKey, Status, UnreadableStream
     from relatum_consumer.traces import Trace
 
 __all__ = [
@@ -33,25 +33,25 @@ __all__ = [
     "AsyncSharedGroup",
     "AsyncSharedGroups",
     "Expectation",
-    "Finding",
+    "ExpectationResult",
     "Group",
     "GroupConsumer",
     "GroupConsumerStatus",
     "Health",
     "Hit",
     "IncompleteGroupReport",
-    "Lacking",
-    "LeftOut",
     "LookupStatistics",
+    "MissingKey",
     "MissingReport",
     "NewKey",
+    "Reason",
     "Relations",
     "SharedGroup",
     "SharedGroups",
     "Status",
     "Trace",
-    "Unmet",
-    "Why",
+    "UnmetExpectation",
+    "UnreadableStream",
 ]
 
 _HOMES = {
@@ -60,15 +60,15 @@ _HOMES = {
     "AsyncSharedGroup": "relatum_consumer.groups",
     "AsyncSharedGroups": "relatum_consumer.groups",
     "Expectation": "relatum_consumer.expectations",
-    "Finding": "relatum_consumer.expectations",
+    "ExpectationResult": "relatum_consumer.expectations",
     "Group": "relatum_consumer.groups",
     "GroupConsumer": "relatum_consumer.groups",
     "GroupConsumerStatus": "relatum_consumer.groups",
     "Health": "relatum_consumer.lookups",
     "Hit": "relatum_consumer.lookups",
     "IncompleteGroupReport": "relatum_consumer.groups",
-    "Lacking": "relatum_consumer.lookups",
-    "LeftOut": "relatum_consumer.lookups",
+    "MissingKey": "relatum_consumer.lookups",
+    "UnreadableStream": "relatum_consumer.lookups",
     "LookupStatistics": "relatum_consumer._lookup_statistics",
     "MissingReport": "relatum_consumer.expectations",
     "NewKey": "relatum_consumer.lookups",
@@ -77,8 +77,8 @@ _HOMES = {
     "SharedGroups": "relatum_consumer.groups",
     "Status": "relatum_consumer.lookups",
     "Trace": "relatum_consumer.traces",
-    "Unmet": "relatum_consumer.expectations",
-    "Why": "relatum_consumer.expectations",
+    "UnmetExpectation": "relatum_consumer.expectations",
+    "Reason": "relatum_consumer.expectations",
 }
 
 # A command's help needs none of this, nor the database's driver.

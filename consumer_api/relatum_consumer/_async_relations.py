@@ -19,7 +19,7 @@ from relatum.waiting import Deadline, NoThreadInTime, Parts, Threads, in_thread,
 from relatum_consumer._lookup_statistics import LookupStatistics
 from relatum_consumer._relations import Relations
 from relatum_consumer.consumed import Consumed
-from relatum_consumer.expectations import POLL_S, Expectation, Unmet
+from relatum_consumer.expectations import POLL_S, Expectation, UnmetExpectation
 from relatum_consumer.groups import (
     AsyncSharedGroups,
     Group,
@@ -74,7 +74,7 @@ class AsyncRelations(AsyncClosing):
     """Finds the messages that belong together, and reads them, with asyncio.
 
     An asynchronous context manager; tasks may share one, also those of one event loop after another. It holds a
-    `Relations` and calls it in threads of its own, `connections_max` at most. A task that waits for a message
+    `Relations` and calls it in threads of its own, `broker_connections_max` at most. A task that waits for a message
     (`wait_related`) or for the next part of an iteration holds none. A call that is cancelled lets go of its server and
     its thread within 0.1 s.
 
@@ -89,9 +89,8 @@ class AsyncRelations(AsyncClosing):
         *,
         stream_url: str | None = None,
         timeout_s: float = 10.0,
-        pool_size: int = 5,
-        max_connections: int | None = None,
-        connections_max: int = CONNECTIONS_MAX,
+        database_connections_max: int | None = None,
+        broker_connections_max: int = CONNECTIONS_MAX,
         ssl_context: ssl.SSLContext | None = None,
         auth_mechanism: AuthMechanism | None = None,
     ) -> None:
@@ -100,18 +99,17 @@ class AsyncRelations(AsyncClosing):
             database,
             stream_url=stream_url,
             timeout_s=timeout_s,
-            pool_size=pool_size,
-            max_connections=max_connections,
-            connections_max=connections_max,
+            database_connections_max=database_connections_max,
+            broker_connections_max=broker_connections_max,
             ssl_context=ssl_context,
             auth_mechanism=auth_mechanism,
         )
         self._timeout_s = timeout_s
-        self._threads = Threads(connections_max, "relatum-lookups")
+        self._threads = Threads(broker_connections_max, "relatum-lookups")
         # What waits may have to share a proof that takes long: look-ups do not wait for that.
-        self._for_waits = Threads(max(1, connections_max // 2), "relatum-lookups-waits")
+        self._for_waits = Threads(max(1, broker_connections_max // 2), "relatum-lookups-waits")
         self._aside = Threads(ASIDE_THREADS, "relatum-lookups-aside")
-        self._lent_max = max(1, connections_max * 3 // 4)
+        self._lent_max = max(1, broker_connections_max * 3 // 4)
         self._lent = 0
         self._ending = Deadline(None)
         self._is_closed = False
@@ -239,7 +237,7 @@ class AsyncRelations(AsyncClosing):
 
     def watch_missing(
         self, expectation: str | Expectation, *, since: datetime | None = None, poll_s: float = POLL_S
-    ) -> AsyncGenerator[Unmet, None]:
+    ) -> AsyncGenerator[UnmetExpectation, None]:
         """The messages that nothing has followed in time, each as soon as that is known; as `Relations.watch_missing`.
 
         Close it where it is left early (`contextlib.aclosing`).
@@ -264,7 +262,7 @@ class AsyncRelations(AsyncClosing):
         except NoThreadInTime as error:
             most = self._threads.most
             raise ConnectionsInUse(
-                f"{error}: ask less at once, or set connections_max= (now {most}) higher",
+                f"{error}: ask less at once, or set broker_connections_max= (now {most}) higher",
                 limit=most,
                 waiting=self._threads.waiting,
             ) from None
@@ -303,7 +301,7 @@ class AsyncRelations(AsyncClosing):
             if time.monotonic() >= until:
                 raise ConnectionsInUse(
                     f"{self._lent_max} iterations have a connection to the broker, and none of them went on in time: "
-                    "close those that are left early, or set connections_max= higher",
+                    "close those that are left early, or set broker_connections_max= higher",
                     limit=self._threads.most,
                     waiting=0,
                 )

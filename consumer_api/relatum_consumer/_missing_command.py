@@ -26,7 +26,7 @@ from relatum.terminal import (
 from relatum_consumer.command import LogLevelOption, open_relations
 
 if TYPE_CHECKING:
-    from relatum_consumer import MissingReport, Relations, Unmet
+    from relatum_consumer import MissingReport, Relations, UnmetExpectation
 
 __all__ = ["missing"]
 
@@ -122,7 +122,7 @@ def _print(reports: Sequence["MissingReport"]) -> None:
             console.print(Text(line))
 
 
-def _cells(unmet: "Unmet") -> Iterable[str]:
+def _cells(unmet: "UnmetExpectation") -> Iterable[str]:
     word = str(unmet.finding) if unmet.why is None else f"not known: {unmet.why}"
     came = "–" if unmet.came is None else f"{moment_text(unmet.came_at)}, {unmet.came}"
     times = moment_text(unmet.time), moment_text(unmet.due)
@@ -138,5 +138,6 @@ def _lines(report: "MissingReport") -> Iterable[str]:
         yield f"{report.without_value:,} more have no value of {report.expectation.by}: nothing is expected of them"
     if report.unreadable:
         yield f"{report.unreadable:,} batches cannot be unpacked"
-    if report.unattended:
-        yield f"nobody records {', '.join(report.unattended)}: relatum record {' '.join(report.unattended)}"
+    if report.unrecorded_streams:
+        names = report.unrecorded_streams
+        yield f"nobody records {', '.join(names)}: relatum record {' '.join(names)}"

@@ -63,13 +63,10 @@ class Relations(GroupMethods, ExpectationMethods, Closing):
             never answers. Default 10. It ends as `DatabaseUnavailable` (`reason` is "timeout", or "pool" where all
             connections are in use) or `ReadTimeout`, and is safe to repeat. What reads much (`complete=True` far behind
             a recorder) may need more. Iterators take it for each question they ask.
-        max_connections: Sessions of PostgreSQL at most (`connections_max` is the broker's), each kept once it was
-            opened; what is asked waits for one within `timeout_s`. None (default) for twice `pool_size`. An engine's
-            pool is its owner's.
-        pool_size: Half of that, as the option was before, and as a database's URL may have it. Default 5.
-        connections_max: Connections to the broker at most (`max_connections` is PostgreSQL's), from 2 on, to all its
-            nodes together. What is asked waits for one within `timeout_s`; each iteration that reads streams holds one.
-            Default 16.
+        database_connections_max: Connections to PostgreSQL at most, kept once opened. A call waits for one within
+            `timeout_s`. None (default): 10, or twice the `?pool_size=` of the URL. A `Database` has its own limit.
+        broker_connections_max: Connections to the broker at most, to all its nodes together; 2 or more, default 16. A
+            call waits for one within `timeout_s`; an iteration that reads streams holds one.
         ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
         auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
             broker's URL says, or PLAIN.
@@ -77,11 +74,11 @@ class Relations(GroupMethods, ExpectationMethods, Closing):
     Every look-up may raise, besides what its method names:
 
     - `StreamReplaced`: a stream is not the one that was recorded (declared again, or its tail lost). It is never
-      answered from. A look-up that names no stream leaves it out: `Answer.left_out`.
+      answered from. A look-up that names no stream leaves it out: `Answer.unreadable_streams`.
     - `AnotherBroker`: a stream that was named was recorded from another broker. Left out, likewise.
     - `SchemaMissing`, `AccessRefused`, `ConfigurationError`: something must be put right first.
     - `DatabaseUnavailable`, `BrokerUnavailable`, `ConnectionLost`, `StreamUnavailable`, `ReadTimeout`,
-      `ConnectionsInUse` (more asked at once than `connections_max` could serve in time): safe to repeat.
+      `ConnectionsInUse` (more asked at once than `broker_connections_max` could serve in time): safe to repeat.
     """
 
     def __init__(
@@ -91,24 +88,22 @@ class Relations(GroupMethods, ExpectationMethods, Closing):
         *,
         stream_url: str | None = None,
         timeout_s: float = 10.0,
-        pool_size: int = 5,
-        max_connections: int | None = None,
-        connections_max: int = CONNECTIONS_MAX,
+        database_connections_max: int | None = None,
+        broker_connections_max: int = CONNECTIONS_MAX,
         ssl_context: ssl.SSLContext | None = None,
         auth_mechanism: AuthMechanism | None = None,
     ) -> None:
         self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         checked_seconds("timeout_s", timeout_s)
-        checked_count("pool_size", pool_size, most=POOL_MAX)
-        if max_connections is not None:
-            checked_count("max_connections", max_connections, most=POOL_MAX)
-        self._database = Database(
-            database, refusing=CLOSED, pool_size=pool_size, connections_max=max_connections, is_kept=True
-        )
+        if database_connections_max is not None:
+            checked_count("database_connections_max", database_connections_max, most=POOL_MAX)
+        self._database = Database(database, refusing=CLOSED, connections_max=database_connections_max, is_kept=True)
         self._timeout_s = timeout_s
-        check_limit(connections_max)
-        self._counts = LookupCounts(connections_max)
-        open_reader = partial(StreamReader.open, self._address, timeout_s=timeout_s, connections_max=connections_max)
+        check_limit(broker_connections_max)
+        self._counts = LookupCounts(broker_connections_max)
+        open_reader = partial(
+            StreamReader.open, self._address, timeout_s=timeout_s, broker_connections_max=broker_connections_max
+        )
         self._servers = Servers(self._database.rows, open_reader, timeout_s)
         self._catalog = Catalog(self._servers, self._address.vhost)
         self._sharing = WeakSet()
@@ -148,7 +143,7 @@ class Relations(GroupMethods, ExpectationMethods, Closing):
         Args:
             broker: As for the class.
             database: As for the class.
-            options: As for the class: `max_connections`, `timeout_s`, …
+            options: As for the class: `database_connections_max`, `timeout_s`, …
 
         Raises:
             DatabaseUnavailable, SchemaMissing, AccessRefused: what is wrong with the database.
@@ -205,7 +200,7 @@ class Relations(GroupMethods, ExpectationMethods, Closing):
 
         Args:
             message: A message read from a stream, or as a client gave it to its consumer (docs/clients.md). Where that
-                does not say where it lies, its copies in streams are left out, and named in `answer.itself`.
+                does not say where it lies, its copies in streams are left out, and named in `answer.self_ids`.
             to: The stream, super stream or streams to look in; None for all that are recorded. A super stream stands
                 for its partitions.
             by: The key or keys; a message that shares one of them is meant, and its hit names all that it shares.
@@ -218,8 +213,8 @@ class Relations(GroupMethods, ExpectationMethods, Closing):
         Returns:
             The messages, each read and checked, the status, and the streams it holds over. `FOUND` says what is
             recorded; with `complete` it is all there is. `ABSENT` is said only when every retained message of those
-            streams was recorded for all the keys asked by, or read; `UNPROVEN` where that cannot be known. For a
-            message that has none of the keys nothing is looked for: `ABSENT`, and `lacking` names them with the reason.
+            streams was recorded for all the keys asked by, or read; `UNPROVEN` where that cannot be known. If the
+            message has none of the keys, nothing is looked for: `ABSENT`, and `missing_keys` says why.
 
         Raises:
             KeyNotDefined: no key of that name is defined, or, by every key, none at all.
@@ -322,8 +317,8 @@ class Relations(GroupMethods, ExpectationMethods, Closing):
         Returns:
             The messages recorded when the first was seen. When the time is over, what is known: `ABSENT` where that
             could be proven in time, `NOT_RECORDED_YET`, or `UNPROVEN`, where `unread` names what was found and could
-            not be read in time. That is no error, and comes within about 0.3 s of the time asked for. For a message
-            that has none of the keys nothing is looked for: the answer is `ABSENT` at once, and `lacking` says why.
+            not be read in time. That is no error, and comes within about 0.3 s of the time asked for. If the message
+            has none of the keys, the answer is `ABSENT` at once, and `missing_keys` says why.
 
         Raises:
             KeyNotDefined, NothingRecorded, StreamNotFound, InvalidInput: as for `related`.

@@ -142,9 +142,9 @@ def _told(found: "Trace") -> list[str]:
         lines.append(f"deleted: {some([str(where) for where in found.deleted])}")
     if found.unread:
         lines.append(f"could not be read: {some([str(where) for where in found.unread])}")
-    lines += [f"left out: {each.stream}: {each.reason}" for each in found.left_out]
-    if found.lacking:
-        lines.append(f"it has no value of {some([each.key for each in found.lacking])}: nothing was looked for")
+    lines += [f"left out: {each.stream}: {each.reason}" for each in found.unreadable_streams]
+    if found.missing_keys:
+        lines.append(f"it has no value of {some([each.key for each in found.missing_keys])}: nothing was looked for")
     else:
         lines.append(_words(found))
     if found.explanation:

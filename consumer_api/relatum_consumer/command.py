@@ -211,11 +211,11 @@ def _print(answer: "Answer", as_json: bool) -> None:
         elif not answer:
             rest = "; --complete reads that part" if answer.status == "not_recorded_yet" else ""
             console.print(answer.words + rest, soft_wrap=True)
-            if answer.explanation and not (answer.lacking or answer.new_keys):
+            if answer.explanation and not (answer.missing_keys or answer.new_keys):
                 console.print(answer.explanation)
         if answer.unread:
             console.print(f"could not be read: {some([str(place) for place in answer.unread])}")
-        for each in answer.left_out:
+        for each in answer.unreadable_streams:
             console.print(f"left out: {each.stream}: {each.reason}")
         console.print(f"in {some(answer.streams)}")
     code = CODES[answer.status]
@@ -236,9 +236,9 @@ def _document(answer: "Answer") -> dict[str, Any]:
         "expired": answer.expired,
         "deleted": answer.deleted,
         "unread": answer.unread,
-        "left_out": answer.left_out,
-        "lacking": answer.lacking,
-        "unattended": list(answer.unattended[:STREAMS_LISTED]),
+        "unreadable_streams": answer.unreadable_streams,
+        "missing_keys": answer.missing_keys,
+        "unrecorded_streams": list(answer.unrecorded_streams[:STREAMS_LISTED]),
         "new_keys": [{"key": each.key, "streams": list(each.streams[:STREAMS_LISTED])} for each in answer.new_keys],
         "streams": list(answer.streams[:STREAMS_LISTED]),
         "streams_count": len(answer.streams),

@@ -334,7 +334,7 @@ class ReadTimeout(Transient):
 class ConnectionsInUse(Transient):
     """All connections that a reader may have to the broker are in use, and none became free in time; nothing was asked.
 
-    Fields: `limit` (the option `connections_max`), `waiting` (calls that waited for one, this one included).
+    Fields: `limit` (the option `broker_connections_max`), `waiting` (calls that waited for one, this one included).
     """
 
     limit: int

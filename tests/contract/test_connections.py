@@ -90,7 +90,7 @@ async def read_in_tasks(address: BrokerAddress, stream: str, **options: Any) -> 
 @pytest.mark.parametrize("read", [read_in_threads, read_in_tasks])
 async def test_all_ways_to_read_share_one_limit(read: Any, address: BrokerAddress, stream: str, proxy: Proxy) -> None:
     """Threads, or tasks, read in all ways at once: each has its answer, over no more connections than there may be."""
-    given = read(address, stream, connections_max=3, timeout_s=60)
+    given = read(address, stream, broker_connections_max=3, timeout_s=60)
     found, statistics = await given if isawaitable(given) else given
     assert found == [expected for _, expected in WAYS]
     assert proxy.opened <= 3
@@ -101,19 +101,22 @@ async def test_all_ways_to_read_share_one_limit(read: Any, address: BrokerAddres
 
 def test_who_iterates_may_ask_something_else(address: BrokerAddress, stream: str) -> None:
     """Also where there are two connections in all: the question has the other one."""
-    with StreamReader.open(address, connections_max=2) as reader:
+    with StreamReader.open(address, broker_connections_max=2) as reader:
         assert [reader.read(stream, message.offset).body for message in reader.iterate(stream, 7)] == [b"7", b"8", b"9"]
         assert reader.statistics().in_use == 0
 
 
 def test_no_connection_in_time_is_an_error_of_its_own(address: BrokerAddress, stream: str) -> None:
     """It comes within the time-out, names limit and option, and passes once an iteration is closed."""
-    options: Any = {"connections_max": 2, "timeout_s": 1.5}
+    options: Any = {"broker_connections_max": 2, "timeout_s": 1.5}
     with StreamReader.open(address, **options) as reader, contextlib.ExitStack() as stack:
         first = stack.enter_context(contextlib.closing(reader.iterate(stream)))  # type: ignore[type-var]
         assert next(first).offset == 0
         began = time.monotonic()
-        with in_time(1.5), pytest.raises(ConnectionsInUse, match=r"all 2 connections.* connections_max=") as caught:
+        with (
+            in_time(1.5),
+            pytest.raises(ConnectionsInUse, match=r"all 2 connections.* broker_connections_max=") as caught,
+        ):
             next(reader.iterate(stream))
         assert time.monotonic() - began >= 1.4
         assert (caught.value.limit, caught.value.waiting) == (2, 1)
@@ -125,7 +128,7 @@ def test_no_connection_in_time_is_an_error_of_its_own(address: BrokerAddress, st
 
 async def test_a_cancelled_call_gives_its_place_back(address: BrokerAddress, stream: str) -> None:
     """Whether it waits or reads: afterwards nothing is in use, and others go on."""
-    async with await AsyncStreamReader.open(address, connections_max=2) as reader:
+    async with await AsyncStreamReader.open(address, broker_connections_max=2) as reader:
         async with contextlib.aclosing(reader.iterate(stream)) as messages:
             assert (await anext(messages)).offset == 0
             tasks = [asyncio.create_task(_take_one(reader, stream)) for _ in range(5)]
@@ -157,7 +160,7 @@ async def test_ids_that_do_not_come_hold_nobody_up(address: BrokerAddress, strea
         yield stream, 0
 
     try:
-        async with await AsyncStreamReader.open(address, connections_max=8) as reader:
+        async with await AsyncStreamReader.open(address, broker_connections_max=8) as reader:
             tasks = [asyncio.ensure_future(anext(reader.read_many(ids()))) for _ in range(5)]
             await asyncio.sleep(0.1)
             for task in tasks:
@@ -200,7 +203,10 @@ async def test_a_task_cancelled_while_the_broker_is_silent_leaves_nothing_behind
     address: BrokerAddress, stream: str, proxy: Proxy, ask: str
 ) -> None:
     """It ends at once, its connection is given back, and no thread waits on for an answer."""
-    async with await AsyncStreamReader.open(address, connections_max=2) as reader, contextlib.AsyncExitStack() as stack:
+    async with (
+        await AsyncStreamReader.open(address, broker_connections_max=2) as reader,
+        contextlib.AsyncExitStack() as stack,
+    ):
         following = await stack.enter_async_context(
             contextlib.aclosing(reader.iterate(stream, "next" if ask == "following" else 9, follow=ask == "following"))
         )
@@ -228,7 +234,7 @@ async def test_iterations_that_stand_still_do_not_keep_questions_from_being_aske
     address: BrokerAddress, stream: str
 ) -> None:
     """As many as may be open, and more that wait; questions are answered, and each iteration goes on."""
-    async with await AsyncStreamReader.open(address, connections_max=4, timeout_s=60) as reader:
+    async with await AsyncStreamReader.open(address, broker_connections_max=4, timeout_s=60) as reader:
         open_ones = [reader.iterate(stream) for _ in range(3)]
         firsts = [await anext(each) for each in open_ones]
         waiting = [asyncio.create_task(_take_one(reader, stream)) for _ in range(8)]
@@ -247,7 +253,7 @@ async def _take_one(reader: AsyncStreamReader, stream: str) -> int:
 
 def test_followed_streams_are_beside_the_limit(address: BrokerAddress, stream: str) -> None:
     """A recorder of many streams has a connection for each, and still asks."""
-    with StreamReader.open(address, connections_max=2) as reader, contextlib.ExitStack() as stack:
+    with StreamReader.open(address, broker_connections_max=2) as reader, contextlib.ExitStack() as stack:
         for _ in range(4):
             followed = stack.enter_context(contextlib.closing(reader.iterate(stream, follow=True)))  # type: ignore[type-var]
             assert len(list(islice(followed, 10))) == 10
@@ -257,7 +263,7 @@ def test_followed_streams_are_beside_the_limit(address: BrokerAddress, stream: s
 
 def test_a_batched_read_holds_no_connection_for_what_has_come(address: BrokerAddress, stream: str) -> None:
     """Who has what he asked for, and takes no more, stops nobody."""
-    with StreamReader.open(address, connections_max=2) as reader:
+    with StreamReader.open(address, broker_connections_max=2) as reader:
         open_reads: list[Any] = []
         for _ in range(5):
             results: Any = reader.read_many([MessageId(stream, n) for n in range(10)])
@@ -271,7 +277,10 @@ def test_a_name_that_is_missing_stays_within_the_limit(amqp_url: str, stream_url
     """What asks AMQP 0.9.1 about a missing name has a place, too: threads that ask at once do not open one each."""
     with Proxy.to(amqp_url) as asked:
         address = BrokerAddress.parse(asked.url(amqp_url), proxy.url(stream_url))
-        with StreamReader.open(address, connections_max=2, timeout_s=60) as reader, ThreadPoolExecutor(12) as threads:
+        with (
+            StreamReader.open(address, broker_connections_max=2, timeout_s=60) as reader,
+            ThreadPoolExecutor(12) as threads,
+        ):
             asking = [threads.submit(reader.read, "there-is-none", 0) for _ in range(12)]
             assert {type(each.exception()) for each in asking} == {StreamNotFound}
         assert asked.most <= 3
@@ -280,7 +289,7 @@ def test_a_name_that_is_missing_stays_within_the_limit(amqp_url: str, stream_url
 
 async def test_a_batched_read_of_tasks_holds_none_either(address: BrokerAddress, stream: str) -> None:
     """The turn of one that has all it asked for is another's."""
-    async with await AsyncStreamReader.open(address, connections_max=2) as reader:
+    async with await AsyncStreamReader.open(address, broker_connections_max=2) as reader:
         open_reads = []
         for _ in range(5):
             results = reader.read_many([MessageId(stream, n) for n in range(10)])
@@ -294,7 +303,7 @@ def test_batched_reads_of_missing_names_do_not_wait_for_each_other(address: Brok
     """To find out what a name is takes another connection: it is asked for when one's own have been given back."""
     with (
         new_streams(amqp_url, 12) as streams,
-        StreamReader.open(address, connections_max=2, timeout_s=10) as reader,
+        StreamReader.open(address, broker_connections_max=2, timeout_s=10) as reader,
         ThreadPoolExecutor(4) as threads,
     ):
         for stream in streams:
@@ -311,7 +320,7 @@ def test_connections_for_attaches_are_those_that_can_be_had(
     address: BrokerAddress, amqp_url: str, proxy: Proxy, most: int, lets_in: bool, opened: int
 ) -> None:
     """Half of those a reader may have, and none beside the first where the broker lets nobody in."""
-    with new_streams(amqp_url, 10) as streams, StreamReader.open(address, connections_max=most) as reader:
+    with new_streams(amqp_url, 10) as streams, StreamReader.open(address, broker_connections_max=most) as reader:
         for stream in streams:
             publish_plain(amqp_url, stream, [b""])
         proxy.accepts = lets_in

@@ -19,8 +19,8 @@ def told(answer: Any, trace: Any) -> dict[str, Any]:
         "status": str(answer.status),
         "hits": [list(place) for place in answer.ids],
         "keys": [list(hit.keys) for hit in answer.hits],
-        "itself": [list(place) for place in answer.itself],
-        "lacking": [list(each) for each in answer.lacking],
+        "itself": [list(place) for place in answer.self_ids],
+        "missing_keys": [list(each) for each in answer.missing_keys],
         "trace": sorted([*place, hops] for place, hops in trace.hops.items()),
     }
 

@@ -42,7 +42,7 @@ def recorded(place: Place) -> Place:
 
 def few_threads(place: Place) -> AsyncRelations:
     """Look-ups over two connections, so in two threads."""
-    return AsyncRelations(place.amqp, place.database, connections_max=2, timeout_s=LONG_S)
+    return AsyncRelations(place.amqp, place.database, broker_connections_max=2, timeout_s=LONG_S)
 
 
 def test_one_object_serves_one_event_loop_after_another(recorded: Place) -> None:
@@ -132,7 +132,7 @@ async def test_waits_end_by_their_own_time_while_the_database_stands_still(recor
     recorded.record(keys=KEYS)
     with Proxy.to(recorded.database) as proxy:
         url = proxy.url(recorded.database)
-        async with AsyncRelations(recorded.amqp, url, connections_max=4, timeout_s=LONG_S) as relations:
+        async with AsyncRelations(recorded.amqp, url, broker_connections_max=4, timeout_s=LONG_S) as relations:
             message = await relations.read(recorded.stream, 3)
 
             async def wait(timeout_s: float) -> tuple[Status, float]:
@@ -176,7 +176,7 @@ async def test_cancelled_reads_free_their_threads(recorded: Place) -> None:
     """Of a broker that stands still, too: what asks the database goes on, and the broker's connections are not lost."""
     with Proxy.to(recorded.stream_url) as proxy:
         broker = BrokerAddress.parse(recorded.amqp, proxy.url(recorded.stream_url))
-        async with AsyncRelations(broker, recorded.database, connections_max=2, timeout_s=LONG_S) as relations:
+        async with AsyncRelations(broker, recorded.database, broker_connections_max=2, timeout_s=LONG_S) as relations:
             assert (await relations.read(recorded.stream, 0)).offset == 0
             proxy.mode = "frozen"
             calls = [asyncio.create_task(relations.read(recorded.stream, 0)) for _ in range(10)]
@@ -193,7 +193,7 @@ async def test_cancelled_reads_free_their_threads(recorded: Place) -> None:
 
 async def test_who_finds_no_thread_in_time_is_told(recorded: Place) -> None:
     """The call was not made: it is safe to repeat."""
-    async with AsyncRelations(recorded.amqp, recorded.database, connections_max=2, timeout_s=3.0) as relations:
+    async with AsyncRelations(recorded.amqp, recorded.database, broker_connections_max=2, timeout_s=3.0) as relations:
         assert await relations.keys()
         gate = threading.Event()
         held = [relations._threads.submit(gate.wait, LONG_S) for _ in range(2)]
@@ -208,7 +208,7 @@ async def test_who_finds_no_thread_in_time_is_told(recorded: Place) -> None:
 async def test_iterations_are_bounded_and_leave_threads_to_others(recorded: Place) -> None:
     """One that stands still keeps its connection; others wait for it without a thread, and are told in the end."""
     wanted = [(recorded.stream, number % 3) for number in range(10_000)]
-    async with AsyncRelations(recorded.amqp, recorded.database, connections_max=2, timeout_s=5.0) as relations:
+    async with AsyncRelations(recorded.amqp, recorded.database, broker_connections_max=2, timeout_s=5.0) as relations:
         async with contextlib.aclosing(relations.read_many(wanted)) as first:
             assert (await anext(first)).offset == 0  # type: ignore[union-attr]
             others = [asyncio.create_task(anext(relations.read_many(wanted))) for _ in range(20)]

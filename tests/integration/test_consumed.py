@@ -151,9 +151,9 @@ def test_all_copies_are_left_out_and_a_limit_counts_others(
     answer = relations.related(message, by="order_id", limit=1)
     assert len(answer) == 1
     assert answer.ids[0].offset == 1
-    assert answer.itself == tuple(sorted([(place.stream, 0), (other_stream, 0)]))
-    assert relations.related(message, by="order_id", complete=True).itself == answer.itself
-    assert relations.wait_related(message, by="order_id", timeout_s=0).itself == answer.itself
+    assert answer.self_ids == tuple(sorted([(place.stream, 0), (other_stream, 0)]))
+    assert relations.related(message, by="order_id", complete=True).self_ids == answer.self_ids
+    assert relations.wait_related(message, by="order_id", timeout_s=0).self_ids == answer.self_ids
     trace = relations.trace(message, by="order_id")
     assert sorted((at, hops) for at, hops in trace.hops.items()) == sorted(
         ((stream, offset), offset) for stream in (place.stream, other_stream) for offset in (0, 1)
@@ -169,9 +169,9 @@ def test_a_message_alone_has_no_relations_but_itself(place: Place, relations: Re
     assert relations.after(first, place.stream, by="from_table").ids == ((place.stream, 2),)
     assert relations.around(first, place.stream, after_s=1.5).ids == ((place.stream, 0), (place.stream, 1))
     answer = relations.related(message, by="order_id")
-    assert (answer.status, answer.itself) == (Status.ABSENT, ((place.stream, 3),))
+    assert (answer.status, answer.self_ids) == (Status.ABSENT, ((place.stream, 3),))
     answer = relations.wait_related(message, by="order_id", timeout_s=2)
-    assert (answer.status, answer.itself) == (Status.ABSENT, ((place.stream, 3),))
+    assert (answer.status, answer.self_ids) == (Status.ABSENT, ((place.stream, 3),))
     trace = relations.trace(message, by="order_id")
     assert (trace.status, dict(trace.hops)) == (Status.ABSENT, {(place.stream, 3): 0})
 
@@ -181,5 +181,5 @@ def test_an_id_said_twice_over_is_not_enough(place: Place, relations: Relations,
     publish(place.amqp, queue, ids=["1", "1", "1", "1"])
     record(place)
     answer = relations.related(got(place.amqp, queue), by=["order_id", "kind"])
-    assert answer.itself == ((place.stream, 0),)
+    assert answer.self_ids == ((place.stream, 0),)
     assert [at.offset for at in answer.ids] == [1, 2]

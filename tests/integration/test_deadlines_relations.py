@@ -116,7 +116,9 @@ def test_a_listener_that_never_speaks_ends_each_look_up_in_its_time(face: str, a
 
 def test_look_ups_that_hang_let_others_fail_in_time(recorded: Place) -> None:
     """With every connection of the pool waiting for a lock, further look-ups end in their time as well."""
-    with open_relations("blocking", recorded.amqp, recorded.database, timeout_s=TIMEOUT_S, pool_size=1) as relations:
+    with open_relations(
+        "blocking", recorded.amqp, recorded.database, timeout_s=TIMEOUT_S, database_connections_max=1
+    ) as relations:
         assert until_answered(lambda: relations.find("order_id", 1)).status is Status.FOUND
         with locked(recorded.database, "relationships"), ThreadPoolExecutor(8) as threads, in_time(2 * TIMEOUT_S):
             errors = [each.exception() for each in [threads.submit(relations.find, "order_id", 1) for _ in range(8)]]
@@ -126,7 +128,7 @@ def test_look_ups_that_hang_let_others_fail_in_time(recorded: Place) -> None:
 
 async def test_a_look_up_that_waits_can_be_cancelled_and_closed(recorded: Place) -> None:
     """With the default time-out, a cancelled call leaves no thread, connection or statement; `close` waits for none."""
-    relations = AsyncRelations(recorded.amqp, recorded.database, max_connections=1)
+    relations = AsyncRelations(recorded.amqp, recorded.database, database_connections_max=1)
     assert (await relations.find("order_id", 1)).status is Status.FOUND
     with locked(recorded.database, "relationships"):
         with in_time(0.2), pytest.raises(TimeoutError):

@@ -239,8 +239,8 @@ def compare(relations: Relations, world: World, asked: Expectation, low: int, hi
     assert report.status in statuses
     # Nobody records, and no key is new.
     behind = {each for each, end in world.ends.items() if sum(row["stream"] == each for row in world.rows) > end}
-    assert set(report.unattended) <= behind
-    assert report.unattended or report.status is not Status.NOT_RECORDED_YET
+    assert set(report.unrecorded_streams) <= behind
+    assert report.unrecorded_streams or report.status is not Status.NOT_RECORDED_YET
     return True
 
 

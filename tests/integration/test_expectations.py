@@ -20,7 +20,16 @@ from relatum.keys import moment as at
 from relatum.reading import StreamReader
 from relatum.recording import backfill, set_record_time
 from relatum.store.catalog import add_keys, remove_key
-from relatum_consumer import AsyncRelations, Expectation, Finding, MissingReport, Relations, Status, Unmet, Why
+from relatum_consumer import (
+    AsyncRelations,
+    Expectation,
+    ExpectationResult,
+    MissingReport,
+    Reason,
+    Relations,
+    Status,
+    UnmetExpectation,
+)
 from relatum_consumer.expectations import add_expectations, defined_expectations, remove_expectation
 from tests.support import recording, unique_name, wait_recorded, wait_until
 from tests.support.place import FailingPlace, Place
@@ -82,7 +91,7 @@ def shop(place: Place, other_stream: str, one_face: str) -> Iterator[Shop]:
         yield Shop(place, place.stream, other_stream, relations)
 
 
-def values(unmet: tuple[Unmet, ...]) -> list[str]:
+def values(unmet: tuple[UnmetExpectation, ...]) -> list[str]:
     """What orders say, in the order of the answer."""
     return [each.value for each in unmet]
 
@@ -127,7 +136,7 @@ def test_by_a_new_key_the_cure_is_a_back_fill(shop: Shop) -> None:
     add_keys(shop.place.engine, KEYS)
     report = shop.missing(60, since=at(BASE_US))
     assert report.status is Status.NOT_RECORDED_YET
-    assert (report.unattended, report.new_keys) == ((), (("order_id", (shop.payments,)),))
+    assert (report.unrecorded_streams, report.new_keys) == ((), (("order_id", (shop.payments,)),))
     assert "relatum backfill --keys order_id" in report.words
     backfill(shop.place.amqp, shop.place.database, shop.payments, keys=KEYS)
     assert shop.missing(60, since=at(BASE_US)).status is Status.ABSENT
@@ -153,7 +162,7 @@ def test_a_hole_proves_nothing_missing_and_nothing_late(shop: Shop) -> None:
     shop.place.sql(f"{hole} SELECT stream_id, 0, 2, '{{}}', false, 'hole' {of_payments}", name=shop.payments)
     report = shop.missing(20)
     assert values(report.missing) == ["last"]
-    unproven = [(name, Why.UNPROVEN) for name in ("first", "late", "lost")]
+    unproven = [(name, Reason.UNPROVEN) for name in ("first", "late", "lost")]
     assert [(each.value, each.why) for each in report.not_known] == unproven
     unknown = shop.missing(20, until=at(BASE_US + 200 * SECOND))
     assert (bool(unknown), unknown.status) == (False, Status.UNPROVEN)
@@ -172,7 +181,7 @@ def test_what_retention_may_have_dropped_is_not_known(shop: Shop, short_stream: 
     shop.place.record(shop.orders, short_stream)
     report = shop.relations.missing(Expectation("paid", shop.orders, "order_id", short_stream, 10))
     assert values(report.missing) == ["late"]
-    assert {(each.value, each.why) for each in report.not_known} >= {("early", Why.UNPROVEN)}
+    assert {(each.value, each.why) for each in report.not_known} >= {("early", Reason.UNPROVEN)}
     # The messages to be followed: those that are gone are not looked at, and an explicit span says so.
     back = Expectation("back", short_stream, "order_id", shop.orders, 10)
     assert shop.relations.missing(back, since=at(BASE_US), until=at(BASE_US + 1)).status is Status.UNPROVEN
@@ -234,7 +243,7 @@ def test_one_who_reads_sees_expectations_and_defines_none(place: Place) -> None:
 @contextmanager
 def watching(
     place: Place, expectation: str | Expectation, face: str = "blocking"
-) -> Iterator[tuple[FailingPlace, Callable[[], Unmet]]]:
+) -> Iterator[tuple[FailingPlace, Callable[[], UnmetExpectation]]]:
     """A follower through one of `FACES`: the lines to its servers, and what waits for the next message it tells of."""
     with closing(FailingPlace(place, face)) as failing:
         relations: Any = (AsyncRelations if failing.is_async else Relations)(failing.broker, failing.database)
@@ -269,7 +278,7 @@ def test_each_is_told_of_once_as_it_falls_due(busy: Shop, face: str) -> None:
         busy.order(("falls due", now_us), ("is paid", now_us))
         busy.pay(("is paid", now_us + SECOND))
         due = take()
-        assert (due.value, due.finding) == ("falls due", Finding.MISSING)
+        assert (due.value, due.finding) == ("falls due", ExpectationResult.MISSING)
         assert datetime.now(UTC) > due.due
         # Paid after it was told of: that is not told.
         busy.pay(("falls due", time.time_ns() // 1_000))
@@ -288,7 +297,7 @@ def test_nothing_is_told_while_clocks_may_differ(busy: Shop) -> None:
     busy.order(("paid", now_us), ("unpaid", now_us + 1))
     with watching(busy.place, busy.expects(0.2, grace_s=2)) as (_, take):
         due = take()
-        assert (due.value, due.finding) == ("unpaid", Finding.MISSING)
+        assert (due.value, due.finding) == ("unpaid", ExpectationResult.MISSING)
         assert datetime.now(UTC) >= due.due + timedelta(seconds=2)
 
 

@@ -206,7 +206,7 @@ def test_copies_make_messages_found(place: Place, copies: str, bed: Bed) -> None
     assert "BCC" not in (properties.headers or {})
     with Relations(place.amqp, place.database) as relations:
         answer = relations.related((None, properties, body), by="order")
-        assert answer.itself == ((copies, 0),)
+        assert answer.self_ids == ((copies, 0),)
         assert answer.ids == ((copies, 1),)
         (own,) = relations.find("dramatiq_id", first.message_id)
         assert relations.related(own, by="order").ids == answer.ids

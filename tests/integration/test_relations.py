@@ -235,8 +235,11 @@ def test_a_stream_declared_again_is_named_and_never_answered_from(
         (relations.related(relations.read(other_stream, 0)), ()),
     ):
         assert (answer.ids, answer.status) == (ids, Status.UNPROVEN)
-        assert ([each.stream for each in answer.left_out], answer.streams) == ([place.stream], (other_stream,))
-    assert [each.stream for each in relations.trace(("order_id", "a")).left_out] == [place.stream]
+        assert ([each.stream for each in answer.unreadable_streams], answer.streams) == (
+            [place.stream],
+            (other_stream,),
+        )
+    assert [each.stream for each in relations.trace(("order_id", "a")).unreadable_streams] == [place.stream]
     assert relations.find("order_id", "a", streams=other_stream).ids == ((other_stream, 0),)
 
 

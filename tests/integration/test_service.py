@@ -58,7 +58,7 @@ def test_no_more_connections_than_allowed_and_each_is_kept(place: Place, recorde
     """Thirty threads, three sessions: what is opened once is used until the end."""
     with (
         Proxy.to(place.database) as proxy,
-        Relations(place.amqp, proxy.url(place.database), max_connections=3) as relations,
+        Relations(place.amqp, proxy.url(place.database), database_connections_max=3) as relations,
         ThreadPoolExecutor(AT_ONCE) as threads,
     ):
         together = threading.Barrier(AT_ONCE)
@@ -113,7 +113,7 @@ def test_who_waits_for_a_message_takes_nobodys_place(place: Place, recorded: str
     """A wait asks now and then, and holds no connection."""
     with (
         ThreadPoolExecutor(1) as threads,
-        Relations(place.amqp, place.database, max_connections=1, timeout_s=LONG_S) as relations,
+        Relations(place.amqp, place.database, database_connections_max=1, timeout_s=LONG_S) as relations,
     ):
         message = relations.read(recorded, 6 * VALUES)
         wait = threads.submit(relations.wait_related, message, timeout_s=LONG_S)
@@ -127,7 +127,7 @@ def test_who_waits_for_a_message_takes_nobodys_place(place: Place, recorded: str
 
 async def test_one_connection_is_enough_for_many_at_once_that_ask_several_times(place: Place, recorded: str) -> None:
     """What needs several answers of either server waits for none while it holds the connection that this one needs."""
-    async with AsyncRelations(place.amqp, place.database, max_connections=1, timeout_s=LONG_S) as relations:
+    async with AsyncRelations(place.amqp, place.database, database_connections_max=1, timeout_s=LONG_S) as relations:
         message = await relations.read(recorded, 0)
         asked = [
             *[relations.trace(("order_id", "a")) for _ in range(64)],
@@ -171,14 +171,14 @@ def test_a_database_that_does_not_answer_takes_half_of_a_health_check(place: Pla
 
 def test_opening_shows_what_is_wrong_at_once(place: Place) -> None:
     """Before a service takes its first request."""
-    with Relations.open(place.amqp, place.database, max_connections=2, timeout_s=LONG_S) as relations:
+    with Relations.open(place.amqp, place.database, database_connections_max=2, timeout_s=LONG_S) as relations:
         assert relations.statistics().opened == 1
     with pytest.raises(BrokerUnavailable):
         Relations.open(NOBODY_LISTENS, place.database)
     with pytest.raises(DatabaseUnavailable):
         Relations.open(place.amqp, NO_DATABASE)
-    with pytest.raises(InvalidInput, match="max_connections"):
-        Relations.open(place.amqp, place.database, max_connections=0)
+    with pytest.raises(InvalidInput, match="database_connections_max"):
+        Relations.open(place.amqp, place.database, database_connections_max=0)
 
 
 # --- waits: they end when they were asked to, with what is known, and never more than that ---------------

@@ -208,7 +208,7 @@ def test_what_is_not_recorded_is_said_and_read_where_asked(
     start = relations.read(streams[0], 1)
     trace = relations.trace(start)
     assert [each.offset for each in trace] == [0, 1]
-    assert (trace.status, trace.unattended) == (Status.NOT_RECORDED_YET, (streams[0],))
+    assert (trace.status, trace.unrecorded_streams) == (Status.NOT_RECORDED_YET, (streams[0],))
     assert trace.uncovered == (Uncovered(streams[0], 1, 4),)
     elsewhere = relations.trace(start, streams=streams[1:])
     assert (elsewhere.status, elsewhere.streams) == (Status.ABSENT, tuple(sorted(streams[1:])))
@@ -250,7 +250,7 @@ def test_a_message_from_elsewhere_may_be_the_start(place: Place, relations: Rela
     assert [each.stream for each in relations.trace(received)] == streams
     trace = relations.trace(relations.read(streams[0], 1))
     assert (len(trace), trace.status, trace.steps) == (1, Status.ABSENT, ())
-    assert {each.key for each in trace.lacking} == LEADS_TO.keys()
+    assert {each.key for each in trace.missing_keys} == LEADS_TO.keys()
     # What was recorded of a stream that was deleted is told to be; the others are found all the same.
     delete_stream(place.amqp, streams[1])
     trace = relations.trace(("order_id", "o"))

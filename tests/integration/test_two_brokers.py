@@ -125,9 +125,9 @@ def test_lookups_name_another_brokers_stream_or_leave_it_out(two: Two) -> None:
         assert [message.body for message in found] == [b"mine"]
         none, traced = relations.find("order_id", "o8"), relations.trace(("order_id", "o3"))
         for answer in (found, none):
-            assert (answer.status, [each.stream for each in answer.left_out]) == (Status.UNPROVEN, [stream])
+            assert (answer.status, [each.stream for each in answer.unreadable_streams]) == (Status.UNPROVEN, [stream])
         assert found.streams == (alone,)
-        assert [each.stream for each in traced.left_out] == [stream]
+        assert [each.stream for each in traced.unreadable_streams] == [stream]
         assert relations.find("order_id", "o3", streams=alone).status is Status.FOUND
         assert not relations.find("order_id", "o8", streams=alone)
     # Whose it is has no trouble.

@@ -89,15 +89,15 @@ def test_a_message_without_the_key_is_told_from_one_without_relata(
         relations.before(other, recorded, by="order_id"),
         relations.window(other, recorded, by="order_id", before_s=60),
     ):
-        assert (answer.status, answer.lacking) == (Status.ABSENT, (("order_id", "no header:order_id"),))
+        assert (answer.status, answer.missing_keys) == (Status.ABSENT, (("order_id", "no header:order_id"),))
         assert "no value of order_id (no header:order_id): nothing was looked for" in answer.explanation
         assert answer.explanation in repr(answer)
-    assert [key for key, _ in relations.related(other).lacking] == ["order_id", "call"]
-    [(key, reason)] = relations.related(impossible, by="order_id").lacking
+    assert [key for key, _ in relations.related(other).missing_keys] == ["order_id", "call"]
+    [(key, reason)] = relations.related(impossible, by="order_id").missing_keys
     assert (key, reason) == ("order_id", "header:order_id cannot be a value: too_long")
     # A value that was looked for, with another key that the message lacks.
     answer = relations.related(order, by=["order_id", "call"])
-    assert (answer.status, answer.lacking, answer.explanation) == (Status.ABSENT, (), "")
+    assert (answer.status, answer.missing_keys, answer.explanation) == (Status.ABSENT, (), "")
 
 
 def test_nobody_records_is_told_from_a_recorder_behind(
@@ -108,14 +108,14 @@ def test_nobody_records_is_told_from_a_recorder_behind(
     order = relations.read(recorded, 0)
     for _ in range(2):
         answer = waited(relations, order, "order_id")
-        assert (answer.status, answer.unattended) == (Status.NOT_RECORDED_YET, (recorded,))
+        assert (answer.status, answer.unrecorded_streams) == (Status.NOT_RECORDED_YET, (recorded,))
         assert answer.explanation == f"nobody records {recorded!r}: relatum record {recorded}"
     told = [each for each in caplog.records if each.name == "relatum.relations"]
     assert [(each.levelno, answer.explanation in each.getMessage()) for each in told] == [(logging.WARNING, True)]
-    assert relations.find("order_id", "b").unattended == (recorded,)
+    assert relations.find("order_id", "b").unrecorded_streams == (recorded,)
     record_as(place.engine, "somebody")
     answer = relations.find("order_id", "b")
-    assert (answer.status, answer.unattended, answer.explanation) == (Status.NOT_RECORDED_YET, (), "")
+    assert (answer.status, answer.unrecorded_streams, answer.explanation) == (Status.NOT_RECORDED_YET, (), "")
 
 
 def test_the_command_says_why_there_is_nothing(place: Place, relatum: Relatum, recorded: str) -> None:
@@ -123,14 +123,14 @@ def test_the_command_says_why_there_is_nothing(place: Place, relatum: Relatum, r
     ended = relatum.run("related", recorded, "1", "--by", "order_id")
     assert (ended.returncode, ended.stderr) == (6, "")
     assert ended.stdout.startswith("absent: this message has no value of order_id (no header:order_id): nothing was")
-    assert relatum.json("related", recorded, "1", "--by", "order_id")["lacking"] == [
+    assert relatum.json("related", recorded, "1", "--by", "order_id")["missing_keys"] == [
         {"key": "order_id", "reason": "no header:order_id"}
     ]
     place.put((b"", {"order_id": "b"}))
     ended = relatum.run("find", "order_id", "b")
     assert ended.returncode == 8
     assert f"nobody records {recorded!r}: relatum record {recorded}" in ended.stdout
-    assert relatum.json("find", "order_id", "b")["unattended"] == [recorded]
+    assert relatum.json("find", "order_id", "b")["unrecorded_streams"] == [recorded]
 
 
 def test_a_status_begins_with_who_records(place: Place, relatum: Relatum, recorded: str) -> None:
@@ -221,7 +221,7 @@ def test_a_trace_by_older_keys_stays_complete(relations: Relations, streams: lis
     unseen = (NewKey("customer", tuple(streams)),)
     trace = relations.trace(("order_id", 1))
     assert [each.id for each in trace] == [(orders, 0), (payments, 0)]
-    assert (trace.status, trace.new_keys, trace.unattended) == (Status.FOUND, unseen, ())
+    assert (trace.status, trace.new_keys, trace.unrecorded_streams) == (Status.FOUND, unseen, ())
     assert trace.to_document()["new_keys"] == [{"key": "customer", "streams": streams}]
     names = ", ".join(map(repr, streams))
     told = f"'customer' is a new key: older messages of {names} were not looked at for it: {CURE}"
@@ -233,7 +233,7 @@ def test_a_trace_by_older_keys_stays_complete(relations: Relations, streams: lis
     alone = relations.trace(relations.read(orders, 3))
     assert (alone.status, alone.new_keys) == (Status.NOT_RECORDED_YET, unseen)
     for asked in (relations.trace(("order_id", 1), by=["order_id", "customer"]), relations.trace(("customer", "ann"))):
-        assert (asked.status, asked.new_keys, asked.unattended) == (Status.NOT_RECORDED_YET, unseen, ())
+        assert (asked.status, asked.new_keys, asked.unrecorded_streams) == (Status.NOT_RECORDED_YET, unseen, ())
     whole = relations.trace(("order_id", 1), complete=True)
     assert (len(whole), whole.status, whole.new_keys) == (4, Status.FOUND, ())
 
@@ -245,7 +245,7 @@ def test_a_lookup_by_a_new_key_names_it(
     orders = relations.read(streams[0], 0)
     unseen = (NewKey("customer", tuple(streams)),)
     for answer in (relations.find("customer", "ann"), relations.related(orders, by="customer")):
-        assert (answer.status, answer.new_keys, answer.unattended) == (Status.NOT_RECORDED_YET, unseen, ())
+        assert (answer.status, answer.new_keys, answer.unrecorded_streams) == (Status.NOT_RECORDED_YET, unseen, ())
         assert answer.words == f"not recorded yet: {answer.explanation}"
         assert answer.explanation.endswith(CURE)
     assert waited(relations, orders, "customer").new_keys == unseen
@@ -253,7 +253,7 @@ def test_a_lookup_by_a_new_key_names_it(
     assert [each for each in told if each.endswith(CURE)] == [each for each in told if "waited in vain" in each] != []
     place.put((b"", {"order_id": 9}), to=streams[1])
     answer = relations.find("customer", "ann")
-    assert (answer.new_keys, answer.unattended) == (unseen, (streams[1],))
+    assert (answer.new_keys, answer.unrecorded_streams) == (unseen, (streams[1],))
     assert "nobody records" in answer.explanation
     assert answer.explanation.endswith(CURE)
     # By the older key nothing is new.
@@ -268,7 +268,7 @@ def test_a_trace_that_found_something_does_not_say_that_this_is_all(
     place.put((b"", {"order_id": 3}), to=streams[2])
     trace = relations.trace(("order_id", 3))
     assert ([step.status for step in trace.steps], len(trace)) == ([Status.FOUND], 2)
-    assert (trace.status, trace.unattended) == (Status.NOT_RECORDED_YET, (streams[2],))
+    assert (trace.status, trace.unrecorded_streams) == (Status.NOT_RECORDED_YET, (streams[2],))
     assert len(relations.trace(("order_id", 3), complete=True)) == 3
 
 

@@ -101,15 +101,15 @@ def test_look_ups_go_on_with_the_others_and_say_no_false_absent(face: str, reade
             assert (unread.status, [each.stream for each in unread.unread]) == (Status.UNPROVEN, [CLOSED])
             nothing = relations.find("order_id", "nowhere", complete=complete)
             assert (nothing.status, nothing.streams) == (Status.UNPROVEN, (OPEN,))
-            ((left_out, reason),) = nothing.left_out
-            assert left_out == CLOSED
+            ((unreadable_streams, reason),) = nothing.unreadable_streams
+            assert unreadable_streams == CLOSED
             assert "refuses" in reason
         message = relations.read(OPEN, 1)
-        assert relations.related(message).left_out == nothing.left_out
+        assert relations.related(message).unreadable_streams == nothing.unreadable_streams
         # One that is too short to look names nothing.
         tried = (relations.wait_related(message, timeout_s=2) for _ in range(30))
-        waited = next(each for each in tried if each.left_out)
-        assert (waited.status, waited.left_out) == (Status.UNPROVEN, nothing.left_out)
+        waited = next(each for each in tried if each.unreadable_streams)
+        assert (waited.status, waited.unreadable_streams) == (Status.UNPROVEN, nothing.unreadable_streams)
         around = relations.around(datetime(1970, 1, 1), before_s=1e12, after_s=1e12)
         assert {each.stream for each in around.ids} == {OPEN}
         assert (around.status, {each.stream for each in around.unread}) == (Status.UNPROVEN, {CLOSED})

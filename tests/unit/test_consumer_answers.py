@@ -18,7 +18,7 @@ from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, Stream
 from relatum.reading import Agreement, KeptChunks, Message, Position, Properties, StreamBounds, UnreadableRecord
 from relatum.store.coverage import TIME, CoverageRow, covered, last_position
 from relatum.wire._identity import fingerprint
-from relatum_consumer import Answer, Hit, Lacking, Status, Trace
+from relatum_consumer import Answer, Hit, MissingKey, Status, Trace
 from relatum_consumer.lookups import Catalog, Evidence, Servers, Uncovered, check_identity, first_retained, is_sure
 from relatum_consumer.lookups._proof import gaps
 from relatum_consumer.traces import Edge, Shared, Step, Stop, StopReason
@@ -229,11 +229,11 @@ def test_a_stream_is_the_same_by_its_furthest_message(
 
 def test_an_explanation_is_short_however_much_is_lacking() -> None:
     """Five are named, the others counted; in a pickled answer, too."""
-    lacking = tuple(Lacking(f"k{n}", f"no header:k{n}") for n in range(7))
-    answer = pickle.loads(pickle.dumps(Answer(Status.ABSENT, streams=("s",), lacking=lacking)))
+    missing_keys = tuple(MissingKey(f"k{n}", f"no header:k{n}") for n in range(7))
+    answer = pickle.loads(pickle.dumps(Answer(Status.ABSENT, streams=("s",), missing_keys=missing_keys)))
     assert answer.explanation.endswith("k4 (no header:k4) and 2 more: nothing was looked for")
     assert "k5" not in repr(answer)
-    answer = Answer(Status.NOT_RECORDED_YET, streams=("s",), unattended=tuple("abcdef"))
+    answer = Answer(Status.NOT_RECORDED_YET, streams=("s",), unrecorded_streams=tuple("abcdef"))
     assert answer.explanation == "nobody records 'a', 'b', 'c', 'd', 'e' and 1 more: relatum record a b c d e"
 
 

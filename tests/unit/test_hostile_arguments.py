@@ -112,7 +112,14 @@ def readers() -> None:
         routes = {"exchange": "", "routing_key": ""}
         take(f"{name}.routes", reader.routes, routes, exchange=texts, routing_key=texts)
         opening = {"address": BROKER}
-        take(f"{name}.open", kind.open, opening, timeout_s=SECONDS, heartbeat_s=COUNTS, connections_max=[*COUNTS, 0, 1])
+        take(
+            f"{name}.open",
+            kind.open,
+            opening,
+            timeout_s=SECONDS,
+            heartbeat_s=COUNTS,
+            broker_connections_max=[*COUNTS, 0, 1],
+        )
         take(f"{name}.open", kind.open, opening, auth_mechanism=CHOICES)
         take(f"{name}.open", kind.open, opening, ssl_context=OTHERS)
     delivery = {"stream": "s", "offset": 1, "properties": pika.BasicProperties(), "body": b""}
@@ -295,7 +302,7 @@ def lookups() -> None:
     for kind in (Relations, AsyncRelations):
         name, given = kind.__name__, {"broker": BROKER, "database": DATABASE}
         take(name, kind, given, broker=URLS, database=URLS, stream_url=URLS, timeout_s=[*SECONDS, 1e300])
-        take(name, kind, given, connections_max=COUNTS, pool_size=COUNTS, max_connections=COUNTS)
+        take(name, kind, given, broker_connections_max=COUNTS, database_connections_max=COUNTS)
         relations: Any = kind(**given)
         of_message, by_key = {"message": message}, {"key": "k", "value": 1}
         limits, times = [*COUNTS, 0, 2**63], [each for each in OTHERS if each not in ("1", 1.5, -1)]

@@ -204,7 +204,11 @@ def test_that_a_message_was_found_itself_proves_nothing_of_others(place: Place, 
     assert (alone["status"], alone["results"], alone["streams"]) == ("absent", [], [place.stream])
     place.put((b"two", {"host": "lonely"}))
     behind = own.get(path).json()
-    assert (behind["status"], behind["results"], behind["unattended"]) == ("not_recorded_yet", [], [place.stream])
+    assert (behind["status"], behind["results"], behind["unrecorded_streams"]) == (
+        "not_recorded_yet",
+        [],
+        [place.stream],
+    )
     assert own.get(f"{path}&complete=1").json()["results"][0]["offset"] == 1
 
 
@@ -238,7 +242,7 @@ def test_nothing_found_is_said_with_what_is_known(page: Asking, world: World) ->
     assert (absent["status"], absent["results"]) == ("absent", [])
     unknown = page.answer("/search", key="order_id", value="late")
     assert unknown["status"] == "not_recorded_yet"
-    assert unknown["unattended"] == [world.orders]
+    assert unknown["unrecorded_streams"] == [world.orders]
     assert "nobody records" in unknown["advice"]
     complete = page.answer("/search", key="order_id", value="late", complete=1)
     assert [row["preview"] for row in complete["results"]] == ["later"]

@@ -84,9 +84,16 @@ def test_nothing_connected_is_said_with_what_is_known(talk: Asking, talks: Talks
     """A value that nothing has; a message that has no value; one whose value nothing else has."""
     absent = talk.answer("/trace", key="order_id", value="nobody")
     assert (absent["status"], absent["messages"]) == ("absent", [])
-    lacking = talk.answer("/trace", stream=talks.orders, offset=4)
-    assert (lacking["status"], len(lacking["messages"])) == ("absent", 1)
-    assert {each["key"] for each in lacking["lacking"]} == {"card", "cause", "host", "id", "order_id", "place"}
+    found = talk.answer("/trace", stream=talks.orders, offset=4)
+    assert (found["status"], len(found["messages"])) == ("absent", 1)
+    assert {each["key"] for each in found["missing_keys"]} == {
+        "card",
+        "cause",
+        "host",
+        "id",
+        "order_id",
+        "place",
+    }
     alone = talk.answer("/trace", stream=talks.mails, offset=0, by="id")
     assert (alone["words"], len(alone["messages"])) == ("absent: nothing else is connected with it", 1)
     for query in ("key=order_id&value=nobody", f"stream={talks.orders}&offset=4", "", "since=2026-01-01"):

@@ -5,7 +5,13 @@ is an `Expectation`, defined in the database by `add_expectations`.
 """
 
 from relatum_consumer.expectations._definitions import add_expectations, defined_expectations, remove_expectation
-from relatum_consumer.expectations._expectation import Expectation, Finding, MissingReport, Unmet, Why
+from relatum_consumer.expectations._expectation import (
+    Expectation,
+    ExpectationResult,
+    MissingReport,
+    Reason,
+    UnmetExpectation,
+)
 from relatum_consumer.expectations._expectation_limits import GRACE_S, POLL_S, UNMET_MAX
 from relatum_consumer.expectations._expectation_methods import ExpectationMethods
 from relatum_consumer.expectations._following import ExpectationStatistics
@@ -16,11 +22,11 @@ __all__ = [
     "UNMET_MAX",
     "Expectation",
     "ExpectationMethods",
+    "ExpectationResult",
     "ExpectationStatistics",
-    "Finding",
     "MissingReport",
-    "Unmet",
-    "Why",
+    "Reason",
+    "UnmetExpectation",
     "add_expectations",
     "defined_expectations",
     "remove_expectation",

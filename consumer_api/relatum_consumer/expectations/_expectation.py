@@ -62,7 +62,7 @@ class Expectation:
         return round(self.grace_s * 1_000_000)
 
 
-class Finding(StrEnum):
+class ExpectationResult(StrEnum):
     """What is known of a message that nothing has followed in time."""
 
     LATE = "late"
@@ -70,10 +70,10 @@ class Finding(StrEnum):
     MISSING = "missing"
     """It is due, and surely none came up to then, nor any later as far as is recorded."""
     NOT_KNOWN = "not_known"
-    """Nobody can say; `Unmet.why` says why."""
+    """Nobody can say; `UnmetExpectation.why` says why."""
 
 
-class Why(StrEnum):
+class Reason(StrEnum):
     """Why it is not known whether a message was followed."""
 
     NOT_DUE = "not_due"
@@ -86,7 +86,7 @@ class Why(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Unmet:
+class UnmetExpectation:
     """One message that, as far as is known, nothing has followed in time.
 
     Attributes:
@@ -100,12 +100,12 @@ class Unmet:
         came_at: The time of that one.
     """
 
-    finding: Finding
+    finding: ExpectationResult
     id: MessageId
     value: str
     time: datetime
     due: datetime
-    why: Why | None = None
+    why: Reason | None = None
     came: MessageId | None = None
     came_at: datetime | None = None
 
@@ -130,7 +130,8 @@ class MissingReport:
         without_value: Messages of the span that have none, or one that cannot be recorded: nothing is expected of them.
         unreadable: Batches met that cannot be unpacked; nothing is known of what is in them.
         streams: The streams whose messages were looked at; a super stream's partitions, not itself.
-        unattended: Streams of which a part is not recorded and that nobody records now: asking later does not help.
+        unrecorded_streams: Streams of which a part is not recorded and that nobody records now: asking later does not
+            help.
         new_keys: The key, where it is newer than what is recorded of the streams that follow, and a part is therefore
             not known: the words say which command has it.
     """
@@ -139,9 +140,9 @@ class MissingReport:
     status: Status
     since: datetime
     until: datetime
-    late: tuple[Unmet, ...] = ()
-    missing: tuple[Unmet, ...] = ()
-    not_known: tuple[Unmet, ...] = ()
+    late: tuple[UnmetExpectation, ...] = ()
+    missing: tuple[UnmetExpectation, ...] = ()
+    not_known: tuple[UnmetExpectation, ...] = ()
     late_count: int = 0
     missing_count: int = 0
     not_known_count: int = 0
@@ -149,7 +150,7 @@ class MissingReport:
     without_value: int = 0
     unreadable: int = 0
     streams: tuple[str, ...] = ()
-    unattended: tuple[str, ...] = ()
+    unrecorded_streams: tuple[str, ...] = ()
     new_keys: tuple[NewKey, ...] = ()
 
     def __bool__(self) -> bool:

@@ -10,7 +10,7 @@ from relatum.errors import RelatumError, StreamReplaced
 from relatum.reading import BrokerAddress
 from relatum.waiting import BACKOFF_S, Outages, Pauses, has_passed, may_repeat
 from relatum_consumer.expectations import _missing as look_ups
-from relatum_consumer.expectations._expectation import Expectation, MissingReport, Unmet
+from relatum_consumer.expectations._expectation import Expectation, MissingReport, UnmetExpectation
 from relatum_consumer.expectations._expectation_limits import POLL_S, UNMET_MAX
 from relatum_consumer.expectations._following import Following, logger
 from relatum_consumer.lookups import Catalog, Rest, rested
@@ -71,7 +71,7 @@ class ExpectationMethods(ABC):
 
     def watch_missing(
         self, expectation: str | Expectation, *, since: datetime | None = None, poll_s: float = POLL_S
-    ) -> Generator[Unmet, None, None]:
+    ) -> Generator[UnmetExpectation, None, None]:
         """The messages that nothing has followed in time, each as soon as that is known, and once.
 
         It never ends by itself. While a recorder is behind it waits for it, and it waits for servers that are away.
@@ -94,17 +94,17 @@ class ExpectationMethods(ABC):
 
     def _watch_missing(
         self, expectation: str | Expectation, since: datetime | None, poll_s: float
-    ) -> Generator[Unmet | Rest, None, None]:
+    ) -> Generator[UnmetExpectation | Rest, None, None]:
         """As `watch_missing`; whoever iterates sees to it himself that he rests."""
         return self._each_missing(Following(self._catalog, expectation, since, poll_s))
 
-    def _each_missing(self, following: Following) -> Generator[Unmet | Rest, None, None]:
+    def _each_missing(self, following: Following) -> Generator[UnmetExpectation | Rest, None, None]:
         outages, pauses = Outages(logger, broker=str(self._address)), Pauses()
         who = f"watching for what the expectation {following.name!r} misses"
         metrics.report(following.counts, expectation=following.name)
         try:
             while True:
-                found: list[Unmet] = []
+                found: list[UnmetExpectation] = []
                 try:
                     found = self._run("watch_missing", following.step)
                 except RelatumError as error:

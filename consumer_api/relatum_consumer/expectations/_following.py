@@ -21,7 +21,7 @@ from relatum.errors import ReadTimeout
 from relatum.keys import KeyDefinition
 from relatum.metrics import Counter, Greatest, reported
 from relatum_consumer.expectations import _expectation_limits as limits
-from relatum_consumer.expectations._expectation import Expectation, Unmet
+from relatum_consumer.expectations._expectation import Expectation, UnmetExpectation
 from relatum_consumer.expectations._judging import Judge, Part, TooManyMessages
 from relatum_consumer.expectations._known import Known
 from relatum_consumer.expectations._missing import expectation_named, streams_of
@@ -114,7 +114,7 @@ class Following:
         """Take in that a step failed: one that took too long has less to look at the next time."""
         self._halved += isinstance(error, ReadTimeout)
 
-    def step(self) -> list[Unmet]:
+    def step(self) -> list[UnmetExpectation]:
         """What is to be told of now, in the order of its times; nothing of it was told before."""
         if self._expectation is None:
             self._expectation = expectation_named(self._catalog, self._given)
@@ -122,10 +122,10 @@ class Following:
         of, followed = streams_of(self._catalog, self._expectation, by.key_id)
         return self._look(self._expectation, by, of, followed)
 
-    def _look(self, expectation: Expectation, by: KeyDefinition, of: Known, followed: Known) -> list[Unmet]:
+    def _look(self, expectation: Expectation, by: KeyDefinition, of: Known, followed: Known) -> list[UnmetExpectation]:
         known_us = min(of.until, followed.until, followed.asked_us)
         step = self._next(expectation, of, known_us)
-        found: list[Unmet] = []
+        found: list[UnmetExpectation] = []
         most = None if step.is_least else limits.STEP_MESSAGES
         judge = Judge(self._catalog, expectation, by, followed, found.append, messages_max=most)
         try:

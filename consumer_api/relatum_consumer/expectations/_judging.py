@@ -13,7 +13,7 @@ from relatum.reading import Message, StreamBounds, UnreadableRecord
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.expectations import _expectation_limits as limits
-from relatum_consumer.expectations._expectation import Expectation, Finding, Unmet, Why
+from relatum_consumer.expectations._expectation import Expectation, ExpectationResult, Reason, UnmetExpectation
 from relatum_consumer.expectations._known import Known, still
 from relatum_consumer.lookups import Catalog, PresentStream, offsets_within
 
@@ -116,7 +116,7 @@ class Judge:
         expectation: Expectation,
         by: KeyDefinition,
         followed: Known,
-        tell: Callable[[Unmet], None],
+        tell: Callable[[UnmetExpectation], None],
         *,
         messages_max: int | None = None,
     ) -> None:
@@ -205,19 +205,19 @@ class Judge:
             came = None if stream_id is None else (MessageId(stream_ids[stream_id], offset), time_us)
             self._tell(self._found(batch[number], came))
 
-    def _found(self, asked: _Asked, came: tuple[MessageId, int] | None) -> Unmet:
-        why: Why | None = None
+    def _found(self, asked: _Asked, came: tuple[MessageId, int] | None) -> UnmetExpectation:
+        why: Reason | None = None
         # What was written until `due_us` by the clock that is the most behind, and from where the search began: in
         # front of a span lies what was written before its first message, by a clock that may be ahead of that one's.
         known_us = asked.due_us + self._grace_us
         if known_us >= self._followed.asked_us:
-            finding, why = Finding.NOT_KNOWN, Why.NOT_DUE
+            finding, why = ExpectationResult.NOT_KNOWN, Reason.NOT_DUE
         elif self._followed.holds(asked.time_us - 2 * self._grace_us, known_us):
-            finding = Finding.MISSING if came is None else Finding.LATE
+            finding = ExpectationResult.MISSING if came is None else ExpectationResult.LATE
         else:
             is_behind = self._followed.behind and known_us >= self._followed.until
-            finding, why = Finding.NOT_KNOWN, Why.BEHIND if is_behind else Why.UNPROVEN
-        return Unmet(
+            finding, why = ExpectationResult.NOT_KNOWN, Reason.BEHIND if is_behind else Reason.UNPROVEN
+        return UnmetExpectation(
             finding,
             asked.id,
             asked.value,

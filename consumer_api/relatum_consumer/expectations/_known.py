@@ -68,7 +68,7 @@ class Known:
         at = bisect_left(self.spans, (low, ALWAYS)) - 1
         return at >= 0 and self.spans[at][0] < low and high < self.spans[at][1]
 
-    def unattended(self, catalog: Catalog) -> tuple[str, ...]:
+    def unrecorded_streams(self, catalog: Catalog) -> tuple[str, ...]:
         """Those of the streams that are behind that nobody records now."""
         recorded = attended(catalog, self.unrecorded)
         return tuple(stream for stream in self.unrecorded if stream not in recorded)

@@ -11,7 +11,13 @@ from relatum.limits import TIME_US_MIN
 from relatum.store.coverage import TIME
 from relatum_consumer.expectations import _expectation_limits as limits
 from relatum_consumer.expectations._definitions import DEFINED, not_defined
-from relatum_consumer.expectations._expectation import Expectation, Finding, MissingReport, Unmet, Why
+from relatum_consumer.expectations._expectation import (
+    Expectation,
+    ExpectationResult,
+    MissingReport,
+    Reason,
+    UnmetExpectation,
+)
 from relatum_consumer.expectations._judging import Judge, Part, moment_of
 from relatum_consumer.expectations._known import ALWAYS, Known, known
 from relatum_consumer.lookups import (
@@ -82,28 +88,28 @@ def _missing(
     has_lost = judge.has_lost and since is not None
     is_behind = bool(of.behind) and due + grace >= of.until
     status = found.status(is_known=is_known and not judge.unreadable and not has_lost, is_behind=is_behind)
-    unattended: set[str] = set()
+    unrecorded_streams: set[str] = set()
     is_open = status in (Status.NOT_RECORDED_YET, Status.UNPROVEN)
     new_keys = (NewKey(by.name, followed.not_looked_at),) if is_open and followed.not_looked_at else ()
     if status is Status.NOT_RECORDED_YET:
         for each in (of, followed):
-            unattended.update(each.unattended(catalog))
+            unrecorded_streams.update(each.unrecorded_streams(catalog))
     return MissingReport(
         expectation=expectation,
         status=status,
         since=moment_of(begin),
         until=moment_of(end),
-        late=found.of(Finding.LATE),
-        missing=found.of(Finding.MISSING),
-        not_known=found.of(Finding.NOT_KNOWN),
-        late_count=found.counts[Finding.LATE],
-        missing_count=found.counts[Finding.MISSING],
-        not_known_count=found.counts[Finding.NOT_KNOWN],
+        late=found.of(ExpectationResult.LATE),
+        missing=found.of(ExpectationResult.MISSING),
+        not_known=found.of(ExpectationResult.NOT_KNOWN),
+        late_count=found.counts[ExpectationResult.LATE],
+        missing_count=found.counts[ExpectationResult.MISSING],
+        not_known_count=found.counts[ExpectationResult.NOT_KNOWN],
         checked=judge.checked,
         without_value=judge.without_value,
         unreadable=judge.unreadable,
         streams=tuple(sorted(of.firsts)),
-        unattended=tuple(sorted(unattended)),
+        unrecorded_streams=tuple(sorted(unrecorded_streams)),
         new_keys=new_keys,
     )
 
@@ -120,11 +126,11 @@ class _Findings:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._held: dict[Finding, list[Unmet]] = {finding: [] for finding in Finding}
-        self._reasons: set[Why] = set()
-        self.counts = dict.fromkeys(Finding, 0)
+        self._held: dict[ExpectationResult, list[UnmetExpectation]] = {finding: [] for finding in ExpectationResult}
+        self._reasons: set[Reason] = set()
+        self.counts = dict.fromkeys(ExpectationResult, 0)
 
-    def take(self, unmet: Unmet) -> None:
+    def take(self, unmet: UnmetExpectation) -> None:
         self.counts[unmet.finding] += 1
         if unmet.why is not None:
             self._reasons.add(unmet.why)
@@ -133,18 +139,18 @@ class _Findings:
         if len(held) > 2 * self._limit:
             held[:] = self._first(held)
 
-    def of(self, finding: Finding) -> tuple[Unmet, ...]:
+    def of(self, finding: ExpectationResult) -> tuple[UnmetExpectation, ...]:
         return tuple(self._first(self._held[finding]))
 
-    def _first(self, held: Sequence[Unmet]) -> list[Unmet]:
+    def _first(self, held: Sequence[UnmetExpectation]) -> list[UnmetExpectation]:
         return sorted(held, key=lambda each: (each.time, each.id))[: self._limit]
 
     def status(self, *, is_known: bool, is_behind: bool) -> Status:
         """What the whole says."""
-        if self.counts[Finding.LATE] or self.counts[Finding.MISSING]:
+        if self.counts[ExpectationResult.LATE] or self.counts[ExpectationResult.MISSING]:
             return Status.FOUND
-        if Why.UNPROVEN in self._reasons or not (is_known or is_behind):
+        if Reason.UNPROVEN in self._reasons or not (is_known or is_behind):
             return Status.UNPROVEN
-        if Why.BEHIND in self._reasons or not is_known:
+        if Reason.BEHIND in self._reasons or not is_known:
             return Status.NOT_RECORDED_YET
         return Status.ABSENT

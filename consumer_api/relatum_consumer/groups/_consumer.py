@@ -14,7 +14,7 @@ from relatum.store.database import sql
 from relatum_consumer.groups._assembly import GroupOrder, Member
 from relatum_consumer.groups._finding import Beginning
 from relatum_consumer.groups._options import SharedOptions, check_name
-from relatum_consumer.lookups import Catalog, LeftOut, Servers, all_ends, time_us_of
+from relatum_consumer.lookups import Catalog, Servers, UnreadableStream, all_ends, time_us_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +295,7 @@ def _sources(catalog: Catalog, consumer: SharedConsumer) -> tuple[GroupSourceSta
     return tuple(sources)
 
 
-def _lag(bounds: StreamBounds | LeftOut | None, known: Sequence[Range], low: int) -> int | None:
+def _lag(bounds: StreamBounds | UnreadableStream | None, known: Sequence[Range], low: int) -> int | None:
     """How many offsets a stream holds, from the consumer's start on, that were not scanned; None where nobody says."""
     if not isinstance(bounds, StreamBounds):
         return None

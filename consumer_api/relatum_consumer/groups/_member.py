@@ -89,7 +89,7 @@ class Unrecorded:
     def _find(self) -> dict[str, int]:
         """How many offsets of streams that nobody records are not recorded, where there are any."""
         known = evidence(self._catalog, self._names, [group_key(self._catalog)])
-        counts = {name: 0 for name in known.unattended(self._catalog) if name not in self._told}
+        counts = {name: 0 for name in known.unrecorded_streams(self._catalog) if name not in self._told}
         for gap in known.uncovered:
             if gap.stream in counts:
                 counts[gap.stream] += gap.stop - gap.start

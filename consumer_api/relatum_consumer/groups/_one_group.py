@@ -99,10 +99,10 @@ def _said_of(
     streams = {stream.name for stream in recorded} | {*(names or ()), *(known.streams if known else ())}
     if names is None:
         streams |= {stream.super_stream for stream in recorded if stream.super_stream is not None}
-    left_out = {each.stream for each in known.left_out} if known else set()
-    is_proven = known is not None and not known.unproven and not left_out
-    is_of_all = names is None and not left_out
-    return replace(position, streams=tuple(sorted(streams - left_out)), is_of_all=is_of_all, is_proven=is_proven)
+    refused = {each.stream for each in known.unreadable_streams} if known else set()
+    is_proven = known is not None and not known.unproven and not refused
+    is_of_all = names is None and not refused
+    return replace(position, streams=tuple(sorted(streams - refused)), is_of_all=is_of_all, is_proven=is_proven)
 
 
 def _floors(servers: Servers, members: Sequence[Row], *, is_named: bool) -> dict[str, int]:

@@ -19,7 +19,7 @@ from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.groups._assembly import Member, Row, by_group, distinct
 from relatum_consumer.groups._options import UNRECORDED_MEMBERS_MAX
-from relatum_consumer.lookups import Catalog, LeftOut, PresentStream, Servers, Uncovered, evidence
+from relatum_consumer.lookups import Catalog, PresentStream, Servers, Uncovered, UnreadableStream, evidence
 
 GROUP_ID_LENGTH: Final = 2 * GROUP_ID_BYTES
 """Characters of a group's id."""
@@ -167,7 +167,7 @@ def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> 
     return view
 
 
-def say_left_out(found: LeftOut) -> None:
+def say_left_out(found: UnreadableStream) -> None:
     """Say that groups are given without a stream's messages: those that have some there are not complete."""
     logger.warning("the stream %r is left out: %s", found.stream, found.reason)
 

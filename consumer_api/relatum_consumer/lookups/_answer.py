@@ -17,7 +17,7 @@ class Status(StrEnum):
     """There is at least one message, and each was read and checked."""
     ABSENT = "absent"
     """There is none: every message that the streams named in the answer retain was recorded, or read just now, and none
-    is meant. Never said of no stream. Where `lacking` names keys, nothing was looked for: the message has
+    is meant. Never said of no stream. Where `missing_keys` names keys, nothing was looked for: the message has
     none of them."""
     NOT_RECORDED_YET = "not_recorded_yet"
     """None was found, but a part of the streams is not recorded: there may be one. Ask with `complete=True`."""
@@ -28,7 +28,7 @@ class Status(StrEnum):
     UNPROVEN = "unproven"
     """What was found is there, and whether there is more nobody can prove from here: a stream's leader cannot be
     reached, messages could not be unpacked, the index names some that could not be read, or one of the streams
-    cannot be used (`left_out`). Mostly there is no
+    cannot be used (`unreadable_streams`). Mostly there is no
     message; with `complete=True`, and where `unread` names some, there may be."""
 
     @property
@@ -67,14 +67,14 @@ class Hit:
         return self.message.id
 
 
-class LeftOut(NamedTuple):
+class UnreadableStream(NamedTuple):
     """A stream that an answer says nothing of: its name, and why it cannot be used."""
 
     stream: str
     reason: str
 
 
-class Lacking(NamedTuple):
+class MissingKey(NamedTuple):
     """A key that was asked by and that the message in hand cannot share: its name, and why."""
 
     key: str
@@ -108,15 +108,15 @@ class Answer(Sequence[Message]):
             With `FOUND` they are the recorded ones, as they were known within the last second: of others nothing is
             said. There is at least one.
         unread: Where messages lie that the index names and that could not be read, without a proof that they are gone.
-        left_out: Recorded streams that this user may not read, that are another broker's, or that are not what was
-            recorded, where none was named: the answer does not hold over them, and where they could hold one it is
-            unproven.
-        itself: Where the message in hand lies itself, where a client gave it and did not say so: the copies of it that
-            were met. They are not among the hits.
-        lacking: The keys asked by, each with the reason, where the message in hand has no value of any of them: then
-            nothing was looked for, and `ABSENT` says no more than that no message can share what is not there.
-        unattended: With `NOT_RECORDED_YET`, the streams of which a part is not recorded and that nobody records now:
-            asking later does not help. Of the others a recorder is behind.
+        unreadable_streams: If you named no stream, those recorded ones that you may not read, that are another
+            broker's, or that are not what was recorded. The answer does not hold over them, and is unproven where
+            one of them could change it.
+        self_ids: Places of the message you asked about, if a client gave it to you without its place. They are not
+            among the hits.
+        missing_keys: If your message has none of the keys asked by: each of them, with the reason. Nothing was looked
+            for then, and `ABSENT` says only that no message can share what is not there.
+        unrecorded_streams: With `NOT_RECORDED_YET`, the streams of which a part is not recorded and that nobody
+            records now: asking later does not help. Of other streams, a recorder is behind.
         new_keys: With `NOT_RECORDED_YET`, the keys asked by that are newer than what is recorded, with the streams of
             which older messages were not looked at for them: `relatum backfill` does that, and no recorder.
     """
@@ -126,27 +126,27 @@ class Answer(Sequence[Message]):
     expired: tuple[MessageId, ...] = ()
     streams: tuple[str, ...] = field(default=(), kw_only=True)
     unread: tuple[MessageId, ...] = field(default=(), kw_only=True)
-    left_out: tuple[LeftOut, ...] = field(default=(), kw_only=True)
-    itself: tuple[MessageId, ...] = field(default=(), kw_only=True)
-    lacking: tuple[Lacking, ...] = field(default=(), kw_only=True)
-    unattended: tuple[str, ...] = field(default=(), kw_only=True)
+    unreadable_streams: tuple[UnreadableStream, ...] = field(default=(), kw_only=True)
+    self_ids: tuple[MessageId, ...] = field(default=(), kw_only=True)
+    missing_keys: tuple[MissingKey, ...] = field(default=(), kw_only=True)
+    unrecorded_streams: tuple[str, ...] = field(default=(), kw_only=True)
     new_keys: tuple[NewKey, ...] = field(default=(), kw_only=True)
     deleted: tuple[MessageId, ...] = field(default=(), kw_only=True)
 
     @property
     def words(self) -> str:
         """What the status says, for a person; with `explanation` where keys are lacking or new."""
-        if self.lacking or self.new_keys:
+        if self.missing_keys or self.new_keys:
             return f"{self.status.words.partition(':')[0]}: {self.explanation}"
         return self.status.words
 
     @property
     def explanation(self) -> str:
         """Why nothing was looked for, or what to do about what is not recorded or gone, in words; else empty."""
-        if self.lacking:
-            keys = _some([f"{key} ({reason})" for key, reason in self.lacking])
+        if self.missing_keys:
+            keys = _some([f"{key} ({reason})" for key, reason in self.missing_keys])
             return f"this message has no value of {keys}: nothing was looked for"
-        return to_be_recorded(self.unattended, self.new_keys) or remedy(self.status, self.deleted)
+        return to_be_recorded(self.unrecorded_streams, self.new_keys) or remedy(self.status, self.deleted)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -195,12 +195,12 @@ def remedy(status: Status, deleted: Sequence[MessageId]) -> str:
     return f"the broker has no {names} any more: {forget} removes what was recorded of it"
 
 
-def to_be_recorded(unattended: Sequence[str], new_keys: Sequence[NewKey]) -> str:
+def to_be_recorded(unrecorded_streams: Sequence[str], new_keys: Sequence[NewKey]) -> str:
     """What no recorder will record, and the commands that do; empty where there is nothing."""
     told = []
-    if unattended:
-        names = _some([repr(stream) for stream in unattended])
-        told.append(f"nobody records {names}: relatum record {' '.join(unattended[:NAMED_MAX])}")
+    if unrecorded_streams:
+        names = _some([repr(stream) for stream in unrecorded_streams])
+        told.append(f"nobody records {names}: relatum record {' '.join(unrecorded_streams[:NAMED_MAX])}")
     if new_keys:
         keys, are, them = (", ".join(repr(each.key) for each in new_keys), "are new keys", "them")
         if len(new_keys) == 1:

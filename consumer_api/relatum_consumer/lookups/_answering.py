@@ -14,7 +14,7 @@ from relatum.limits import MESSAGE_BYTES
 from relatum.reading import Message, StreamBounds
 from relatum.store.coverage import last_position
 from relatum_consumer.lookups import _limits as limits
-from relatum_consumer.lookups._answer import Answer, Hit, LeftOut, Status
+from relatum_consumer.lookups._answer import Answer, Hit, Status, UnreadableStream
 from relatum_consumer.lookups._catalog import Catalog
 from relatum_consumer.lookups._proof import Evidence, evidence_together
 from relatum_consumer.lookups._stream_states import coverage_by_stream
@@ -132,7 +132,7 @@ class Found:
     hits: tuple[Hit, ...] = ()
     lost: Lost = field(default_factory=Lost)
 
-    def answer(self, status: Status, streams: tuple[str, ...], left_out: tuple[LeftOut, ...]) -> Answer:
+    def answer(self, status: Status, streams: tuple[str, ...], unreadable: tuple[UnreadableStream, ...]) -> Answer:
         """The answer, by its status and the streams it holds over."""
         lost = self.lost
         return Answer(
@@ -141,7 +141,7 @@ class Found:
             tuple(lost.expired),
             streams=streams,
             unread=tuple(lost.unread),
-            left_out=left_out,
+            unreadable_streams=unreadable,
             deleted=tuple(lost.deleted),
         )
 
@@ -175,16 +175,16 @@ def _answered(
 def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found) -> Answer:
     """The answer where the table knows something: nothing needs a proof, and nothing more is asked."""
     streams = catalog.recorded(names, (hit.message.stream for hit in found.hits))
-    left_out = catalog.leaves_out(names)
-    return found.answer(Status.UNPROVEN if found.lost.unread or left_out else Status.FOUND, streams, left_out)
+    unreadable = catalog.leaves_out(names)
+    return found.answer(Status.UNPROVEN if found.lost.unread or unreadable else Status.FOUND, streams, unreadable)
 
 
 def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool) -> Answer:
     """The answer that evidence and what was found after it amount to."""
     lost = found.lost
     if not known.streams and not (found.hits or lost.is_sure or lost.deleted):
-        if known.left_out:
-            raise catalog.why_left_out(known.left_out[0])
+        if known.unreadable_streams:
+            raise catalog.why_left_out(known.unreadable_streams[0])
         catalog.nothing_recorded(known.gone)
     status = known.status(
         is_found=bool(found.hits),
@@ -195,7 +195,7 @@ def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool
     )
     # What was recorded of a stream that was deleted is known: the answer holds over it, too.
     streams = tuple(sorted({*known.streams, *(where.stream for where in lost.deleted)}))
-    answer = found.answer(status, streams, known.left_out)
+    answer = found.answer(status, streams, known.unreadable_streams)
     if status is not Status.NOT_RECORDED_YET:
         return answer
-    return replace(answer, unattended=known.unattended(catalog), new_keys=known.named_new_keys(catalog))
+    return replace(answer, unrecorded_streams=known.unrecorded_streams(catalog), new_keys=known.named_new_keys(catalog))

@@ -13,7 +13,7 @@ from relatum.limits import INTEGER_MAX
 from relatum.reading import Message
 from relatum.store.coverage import TIME
 from relatum_consumer.consumed import Consumed, InHand, in_hand
-from relatum_consumer.lookups._answer import Answer, Hit, Lacking, Status
+from relatum_consumer.lookups._answer import Answer, Hit, MissingKey, Status
 from relatum_consumer.lookups._answering import Found, Gathered, answered, check_count
 from relatum_consumer.lookups._arguments import Names, check_limit, is_in_span, names_of, span_of
 from relatum_consumer.lookups._catalog import Catalog, Wanted, named
@@ -67,7 +67,7 @@ class Question:
     since: int | None = None
     until: int | None = None
     itself: Itself = field(default_factory=Itself)
-    lacking: tuple[Lacking, ...] = ()
+    missing_keys: tuple[MissingKey, ...] = ()
     being_read: list[MessageId] = field(default_factory=list)
     """Where the messages lie that the index names, while they are read."""
 
@@ -84,7 +84,7 @@ class Question:
     def named(self, answer: Answer) -> Answer:
         """The answer, which names where the message in hand lies itself, if that had to be found out."""
         copies = self.itself.copies
-        return replace(answer, itself=copies) if copies else answer
+        return replace(answer, self_ids=copies) if copies else answer
 
     def is_meant(self, message: Message) -> bool:
         """Whether a message read from a stream is sought."""
@@ -135,8 +135,8 @@ def question_of(
     held = in_hand(message)
     names, keys = names_of("to", to), names_of("by", by)
     check_limit(limit, order)
-    wanted, lacking = catalog.values_of(held.message, keys)
-    return Question(wanted, names, order, limit, itself=Itself(held), lacking=lacking)
+    wanted, missing_keys = catalog.values_of(held.message, keys)
+    return Question(wanted, names, order, limit, itself=Itself(held), missing_keys=missing_keys)
 
 
 def find(
@@ -163,14 +163,14 @@ def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> A
     """Answer a question."""
     catalog.check_names(question.names)
     if not question.wanted:
-        return without_values(catalog, question.names, question.lacking)
+        return without_values(catalog, question.names, question.missing_keys)
     key_ids = [wanted.key_id for wanted in question.wanted] + ([TIME] if question.is_bounded else [])
     find = partial(_find, catalog, question)
     found = answered(catalog, question.names, key_ids, find, complete=complete)
     return question.named(found)
 
 
-def without_values(catalog: Catalog, names: Sequence[str] | None, lacking: tuple[Lacking, ...]) -> Answer:
+def without_values(catalog: Catalog, names: Sequence[str] | None, missing_keys: tuple[MissingKey, ...]) -> Answer:
     """The answer for a message that has no value to be shared: no message of any stream can share it."""
     streams: set[str] = set(catalog.recorded(names))
     for name in names or ():
@@ -178,7 +178,7 @@ def without_values(catalog: Catalog, names: Sequence[str] | None, lacking: tuple
             streams.update(catalog.servers.partitions(name) or [name])
     if not streams:
         catalog.nothing_recorded()
-    return Answer(Status.ABSENT, streams=tuple(sorted(streams)), lacking=lacking)
+    return Answer(Status.ABSENT, streams=tuple(sorted(streams)), missing_keys=missing_keys)
 
 
 def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Found:
@@ -213,7 +213,7 @@ def probe(catalog: Catalog, question: Question) -> Found:
     Where retention has dropped some of it, or some are the message in hand itself, and the limit may have hidden what
     comes after, the index is asked again. Each round knows a stream's first offset or those places better, so they end.
     """
-    lost = Lost(dict.fromkeys(catalog.left_out() if question.names is None else (), INTEGER_MAX))
+    lost = Lost(dict.fromkeys(catalog.refused() if question.names is None else (), INTEGER_MAX))
     while True:
         known = len(question.itself.ids) + len(lost)
         probed = catalog.servers.rows(*_probe(catalog, question, lost.floors))

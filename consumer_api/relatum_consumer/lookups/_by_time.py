@@ -136,7 +136,7 @@ def _search(catalog: Catalog, message: Message | None, stream: str, by: str | No
         raise InvalidInput("a look-up by time takes one key by its name")
     if message is None:
         raise InvalidInput("by= takes the value from a message; with a datetime, use find(…, since=, until=)")
-    wanted, lacking = catalog.values_of(message, [by])
+    wanted, missing_keys = catalog.values_of(message, [by])
     if len(wanted) > 1:
         raise InvalidInput(
             f"the message has {len(wanted)} values of the key {by!r}, and by= takes one: "
@@ -146,7 +146,7 @@ def _search(catalog: Catalog, message: Message | None, stream: str, by: str | No
         return Search(catalog, (stream,), wanted[0])
     # No message can share a value that is not there; the stream must exist all the same.
     catalog.check_names([stream])
-    return without_values(catalog, [stream], lacking)
+    return without_values(catalog, [stream], missing_keys)
 
 
 def _answered(search: Search, find: Find, *, complete: bool) -> Answer:

@@ -27,7 +27,7 @@ from relatum.keys import InvalidValue, KeyDefinition, bases_of, described
 from relatum.reading import BrokerIdentity, Message, another_broker
 from relatum.store.catalog import KEYS_IN_FORCE, definitions_of
 from relatum.store.database import sql
-from relatum_consumer.lookups._answer import Lacking, LeftOut
+from relatum_consumer.lookups._answer import MissingKey, UnreadableStream
 from relatum_consumer.lookups._limits import CATALOG_AGE_S, IDENTIFY_S, UNUSABLE_S
 from relatum_consumer.lookups._servers import Servers
 from relatum_consumer.lookups._telemetry import note_sought
@@ -113,7 +113,7 @@ class Values(NamedTuple):
     """What a message has of some keys: the values, and the keys it has none of, each with the reason."""
 
     wanted: tuple[Wanted, ...]
-    lacking: tuple[Lacking, ...]
+    missing_keys: tuple[MissingKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class Catalog:
     def values_of(self, message: Message, keys: Sequence[str] | None) -> Values:
         """The message's own values of the keys, or of every key defined where None; and the keys it has no value of."""
         wanted: list[Wanted] = []
-        lacking: list[Lacking] = []
+        missing_keys: list[MissingKey] = []
         definitions, base_of = self.definitions(keys), bases_of(message)
         for definition in definitions:
             values, reasons = definition.read(base_of)
@@ -224,9 +224,9 @@ class Catalog:
             if not values:
                 source = " + ".join(definition.sources)
                 reason = f"{source} cannot be a value: {reasons[0]}" if reasons else f"no {source}"
-                lacking.append(Lacking(definition.name, reason))
+                missing_keys.append(MissingKey(definition.name, reason))
         self._note(wanted)
-        return Values(tuple(wanted), tuple(lacking))
+        return Values(tuple(wanted), tuple(missing_keys))
 
     def value_sought(self, key: str, value: Any) -> Wanted:
         """A value someone asks for."""
@@ -291,27 +291,27 @@ class Catalog:
         with suppress(Transient):
             self._identity = self.servers.identity()
 
-    def left_out(self) -> Mapping[str, RelatumError]:
+    def refused(self) -> Mapping[str, RelatumError]:
         """The recorded streams that are left out where none is named, and why, as they are known now."""
         now = time.monotonic()
         unusable = {stream: error for stream, (error, until) in self._unusable.items() if now < until}
         others = {stream: another_broker(stream, each, self._identity) for stream, each in self._others[1].items()}
         return unusable | others
 
-    def leaves_out(self, names: Sequence[str] | None) -> tuple[LeftOut, ...]:
+    def leaves_out(self, names: Sequence[str] | None) -> tuple[UnreadableStream, ...]:
         """The same as an answer names them: none where streams are named."""
-        left_out = {} if names is not None else self.left_out()
-        return tuple(LeftOut(stream, str(error)) for stream, error in sorted(left_out.items()))
+        refused = {} if names is not None else self.refused()
+        return tuple(UnreadableStream(stream, str(error)) for stream, error in sorted(refused.items()))
 
-    def why_left_out(self, stream: LeftOut) -> RelatumError:
+    def why_left_out(self, stream: UnreadableStream) -> RelatumError:
         """The error of a stream that an answer leaves out, for one that would leave out all."""
-        return self.left_out().get(stream.stream) or AccessRefused(stream.reason, stream=stream.stream)
+        return self.refused().get(stream.stream) or AccessRefused(stream.reason, stream=stream.stream)
 
     def leave_out(self, error: StreamReplaced) -> bool:
         """Leave out, for a while, what is not the stream that was recorded; False where it was left out already."""
         until = time.monotonic() + UNUSABLE_S
-        left_out = self.left_out()
-        new = {each.stream: (each, until) for each in (error, *error.also) if each.stream not in left_out}
+        refused = self.refused()
+        new = {each.stream: (each, until) for each in (error, *error.also) if each.stream not in refused}
         self._unusable = self._unusable | new
         return bool(new)
 
@@ -322,8 +322,8 @@ class Catalog:
         """
         snapshot = self._snapshot or self._current()
         if names is None:
-            left_out = self.left_out()
-            streams = tuple(each for each in snapshot.streams if each not in left_out) if left_out else snapshot.streams
+            refused = self.refused()
+            streams = tuple(each for each in snapshot.streams if each not in refused) if refused else snapshot.streams
         elif len(names) == 1:
             streams = snapshot.by_name.get(names[0], ())
         else:
@@ -359,8 +359,8 @@ class Catalog:
         """The recorded streams of those names and super streams, or all, as the database has them now."""
         count = None if names is None else len(names)
         rows = self.servers.rows(present_streams(count), {"vhost": self.vhost} | named(names))
-        left_out = self.left_out() if names is None else ()
-        return [PresentStream(*row) for row in rows if row[1] not in left_out]
+        refused = self.refused() if names is None else ()
+        return [PresentStream(*row) for row in rows if row[1] not in refused]
 
 
 def _names(recorded: Iterable[PresentStream]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:

@@ -26,7 +26,7 @@ from functools import partial
 from relatum.errors import StreamReplaced, Transient
 from relatum.reading import KeptChunks, Message, StreamBounds, UnreadableRecord
 from relatum.store.coverage import TIME, CoverageRow, Range, covered, merged, missing, proven
-from relatum_consumer.lookups._answer import LeftOut, NewKey, Status
+from relatum_consumer.lookups._answer import NewKey, Status, UnreadableStream
 from relatum_consumer.lookups._catalog import Catalog, PresentStream
 from relatum_consumer.lookups._servers import Servers
 from relatum_consumer.lookups._stream_states import all_ends, all_names, attended, check_identity, coverage_by_stream
@@ -62,8 +62,8 @@ class Evidence:
 
     streams: tuple[str, ...]
     gone: tuple[str, ...] = ()
-    refused: tuple[LeftOut, ...] = ()
-    unusable: tuple[LeftOut, ...] = ()
+    refused: tuple[UnreadableStream, ...] = ()
+    unusable: tuple[UnreadableStream, ...] = ()
     recorded: Sequence[PresentStream] = ()
     ends: dict[str, StreamBounds] = field(default_factory=dict)
     held: Mapping[str, Sequence[CoverageRow]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Evidence:
     new_keys: dict[int, dict[str, None]] = field(default_factory=dict)
 
     @property
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def unreadable_streams(self) -> tuple[UnreadableStream, ...]:
         """The recorded streams that this is no evidence of."""
         return (*self.unusable, *self.refused)
 
@@ -89,7 +89,7 @@ class Evidence:
         for each in self.uncovered:
             servers.scan(each.stream, each.start, each.stop, look)
 
-    def unattended(self, catalog: Catalog) -> tuple[str, ...]:
+    def unrecorded_streams(self, catalog: Catalog) -> tuple[str, ...]:
         """Those of the streams that are behind and that nobody records now."""
         names = sorted(self.behind)
         try:
@@ -221,7 +221,7 @@ def evidence(
     result = Evidence(
         tuple(ends),
         tuple(stream for stream, bounds in found.items() if bounds is None),
-        tuple(bounds for bounds in found.values() if isinstance(bounds, LeftOut)),
+        tuple(bounds for bounds in found.values() if isinstance(bounds, UnreadableStream)),
         unusable,
         recorded,
         ends,

@@ -10,7 +10,7 @@ from relatum.reading import Agreement, KeptChunks, Position, StreamBounds
 from relatum.store.coverage import CoverageRow, last_position
 from relatum.store.database import sql
 from relatum.waiting import pause
-from relatum_consumer.lookups._answer import LeftOut
+from relatum_consumer.lookups._answer import UnreadableStream
 from relatum_consumer.lookups._catalog import Catalog, PresentStream
 from relatum_consumer.lookups._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
 from relatum_consumer.lookups._servers import Servers
@@ -56,7 +56,7 @@ def attended(catalog: Catalog, streams: Sequence[str]) -> set[str]:
     return {name for (name,) in rows}
 
 
-def ends_of(servers: Servers, stream: str, *, is_named: bool) -> StreamBounds | LeftOut | None:
+def ends_of(servers: Servers, stream: str, *, is_named: bool) -> StreamBounds | UnreadableStream | None:
     """A stream's ends; None where the broker surely has no such stream; or why this user cannot read it.
 
     Where it was asked for by name, that is an error (`StreamNotFound`, `NotAStream`, `AccessRefused`).
@@ -66,7 +66,7 @@ def ends_of(servers: Servers, stream: str, *, is_named: bool) -> StreamBounds | 
     except (NotFound, AccessRefused) as error:
         if is_named:
             raise
-        return LeftOut(stream, str(error)) if isinstance(error, AccessRefused) else None
+        return UnreadableStream(stream, str(error)) if isinstance(error, AccessRefused) else None
     return bounds
 
 
@@ -77,7 +77,7 @@ def all_ends(
     is_named: bool,
     kept: KeptChunks | None = None,
     lasts: Collection[str] = (),
-) -> dict[str, StreamBounds | LeftOut | None]:
+) -> dict[str, StreamBounds | UnreadableStream | None]:
     """What `ends_of` says of each of many streams, in their order: together, and one by one what is not had so.
 
     Of `lasts` the first offset need not be known, and may be 0 for that.
@@ -90,7 +90,7 @@ def all_ends(
         bounds = servers.all_bounds(streams, kept or KeptChunks(), lasts)
     others = [stream for stream in streams if stream not in bounds]
     gone: set[str] = set(servers.missing(others)) if others and not is_named else set()
-    found: dict[str, StreamBounds | LeftOut | None] = {}
+    found: dict[str, StreamBounds | UnreadableStream | None] = {}
     for stream in streams:
         if stream in bounds:
             found[stream] = bounds[stream]

@@ -209,7 +209,7 @@ class Waiting:
             return self._out_of_time(question, error)
         if found is None:
             self._rest(question)
-        elif self._catalog.is_news([*found.unattended, *(each.key for each in found.new_keys)]):
+        elif self._catalog.is_news([*found.unrecorded_streams, *(each.key for each in found.new_keys)]):
             logger.warning("waited in vain for what is not recorded: %s", found.explanation)
         return found
 

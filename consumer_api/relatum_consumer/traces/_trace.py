@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from relatum.ids import MessageId
 from relatum.reading import Message
-from relatum_consumer.lookups import Lacking, LeftOut, NewKey, Status, Uncovered, remedy, to_be_recorded
+from relatum_consumer.lookups import MissingKey, NewKey, Status, Uncovered, UnreadableStream, remedy, to_be_recorded
 
 _LABEL_MAX: Final = 60
 """Characters of a value in a graph; the rest is cut."""
@@ -121,15 +121,15 @@ class Trace:
         deleted: Where messages lay that were met and whose streams were deleted since.
         unread: Where messages lie that were met and that could not be read, without a proof that they are gone.
         streams: The streams over which it holds, in order.
-        left_out: Recorded streams that cannot be used: see `Answer`.
+        unreadable_streams: Recorded streams that cannot be used: see `Answer`.
         uncovered: Offsets that are retained and are not recorded for all the keys, by stream: among them there may be
             more, by whatever hop. None where they lack `new_keys` alone, and with `complete`, which reads them.
-        unattended: With `NOT_RECORDED_YET`, those of the streams that nobody records now.
+        unrecorded_streams: With `NOT_RECORDED_YET`, those of the streams that nobody records now.
         new_keys: The keys followed that are newer than what is recorded, with the streams of which older messages were
             not looked at for them: by these keys there may be more, by all others the steps say how sure it is. One
             that was asked for by name, or that the trace begins with, makes it `NOT_RECORDED_YET`. None with
             `complete`.
-        lacking: The keys, each with the reason, where the start has no value of any of them: nothing was looked for.
+        missing_keys: If the start has none of the keys: each of them, with the reason. Nothing was looked for then.
     """
 
     messages: tuple[Message, ...]
@@ -141,11 +141,11 @@ class Trace:
     expired: tuple[MessageId, ...] = field(default=(), kw_only=True)
     unread: tuple[MessageId, ...] = field(default=(), kw_only=True)
     streams: tuple[str, ...] = field(default=(), kw_only=True)
-    left_out: tuple[LeftOut, ...] = field(default=(), kw_only=True)
+    unreadable_streams: tuple[UnreadableStream, ...] = field(default=(), kw_only=True)
     uncovered: tuple[Uncovered, ...] = field(default=(), kw_only=True)
-    unattended: tuple[str, ...] = field(default=(), kw_only=True)
+    unrecorded_streams: tuple[str, ...] = field(default=(), kw_only=True)
     new_keys: tuple[NewKey, ...] = field(default=(), kw_only=True)
-    lacking: tuple[Lacking, ...] = field(default=(), kw_only=True)
+    missing_keys: tuple[MissingKey, ...] = field(default=(), kw_only=True)
     deleted: tuple[MessageId, ...] = field(default=(), kw_only=True)
 
     @property
@@ -162,7 +162,7 @@ class Trace:
     @property
     def explanation(self) -> str:
         """What to do about what no recorder will record, or about what is gone, in words; else empty."""
-        return to_be_recorded(self.unattended, self.new_keys) or remedy(self.status, self.deleted)
+        return to_be_recorded(self.unrecorded_streams, self.new_keys) or remedy(self.status, self.deleted)
 
     def __len__(self) -> int:
         return len(self.messages)

@@ -117,7 +117,7 @@ def trace(
         values = catalog.values_of(held.message, [key.name for key in definitions])
         if not values.wanted:
             alone = () if held.id is None else (held.message,)
-            return Trace(alone, {message.id: 0 for message in alone}, lacking=values.lacking)
+            return Trace(alone, {message.id: 0 for message in alone}, missing_keys=values.missing_keys)
     return again_if_replaced(catalog, lambda: begin().trace(complete=complete), leaves_out=meant is None)
 
 
@@ -173,8 +173,8 @@ class _Course:
         key_ids = [*self._directions.definitions, *([TIME] if self._bounds.is_in_time else [])]
         known = evidence(self._catalog, self._names, key_ids, kept=self._kept)
         if not known.streams:
-            if known.left_out:
-                raise self._catalog.why_left_out(known.left_out[0])
+            if known.unreadable_streams:
+                raise self._catalog.why_left_out(known.unreadable_streams[0])
             if not known.gone:
                 self._catalog.nothing_recorded()
         for hop in range(1, self._bounds.hops + 2):
@@ -303,7 +303,7 @@ class _Course:
         known: Evidence,
     ) -> None:
         """Read messages, each checked against its row; of streams that are gone or refused, nothing is asked."""
-        refused = {each.stream for each in known.left_out}
+        refused = {each.stream for each in known.unreadable_streams}
         asked: list[_Found] = []
         others: dict[MessageId, StreamReplaced] = {}
 
@@ -349,14 +349,14 @@ class _Course:
             deleted=tuple(self._deleted),
             unread=tuple(self._unread),
             streams=known.streams,
-            left_out=known.left_out,
+            unreadable_streams=known.unreadable_streams,
         )
         if not complete:
             uncovered = tuple(known.uncovered) if known.is_open(self._required & self._sought) else ()
             new_keys = known.named_new_keys(self._catalog, self._sought)
             found = replace(found, uncovered=uncovered, new_keys=new_keys)
         if found.status is Status.NOT_RECORDED_YET:
-            found = replace(found, unattended=known.unattended(self._catalog))
+            found = replace(found, unrecorded_streams=known.unrecorded_streams(self._catalog))
         return found
 
     def _rank(self, where: MessageId) -> tuple[bool, int, MessageId]:

@@ -9,7 +9,7 @@ from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
-from relatum_consumer import Answer, LeftOut, Trace
+from relatum_consumer import Answer, Trace, UnreadableStream
 from relatum_consumer.web.bodies import preview
 from relatum_consumer.web.masking import sought
 from relatum_consumer.web.site import Site
@@ -59,14 +59,14 @@ class HoldsOver:
     expired: tuple[MessageId, ...]
     deleted: tuple[MessageId, ...]
     unread: tuple[MessageId, ...]
-    left_out: tuple[LeftOut, ...]
-    unattended: tuple[str, ...]
+    unreadable_streams: tuple[UnreadableStream, ...]
+    unrecorded_streams: tuple[str, ...]
     new_keys: tuple[str, ...]
 
 
 def held_over(found: Answer | Trace) -> dict[str, Any]:
     """The fields of `HoldsOver`."""
-    lists = ("streams", "expired", "deleted", "unread", "left_out", "unattended")
+    lists = ("streams", "expired", "deleted", "unread", "unreadable_streams", "unrecorded_streams")
     first = {name: getattr(found, name)[:_STREAMS_LISTED] for name in lists}
     return first | {"streams_count": len(found.streams), "new_keys": tuple(each.key for each in found.new_keys)}
 

@@ -9,7 +9,7 @@ from relatum.errors import InvalidInput, RelatumError, Transient
 from relatum.ids import MessageId
 from relatum.waiting import within
 from relatum_consumer import Status
-from relatum_consumer.expectations import Expectation, Finding, MissingReport, Unmet, Why
+from relatum_consumer.expectations import Expectation, ExpectationResult, MissingReport, Reason, UnmetExpectation
 from relatum_consumer.web.cursors import WRONG_CURSOR, cursor_of, page_of_list, read_cursor
 from relatum_consumer.web.endpoint import endpoint, gathered, words_of
 from relatum_consumer.web.messages import KeyValue, key_value
@@ -35,12 +35,12 @@ Span: TypeAlias = Annotated[
 
 _TOO_LONG: Final = "Messages are read for it, some 30,000 a second. Ask for a shorter span."
 
-_FINDINGS: Final = (Finding.MISSING, Finding.LATE, Finding.NOT_KNOWN)
+_FINDINGS: Final = (ExpectationResult.MISSING, ExpectationResult.LATE, ExpectationResult.NOT_KNOWN)
 
 _WHY: Final = {
-    Why.NOT_DUE: "not known yet: it is not due, there is time left",
-    Why.BEHIND: "not known yet: a recorder is behind with what came until it was due",
-    Why.UNPROVEN: "not known: what came in that time is lost (a hole, retention), or a leader cannot be reached",
+    Reason.NOT_DUE: "not known yet: it is not due, there is time left",
+    Reason.BEHIND: "not known yet: a recorder is behind with what came until it was due",
+    Reason.UNPROVEN: "not known: what came in that time is lost (a hole, retention), or a leader cannot be reached",
 }
 
 
@@ -150,8 +150,8 @@ class ExpectationAsked:
 class UnmetRow:
     """A message that, as far as is known, nothing has followed in time; `why` says why that is not known."""
 
-    finding: Finding
-    why: Why | None
+    finding: ExpectationResult
+    why: Reason | None
     words: str
     key: KeyValue
     stream: str
@@ -169,10 +169,10 @@ class ExpectationAnswer:
     expectation: ExpectationRow
     since: datetime
     until: datetime
-    finding: Finding
+    finding: ExpectationResult
     without_value: int
     unreadable: int
-    unattended: tuple[str, ...]
+    unrecorded_streams: tuple[str, ...]
     results: tuple[UnmetRow, ...]
     next: str | None
 
@@ -198,8 +198,8 @@ async def expectation(site: Site, asked: ExpectationAsked) -> ExpectationAnswer:
     # All pages are of the same span, whatever time it is by then.
     listed, since, until, shown = given or (asked.finding, since, asked.until, 0)
     report = await site.relations.missing(asked.name, since=since, until=until, limit=shown + asked.limit + 1)
-    first = next((each for each in _FINDINGS if getattr(report, each)), Finding.MISSING)
-    finding = Finding(listed or first)
+    first = next((each for each in _FINDINGS if getattr(report, each)), ExpectationResult.MISSING)
+    finding = ExpectationResult(listed or first)
     rows = getattr(report, finding)[shown:]
     page = rows[: asked.limit]
     has_more = len(rows) > asked.limit
@@ -212,7 +212,7 @@ async def expectation(site: Site, asked: ExpectationAsked) -> ExpectationAnswer:
         finding=finding,
         without_value=report.without_value,
         unreadable=report.unreadable,
-        unattended=report.unattended[:_STREAMS_LISTED],
+        unrecorded_streams=report.unrecorded_streams[:_STREAMS_LISTED],
         results=tuple(
             UnmetRow(
                 finding=each.finding,
@@ -232,7 +232,7 @@ async def expectation(site: Site, asked: ExpectationAsked) -> ExpectationAnswer:
     )
 
 
-def _unmet_words(unmet: Unmet) -> str:
+def _unmet_words(unmet: UnmetExpectation) -> str:
     if unmet.why is not None:
         return _WHY[unmet.why]
     if unmet.came_at is None:

@@ -47,7 +47,7 @@ class WebOptions:
         trace_url: The URL of a trace elsewhere, with `{trace_id}` in it: a message's page links to it where the message
             carries a trace's id (`traceparent`, `b3`); None for no link.
         timeout_s: Seconds for one look-up. Default 10.
-        max_connections: Sessions of PostgreSQL at most. Default 6.
+        database_connections_max: Sessions of PostgreSQL at most. Default 6.
         drain_s: Seconds that requests under way have to end in, once it is told to stop. Default 10.
 
     Raises:
@@ -69,11 +69,11 @@ class WebOptions:
     mcp: bool = False
     trace_url: str | None = None
     timeout_s: float = 10.0
-    max_connections: int = 6
+    database_connections_max: int = 6
     drain_s: float = 10.0
 
     def __post_init__(self) -> None:
-        checked_count("max_connections", self.max_connections)
+        checked_count("database_connections_max", self.database_connections_max)
         checked_count("port", self.port, least=0, most=65_535)
         checked_seconds("timeout_s", self.timeout_s)
         checked_seconds("drain_s", self.drain_s)

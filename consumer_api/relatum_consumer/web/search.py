@@ -170,11 +170,11 @@ def _words(answer: Answer, page: Sequence[Message], beside: Message | None) -> s
 
 
 def _advice(answer: Answer, asked: SearchAsked) -> str:
-    if answer.explanation and not (answer.lacking or answer.new_keys):
+    if answer.explanation and not (answer.missing_keys or answer.new_keys):
         return answer.explanation
     if answer.status in ("not_recorded_yet", "unproven") and not asked.complete:
         return "It may be in what is not recorded yet, which can be read from the streams."
-    return "" if answer.lacking else answer.explanation
+    return "" if answer.missing_keys else answer.explanation
 
 
 # --- when they were ---------------------------------------------------------------------------------------

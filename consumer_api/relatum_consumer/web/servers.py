@@ -97,7 +97,7 @@ class Servers:
 
     async def _reach_broker(self) -> None:
         if self._reader is None:
-            self._reader = await AsyncStreamReader.open(self._address, timeout_s=ANSWER_S, connections_max=2)
+            self._reader = await AsyncStreamReader.open(self._address, timeout_s=ANSWER_S, broker_connections_max=2)
         await self._reader.missing([_ANY_STREAM])
 
 

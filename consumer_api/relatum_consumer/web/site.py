@@ -95,7 +95,10 @@ class Site:
         self.address = BrokerAddress.parse(options.broker, options.stream_url)
         database = read_only(options.database, options.timeout_s + _ORPHANED_S)
         self.relations = AsyncRelations(
-            self.address, database, timeout_s=options.timeout_s, max_connections=options.max_connections
+            self.address,
+            database,
+            timeout_s=options.timeout_s,
+            database_connections_max=options.database_connections_max,
         )
         self.servers = Servers(self.address, database)
         # One for what is live.

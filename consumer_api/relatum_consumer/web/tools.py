@@ -245,7 +245,7 @@ async def around(site: Site, asked: AroundAsked) -> AroundAnswer:
     await site.keys()
     return AroundAnswer(
         status=answer.status,
-        words=f"{answer.words}. {answer.explanation}" if answer.unattended else answer.words,
+        words=f"{answer.words}. {answer.explanation}" if answer.unrecorded_streams else answer.words,
         moment=moment.astimezone(UTC),
         since=since.astimezone(UTC),
         until=until.astimezone(UTC),

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
-from relatum_consumer import Lacking, Status, Trace
+from relatum_consumer import MissingKey, Status, Trace
 from relatum_consumer.traces import Edge, Step, StopReason
 from relatum_consumer.web.endpoint import endpoint, file_of
 from relatum_consumer.web.masking import NOT_SAID
@@ -105,7 +105,7 @@ class TraceAnswer(HoldsOver):
     shared: tuple[TracedValue, ...]
     stopped: tuple[TraceStop, ...]
     steps: tuple[Step, ...]
-    lacking: tuple[Lacking, ...]
+    missing_keys: tuple[MissingKey, ...]
 
 
 async def trace(site: Site, asked: TraceAsked) -> TraceAnswer:
@@ -143,7 +143,7 @@ async def trace(site: Site, asked: TraceAsked) -> TraceAnswer:
             for each in found.stopped
         ),
         steps=found.steps,
-        lacking=found.lacking,
+        missing_keys=found.missing_keys,
         **held_over(found),
     )
 
@@ -188,9 +188,9 @@ _BY_NEW_KEYS: Final = {
 
 
 def _words(found: Trace) -> str:
-    if found.lacking:
+    if found.missing_keys:
         return "absent: the message has no value of the keys, so nothing was looked for"
-    if found.new_keys and not found.unattended and found.status in _BY_NEW_KEYS:
+    if found.new_keys and not found.unrecorded_streams and found.status in _BY_NEW_KEYS:
         return _BY_NEW_KEYS[found.status]
     if found.status is Status.FOUND:
         return "found, as far as its bounds go" if found.stopped else "found: this is all"

@@ -40,20 +40,20 @@ ASIDE_THREADS: Final = 4
 class AsyncStreamReader(AsyncClosing):
     """Reads streams with asyncio. An asynchronous context manager; tasks may share one.
 
-    It holds a `StreamReader` and calls it in threads of its own, `connections_max` at most, and one for each stream
-    that is followed. Between two parts of an iteration it uses no thread. A cancelled call leaves the reader usable.
-    Use `async with contextlib.aclosing(...)` around iterations that end early.
+    It holds a `StreamReader` and calls it in threads of its own, `broker_connections_max` at most, and one for each
+    stream that is followed. Between two parts of an iteration it uses no thread. A cancelled call leaves the reader
+    usable. Use `async with contextlib.aclosing(...)` around iterations that end early.
 
     Every method may raise `StreamNotFound`, `NotAStream`, `AccessRefused`, and, safe to repeat, `StreamUnavailable`,
     `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and `ConnectionsInUse` (all
-    `connections_max` were in use all that time).
+    `broker_connections_max` were in use all that time).
     """
 
-    def __init__(self, reader: StreamReader, timeout_s: float, connections_max: int = CONNECTIONS_MAX) -> None:
+    def __init__(self, reader: StreamReader, timeout_s: float, broker_connections_max: int = CONNECTIONS_MAX) -> None:
         self._reader = reader
         self._timeout_s = timeout_s
-        self._line = Line(connections_max)
-        self._threads = Threads(connections_max, "relatum-reader")
+        self._line = Line(broker_connections_max)
+        self._threads = Threads(broker_connections_max, "relatum-reader")
         self._following = Threads(sys.maxsize, "relatum-reader-following")
         self._aside = Threads(ASIDE_THREADS, "relatum-reader-aside")
         self._is_closed = False
@@ -69,10 +69,10 @@ class AsyncStreamReader(AsyncClosing):
         ssl_context: ssl.SSLContext | None = None,
         auth_mechanism: AuthMechanism | None = None,
         heartbeat_s: int = HEARTBEAT_S,
-        connections_max: int = CONNECTIONS_MAX,
+        broker_connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
         """A reader that is connected; arguments and errors as of `StreamReader.open`."""
-        check_limit(connections_max)
+        check_limit(broker_connections_max)
         opening = partial(
             StreamReader._connected,
             address,
@@ -80,14 +80,14 @@ class AsyncStreamReader(AsyncClosing):
             ssl_context=ssl_context,
             auth_mechanism=auth_mechanism,
             heartbeat_s=heartbeat_s,
-            connections_max=connections_max,
+            broker_connections_max=broker_connections_max,
         )
         threads = Threads(1, "relatum-reader-opening")
         try:
             reader = await in_thread(threads, opening, returned=StreamReader.close)
         finally:
             threads.shutdown()
-        return cls(reader, timeout_s, connections_max)
+        return cls(reader, timeout_s, broker_connections_max)
 
     async def read(self, stream: str, offset: int) -> Message:
         """The message at an offset.

@@ -38,9 +38,9 @@ NEVER_LENT: Final = 4
 """One part in so many of the turns, at least one, is never lent."""
 
 
-def check_limit(connections_max: int) -> None:
+def check_limit(broker_connections_max: int) -> None:
     """Raise `InvalidInput` for a limit that is no whole number from 2 on."""
-    checked_count("connections_max", connections_max, least=CONNECTIONS_MIN)
+    checked_count("broker_connections_max", broker_connections_max, least=CONNECTIONS_MIN)
 
 
 class Use(Enum):
@@ -62,7 +62,7 @@ class ReaderStatistics:
     """The connections of a reader to the broker, of all its nodes.
 
     Attributes:
-        limit: How many may be in use, or kept open, at once: `connections_max`.
+        limit: How many may be in use, or kept open, at once: `broker_connections_max`.
         in_use: How many are in use by calls that end by themselves, and by iterations.
         idle: How many are kept open and not used now.
         waiting: Calls that wait for one.
@@ -165,7 +165,7 @@ class Line:
         return ConnectionsInUse(
             f"all {self.limit} connections that this reader may have to the broker are in use, and none became free "
             f"within {seconds_text(max(0.0, waited_s))}: ask less at once, close iterations that are left early, or "
-            f"set connections_max= (now {self.limit}) higher",
+            f"set broker_connections_max= (now {self.limit}) higher",
             limit=self.limit,
             waiting=self.waiting,
         )

@@ -33,7 +33,7 @@ class StreamReader(Closing):
 
     Every method may raise `StreamNotFound`, `NotAStream`, `AccessRefused`, and, safe to repeat, `StreamUnavailable`,
     `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and `ConnectionsInUse` (all
-    `connections_max` were in use all that time).
+    `broker_connections_max` were in use all that time).
     """
 
     def __init__(self, streams: Streams, timeout_s: float) -> None:
@@ -49,7 +49,7 @@ class StreamReader(Closing):
         ssl_context: ssl.SSLContext | None = None,
         auth_mechanism: AuthMechanism | None = None,
         heartbeat_s: int = HEARTBEAT_S,
-        connections_max: int = CONNECTIONS_MAX,
+        broker_connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
         """A reader that is connected.
 
@@ -62,9 +62,9 @@ class StreamReader(Closing):
                 the address says.
             heartbeat_s: Seconds of heartbeat asked for; a broker that is silent for 1.5 times that counts as lost
                 while a reader waits.
-            connections_max: Connections at most, to all nodes of the broker together, in use and kept open; from 2
-                on. A call waits for one, within `timeout_s`, in the order of the calls. Each stream that is followed
-                has one beside that.
+            broker_connections_max: Connections at most, to all nodes of the broker together, in use and kept open; 2
+                or more. A call waits for one, within `timeout_s`, in the order of the calls. Each stream that is
+                followed has one beside that.
 
         Raises:
             BrokerUnavailable: Nothing answers; where the broker is there, its plugin `rabbitmq_stream` is not enabled.
@@ -72,7 +72,7 @@ class StreamReader(Closing):
             TlsRefused: TLS cannot be, for a reason that it names.
             ConfigurationError: The URL has no stream port, something else listens there, or a file of TLS cannot be
                 used.
-            InvalidInput: `connections_max` is no number from 2 on.
+            InvalidInput: `broker_connections_max` is no number from 2 on.
         """
         reader = cls._connected(
             address,
@@ -80,7 +80,7 @@ class StreamReader(Closing):
             ssl_context=ssl_context,
             auth_mechanism=auth_mechanism,
             heartbeat_s=heartbeat_s,
-            connections_max=connections_max,
+            broker_connections_max=broker_connections_max,
         )
         metrics.report(reader)
         return reader
@@ -94,14 +94,14 @@ class StreamReader(Closing):
         ssl_context: ssl.SSLContext | None,
         auth_mechanism: AuthMechanism | None,
         heartbeat_s: int,
-        connections_max: int,
+        broker_connections_max: int,
     ) -> Self:
         """As `open`, without reporting statistics to the metrics."""
         address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
-        check_limit(connections_max)
+        check_limit(broker_connections_max)
         checked_seconds("timeout_s", timeout_s)
         checked_count("heartbeat_s", heartbeat_s, least=0)
-        streams = Streams(address, timeout_s=timeout_s, heartbeat_s=heartbeat_s, connections=connections_max)
+        streams = Streams(address, timeout_s=timeout_s, heartbeat_s=heartbeat_s, connections=broker_connections_max)
         streams.open()
         return cls(streams, timeout_s)
 
