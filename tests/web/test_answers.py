@@ -18,26 +18,13 @@ from psycopg import sql
 from relatum_consumer.web import WebServer
 from tests.support import wait_until
 from tests.support.agents import over_http
+from tests.support.forms import form, in_words
 from tests.support.pgbouncer import holds_statements, pgbouncer
 from tests.support.web import Asking, asking
 from tests.web.conftest import World
 from tests.web.test_api import examples
 
 KEPT: Final = Path(__file__).with_name("answers.json")
-
-
-def form(value: Any, where: str = "", found: dict[str, set[str]] | None = None) -> dict[str, set[str]]:
-    """The names in a value, each with the types that it has."""
-    found = {} if found is None else found
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            form(inner, f"{where}.{name}" if where else name, found)
-    elif isinstance(value, list) and value:
-        for inner in value:
-            form(inner, f"{where}[]", found)
-    else:
-        found.setdefault(where, set()).add(type(value).__name__)
-    return found
 
 
 def calls(world: World) -> list[tuple[str, dict[str, Any]]]:
@@ -68,7 +55,7 @@ def test_answers_keep_their_form(page: Asking, world: World) -> None:
     with WebServer(world.page(port=0, mcp=True)) as server, over_http(server.url) as agent:
         for tool, arguments in calls(world):
             form(agent.result(tool, **arguments), found=found.setdefault(tool, {}))
-    said = {path: {name: " ".join(sorted(kinds)) for name, kinds in forms.items()} for path, forms in found.items()}
+    said = {path: in_words(forms) for path, forms in found.items()}
     if os.environ.get("RELATUM_KEEP_ANSWERS"):
         KEPT.write_text(json.dumps(said, indent=1, sort_keys=True) + "\n")
     assert said == json.loads(KEPT.read_text())
