@@ -1,1 +1,0 @@
-"""`relatum affinity` and `relatum contexts`, imported when one of them is run."""
