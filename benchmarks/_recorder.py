@@ -13,7 +13,7 @@ from typing import Final
 
 import psycopg
 
-COMMAND: Final = [sys.executable, "-c", "from relatum.command import main; main()", "record", "--log-level", "warning"]
+COMMAND: Final = [sys.executable, "-c", "from relatum_cli.app import main; main()", "record", "--log-level", "warning"]
 
 POLL_S: Final = 0.01
 """How often a catching-up recorder's coverage is looked at."""

@@ -1,72 +1,129 @@
-"""The Typer application: commands found through entry points, imported when they are run; errors as exit codes."""
+"""The application: a list of commands, each imported when it is run; an error is one line and an exit code."""
 
-from functools import cache
-from importlib.metadata import entry_points, version
-from typing import Annotated, Any, Final
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from relatum import limits
-from relatum.command._command_list import HELP
 from relatum.errors import RelatumError
-from relatum.terminal import EPILOG, ExitCode, ending_with_output, exit_code_of, print_error
+from relatum_cli.exits import EPILOG, exit_code_of
+from relatum_cli.options import Commands
+from relatum_cli.show import guard_stdout, print_error
 
-ENTRY_POINT_GROUP: Final = "relatum.commands"
-"""Where rooms and packages register their commands: NAME = "module:function", or a `typer.Typer` of several."""
+LOOK_UP: Final = "Look up"
+RECORD: Final = "Record"
+ORDER: Final = "Order and groups"
+OPERATE: Final = "Operate"
 
 
-class _Group(TyperGroup):
+class Listed(NamedTuple):
+    """A command in the list.
+
+    Attributes:
+        module: The module of this package that has the function, or the `typer.Typer` of several, of that name.
+        panel: The heading of the help's list that it is below.
+        help: The first paragraph of its own help.
+        settings: The command's settings for Click.
+    """
+
+    module: str
+    panel: str
+    help: str
+    settings: dict[str, Any] = {}  # noqa: RUF012 - nobody writes to it
+
+
+_NEGATIVE: Final = {"ignore_unknown_options": True}
+"""For a command with arguments such as -5m, which is a moment and no option."""
+
+COMMANDS: Final = {
+    "find": Listed("find", LOOK_UP, "Find the messages whose KEY has this VALUE."),
+    "related": Listed("find", LOOK_UP, "Find the messages that share a key with one, or are next to it in time."),
+    "around": Listed(
+        "find", LOOK_UP, "Show what happened around a MOMENT, in all recorded streams, by time.", _NEGATIVE
+    ),
+    "trace": Listed("trace", LOOK_UP, "Show all messages connected with one, or with a value, and what caused what."),
+    "read": Listed("read", LOOK_UP, "Read messages at offsets, without the database."),
+    "expect": Listed("missing", LOOK_UP, "Define which messages must be followed by others: see `relatum missing`."),
+    "missing": Listed("missing", LOOK_UP, "List the messages that were not followed in time, as expected."),
+    "web": Listed("web", LOOK_UP, "Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C."),
+    "mcp": Listed("web", LOOK_UP, "Serve lookups to an agent over stdin and stdout (Model Context Protocol)."),
+    "keys": Listed("keys", RECORD, "Define relationship keys, list and remove them."),
+    "suggest": Listed("suggest", RECORD, "Suggest keys, from a sample of streams."),
+    "tap": Listed("tap", RECORD, "Copy each message of exchanges into a stream; publishers do not change."),
+    "untap": Listed("tap", RECORD, "Stop copying exchanges. Streams and recorded rows stay, unless `--delete`."),
+    "record": Listed("record", RECORD, "Record streams: catch up, then follow their ends, until SIGTERM or Ctrl-C."),
+    "backfill": Listed("record", RECORD, "Record what is not recorded yet. It can be stopped, and resumes from there."),
+    "verify": Listed("record", RECORD, "Compare streams with the recorded rows, in both directions."),
+    "prune": Listed("record", RECORD, "Delete rows of messages that retention has dropped, and of removed keys."),
+    "forget": Listed("record", RECORD, "Delete all that was recorded of streams; the streams themselves stay."),
+    "status": Listed("status", RECORD, "Show how far each stream is recorded, and what happened to it."),
+    "groups": Listed("groups", ORDER, "List incomplete groups, or all; show one group, or a consumer of groups."),
+    "outcome": Listed("read", ORDER, "Show what became of messages that collectors took."),
+    "contexts": Listed("contexts", ORDER, "Place serialization contexts, move them between partitions, verify order."),
+    "affinity": Listed("affinity", ORDER, "List, show, close and move affinity sets."),
+    "super-stream": Listed("super_stream", ORDER, "Declare, describe and delete super streams; show where keys go."),
+    "up": Listed("servers", OPERATE, "Run a private RabbitMQ and PostgreSQL, and print their URLs, until Ctrl-C."),
+    "demo": Listed("demo", OPERATE, "Publish, record and find real messages: flights, planes and weather."),
+    "migrate": Listed("servers", OPERATE, "Create the schema `relatum`, or bring it up to date. Safe to run again."),
+}
+"""All commands, in the order of the list."""
+
+
+def load(name: str) -> Any:
+    """Import a command; gives it as Click has it."""
+    listed = COMMANDS[name]
+    found = getattr(import_module(f"relatum_cli.{listed.module}"), name.replace("-", "_"))
+    # Typer makes commands of functions, and groups of its applications, as parts of an application only.
+    around = Commands(rich_markup_mode="markdown")
+    if isinstance(found, typer.Typer):
+        around.add_typer(found, name=name, help=listed.help, no_args_is_help=True)
+    else:
+        around.command(name, context_settings=listed.settings)(found)
+    return typer.main.get_group(around).get_command(None, name)  # type: ignore[arg-type]
+
+
+class _Lazy(TyperGroup):
     """Commands that are imported when they are run, and Relatum's errors as one line and an exit code."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._points = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
-        for name in [*(name for name in HELP if name in self._points), *sorted(self._points.keys() - HELP.keys())]:
-            found = TyperCommand(name, help=HELP[name]) if name in HELP else self._imported(name)
-            if found is not None:
-                self.add_command(found, name)
+        for name, listed in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=listed.help, rich_help_panel=listed.panel), name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As Typer's, with the command itself, not what the list shows of it."""
+        """As Typer's, with the command itself in place of its line in the list."""
         name, found, rest = super().resolve_command(ctx, args)
         if name is not None:
-            found = self._imported(name)
-            if found is None:
-                raise typer.Exit(ExitCode.CONFIGURATION)
+            found = load(name)
         if ctx.obj is not None:
             ctx.obj()
         return name, found, rest
 
-    def _imported(self, name: str) -> Any:
-        """A command; None where it cannot be imported, which is said."""
-        try:
-            command = self._points[name].load()
-        except ImportError as error:
-            print_error(f"the command {name!r} cannot be loaded: {error}")
-            return None
-        # Typer makes commands of functions, and groups of its applications, as parts of an application only.
-        around = typer.Typer(rich_markup_mode="markdown")
-        if isinstance(command, typer.Typer):
-            around.add_typer(command, name=name)
-        else:
-            # A command's own settings of Click are an attribute of its function.
-            around.command(name, context_settings=getattr(command, "context_settings", None))(command)
-        return typer.main.get_group(around).get_command(None, name)  # type: ignore[arg-type]
-
     def invoke(self, ctx: Any) -> Any:
-        # Here and around all of it: Typer ends with 1 by itself where a pipe is closed.
-        with ending_with_output():
-            try:
-                return super().invoke(ctx)
-            except RelatumError as error:
-                print_error(str(error))
-                raise typer.Exit(exit_code_of(error)) from error
+        try:
+            return super().invoke(ctx)
+        except RelatumError as error:
+            print_error(str(error))
+            raise typer.Exit(exit_code_of(error)) from error
 
-    def main(self, *arguments: Any, **options: Any) -> Any:
-        """As Typer's; its help and its own errors are output like any other."""
-        with ending_with_output():
-            return super().main(*arguments, **options)
+
+app = typer.Typer(
+    name="relatum",
+    cls=_Lazy,
+    help="Find the messages that belong together, across RabbitMQ streams, without scanning them.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    # Local variables hold URLs, and URLs hold passwords.
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+"""The application. What is given to it as `obj` is called as soon as a command is imported, before that is run."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -76,39 +133,21 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@cache
-def complete_app() -> typer.Typer:
-    """The application with all commands that are installed.
-
-    What is given to it as `obj` is called as soon as a command is imported, before that is run.
-    """
-    app = typer.Typer(
-        name="relatum",
-        cls=_Group,
-        help="Find the messages that belong together, across RabbitMQ streams, without scanning them.",
-        epilog=EPILOG,
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode="markdown",
-        # Local variables hold URLs, and URLs hold passwords.
-        pretty_exceptions_show_locals=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.callback()(_root)
-    return app
+VERSION: Final = "Print the version, and whether it runs compiled."
 
 
+@app.callback()
 def _root(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version, and whether it runs compiled."
-        ),
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION)] = False,
 ) -> None:
     """Find the messages that belong together, across RabbitMQ streams, without scanning them."""
 
 
-def main() -> None:
+def main(obj: Any = None) -> None:
     """Run the command on the process's arguments and end the process."""
-    complete_app()(prog_name="relatum")
+    guard_stdout()
+    try:
+        app(prog_name="relatum", obj=obj)
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()

@@ -1,6 +1,5 @@
-"""`relatum find`, `related` and `around`, and what commands of groups and traces share with them."""
+"""`relatum find`, `related` and `around`: answers by key and by time; and how lookups are opened for a command."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -8,41 +7,27 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from relatum.terminal import (
-    FORMS,
-    ExitCode,
-    JsonOption,
-    LogFormat,
-    LogLevel,
+from relatum_cli.exits import ExitCode
+from relatum_cli.log_lines import LogFormat, LogLevel, set_up_logging
+from relatum_cli.moments import FORMS, parse_moment, parse_span
+from relatum_cli.options import (
+    LOOK_IN,
+    Complete,
+    Given,
+    KeyNames,
+    Level,
+    LookIn,
     ServerOptions,
-    SinceOption,
-    UntilOption,
+    Since,
+    Until,
     argument,
-    console,
-    message_document,
     option,
-    parse_moment,
-    parse_span,
-    print_json,
-    print_messages,
-    set_up_logging,
-    spread,
+    shared,
 )
+from relatum_cli.show import first_few, message_document, print_json, print_messages, say
 
 if TYPE_CHECKING:
-    from relatum_consumer import Answer, Relations
-
-__all__ = [
-    "CODES",
-    "CompleteOption",
-    "LogLevelOption",
-    "StreamsOption",
-    "around",
-    "find",
-    "open_relations",
-    "related",
-    "some",
-]
+    from relatum_consumer import Answer, Relations, Trace
 
 CODES: Final = {
     "found": ExitCode.OK,
@@ -53,9 +38,6 @@ CODES: Final = {
     "unproven": ExitCode.UNPROVEN,
 }
 """With which code a command ends, by the status of its answer."""
-
-STREAMS_SHOWN: Final = 5
-"""Streams named in the last line of an answer; the line counts the others."""
 
 STREAMS_LISTED: Final = 100
 """Streams listed in an answer's document; `streams_count` counts all."""
@@ -69,135 +51,118 @@ class InTime(StrEnum):
     NEAREST = "nearest"
 
 
-LOOK_IN: Final = "Look in this stream or super stream; repeatable. All where left out."
-
-StreamsOption = Annotated[
-    list[str] | None, typer.Option("--streams", "-s", metavar="STREAM", help=LOOK_IN, show_default=False)
-]
-LogLevelOption = Annotated[
-    LogLevel | None, option("Log on stderr from this level on: debug tells what was asked of servers.")
-]
-CompleteOption = Annotated[
-    bool, typer.Option("--complete", help="Also read what is not recorded yet, from the streams' tails.")
-]
+Limit = Annotated[int, shared("At most so many messages.", "--limit", "-n", min=1, shown=True)]
+Values = Annotated[list[str], argument("Its value; a composite's values in order.", "VALUE…")]
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerOptions:
-    """How much of an answer is wanted, and how sure; see `spread`."""
+@dataclass(frozen=True)
+class LookupOptions(Given):
+    """Where to look, how much of an answer is wanted, and how it is printed."""
 
-    limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many messages.", min=1)] = 20
-    complete: CompleteOption = False
-    log_level: LogLevelOption = None
+    complete: Complete = False
+    log_level: Level = None
 
 
-@spread
 def find(
-    key: Annotated[str, typer.Argument(help="The key's name.", show_default=False)],
-    value: Annotated[list[str], argument("VALUE…", "Its value; a composite's values in order.")],
-    streams: StreamsOption = None,
-    to: Annotated[list[str] | None, typer.Option("--to", "-t", hidden=True, help="Before 0.5: --streams.")] = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
     *,
-    options: AnswerOptions,
-    servers: ServerOptions,
-    as_json: JsonOption = False,
+    key: str = argument("The key's name."),
+    value: Values,
+    streams: LookIn = None,
+    to: list[str] | None = option(None, "Before 0.5: --streams.", "--to", "-t", hidden=True),
+    since: Since = None,
+    until: Until = None,
+    limit: Limit = 20,
+    given: LookupOptions,
 ) -> None:
     """Find the messages whose KEY has this VALUE.
 
     Ends with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
     document: status, messages, streams.
     """
-    with open_relations(servers, options.log_level) as relations:
+    names = [*(streams or ()), *(to or ())] or None
+    with open_relations(given, given.log_level) as relations:
         answer = relations.find(
-            key,
-            value[0] if len(value) == 1 else tuple(value),
-            streams=[*(streams or ()), *(to or ())] or None,
-            since=since,
-            until=until,
-            limit=options.limit,
-            complete=options.complete,
+            key, one_or_all(value), streams=names, since=since, until=until, limit=limit, complete=given.complete
         )
-    _print(answer, as_json)
+    _print(answer, given.as_json)
 
 
-@spread
 def related(
-    stream: Annotated[str, typer.Argument(help="The stream of the message in hand.", show_default=False)],
-    offset: Annotated[int, typer.Argument(help="Its offset.", min=0, show_default=False)],
-    to: Annotated[
-        list[str] | None,
-        typer.Option("--to", "-t", metavar="STREAM", help=LOOK_IN, show_default=False),
-    ] = None,
-    by: Annotated[
-        list[str] | None, option("By this key; repeatable. Any key where left out.", "--by", "-b", metavar="KEY")
-    ] = None,
-    in_time: Annotated[
-        InTime | None, option("The message next to it in time, in the one stream of --to; --by restricts it.", "--time")
-    ] = None,
     *,
-    options: AnswerOptions,
-    servers: ServerOptions,
-    as_json: JsonOption = False,
+    stream: str = argument("The stream of the message in hand."),
+    offset: int = argument("Its offset.", min=0),
+    to: list[str] | None = option(None, LOOK_IN, "--to", "-t", metavar="STREAM"),
+    by: KeyNames = None,
+    in_time: InTime | None = option(None, "The message next to it in time, in the one stream of --to.", "--time"),
+    limit: Limit = 20,
+    given: LookupOptions,
 ) -> None:
-    """Find the messages that belong to the one at OFFSET of STREAM: by equal keys, or by time.
+    """Find the messages that share a key with one, or are next to it in time.
 
-    Ends with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
-    document: status, messages, streams.
+    The message in hand is the one at OFFSET of STREAM. Ends with 0 (found), 6 (absent, expired, or deleted), 8 (not
+    recorded yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
     """
     if in_time and len(to or ()) != 1:
         raise typer.BadParameter("--time looks in one stream: give --to once")
     if in_time and len(by or ()) > 1:
         raise typer.BadParameter("--time takes one key at most: give --by once")
-    with open_relations(servers, options.log_level) as relations:
+    with open_relations(given, given.log_level) as relations:
         message = relations.read(stream, offset)
         if in_time and to:
-            answer = getattr(relations, in_time)(message, to[0], by=by[0] if by else None, complete=options.complete)
+            answer = getattr(relations, in_time)(message, to[0], by=by[0] if by else None, complete=given.complete)
         else:
-            answer = relations.related(message, to=to, by=by, limit=options.limit, complete=options.complete)
-    _print(answer, as_json)
+            answer = relations.related(message, to=to, by=by, limit=limit, complete=given.complete)
+    _print(answer, given.as_json)
 
 
-@spread
 def around(
-    moment: Annotated[datetime, typer.Argument(parser=parse_moment, help=f"{FORMS}.", show_default=False)],
-    streams: StreamsOption = None,
-    span: Annotated[
-        str, typer.Option("--for", metavar="SPAN", help="So long before and after it: 30s, 5m, 2h.")
-    ] = "30s",
-    before: Annotated[str | None, option("So long before it, instead.", metavar="SPAN")] = None,
-    after: Annotated[str | None, option("So long after it, instead.", metavar="SPAN")] = None,
     *,
-    options: AnswerOptions,
-    servers: ServerOptions,
-    as_json: JsonOption = False,
+    moment: datetime = argument(f"{FORMS}.", parser=parse_moment),
+    streams: LookIn = None,
+    span: str = option("30s", "So long before and after it: 30s, 5m, 2h.", "--for", metavar="SPAN"),
+    before: str | None = option(None, "So long before it, instead.", metavar="SPAN"),
+    after: str | None = option(None, "So long after it, instead.", metavar="SPAN"),
+    limit: Limit = 20,
+    given: LookupOptions,
 ) -> None:
-    """Show what happened around a MOMENT, in all recorded streams, merged by time: the messages nearest to it.
+    """Show what happened around a MOMENT, in all recorded streams, by time.
 
-    Ends with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
-    document: status, messages, streams.
+    These are the messages nearest to it. Ends with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or
+    11 (unproven). `--json` prints one document: status, messages, streams.
     """
-    before_s, after_s = (parse_span(span if given is None else given) for given in (before, after))
-    with open_relations(servers, options.log_level) as relations:
+    before_s, after_s = (parse_span(each or span) for each in (before, after))
+    with open_relations(given, given.log_level) as relations:
         answer = relations.around(
-            moment, streams, before_s=before_s, after_s=after_s, limit=options.limit, complete=options.complete
+            moment, streams, before_s=before_s, after_s=after_s, limit=limit, complete=given.complete
         )
-    _print(answer, as_json)
-
-
-# `-5m` is a moment, and no options.
-around.context_settings = {"ignore_unknown_options": True}  # type: ignore[attr-defined]
+    _print(answer, given.as_json)
 
 
 def open_relations(servers: ServerOptions, log_level: LogLevel | None = None, **options: Any) -> "Relations":
-    """The look-ups of a command, which log from a level on; None logs as Python does by itself."""
+    """The lookups of a command, which log from a level on; None logs as Python does by itself."""
     if log_level is not None:
         set_up_logging(LogFormat.TEXT, log_level)
-    # Here: who asks for a command's help waits for no database driver.
+    # Here: a command's help needs no database driver.
     from relatum_consumer import Relations
 
     return Relations(broker=servers.broker_url, database=servers.database_url, stream_url=servers.stream_url, **options)
+
+
+def one_or_all(values: list[str]) -> str | tuple[str, ...]:
+    """The value of a key: a text, or the texts of a composite."""
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def end_with(status: str) -> None:
+    """End the command with the code of an answer's status."""
+    if code := CODES[status]:
+        raise typer.Exit(code)
+
+
+def incomplete_lines(found: "Answer | Trace") -> list[str]:
+    """What could not be read, in words."""
+    lines = [f"could not be read: {first_few(found.unread)}"] if found.unread else []
+    return [*lines, *(f"left out: {each.stream}: {each.reason}" for each in found.unreadable_streams)]
 
 
 def _print(answer: "Answer", as_json: bool) -> None:
@@ -206,40 +171,30 @@ def _print(answer: "Answer", as_json: bool) -> None:
     else:
         if answer:
             print_messages(answer)
-        if answer and answer.status == "unproven":
-            console.print("unproven: there may be more, which nobody can prove or rule out")
-        elif not answer:
-            rest = "; --complete reads that part" if answer.status == "not_recorded_yet" else ""
-            console.print(answer.words + rest, soft_wrap=True)
-            if answer.explanation and not (answer.missing_keys or answer.new_keys):
-                console.print(answer.explanation)
-        if answer.unread:
-            console.print(f"could not be read: {some([str(place) for place in answer.unread])}")
-        for each in answer.unreadable_streams:
-            console.print(f"left out: {each.stream}: {each.reason}")
-        console.print(f"in {some(answer.streams)}")
-    code = CODES[answer.status]
-    if code:
-        raise typer.Exit(code)
+        for line in _lines(answer):
+            say(line)
+    end_with(answer.status)
 
 
-def some(names: Sequence[str]) -> str:
-    """The first of names, and how many more there are."""
-    more = len(names) - STREAMS_SHOWN
-    return ", ".join(names[:STREAMS_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+def _lines(answer: "Answer") -> list[str]:
+    lines = []
+    if not answer:
+        rest = "; --complete reads that part" if answer.status == "not_recorded_yet" else ""
+        lines = [answer.words + rest]
+        if answer.explanation and not (answer.missing_keys or answer.new_keys):
+            lines.append(answer.explanation)
+    elif answer.status == "unproven":
+        lines = ["unproven: there may be more, which nobody can prove or rule out"]
+    return [*lines, *incomplete_lines(answer), f"in {first_few(answer.streams)}"]
 
 
 def _document(answer: "Answer") -> dict[str, Any]:
+    names = ("status", "expired", "deleted", "unread", "unreadable_streams", "missing_keys")
     return {
-        "status": str(answer.status),
-        "messages": [message_document(hit.message) | {"keys": list(hit.keys)} for hit in answer.hits],
-        "expired": answer.expired,
-        "deleted": answer.deleted,
-        "unread": answer.unread,
-        "unreadable_streams": answer.unreadable_streams,
-        "missing_keys": answer.missing_keys,
-        "unrecorded_streams": list(answer.unrecorded_streams[:STREAMS_LISTED]),
-        "new_keys": [{"key": each.key, "streams": list(each.streams[:STREAMS_LISTED])} for each in answer.new_keys],
-        "streams": list(answer.streams[:STREAMS_LISTED]),
+        **{name: getattr(answer, name) for name in names},
+        "messages": [message_document(hit.message) | {"keys": hit.keys} for hit in answer.hits],
+        "unrecorded_streams": answer.unrecorded_streams[:STREAMS_LISTED],
+        "new_keys": [{"key": each.key, "streams": each.streams[:STREAMS_LISTED]} for each in answer.new_keys],
+        "streams": answer.streams[:STREAMS_LISTED],
         "streams_count": len(answer.streams),
     }

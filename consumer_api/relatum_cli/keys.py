@@ -1,76 +1,39 @@
 """`relatum keys`: the key definitions in the database, and which streams record their times."""
 
 from dataclasses import replace
-from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
-from rich.table import Table
 
 from relatum.keys import PRESETS, KeyDefinition, KeyType, preset
-from relatum.terminal import (
-    BrokerOption,
-    DatabaseOption,
-    JsonOption,
-    StreamUrlOption,
-    console,
-    errors,
-    print_json,
-    require_database,
+from relatum_cli.options import Commands, DatabaseOptions, Json, ServerOptions, argument, option
+from relatum_cli.show import Cells, moment_text, note, print_json, say, show
+
+keys = Commands()
+
+SOURCES: Final = (
+    "Where one key's value comes from: header:NAME, property:NAME, 'body:$.order.id' for a body of JSON, "
+    "'header:$.x-a.b[0]', trace-id:traceparent; 'A or B': the first that has one. Repeat it for a composite. "
+    "Left out: the header of the key's name."
 )
+PRESET: Final = f"Define the keys of a library's own messages: {', '.join(PRESETS)}."
+NAMES: Final = "A value of this key names the message that has it as KEY: the one that came before."
+MASKED: Final = "Show digests of its values in place of them to those who look at messages."
 
-keys = typer.Typer(
-    help="Define relationship keys, list and remove them.", no_args_is_help=True, rich_markup_mode="markdown"
-)
-
-
-def _document(key: KeyDefinition) -> dict[str, Any]:
-    told = {"name": key.name, "source": key.sources, "type": str(key.type), "names": key.names, "since": key.since}
-    return told | {"masked": key.masked}
-
-
-def _day(moment: datetime | None) -> str:
-    return moment.strftime("%Y-%m-%d %H:%M:%S %Z") if moment else "–"
+KeyName = Annotated[str, argument("The key's name.")]
 
 
 @keys.command("add")
 def add(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME…]", help="The keys' names.", show_default=False)
-    ] = None,
-    source: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Where one key's value comes from: header:NAME, property:NAME, 'body:$.order.id' for a body of JSON, "
-            "'header:$.x-a.b[0]', trace-id:traceparent; 'A or B': the first that has one. Repeat it for a composite. "
-            "Left out: the header of the key's name.",
-            show_default=False,
-        ),
-    ] = None,
-    key_type: Annotated[KeyType, typer.Option("--type", help="How values compare.")] = KeyType.TEXT,
-    named: Annotated[
-        str | None,
-        typer.Option(
-            "--names",
-            metavar="KEY",
-            help="A value of this key names the message that has it as KEY: the one that came before.",
-            show_default=False,
-        ),
-    ] = None,
-    masked: Annotated[
-        bool, typer.Option("--masked", help="Show digests of its values, and not these, to who looks at messages.")
-    ] = False,
-    presets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--preset",
-            metavar="LIBRARY",
-            help=f"Define the keys of a library's own messages: {', '.join(PRESETS)}.",
-            show_default=False,
-        ),
-    ] = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    names: list[str] | None = argument("The keys' names.", "[NAME…]", default=None),
+    source: list[str] | None = option(None, SOURCES),
+    key_type: KeyType = option(KeyType.TEXT, "How values compare.", "--type"),
+    named: str | None = option(None, NAMES, "--names", metavar="KEY"),
+    masked: bool = option(False, MASKED, "--masked"),
+    presets: list[str] | None = option(None, PRESET, "--preset", metavar="LIBRARY"),
+    given: DatabaseOptions,
+    as_json: Json = False,
 ) -> None:
     """Define keys. They are recorded from now on; `relatum backfill` records them in older messages.
 
@@ -88,101 +51,94 @@ def add(
     sources = tuple(source) if source else None
     wanted += [KeyDefinition(name, source=sources, type=key_type, names=named) for name in names or ()]
     wanted = [replace(key, masked=masked) for key in wanted]
-    with as_engine(require_database(database)) as engine:
+    with as_engine(given.database_url) as engine:
         stored = add_keys(engine, wanted)
     for key in wanted:
         if key.hint:
-            errors.print(f"hint: {key.hint}", soft_wrap=True)
+            note(f"hint: {key.hint}")
     if as_json:
         print_json([_document(key) for key in stored])
         return
     for key in stored:
-        console.print(f"{key.name}: {key.meaning}, since {_day(key.since)}")
-    console.print(f"Messages recorded before: {backfill_command(key.name for key in stored)}", soft_wrap=True)
+        say(f"{key.name}: {key.meaning}, since {moment_text(key.since)}")
+    say(f"Messages recorded before: {backfill_command(key.name for key in stored)}")
+
+
+def _document(key: KeyDefinition) -> dict[str, Any]:
+    return {name: getattr(key, name) for name in ("name", "type", "names", "since", "masked")} | {"source": key.sources}
 
 
 @keys.command("list")
-def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
+def list_keys(*, given: DatabaseOptions, as_json: Json = False) -> None:
     """List the keys in force, oldest first. `--json` prints one document, the list."""
     from relatum.store.catalog import key_definitions
     from relatum.store.database import as_engine
     from relatum.store.translation import translated_errors
 
-    with as_engine(require_database(database)) as engine, translated_errors(), engine.connect() as connection:
+    with as_engine(given.database_url) as engine, translated_errors(), engine.connect() as connection:
         found = key_definitions(connection)
-    if as_json:
-        print_json([_document(key) for key in found])
-        return
-    if not found:
-        console.print("No key is defined. `relatum keys add NAME` defines one.")
-        return
-    table = Table("key", "from", "type", "names", "masked", "since")
-    for key in found:
-        is_masked = "masked" if key.masked else "–"
-        table.add_row(key.name, " + ".join(key.sources), str(key.type), key.names or "–", is_masked, _day(key.since))
-    console.print(table)
+    columns: Cells = {
+        "key": "name",
+        "from": lambda key: " + ".join(key.sources),
+        "type": "type",
+        "names": "names",
+        "masked": lambda key: "masked" if key.masked else None,
+        "since": "since",
+    }
+    empty = "No key is defined. `relatum keys add NAME` defines one."
+    show(found, columns, as_json=as_json, document_of=_document, empty=empty)
 
 
 @keys.command("remove")
-def remove(
-    name: Annotated[str, typer.Argument(help="The key's name.", show_default=False)],
-    database: DatabaseOption = None,
-) -> None:
+def remove(*, name: KeyName, given: DatabaseOptions) -> None:
     """Take a key out of force: it is neither recorded nor looked up any more; `relatum prune` deletes its rows.
 
-    One that is masked is not removed before it is `keys mask NAME --off`: nothing would hide its values.
+    A masked key is removed only after `keys mask NAME --off`, since nothing hides its values any more.
     """
     from relatum.store.catalog import remove_key
     from relatum.store.database import as_engine
 
-    with as_engine(require_database(database)) as engine:
+    with as_engine(given.database_url) as engine:
         remove_key(engine, name)
-    console.print(f"{name} is no longer recorded.")
+    say(f"{name} is no longer recorded.")
 
 
 @keys.command("mask")
 def mask(
-    name: Annotated[str, typer.Argument(help="The key's name.", show_default=False)],
-    on: Annotated[bool, typer.Option("--on/--off", help="Whether its values are masked.")] = True,
-    database: DatabaseOption = None,
+    *, name: KeyName, on: bool = option(True, "Whether its values are masked.", "--on/--off"), given: DatabaseOptions
 ) -> None:
-    """Show digests of a key's values, and not these, to who looks at messages; `--off` shows them again.
+    """Show digests of a key's values in place of them to those who look at messages; `--off` shows the values again.
 
-    Pages go by it within two seconds.
+    Pages follow within two seconds.
     """
     from relatum.store.catalog import mask_key
     from relatum.store.database import as_engine
 
-    with as_engine(require_database(database)) as engine:
+    with as_engine(given.database_url) as engine:
         mask_key(engine, name, on=on)
-    console.print(f"{name} is {'masked' if on else 'not masked any more'}.")
+    say(f"{name} is {'masked' if on else 'not masked any more'}.")
 
 
 @keys.command("time")
 def time(
-    stream: Annotated[str, typer.Argument(help="The stream, or one partition.", show_default=False)],
-    on: Annotated[bool, typer.Option("--on/--off", help="Whether the times of its messages are recorded.")] = True,
-    vhost: Annotated[
-        str | None, typer.Option(help="The stream's virtual host, if not the broker's.", show_default=False)
-    ] = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
+    *,
+    stream: str = argument("The stream, or one partition."),
+    on: bool = option(True, "Whether the times of its messages are recorded.", "--on/--off"),
+    vhost: str | None = option(None, "The stream's virtual host, if not the broker's."),
+    servers: ServerOptions,
 ) -> None:
     """Switch the recording of a stream's times on or off, from its next batch on.
 
-    A stream of which nothing is recorded yet needs `--broker`, which is asked whether there is one; code 6 otherwise.
+    For a stream of which nothing is recorded yet, the broker is asked whether it exists, so `--broker` is needed; code
+    6 where it does not.
     """
-    from relatum.reading import BrokerAddress
     from relatum.recording import set_record_time
     from relatum.store.catalog import set_record_time as switch_record_time
     from relatum.store.database import as_engine
 
-    url = require_database(database)
-    address = BrokerAddress.parse(broker, stream_url) if broker else None
-    if address is not None and vhost in (None, address.vhost):
-        set_record_time(address, url, stream, on=on)
+    if servers.broker and vhost in (None, servers.vhost):
+        set_record_time(servers.address, servers.database_url, stream, on=on)
     else:
-        with as_engine(url) as engine:
+        with as_engine(servers.database_url) as engine:
             switch_record_time(engine, vhost or "/", stream, on=on)
-    console.print(f"The times of {stream} are {'recorded' if on else 'not recorded'} from now on.")
+    say(f"The times of {stream} are {'recorded' if on else 'not recorded'} from now on.")

@@ -1,34 +1,39 @@
-"""`relatum missing`: the messages that nothing has followed in time."""
+"""`relatum missing` and `relatum expect`: messages that were not followed in time, and which must be."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from relatum import metrics
-from relatum.terminal import (
-    ExitCode,
-    JsonOption,
-    LogLevel,
+from relatum_cli.exits import ExitCode
+from relatum_cli.find import open_relations
+from relatum_cli.log_lines import LogLevel
+from relatum_cli.moments import parse_span
+from relatum_cli.options import (
+    Commands,
+    Given,
+    Level,
+    MetricsHost,
+    MetricsPort,
     ServerOptions,
-    SinceOption,
-    UntilOption,
-    console,
-    moment_text,
-    plain_text,
-    print_json,
-    spread,
+    Since,
+    Until,
+    argument,
+    option,
+    shared,
 )
-from relatum_consumer.command import LogLevelOption, open_relations
-
-if TYPE_CHECKING:
-    from relatum_consumer import MissingReport, Relations, UnmetExpectation
-
-__all__ = ["missing"]
+from relatum_cli.show import answer, moment_text, print_json, print_table, say, show
+from relatum_consumer import MissingReport, Relations, UnmetExpectation
+from relatum_consumer.expectations import (
+    GRACE_S,
+    Expectation,
+    add_expectations,
+    defined_expectations,
+    remove_expectation,
+)
 
 _CODES: Final = {
     "absent": ExitCode.OK,
@@ -38,54 +43,45 @@ _CODES: Final = {
 }
 """What it ends with, and of several expectations the last of these that one has."""
 
+NOTHING_EXPECTED: Final = "Nothing is expected. `relatum expect add NAME` says what is."
 
-@spread
+
 def missing(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The expectation; all of them where left out.")
-    ] = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Show at most so many of each kind.", min=1)] = 20,
-    timeout: Annotated[
-        float, typer.Option(help="Seconds for each expectation; what is much takes longer.", min=1)
-    ] = 60.0,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on, and tell of each as soon as it is late or missing.")
-    ] = False,
-    metrics_port: Annotated[
-        int,
-        typer.Option(help="With --follow: serve Prometheus metrics on this port; 0 does not.", min=0, max=65535),
-    ] = 0,
-    metrics_host: Annotated[str, typer.Option(help="The address the metrics are served on.")] = "127.0.0.1",
-    log_level: LogLevelOption = None,
     *,
-    servers: ServerOptions,
-    as_json: JsonOption = False,
+    name: str | None = argument("The expectation; all of them where left out.", "[NAME]", default=None),
+    since: Since = None,
+    until: Until = None,
+    limit: int = option(20, "Show at most so many of each kind.", "--limit", "-n", min=1),
+    timeout: float = option(60.0, "Seconds for each expectation.", min=1),
+    follow: bool = option(False, "Go on, and print each as soon as it is late or missing.", "--follow", "-f"),
+    metrics_port: MetricsPort = 0,
+    metrics_host: MetricsHost = "127.0.0.1",
+    log_level: Level = None,
+    given: Given,
 ) -> None:
-    """List the messages that nothing has followed in time, as the expectation NAME has it; or all expectations.
+    """List the messages that were not followed in time, as expected.
 
-    Ends with 0 (nothing is missing or late), 10 (something is), 8 (a recorder is behind with what was due) or 11 (a
-    part of it can never be known); messages that are not due yet change nothing. `--follow` goes on until Ctrl-C.
-    `--json` prints one document, a list with a report for each expectation; with `--follow` JSON lines, one message
-    each.
+    By the expectation NAME, or by all. Ends with 0 (nothing is missing or late), 10 (something is), 8 (a recorder is
+    behind with what was due) or 11 (a part of it can never be known); messages that are not due yet change nothing.
+    `--follow` goes on until Ctrl-C. `--json` prints one document, a list with a report for each expectation; with
+    `--follow` JSON lines, one message each.
     """
     if follow and (name is None or until is not None):
         raise typer.BadParameter("--follow takes the NAME of one expectation, and no --until")
     if metrics_port and not follow:
         raise typer.BadParameter("--metrics-port is for --follow")
     if follow:
-        # What is away, and that it is back, is said on stderr.
+        # Outages, and their ends, are logged on stderr.
         log_level = log_level or LogLevel.INFO
-    with open_relations(servers, log_level, timeout_s=timeout) as relations:
+    with open_relations(given, log_level, timeout_s=timeout) as relations:
         if follow and name is not None:
             if metrics_port:
                 metrics.serve(metrics_port, metrics_host)
-            _follow(relations, name, since, as_json)
+            _follow(relations, name, since, given.as_json)
             return
         names = [each.name for each in relations.expectations()] if name is None else [name]
         reports = [relations.missing(each, since=since, until=until, limit=limit) for each in names]
-    if as_json:
+    if given.as_json:
         print_json(reports)
     else:
         _print(reports)
@@ -94,42 +90,35 @@ def missing(
         raise typer.Exit(code)
 
 
-def _follow(relations: "Relations", name: str, since: datetime | None, as_json: bool) -> None:
+def _follow(relations: Relations, name: str, since: datetime | None, as_json: bool) -> None:
     with closing(relations.watch_missing(name, since=since)) as found:
         for unmet in found:
             if as_json:
                 print_json(unmet, one_line=True)
             else:
-                console.print(plain_text(" ".join(_cells(unmet))))
+                say(" ".join(_cells(unmet)))
 
 
-# --- as people read it ------------------------------------------------------------------------------------
-
-
-def _print(reports: Sequence["MissingReport"]) -> None:
+def _print(reports: Sequence[MissingReport]) -> None:
     if not reports:
-        console.print("Nothing is expected. `relatum expect add NAME` says what is.")
+        say(NOTHING_EXPECTED)
     for report in reports:
         expectation = report.expectation
-        console.print(plain_text(f"{expectation.name}: {expectation.meaning}"))
+        say(f"{expectation.name}: {expectation.meaning}")
         found = [*report.late, *report.missing, *report.not_known]
         if found:
-            table = Table("", "stream", "offset", expectation.by, "time", "due", "came")
-            for unmet in found:
-                table.add_row(*(plain_text(cell) for cell in _cells(unmet)))
-            console.print(table)
-        for line in _lines(report):
-            console.print(Text(line))
+            print_table(map(_cells, found), ("", "stream", "offset", expectation.by, "time", "due", "came"))
+        say("\n".join(_lines(report)))
 
 
-def _cells(unmet: "UnmetExpectation") -> Iterable[str]:
+def _cells(unmet: UnmetExpectation) -> Iterable[str]:
     word = str(unmet.finding) if unmet.why is None else f"not known: {unmet.why}"
     came = "–" if unmet.came is None else f"{moment_text(unmet.came_at)}, {unmet.came}"
     times = moment_text(unmet.time), moment_text(unmet.due)
     return word.replace("_", " "), unmet.id.stream, str(unmet.id.offset), unmet.value, *times, came
 
 
-def _lines(report: "MissingReport") -> Iterable[str]:
+def _lines(report: MissingReport) -> Iterator[str]:
     yield report.words
     counts = f"{report.checked:,} messages: {report.late_count:,} late, {report.missing_count:,} missing"
     span = f"from {moment_text(report.since)} to {moment_text(report.until)}"
@@ -141,3 +130,49 @@ def _lines(report: "MissingReport") -> Iterable[str]:
     if report.unrecorded_streams:
         names = report.unrecorded_streams
         yield f"nobody records {', '.join(names)}: relatum record {' '.join(names)}"
+
+
+# --- expect -----------------------------------------------------------------------------------------------
+
+expect = Commands()
+
+Name = Annotated[str, argument("The expectation's name.")]
+Vhost = Annotated[str | None, shared("The streams' virtual host, if not the broker's.")]
+Span = Annotated[Any, shared("In which time: seconds, or 90s, 15m, 6h, 2d.", metavar="SPAN", parser=parse_span)]
+
+
+@expect.command("add")
+def add(
+    *,
+    name: Name,
+    of: str = option(..., "The stream or super stream to be followed.", metavar="STREAM"),
+    by: str = option(..., "The key that both messages share.", metavar="KEY"),
+    follows: str = option(..., "The stream or super stream that follows.", metavar="STREAM"),
+    within: Span,
+    grace: str = option(f"{GRACE_S:g}s", "By how much publishers' clocks may differ.", metavar="SPAN"),
+    vhost: Vhost = None,
+    given: Given,
+) -> None:
+    """Say that each message of one stream is followed by one of another with the same key, within a time.
+
+    One that is defined already and says the same is kept. `--json` prints one document: the expectation.
+    """
+    wanted = Expectation(name, of=of, by=by, follows=follows, within_s=within, grace_s=parse_span(grace))
+    add_expectations(given.database_url, wanted, vhost=vhost or given.vhost)
+    answer(wanted, f"{name}: {wanted.meaning}", as_json=given.as_json)
+
+
+@expect.command("list")
+def list_expectations(*, vhost: Vhost = None, given: Given) -> None:
+    """List the expectations of a virtual host. `--json` prints one document, the list."""
+    found = defined_expectations(given.database_url, vhost=vhost or given.vhost)
+    names = {name: name for name in ("name", "of", "by", "follows")}
+    times = {"within": lambda each: f"{each.within_s:g} s", "clocks": lambda each: f"± {each.grace_s:g} s"}
+    show(found, {**names, **times}, as_json=given.as_json, empty=NOTHING_EXPECTED)
+
+
+@expect.command("remove")
+def remove(*, name: Name, vhost: Vhost = None, servers: ServerOptions) -> None:
+    """Take an expectation back; code 6 where there is none of that name."""
+    remove_expectation(servers.database_url, name, vhost=vhost or servers.vhost)
+    say(f"{name} is expected no longer.")

@@ -1,26 +1,29 @@
-"""Times as people write them on a command line, and how they were read."""
+"""Times and spans of time as people write them on a command line, and how they were read."""
 
 import re
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
-from typing import Annotated, Final, NamedTuple
+from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
-from relatum.terminal._output import errors
-from relatum.terminal._shared_options import parse_span
+from relatum_cli.show import note
 
 FORMS: Final = (
     "2026-11-22T12:03, 2026-11-22, 12:03, yesterday 14:00, -5m or now; with a zone: Z, +01:00, Europe/Berlin, local"
 )
 
+_SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+"""The seconds of each unit."""
+
+_AGO: Final = re.compile(r"-\s*(?P<span>[\d.]+[smhd]?)|(?P<other>[\d.]+[smhd])(?:\s+ago)?", re.IGNORECASE)
 _WRITTEN: Final = re.compile(
     r"(?:(?P<day>\d{4}-\d\d-\d\d|today|yesterday)(?:T|\s+|$))?"
     r"(?P<time>\d\d?:\d\d(?::\d\d(?:\.\d{1,6})?)?)?"
     r"\s*(?P<zone>Z|[+-]\d\d:?\d\d|[A-Za-z_]+(?:/[A-Za-z0-9_+-]+)*)?",
     re.IGNORECASE,
 )
-_AGO: Final = re.compile(r"-\s*(?P<span>[\d.]+[smhd]?)|(?P<other>[\d.]+[smhd])(?:\s+ago)?", re.IGNORECASE)
 
 
 class ReadMoment(NamedTuple):
@@ -30,41 +33,56 @@ class ReadMoment(NamedTuple):
     assumed: str
 
 
-def read_moment(text: str, now: datetime | None = None) -> ReadMoment:
-    """The moment that a text means.
+def parse_span(text: str) -> float:
+    """Seconds from text: a number, or one with s, m, h or d."""
+    found = _SPAN.fullmatch(text.strip())
+    if not found:
+        raise typer.BadParameter(f"{text!r} is no span of time: give seconds, or 90s, 15m, 6h, 2d")
+    seconds = float(found[1]) * _UNITS[found[2]]
+    if seconds > timedelta.max.total_seconds():
+        raise typer.BadParameter(f"{text!r} is longer than time can be")
+    return seconds
 
-    `FORMS` are the ways to write one. A time without a day is the last one that there was; without a zone it is UTC, as
-    the times are that commands show.
+
+def parse_moment(text: str) -> datetime:
+    """The moment that a text means; where something was assumed, stderr says how it was read."""
+    moment, assumed = read_moment(text)
+    if assumed:
+        shown = moment.isoformat(timespec="seconds" if not moment.microsecond else "microseconds")
+        note(f"{text.strip()!r} is read as {shown} ({assumed})")
+    return moment
+
+
+def read_moment(text: str, now: datetime | None = None) -> ReadMoment:
+    """The moment that a text means, written in one of `FORMS`.
+
+    A time without a day is the latest one that has passed; without a zone it is UTC, as are the times that commands
+    print.
     """
     now = datetime.now(UTC) if now is None else now
     text = text.strip()
     if text.lower() == "now":
         return ReadMoment(now, "now")
-    if ago := _AGO.fullmatch(text):
-        try:
-            return ReadMoment(now - timedelta(seconds=parse_span((ago["span"] or ago["other"]).lower())), "ago")
-        except OverflowError:
-            raise _none(text) from None
-    written = _WRITTEN.fullmatch(text)
-    if written is None or not (written["day"] or written["time"]):
-        raise _none(text)
     try:
-        return _of_parts(written["day"], written["time"], written["zone"], now)
+        if ago := _AGO.fullmatch(text):
+            return ReadMoment(now - timedelta(seconds=parse_span((ago["span"] or ago["other"]).lower())), "ago")
+        if (written := _WRITTEN.fullmatch(text)) and (written["day"] or written["time"]):
+            return _moment_of(written["day"], written["time"], written["zone"], now)
     except (ValueError, OverflowError):
-        raise _none(text) from None
+        pass
+    raise typer.BadParameter(f"{text!r} is no time: write {FORMS}")
 
 
-def _of_parts(day: str | None, clock: str | None, zone: str | None, now: datetime) -> ReadMoment:
-    of, name = _zone(zone)
+def _moment_of(day: str | None, clock: str | None, zone_name: str | None, now: datetime) -> ReadMoment:
+    zone, words = _zone(zone_name)
     at = time.fromisoformat(clock if clock[2] == ":" else f"0{clock}") if clock else time()
-    assumed = "" if zone else name
-    today = now.astimezone(of).date()
-    if day is None or day.lower() in ("today", "yesterday"):
-        found = _combined(today if day is None or day.lower() == "today" else today - timedelta(1), at, of)
-        if day is None and found > now:
-            found = _combined(today - timedelta(1), at, of)
-        return ReadMoment(found, name)
-    return ReadMoment(_combined(date.fromisoformat(day), at, of), assumed)
+    if day and day[0].isdigit():
+        return ReadMoment(_combined(date.fromisoformat(day), at, zone), "" if zone_name else words)
+    today = now.astimezone(zone).date()
+    found = _combined(today, at, zone)
+    if (day or "").lower() == "yesterday" or (day is None and found > now):
+        found = _combined(today - timedelta(1), at, zone)
+    return ReadMoment(found, words)
 
 
 def _combined(day: date, at: time, zone: tzinfo | None) -> datetime:
@@ -74,7 +92,7 @@ def _combined(day: date, at: time, zone: tzinfo | None) -> datetime:
 
 
 def _zone(name: str | None) -> tuple[tzinfo | None, str]:
-    """A zone by what was written, and what to call it; None is that of this machine."""
+    """A zone by its name, and what to call it; None is this machine's."""
     if name is None:
         return UTC, "UTC, since no zone was given"
     if name.upper() in ("Z", "UTC"):
@@ -85,30 +103,5 @@ def _zone(name: str | None) -> tuple[tzinfo | None, str]:
         return datetime.strptime(name, "%z").tzinfo, name
     try:
         return ZoneInfo(name), name
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+    except (ZoneInfoNotFoundError, OSError) as error:
         raise ValueError(name) from error
-
-
-def _none(text: str) -> typer.BadParameter:
-    return typer.BadParameter(f"{text!r} is no time: write {FORMS}")
-
-
-def parse_moment(text: str) -> datetime:
-    """What Typer takes as `parser=` for a moment; where something was assumed, stderr says how it was read."""
-    moment, assumed = read_moment(text)
-    if assumed:
-        shown = moment.isoformat(timespec="seconds" if not moment.microsecond else "microseconds")
-        errors.print(f"{text.strip()!r} is read as {shown} ({assumed})", soft_wrap=True)
-    return moment
-
-
-SinceOption = Annotated[
-    datetime | None,
-    typer.Option(
-        parser=parse_moment, metavar="MOMENT", help=f"Only messages of this time or later: {FORMS}.", show_default=False
-    ),
-]
-UntilOption = Annotated[
-    datetime | None,
-    typer.Option(parser=parse_moment, metavar="MOMENT", help="Only earlier messages.", show_default=False),
-]

@@ -1,92 +1,134 @@
 """Options that several commands share. URLs may hold passwords: none is ever printed or shown as a default."""
 
-import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from datetime import timedelta
+from datetime import datetime
 from functools import wraps
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_type_hints
 
 import typer
+from typer.models import ArgumentInfo
 
 from relatum.errors import ConfigurationError
+from relatum_cli.log_lines import LogLevel
+from relatum_cli.moments import FORMS, parse_moment
 
 if TYPE_CHECKING:
     from relatum.reading import BrokerAddress
 
-BROKER_VARIABLE = "RELATUM_BROKER_URL"
-STREAM_VARIABLE = "RELATUM_STREAM_URL"
-DATABASE_VARIABLE = "RELATUM_DATABASE_URL"
+F = TypeVar("F", bound=Callable[..., None])
 
+BROKER_VARIABLE: Final = "RELATUM_BROKER_URL"
+STREAM_VARIABLE: Final = "RELATUM_STREAM_URL"
+DATABASE_VARIABLE: Final = "RELATUM_DATABASE_URL"
+
+_BROKER: Final = "RabbitMQ: amqp://user:password@host:5672/vhost, amqps:// or rabbitmq-stream://; several nodes by ;"
+_STREAM: Final = "Where the stream protocol answers, if not 120 ports below AMQP's: rabbitmq-stream://host:5552."
+_DATABASE: Final = "PostgreSQL: postgresql://user:password@host:5432/name."
 _TO_TRY: Final = "; to try it, `relatum up` runs both and prints their URLs"
+ALL_STREAMS: Final = "Streams and super streams; all that are recorded where left out."
+LOOK_IN: Final = "Look in this stream or super stream; repeatable. All where left out."
 
-_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-"""How spans of time are written: the seconds of each unit."""
 
-BrokerOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--broker",
-        envvar=BROKER_VARIABLE,
-        metavar="URL",
-        show_default=False,
-        help="RabbitMQ: amqp://user:password@host:5672/vhost, amqps:// or rabbitmq-stream://; several nodes by ;",
-    ),
+def argument(help: str, metavar: str | None = None, *, default: Any = ..., **more: Any) -> Any:  # noqa: A002
+    """An argument of a command: the default value of a parameter, or its annotation; the default is not shown."""
+    return typer.Argument(default, metavar=metavar, help=help, show_default=False, **more)
+
+
+def option(default: Any, help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - as Typer names it
+    """An option of a command: the default value of a parameter. The help shows the default where there is one."""
+    return typer.Option(default, *names, help=help, show_default=default not in (None, False, "", ...), **more)
+
+
+def shared(help: str, *names: str, shown: bool = False, **more: Any) -> Any:  # noqa: A002 - as Typer names it
+    """An option of several commands: the annotation of a parameter; `shown`: the help shows its default."""
+    return typer.Option(*names, help=help, show_default=shown, **more)
+
+
+BrokerUrl: TypeAlias = Annotated[str | None, shared(_BROKER, "--broker", envvar=BROKER_VARIABLE, metavar="URL")]
+StreamUrl: TypeAlias = Annotated[str | None, shared(_STREAM, "--stream-url", envvar=STREAM_VARIABLE, metavar="URL")]
+DatabaseUrl: TypeAlias = Annotated[str | None, shared(_DATABASE, "--database", envvar=DATABASE_VARIABLE, metavar="URL")]
+Json: TypeAlias = Annotated[bool, shared("Print JSON for programs.", "--json")]
+Yes: TypeAlias = Annotated[bool, shared("Do not ask.", "--yes")]
+StreamNames: TypeAlias = Annotated[list[str] | None, argument(ALL_STREAMS, "[STREAM…]")]
+LookIn: TypeAlias = Annotated[list[str] | None, shared(LOOK_IN, "--streams", "-s", metavar="STREAM")]
+Complete: TypeAlias = Annotated[
+    bool, shared("Also read what is not recorded yet, from the streams' tails.", "--complete")
 ]
-StreamUrlOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--stream-url",
-        envvar=STREAM_VARIABLE,
-        metavar="URL",
-        show_default=False,
-        help="Where the stream protocol answers, if not 120 ports below AMQP's: rabbitmq-stream://host:5552.",
-    ),
+Level: TypeAlias = Annotated[
+    LogLevel | None, shared("Log on stderr from this level on: debug tells what was asked of servers.", "--log-level")
 ]
-DatabaseOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--database",
-        envvar=DATABASE_VARIABLE,
-        metavar="URL",
-        show_default=False,
-        help="PostgreSQL: postgresql://user:password@host:5432/name.",
-    ),
+Since: TypeAlias = Annotated[
+    datetime | None, shared(f"Only messages of this time or later: {FORMS}.", parser=parse_moment, metavar="MOMENT")
 ]
-SuperStreamArgument: TypeAlias = Annotated[
-    str, typer.Argument(metavar="SUPER_STREAM", help="The super stream's name.", show_default=False)
+Until: TypeAlias = Annotated[datetime | None, shared("Only earlier messages.", parser=parse_moment, metavar="MOMENT")]
+KeyNames: TypeAlias = Annotated[
+    list[str] | None, shared("By this key; repeatable. Any key where left out.", "--by", "-b", metavar="KEY")
 ]
-JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+BatchRows: TypeAlias = Annotated[int, shared("Rows deleted in one transaction.", min=1, max=1_000_000, shown=True)]
+MetricsHost: TypeAlias = Annotated[str, shared("The address the metrics are served on.", shown=True)]
+MetricsPort: TypeAlias = Annotated[
+    int, shared("Serve Prometheus metrics on this port; 0 does not.", min=0, max=65_535, shown=True)
+]
+Port: TypeAlias = Annotated[int, shared("The page's port; 0 for a free one.", min=0, max=65_535, shown=True)]
 
 
-def argument(metavar: str, help: str) -> Any:  # noqa: A002 - as Typer names it
-    """An argument of a command, without a default to be shown."""
-    return typer.Argument(metavar=metavar, help=help, show_default=False)
+@dataclass(frozen=True)
+class BrokerOptions:
+    """Where the broker is; see `Commands`."""
+
+    broker: BrokerUrl = None
+    stream_url: StreamUrl = None
+
+    @property
+    def broker_url(self) -> str:
+        """The broker's URL; `ConfigurationError` where none was given."""
+        if not self.broker:
+            form = "amqp://user:password@host:5672/"
+            raise ConfigurationError(f"which RabbitMQ? Give --broker or set {BROKER_VARIABLE} to {form}{_TO_TRY}")
+        return self.broker
+
+    @property
+    def address(self) -> "BrokerAddress":
+        """The broker's address; `ConfigurationError` where none was given, or it cannot be one."""
+        # Here: `relatum --help` needs none of it.
+        from relatum.reading import BrokerAddress
+
+        return BrokerAddress.parse(self.broker_url, self.stream_url)
+
+    @property
+    def vhost(self) -> str:
+        """The virtual host that the broker's URL names; / where none was given."""
+        return self.address.vhost if self.broker else "/"
 
 
-def option(help: str, *names: str, metavar: str | None = None) -> Any:  # noqa: A002 - as Typer names it
-    """An option of a command, without a default to be shown."""
-    return typer.Option(*names, metavar=metavar, help=help, show_default=False)
+@dataclass(frozen=True)
+class DatabaseOptions:
+    """Where the database is; see `Commands`."""
+
+    database: DatabaseUrl = None
+
+    @property
+    def database_url(self) -> str:
+        """The database's URL; `ConfigurationError` where none was given."""
+        if not self.database:
+            form = "postgresql://user:password@host:5432/name"
+            raise ConfigurationError(f"which PostgreSQL? Give --database or set {DATABASE_VARIABLE} to {form}{_TO_TRY}")
+        return self.database
 
 
-def require_broker(url: str | None) -> str:
-    """The broker's URL."""
-    if not url:
-        raise ConfigurationError(
-            f"which RabbitMQ? Give --broker or set {BROKER_VARIABLE} to amqp://user:password@host:5672/{_TO_TRY}"
-        )
-    return url
+@dataclass(frozen=True)
+class ServerOptions(DatabaseOptions, BrokerOptions):
+    """Where broker and database are; see `Commands`."""
 
 
-def require_database(url: str | None) -> str:
-    """The database's URL."""
-    if not url:
-        raise ConfigurationError(
-            f"which PostgreSQL? Give --database or set {DATABASE_VARIABLE} to postgresql://user:password@host:5432/name{_TO_TRY}"
-        )
-    return url
+@dataclass(frozen=True)
+class Given(ServerOptions):
+    """Where broker and database are, and whether to print JSON; see `Commands`."""
+
+    as_json: Json = False
 
 
 def print_exports(broker_url: str, stream_url: str | None, database_url: str) -> None:
@@ -97,52 +139,21 @@ def print_exports(broker_url: str, stream_url: str | None, database_url: str) ->
             typer.echo(f"export {variable}={shlex.quote(url)}")
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerOptions:
-    """What a command line, or the environment, says of the broker; see `spread`."""
-
-    broker: BrokerOption = None
-    stream_url: StreamUrlOption = None
-
-    @property
-    def broker_url(self) -> str:
-        """The broker's URL; `ConfigurationError` where none was given."""
-        return require_broker(self.broker)
-
-    @property
-    def address(self) -> "BrokerAddress":
-        """The broker's address; `ConfigurationError` where none was given, or it cannot be one."""
-        # Not with the application: `relatum --help` reads nothing.
-        from relatum.reading import BrokerAddress
-
-        return BrokerAddress.parse(self.broker_url, self.stream_url)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerOptions(BrokerOptions):
-    """What a command line, or the environment, says of broker and database; see `spread`."""
-
-    database: DatabaseOption = None
-
-    @property
-    def database_url(self) -> str:
-        """The database's URL; `ConfigurationError` where none was given."""
-        return require_database(self.database)
-
-
-def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes a dataclass of options; on its command line, each field is an option by itself."""
+def _spread(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes a dataclass: each field is an option by itself, or an argument before the command's own."""
     hints = get_type_hints(command, include_extras=True)
     taken: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    parameters: list[Parameter] = []
+    arguments: list[Parameter] = []
+    others: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
-        if name in taken:
-            kinds = get_type_hints(taken[name], include_extras=True)
-            for field in fields(taken[name]):
-                kind = Parameter.KEYWORD_ONLY
-                parameters.append(Parameter(field.name, kind, default=field.default, annotation=kinds[field.name]))
-        else:
-            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+        if name not in taken:
+            others.append(parameter)
+            continue
+        kinds = get_type_hints(taken[name], include_extras=True)
+        for each in fields(taken[name]):
+            found = Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=kinds[each.name])
+            (arguments if isinstance(each.default, ArgumentInfo) else others).append(found)
+    parameters = [*arguments, *others]
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -155,12 +166,14 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def parse_span(text: str) -> float:
-    """Seconds from text: a number, or one with s, m, h or d."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
-    if not found:
-        raise typer.BadParameter(f"{text!r} is no span of time: give seconds, or 90s, 15m, 6h, 2d")
-    seconds = float(found[1]) * _UNITS[found[2]]
-    if seconds > timedelta.max.total_seconds():
-        raise typer.BadParameter(f"{text!r} is longer than time can be")
-    return seconds
+class Commands(typer.Typer):
+    """A group of commands; each may take dataclasses of options."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
+        """As Typer's."""
+
+        def register(function: F) -> F:
+            super(Commands, self).command(name, **options)(_spread(function))
+            return function
+
+        return register

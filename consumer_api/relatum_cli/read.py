@@ -1,27 +1,33 @@
-"""`relatum read`: messages at offsets."""
+"""`relatum read` and `relatum outcome`: messages at offsets, and what became of messages that a collector took."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from relatum.ids import MessageId
-from relatum.reading import Message, StreamReader
-from relatum.terminal import BrokerOptions, JsonOption, message_document, print_json, print_messages, spread
+from relatum_cli.exits import ExitCode
+from relatum_cli.options import BrokerOptions, DatabaseOptions, Json, argument, option
+from relatum_cli.show import message_document, print_facts, print_json, print_messages, with_properties
+
+if TYPE_CHECKING:
+    from relatum.outcomes import Outcome
+    from relatum.reading import Message
 
 
-@spread
 def read(
-    stream: Annotated[str, typer.Argument(help="The stream.", show_default=False)],
-    offsets: Annotated[list[int], typer.Argument(metavar="OFFSET…", help="Where the messages lie.", min=0)],
     *,
+    stream: str = argument("The stream."),
+    offsets: list[int] = argument("The messages' offsets.", "OFFSET…", min=0),
     broker: BrokerOptions,
-    as_json: JsonOption = False,
+    as_json: Json = False,
 ) -> None:
     """Read messages at offsets, without the database.
 
-    An offset where nothing lies ends the command with code 6; what was read before it is printed. `--json` prints JSON
+    An offset without a message ends the command with code 6; the messages before it are printed. `--json` prints JSON
     lines, one message each.
     """
+    from relatum.reading import StreamReader
+
     found: list[Message] = []
     try:
         with StreamReader.open(broker.address) as reader:
@@ -35,3 +41,60 @@ def read(
     finally:
         if found:
             print_messages(found)
+
+
+def outcome(
+    *,
+    message_ids: list[str] = argument("The messages' ids.", "ID…"),
+    collector: str | None = option(None, "What became of them in this collector alone."),
+    given: DatabaseOptions,
+    as_json: Json = False,
+) -> None:
+    """Show what became of messages that collectors took.
+
+    Each is unknown, collected, forwarded, succeeded, failed or dead, with times and reason. Ends with 0 where all
+    succeeded, 10 where one failed or is dead, 6 where one is unknown, 8 where one is not final yet; the first that
+    holds. A collector that is not there is 6, too. `--json` prints one document, the list of outcomes.
+    """
+    from relatum.outcomes import Outcomes, OutcomeStatus
+
+    with Outcomes(given.database_url) as outcomes:
+        found = list(outcomes.of_many(message_ids, collector=collector).values())
+    if as_json:
+        print_json([_document(each) for each in found])
+    else:
+        for first in found:
+            for each in (first, *first.others):
+                print_outcome(each)
+    statuses = {each.status for each in found}
+    if statuses & {OutcomeStatus.FAILED, OutcomeStatus.DEAD}:
+        raise typer.Exit(ExitCode.UNSUCCESSFUL)
+    if OutcomeStatus.UNKNOWN in statuses:
+        raise typer.Exit(ExitCode.NOT_THERE)
+    if not all(status.is_final for status in statuses):
+        raise typer.Exit(ExitCode.NOT_YET)
+
+
+def _document(outcome: "Outcome") -> dict[str, Any]:
+    others = [_document(each) for each in outcome.others]
+    return with_properties(outcome, "is_final") | {"others": others}
+
+
+def print_outcome(outcome: "Outcome") -> None:
+    """Print one outcome for people."""
+    facts = (
+        {}
+        if outcome.collector is None
+        else {
+            "collector": outcome.collector,
+            "type": outcome.type,
+            "place": f"{outcome.stream}@{outcome.offset}",
+            "attempts": outcome.attempts,
+            "collected": outcome.collected_at,
+            "forwarded": outcome.forwarded_at,
+            "finished": outcome.finished_at,
+        }
+    )
+    if outcome.collector is not None and outcome.reason is not None:
+        facts["reason"] = outcome.reason
+    print_facts(f"{outcome.message_id}: {outcome.status.value}", facts.items())

@@ -1,64 +1,289 @@
-"""`relatum record`: the recorder as a service."""
+"""`relatum record`, `backfill`, `verify`, `prune` and `forget`: what is recorded of streams, from first to last.
 
-from typing import Annotated
+What these are made of is imported as they run: their help needs no client of either server.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from relatum.errors import AccessRefused, CoverageConflict, NotFound, RelatumError, StreamNotFound
 from relatum.limits import RECORDER_CONNECTIONS_MAX
-from relatum.terminal import LogFormat, LogLevel, ServerOptions, set_up_logging, spread, stop_signals
+from relatum_cli.exits import ExitCode, stop_signals
+from relatum_cli.log_lines import LogFormat, LogLevel, set_up_logging
+from relatum_cli.options import (
+    BatchRows,
+    Given,
+    MetricsHost,
+    MetricsPort,
+    ServerOptions,
+    StreamNames,
+    Yes,
+    argument,
+    option,
+)
+from relatum_cli.show import Cells, answer, confirm, counted, note, print_json, progress_bars, say, show
+
+if TYPE_CHECKING:
+    from relatum.recording import BackfillProgress, BackfillReport, StreamVerified, VerifyReport
+
+DIFFERENCES_SHOWN: Final = 20
+"""Differing rows shown for each stream."""
+
+Streams = Annotated[list[str], argument("Streams and super streams.", "STREAM…")]
 
 
-@spread
 def record(
-    streams: Annotated[
-        list[str], typer.Argument(metavar="STREAM…", help="Streams and super streams.", show_default=False)
-    ],
-    keys: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--keys",
-            "-k",
-            metavar="NAME",
-            help="Define this key first, from the header of that name.",
-            show_default=False,
-        ),
-    ] = None,
-    metrics_port: Annotated[
-        int, typer.Option(help="Serve Prometheus metrics on this port; 0 does not.", min=0, max=65535)
-    ] = 0,
-    metrics_host: Annotated[str, typer.Option(help="The address the metrics are served on.")] = "127.0.0.1",
-    holder: Annotated[
-        str | None,
-        typer.Option(
-            help="This recorder's own name in `relatum status`; host and process by default.", show_default=False
-        ),
-    ] = None,
-    database_connections: Annotated[
-        int, typer.Option(help="Connections to PostgreSQL at most, whatever the number of streams.", min=1)
-    ] = RECORDER_CONNECTIONS_MAX,
-    log_format: Annotated[LogFormat, typer.Option(help="How log lines look.")] = LogFormat.TEXT,
-    log_level: Annotated[LogLevel, typer.Option(help="From which level on to log.")] = LogLevel.INFO,
     *,
+    streams: Streams,
+    keys: list[str] | None = option(None, "Define this header as a key first.", "--keys", "-k", metavar="NAME"),
+    metrics_port: MetricsPort = 0,
+    metrics_host: MetricsHost = "127.0.0.1",
+    holder: str | None = option(None, "This recorder's own name in `relatum status`; host and process by default."),
+    database_connections: int = option(RECORDER_CONNECTIONS_MAX, "Connections to PostgreSQL at most.", min=1),
+    log_format: LogFormat = option(LogFormat.TEXT, "How log lines look."),
+    log_level: LogLevel = option(LogLevel.INFO, "From which level on to log."),
     servers: ServerOptions,
 ) -> None:
-    """Record streams: catch up from the coverage, then follow their tails, until SIGTERM or Ctrl-C.
+    """Record streams: catch up, then follow their ends, until SIGTERM or Ctrl-C.
 
     Both signals finish the batch at hand. Broker and database may go away and come back. Several recorders of the
-    same streams share them: what one has that dies, the others take over within seconds.
+    same streams share them: where one dies, the others take over its streams within seconds.
     """
     from relatum import metrics
     from relatum.recording import Recorder
 
     set_up_logging(log_format, log_level)
-    recorder = Recorder(
-        servers.address,
-        servers.database_url,
-        streams,
-        keys=keys or (),
-        holder=holder,
-        database_connections_max=database_connections,
-    )
+    options: dict[str, Any] = {"holder": holder, "database_connections_max": database_connections}
+    recorder = Recorder(servers.address, servers.database_url, streams, keys=keys or (), **options)
     if metrics_port:
         metrics.serve(metrics_port, metrics_host)
     with stop_signals() as stop:
         recorder.run(stop)
+
+
+# --- backfill ---------------------------------------------------------------------------------------------
+
+
+def backfill(
+    *,
+    streams: StreamNames = None,
+    keys: list[str] | None = option(None, "Only this key; repeatable.", "--keys", "-k", metavar="NAME"),
+    given: Given,
+) -> None:
+    """Record what is not recorded yet. It can be stopped, and resumes from there.
+
+    The streams are read again. Where none is named, one that was deleted is passed over, and one that cannot be read,
+    or was replaced, does not stop the others: the command ends with its error. `--json` prints one document, a list of
+    the streams: stream, messages, rows, from_offset, to_offset, seconds.
+    """
+    from relatum.reading import StreamReader
+    from relatum.recording import backfill as run_backfill
+    from relatum.recording import meant_streams
+    from relatum.store.database import as_engine
+
+    address, url = given.address, given.database_url
+    with as_engine(url) as engine, StreamReader.open(address) as reader:
+        meant = meant_streams(engine, reader, address.vhost, streams or None)
+    failed: list[RelatumError] = []
+    reports: list[BackfillReport] = []
+    with stop_signals() as stop, progress_bars("offsets") as update:
+
+        def on_progress(progress: "BackfillProgress") -> None:
+            begin = progress.from_offset
+            update(progress.stream, progress.at_offset - begin, progress.to_offset - begin)
+
+        for name, super_stream in meant:
+            if stop.is_set():
+                break
+            options: dict[str, Any] = {"super_stream": super_stream, "progress": on_progress, "stop": stop}
+            try:
+                reports.append(run_backfill(address, url, name, keys=keys or None, **options))
+            except (NotFound, AccessRefused, CoverageConflict) as error:
+                if streams:
+                    raise
+                if isinstance(error, StreamNotFound):
+                    note(f"{name}: the broker has no such stream any more")
+                else:
+                    failed.append(error)
+    empty = "No stream is recorded yet: relatum record STREAM"
+    show(reports, "stream messages rows seconds", as_json=given.as_json, empty=empty)
+    for each in failed[1:]:
+        note(str(each))
+    if failed:
+        raise failed[0]
+
+
+# --- verify -----------------------------------------------------------------------------------------------
+
+
+def verify(
+    *,
+    streams: StreamNames = None,
+    sample: float | None = option(None, "Compare this share of each stream, 0 to 1, a window at least.", min=0, max=1),
+    seed: int | None = option(None, "With --sample: choose the same sample again."),
+    repair_rows: bool = option(False, "Say what would be recorded again.", "--repair"),
+    dry_run: bool = option(True, "With --repair: only say it, or do it.", "--dry-run/--no-dry-run"),
+    given: Given,
+) -> None:
+    """Compare streams with the recorded rows, in both directions.
+
+    The streams are read: every message's keys must have their rows, and every row's message that key. Ends with code 7
+    where they differ, also after a repair: verify again; with 6 where a stream that is named was never recorded, with
+    3 where none is named and none is recorded. A stream that cannot be read does not stop the others: it is named, and
+    the command ends with the code of its error. `--json` prints one document: ok, exact, seed, streams (each with its
+    differences), and with --repair dry_run and repaired (what was or would be done).
+    """
+    from relatum.recording import repair
+    from relatum.recording import verify as run_verify
+
+    address, url = given.address, given.database_url
+    report = run_verify(address, url, streams or None, sample=sample, seed=seed)
+    done = repair(report, url, vhost=address.vhost, dry_run=dry_run) if repair_rows and not report.ok else None
+    if given.as_json:
+        shown = {name: getattr(report, name) for name in ("ok", "exact", "seed", "streams", "failed")}
+        print_json(shown if done is None else {**shown, "dry_run": dry_run, "repaired": done})
+    else:
+        _print_verified(report)
+        for line in done or ():
+            say(f"{'would be done' if dry_run else 'done'}: {line}")
+    _end_verified(report, streams or ())
+
+
+def _end_verified(report: "VerifyReport", names: Sequence[str]) -> None:
+    """End with the code of what was found: different, a stream that cannot be read, or one that was never recorded."""
+    if any(stream.difference_count for stream in report.streams):
+        raise typer.Exit(ExitCode.DIFFERENT)
+    for error in report.failed.values():
+        raise error
+    recorded = {name for each in report.streams if each.is_recorded for name in (each.stream, each.super_stream)}
+    if not recorded.issuperset(names):
+        raise typer.Exit(ExitCode.NOT_THERE)
+
+
+def _print_verified(report: "VerifyReport") -> None:
+    columns: Cells = {
+        "stream": lambda each: each.stream or "rows of no stream",
+        "messages": "messages",
+        "rows": "rows",
+        "windows": lambda each: f"{each.windows:,} of {each.windows_total:,}",
+        "found": _found_text,
+    }
+    show(report.streams, columns)
+    if not report.exact:
+        say(f"A sample was compared; --seed {report.seed} compares it again.")
+    for stream in report.streams:
+        if stream.differences:
+            _print_differences(stream)
+        for what in stream.unproven:
+            say(f"{stream.stream}: {what}.")
+    for name, error in report.failed.items():
+        note(f"{name}: not compared: {error}")
+
+
+def _found_text(stream: "StreamVerified") -> str:
+    if stream.difference_count:
+        return counted(stream.difference_count, "difference")
+    return "no difference" if stream.is_recorded or not stream.stream else "never recorded"
+
+
+def _print_differences(stream: "StreamVerified") -> None:
+    kinds = Counter(each.kind for each in stream.differences)
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
+    say(f"{stream.stream or 'rows of no stream'}: {counts}")
+    columns: Cells = {
+        "kind": "kind",
+        "table": "table",
+        "offset": lambda each: f"{each.offset:,}" + (f" to {each.to_offset - 1:,}" if each.to_offset else ""),
+        "key": "key",
+        "value": lambda each: each.value or each.detail,
+        "time (µs)": lambda each: None if each.time_us is None else str(each.time_us),
+    }
+    show(stream.differences[:DIFFERENCES_SHOWN], columns)
+    if stream.difference_count > DIFFERENCES_SHOWN:
+        say(f"and {stream.difference_count - DIFFERENCES_SHOWN:,} more; --json lists up to 1,000 a stream.")
+
+
+# --- prune and forget -------------------------------------------------------------------------------------
+
+
+def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given: Given) -> None:
+    """Delete rows of messages that retention has dropped, and of removed keys.
+
+    Rows are deleted in bounded batches. Without names, also what is over in no stream: messages that collectors
+    finished, sets that were released, moves.
+
+    A stream that cannot be read is named and does not stop the others; the command then ends with the code of that
+    error. A name that is not recorded ends it with code 6, before anything is deleted.
+
+    `--json` prints one document: rows deleted by stream; "" is for what belongs to no recorded stream.
+    """
+    from relatum.collecting import forget_finished
+    from relatum.contexts import forget_placements
+    from relatum.recording import prune as run_prune
+    from relatum.store.database import as_engine
+
+    address, url = given.address, given.database_url
+    report = run_prune(address, url, streams or None, batch_rows=batch_rows)
+    if not streams:
+        with as_engine(url) as engine:
+            forgotten = forget_finished(engine, batch_rows=batch_rows, seconds=None)
+            forgotten += forget_placements(engine, address, batch_rows=batch_rows)
+        if forgotten:
+            report.rows[""] += forgotten
+    if given.as_json:
+        print_json(report.rows)
+    else:
+        names: Cells = {"stream": lambda row: row[0] or "removed keys, replaced streams, and what is over"}
+        show(report.rows.items(), {**names, "rows deleted": lambda row: row[1]}, empty="Nothing to delete.")
+    for stream, error in report.failed.items():
+        note(f"{stream}: not pruned: {error}")
+    for error in report.failed.values():
+        raise error
+
+
+def forget(
+    *,
+    streams: Streams,
+    sure: Yes = False,
+    dry_run: bool = option(False, "Only say what would be deleted.", "--dry-run"),
+    origin: bool = option(False, "Only forget which broker they were recorded from.", "--origin"),
+    batch_rows: BatchRows = 10_000,
+    given: Given,
+) -> None:
+    """Delete all that was recorded of streams; the streams themselves stay.
+
+    It asks first, and deletes in bounded batches. No broker is asked: `--broker` only tells the virtual host. Stop the
+    recorders of the streams first. Ends with code 6 where nothing of a name is recorded, with 7 where somebody still
+    needs a stream; nothing is deleted then. `--dry-run` shows the rows of that one, too. Where it was killed, repeat
+    it.
+
+    `--origin` deletes nothing, and does not ask: where a broker has taken another one's place, the next recorder takes
+    the streams for that broker's, and begins those anew that are not what was recorded.
+
+    `--json` prints one document, the list of streams with the rows of each table, and who needs a stream; it needs
+    `--yes` or `--dry-run`.
+    """
+    from relatum.recording import check_free, forget_origin
+    from relatum.recording import forget as run_forget
+
+    url, vhost = given.database_url, given.vhost
+    if origin:
+        forgotten = forget_origin(url, streams, vhost=vhost)
+        answer(forgotten, f"Taken for no broker's: {', '.join(forgotten)}.", as_json=given.as_json)
+        return
+    if not (sure or dry_run):
+        if given.as_json:
+            raise typer.BadParameter("--json deletes without asking, so it needs --yes")
+        found = run_forget(url, streams, vhost=vhost, dry_run=True)
+        for each in found:
+            check_free(each.stream, each.needed)
+        rows = sum(each.total for each in found)
+        confirm(f"Forget {', '.join(each.stream for each in found)}: about {rows:,} rows?")
+    done = run_forget(url, streams, vhost=vhost, dry_run=dry_run, batch_rows=batch_rows)
+    heading = "rows that would be deleted, about" if dry_run else "rows deleted"
+    show(done, {"stream": "stream", heading: "total"}, as_json=given.as_json)
+    for each in done:
+        check_free(each.stream, each.needed)

@@ -1,18 +1,22 @@
-"""What goes to the terminal: data to stdout, everything else to stderr.
+"""What commands print: data to stdout, errors and progress to stderr.
 
-Where stdout is a pipe or a file, nothing is cut, folded, boxed or coloured, and tables are tab-separated: the other end
-is a program, or somebody who reads it later, whatever the width of the terminal was.
+Where stdout is no terminal, nothing is cut, folded, boxed or coloured, and tables are tab-separated: the reader is a
+program, or somebody who reads it later, whatever the width of the terminal was.
 """
 
+import base64
 import errno
 import io
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Final, Literal
+from enum import Enum
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -21,194 +25,236 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from relatum.documents import document
-from relatum.terminal._exits import ExitCode
+from relatum_cli.exits import ExitCode
+
+if TYPE_CHECKING:
+    from relatum.reading import Message
+
+BODY_CHARACTERS_SHOWN: Final = 80
+"""Characters of a body in a table; `--json` has all of it."""
+
+NAMES_SHOWN: Final = 5
+"""Names in a line; the line counts the others."""
 
 _LINE_BREAKS: Final = str.maketrans({"\t": " ", "\n": " ", "\r": " "})
-"""A row is a line and a tab ends a cell: neither may stand in a cell."""
+"""A row is a line and a tab ends a cell: a cell has neither."""
+
+Cells: TypeAlias = Mapping[str, str | Callable[[Any], Any]]
+"""A table's columns: by heading, an attribute's name, or a function of a row."""
 
 
-def _colors() -> Literal["auto"] | None:
-    """None, for no escape sequences at all, where NO_COLOR is set to anything.
+class _Console(Console):
+    """Prints text of other people unchanged, without markup and emoji; control characters, which move cursors, as dots.
 
-    Source: https://no-color.org
+    NO_COLOR, set to anything, turns off all escape sequences: https://no-color.org
     """
-    return None if os.environ.get("NO_COLOR") else "auto"
-
-
-class _PlainConsole(Console):
-    """Shows what others wrote as it is, without markup and emoji; control characters, which move cursors, as dots."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"markup": False, "emoji": False, "highlight": False, "color_system": _colors(), **options})
+        options |= {"color_system": None} if os.environ.get("NO_COLOR") else {}
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """As `rich.console.Console.render`."""
         for each in super().render(renderable, options):
-            yield each if each.control or each.text.isprintable() else each._replace(text=_shown(each.text))
+            yield each if each.control or each.text.isprintable() else each._replace(text=_printable(each.text))
 
 
-class _DataConsole(_PlainConsole):
-    """A console whose tables are tab-separated lines and whose lines are whole, where it is no terminal."""
+console: Final = _Console()
+errors: Final = _Console(stderr=True)
 
-    def on_broken_pipe(self) -> None:
-        """Leave it to `ending_with_output`: rich would end the process with 1."""
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+say = partial(console.print, soft_wrap=True)
+"""Print lines for people to stdout; long ones are wrapped by the terminal alone, so that names can be copied whole."""
 
-    def print(self, *objects: Any, **options: Any) -> None:
-        """As `rich.console.Console.print`."""
-        if self.is_terminal or self.quiet:
-            super().print(*objects, **options)
-            return
-        for each in objects:
-            if isinstance(each, Table):
-                # Not by rich, which makes spaces of tabs.
-                self.file.writelines(f"{line}\n" for line in tab_separated(each))
-        rest = [each for each in objects if not isinstance(each, Table)]
-        if rest or not objects:
-            super().print(*rest, **{"soft_wrap": True, **options})
+note = partial(errors.print, soft_wrap=True)
+"""The same to stderr."""
 
 
-def tab_separated(table: Table) -> Iterator[str]:
-    """A table's lines as programs read them: its title where it has one, its columns' names, a line for each row."""
-    if table.title is not None:
-        yield _plain_text([table.title])
-    if table.show_header:
-        yield _plain_text(column.header for column in table.columns)
-    for cells in zip(*(column.cells for column in table.columns), strict=True):
-        yield _plain_text(cells)
+def print_error(message: str) -> None:
+    """Print one error for people."""
+    note(f"error: {message}", style="red")
 
 
-def _plain_text(cells: Iterable[RenderableType]) -> str:
-    return "\t".join(_shown(str(cell).translate(_LINE_BREAKS)) for cell in cells)
+# --- tables and JSON --------------------------------------------------------------------------------------
 
 
-def _shown(text: str) -> str:
-    return "".join(each if each.isprintable() or each == "\n" else "·" for each in text)
-
-
-console: Console = _DataConsole()
-"""Data for people; for programs where stdout is no terminal."""
-
-errors: Console = _PlainConsole(stderr=True)
-"""Errors and progress."""
-
-
-def table_of(*columns: str, whole: Collection[str] = ()) -> Table:
-    """A table whose cells go on in the next line where they are too long: a name that is cut off names nothing.
-
-    `whole`: Those with cells that are short, and stay in one line.
-    """
-    return Table(*(Column(column, overflow="fold", no_wrap=column in whole) for column in columns))
-
-
-def print_rows(rows: Iterable[Any], columns: Mapping[str, Any], *, whole: Collection[str] = ()) -> None:
-    """Print a table with a row for each thing.
+def show(
+    found: Iterable[Any],
+    columns: Cells | str,
+    *,
+    as_json: bool = False,
+    empty: str = "",
+    whole: Collection[str] = (),
+    document_of: Callable[[Any], Any] = document,
+    json_lines: bool = False,
+) -> None:
+    """Print a list: as JSON, as a table on a terminal, and as tab-separated lines elsewhere.
 
     Args:
-        rows: The things.
-        columns: By heading, an attribute's name, or a function of a row. Numbers have their thousands apart.
-        whole: Columns whose cells are short, and stay in one line.
+        found: The rows.
+        columns: The columns of the table; or attributes' names in one text.
+        as_json: Print one document, a list.
+        empty: What is printed in place of a table without rows.
+        whole: Columns with short cells, which stay in one line on a terminal.
+        document_of: What JSON has of a row.
+        json_lines: Print JSON lines in place of the one document.
     """
-    table = table_of(*columns, whole=whole)
-    for row in rows:
-        values = (getattr(row, each) if isinstance(each, str) else each(row) for each in columns.values())
-        table.add_row(*(Text(_cell(value)) for value in values))
-    console.print(table)
+    rows = list(found)
+    if as_json and json_lines:
+        for row in rows:
+            print_json(document_of(row), one_line=True)
+    elif as_json:
+        print_json([document_of(row) for row in rows])
+    elif rows or not empty:
+        named = columns if isinstance(columns, Mapping) else {each.replace("_", " "): each for each in columns.split()}
+        cells = [attrgetter(each) if isinstance(each, str) else each for each in named.values()]
+        print_table(([cell(row) for cell in cells] for row in rows), named, whole=whole)
+    else:
+        say(empty)
+
+
+def print_table(
+    rows: Iterable[Iterable[Any]], columns: Collection[str] = (), *, title: str = "", whole: Collection[str] = ()
+) -> None:
+    """Print a table; numbers have their thousands apart, and long cells go on in the next line.
+
+    Args:
+        rows: The cells of each row.
+        columns: The headings; empty for a table without.
+        title: Printed above it.
+        whole: Columns with short cells, which stay in one line.
+    """
+    texts = [[_cell(value) for value in row] for row in rows]
+    if title:
+        say(title, style="bold")
+    if not console.is_terminal:
+        # Not by rich, which makes spaces of tabs.
+        for line in ([*columns], *texts) if columns else texts:
+            console.file.write("\t".join(_printable(cell.translate(_LINE_BREAKS)) for cell in line) + "\n")
+    elif texts:
+        headings = columns or [""] * len(texts[0])
+        table = Table(
+            *(Column(each, overflow="fold", no_wrap=each in whole) for each in headings), show_header=bool(columns)
+        )
+        for cells in texts:
+            table.add_row(*map(Text, cells))
+        console.print(table)
+
+
+def print_facts(title: str, facts: Iterable[tuple[str, Any]]) -> None:
+    """Print what is known of one thing: its name, and a line for each fact."""
+    print_table(facts, title=title)
+
+
+def answer(value: Any, text: str, *, as_json: bool) -> None:
+    """Print what a command did: as JSON, or in words."""
+    if as_json:
+        print_json(value)
+    else:
+        say(text)
+
+
+def print_json(value: Any, *, one_line: bool = False) -> None:
+    """Print a value as one JSON document."""
+    text = json.dumps(document(value), indent=None if one_line else 2, ensure_ascii=not _is_unicode(sys.stdout))
+    print(text, flush=True)
+
+
+def with_properties(value: Any, *names: str) -> dict[str, Any]:
+    """A dataclass for JSON, with some of its properties."""
+    return {**document(value), **{name: getattr(value, name) for name in names}}
+
+
+# --- messages ---------------------------------------------------------------------------------------------
+
+
+def message_document(message: "Message") -> dict[str, Any]:
+    """A message for JSON: a body that is UTF-8 as `body`, any other as `body_base64`."""
+    shown = {name: getattr(message, name) for name in ("stream", "offset", "time", "time_source", "headers")}
+    shown["properties"] = {name: value for name, value in document(message.properties).items() if value is not None}
+    try:
+        return shown | {"body": message.body.decode()}
+    except UnicodeDecodeError:
+        return shown | {"body_base64": base64.b64encode(message.body).decode()}
+
+
+def print_messages(messages: "Iterable[Message]") -> None:
+    """Print messages as a table; long bodies are cut."""
+    columns: Cells = {
+        "stream": "stream",
+        "offset": "offset",
+        "time": lambda message: message.time.isoformat(sep=" ") if message.time else None,
+        "headers": lambda message: "\n".join(f"{name}={value}" for name, value in message.headers.items()),
+        "body": _body_text,
+    }
+    show(messages, columns)
+
+
+def _body_text(message: "Message") -> str:
+    text = message.body.decode("utf-8", "backslashreplace")
+    return text if len(text) <= BODY_CHARACTERS_SHOWN else text[: BODY_CHARACTERS_SHOWN - 1] + "…"
+
+
+# --- values in words --------------------------------------------------------------------------------------
 
 
 def _cell(value: object) -> str:
     if value is None or isinstance(value, datetime):
         return moment_text(value)
+    if isinstance(value, Enum):
+        return str(value.value)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
-    """Print what is known of one thing: its name, and a line for each fact."""
-    table = Table(title=Text(title, style="bold"), title_justify="left", show_header=False)
-    for label, value in facts:
-        table.add_row(Text(label), Text(value))
-    console.print(table)
-
-
-def plain_text(text: str, style: str = "") -> Text:
-    """Text of others in a style."""
-    return Text(_shown(text), style)
-
-
-def print_json(value: Any, *, one_line: bool = False) -> None:
-    """Print a value as one JSON document."""
-    is_ascii = not _is_unicode(sys.stdout)
-    print(json.dumps(document(value), indent=None if one_line else 2, ensure_ascii=is_ascii), flush=True)
-
-
-def print_error(message: str) -> None:
-    """Print one error for people."""
-    errors.print(f"error: {message}", style="red", soft_wrap=True)
-
-
-_OF_OUTPUT: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
-"""What a write to stdout fails with. Errors of connections are Relatum's own by then, and those of files name them."""
-
-
-@contextmanager
-def ending_with_output() -> Iterator[None]:
-    """End the process, with a code of its own, where stdout cannot be written or nobody reads it any more."""
-    try:
-        if isinstance(sys.stdout, io.TextIOWrapper) and not _is_unicode(sys.stdout):
-            # A dash that such a terminal lacks is no reason to show nothing.
-            sys.stdout.reconfigure(errors="replace")
-        try:
-            yield
-        finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
-    except SystemExit as ended:
-        # Of rich, which ends the process with 1 by itself where a console of Typer's meets a closed pipe.
-        if isinstance(ended.__context__, BrokenPipeError):
-            raise SystemExit(int(ExitCode.CLOSED)) from None
-        raise
-    except OSError as error:
-        if error.errno not in _OF_OUTPUT or error.filename is not None:
-            raise
-        _drop_output()
-        if error.errno == errno.EPIPE:
-            raise SystemExit(int(ExitCode.CLOSED)) from None
-        print_error(f"stdout cannot be written: {error.strerror}")
-        raise SystemExit(int(ExitCode.OUTPUT)) from None
-
-
-def _is_unicode(stream: Any) -> bool:
-    return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
-
-
-def _drop_output() -> None:
-    with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-
-
-def ranges_text(ranges: list[tuple[int, int]], *, most: int = 3) -> str:
-    """Offset ranges [from, to) as people read them: first to last offset."""
-    shown = [f"{start:,}–{end - 1:,}" for start, end in ranges[:most]]
-    more = len(ranges) - most
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "–"
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() or each == "\n" else "·" for each in text)
 
 
 def moment_text(at: datetime | None) -> str:
-    """A moment as people read it."""
+    """A moment for people."""
     return "–" if at is None else f"{at:%Y-%m-%d %H:%M:%S %Z}"
 
 
-def size_text(count: float | None) -> str:
-    """A number of bytes as people read it."""
-    if count is None:
-        return "–"
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
+def lease_text(member: Any) -> str:
+    """Until when a member has its lease, or since when it has not."""
+    return f"{'until' if member.is_alive else 'lapsed at'} {moment_text(member.lease_expires_at)}"
+
+
+def ranges_text(ranges: Sequence[tuple[int, int]], most: int | None = 3) -> str:
+    """Ranges [from, to) for people: the first and the last number of each."""
+    shown = [f"{start:,}" if start == end - 1 else f"{start:,}–{end - 1:,}" for start, end in ranges[:most]]
+    more = len(ranges) - len(shown)
+    return (", ".join(shown) or "–") + (f" and {more:,} more" if more else "")
+
+
+def first_few(names: Sequence[Any]) -> str:
+    """The first of names, and how many more there are."""
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(map(str, names[:NAMES_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things, in words."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+@contextmanager
+def progress_bars(unit: str) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A function that shows on stderr, on a terminal, how far something is: its name, how much is done, of how much."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:
+        tasks: dict[str, Any] = {}
+
+        def update(name: str, done: int, total: int | None = None) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=None)
+            bars.update(tasks[name], completed=done, total=total)
+
+        yield update
+
+
+# --- stdin and stdout -------------------------------------------------------------------------------------
 
 
 def confirm(question: str) -> None:
@@ -222,3 +268,42 @@ def confirm(question: str) -> None:
     if answer.strip().lower() not in ("y", "yes"):
         typer.echo("nothing was done", err=True)
         raise typer.Exit(ExitCode.DECLINED)
+
+
+class _Stdout(io.FileIO):
+    """The file behind stdout: where it cannot be written, the command ends with a code of its own.
+
+    What is written afterwards, as the interpreter ends, is dropped.
+    """
+
+    is_lost = False
+
+    def write(self, data: Any) -> int:
+        if self.is_lost:
+            return len(data)
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.is_lost = True
+            if error.errno == errno.EPIPE:
+                raise SystemExit(ExitCode.CLOSED) from None
+            print_error(f"stdout cannot be written: {error.strerror}")
+            raise SystemExit(ExitCode.OUTPUT) from None
+
+
+def guard_stdout() -> None:
+    """End the process with a code of its own where stdout cannot be written or nobody reads it any more."""
+    before = sys.stdout
+    if isinstance(before, io.TextIOWrapper):
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_Stdout(before.fileno(), "w", closefd=False)),
+            before.encoding,
+            # A dash that a terminal lacks is no reason to print nothing.
+            before.errors if _is_unicode(before) else "replace",
+            line_buffering=before.line_buffering,
+            write_through=before.write_through,
+        )
+
+
+def _is_unicode(stream: Any) -> bool:
+    return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")

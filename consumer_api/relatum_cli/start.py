@@ -42,10 +42,10 @@ def main() -> None:
 
 
 def _run(*, interruptible: bool = False) -> None:
-    from relatum.command import complete_app
+    from relatum_cli.app import main as run
 
     # Called when the command that is run is imported, too.
-    complete_app()(prog_name="relatum", obj=_interruptible if interruptible else None)
+    run(_interruptible if interruptible else None)
 
 
 def _interruptible() -> None:

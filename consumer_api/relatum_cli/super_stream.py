@@ -1,71 +1,52 @@
-"""`relatum super-stream`: make, describe and delete super streams, and tell where keys go."""
+"""`relatum super-stream`: declare, describe and delete super streams, and show where keys go."""
 
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Annotated
 
 import typer
 
 from relatum.superstreams import Layout, StreamOptions, declare_super_stream, delete_super_stream, describe_super_stream
-from relatum.terminal import (
-    BrokerOptions,
-    JsonOption,
-    argument,
-    confirm,
-    console,
-    option,
-    parse_span,
-    print_json,
-    print_rows,
-    spread,
-)
+from relatum_cli.moments import parse_span
+from relatum_cli.options import BrokerOptions, Commands, Json, Yes, argument, option
+from relatum_cli.show import answer, confirm, print_json, say, show
 
-super_stream = typer.Typer(
-    help="Make, describe and delete super streams, and tell where keys go.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
+super_stream = Commands()
 
-_NameArgument = Annotated[str, argument("NAME", "The super stream's name.")]
+KEYS = "A partition's binding key, where they are not to be numbers. Repeat it, in the partitions' order."
 
 
-@dataclass(frozen=True, slots=True)
-class _Options(BrokerOptions):
-    as_json: JsonOption = False
+@dataclass(frozen=True)
+class Options(BrokerOptions):
+    """A super stream, and how it is shown."""
 
-    def described(self, name: str) -> Layout:
-        return describe_super_stream(self.broker_url, name, stream_url=self.stream_url)
+    name: str = argument("The super stream's name.", "NAME")
+    as_json: Json = False
+
+    def described(self) -> Layout:
+        """The super stream as the broker has it."""
+        return describe_super_stream(self.broker_url, self.name, stream_url=self.stream_url)
 
     def show(self, layout: Layout) -> None:
+        """Print its partitions."""
         if self.as_json:
             print_json(layout)
         else:
-            columns = {"place": lambda row: str(row.place), "stream": "stream", "binding key": "binding_key"}
-            print_rows(layout, columns)
+            show(layout, "place stream binding_key")
 
 
 @super_stream.command()
-@spread
 def declare(
-    name: _NameArgument,
-    partitions: Annotated[int | None, option("How many partitions; 3 where neither they nor keys are given.")] = None,
-    binding_keys: Annotated[
-        list[str] | None,
-        option(
-            "A partition's binding key, where they are not to be numbers. Repeat it, in the partitions' order.",
-            "--binding-key",
-            metavar="KEY",
-        ),
-    ] = None,
-    max_length_bytes: Annotated[int | None, option("What a stream keeps, at least.", metavar="BYTES")] = None,
-    max_age: Annotated[str | None, option("For how long, at least: seconds, or 15m, 6h, 7d.", metavar="SPAN")] = None,
-    segment_bytes_max: Annotated[int | None, option("Bytes of a segment.", metavar="BYTES")] = None,
-    leader_locator: Annotated[str | None, option("Where leaders are put: client-local, balanced.")] = None,
-    initial_cluster_size: Annotated[int | None, option("How many nodes have a copy of a stream.")] = None,
     *,
-    given: _Options,
+    partitions: int | None = option(None, "How many partitions; 3 where neither they nor keys are given."),
+    binding_keys: list[str] | None = option(None, KEYS, "--binding-key", metavar="KEY"),
+    max_length_bytes: int | None = option(None, "What a stream keeps, at least.", metavar="BYTES"),
+    max_age: str | None = option(None, "For how long, at least: seconds, or 15m, 6h, 7d.", metavar="SPAN"),
+    segment_bytes_max: int | None = option(None, "Bytes of a segment.", metavar="BYTES"),
+    leader_locator: str | None = option(None, "Where leaders are put: client-local, balanced."),
+    initial_cluster_size: int | None = option(None, "How many nodes have a copy of a stream."),
+    given: Options,
 ) -> None:
-    """Make a super stream; one that is there as asked for stays as it is.
+    """Declare a super stream; one that is there as asked for stays as it is.
 
     `--json` prints one document: super_stream, partitions (each with place, stream, binding_key).
     """
@@ -76,32 +57,28 @@ def declare(
         leader_locator=leader_locator,
         initial_cluster_size=initial_cluster_size,
     )
-    keys, stream_url = binding_keys or None, given.stream_url
-    given.show(
-        declare_super_stream(
-            given.broker_url, name, partitions, binding_keys=keys, options=options, stream_url=stream_url
-        )
+    layout = declare_super_stream(
+        given.broker_url,
+        given.name,
+        partitions,
+        binding_keys=binding_keys or None,
+        options=options,
+        stream_url=given.stream_url,
     )
+    given.show(layout)
 
 
 @super_stream.command()
-@spread
-def describe(name: _NameArgument, *, given: _Options) -> None:
+def describe(*, given: Options) -> None:
     """Show a super stream's partitions in their order. `--json` prints one document, as `declare` does.
 
     Where the stream protocol does not answer, only partitions NAME-0, NAME-1 and so on are seen.
     """
-    given.show(given.described(name))
+    given.show(given.described())
 
 
 @super_stream.command()
-@spread
-def delete(
-    name: _NameArgument,
-    sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    *,
-    given: _Options,
-) -> None:
+def delete(*, sure: Yes = False, given: Options) -> None:
     """Delete a super stream with all its streams and messages.
 
     It asks first. `--json` prints one document, what was deleted, as `declare` does; it needs `--yes`.
@@ -109,35 +86,28 @@ def delete(
     if not sure:
         if given.as_json:
             raise typer.BadParameter("--json deletes without asking, so it needs --yes")
-        streams = ", ".join(partition.stream for partition in given.described(name))
-        confirm(f"Delete {name} and all messages in {streams}?")
-    layout = delete_super_stream(given.broker_url, name, stream_url=given.stream_url)
-    if given.as_json:
-        given.show(layout)
-    else:
-        console.print(f"{name} and its {len(layout)} streams are deleted.")
+        streams = ", ".join(partition.stream for partition in given.described())
+        confirm(f"Delete {given.name} and all messages in {streams}?")
+    layout = delete_super_stream(given.broker_url, given.name, stream_url=given.stream_url)
+    answer(layout, f"{given.name} and its {len(layout)} streams are deleted.", as_json=given.as_json)
 
 
 @super_stream.command()
-@spread
 def route(
-    name: _NameArgument,
-    keys: Annotated[list[str], argument("KEY…", "Keys of messages.")],
-    partitions: Annotated[
-        int | None, option("For so many partitions NAME-0, NAME-1 and so on; no broker is asked.")
-    ] = None,
     *,
-    given: _Options,
+    keys: list[str] = argument("Keys of messages.", "KEY…"),
+    partitions: int | None = option(None, "For so many partitions NAME-0, NAME-1 and so on; no broker is asked."),
+    given: Options,
 ) -> None:
-    """Tell which partition messages of a key go to.
+    """Show to which partition messages of a key go.
 
     It is the rule of RabbitMQ's stream clients for Java, Go, .NET and Rust. `--json` prints one document: a list, each
     with key, place, stream and binding_key.
     """
-    layout = given.described(name) if partitions is None else Layout.numbered(name, partitions)
+    layout = given.described() if partitions is None else Layout.numbered(given.name, partitions)
     routed = [(key, layout.route(key)) for key in keys]
     if given.as_json:
         print_json([{"key": key, **asdict(partition)} for key, partition in routed])
-        return
-    for key, partition in routed:
-        console.print(f"{key}: {partition.stream}", soft_wrap=True)
+    else:
+        for key, partition in routed:
+            say(f"{key}: {partition.stream}")

@@ -1,34 +1,24 @@
 """`relatum tap` and `relatum untap`: a copy of each message of an exchange in a stream."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
+from relatum.checks import size_text
+from relatum.documents import document
 from relatum.superstreams import StreamOptions
 from relatum.superstreams.streams import KEPT
-from relatum.tapping._broker_side import Tap
-from relatum.tapping._tapping import defined_taps
-from relatum.tapping._tapping import tap as run_tap
-from relatum.tapping._tapping import untap as run_untap
-from relatum.terminal import (
-    JsonOption,
-    ServerOptions,
-    argument,
-    confirm,
-    console,
-    option,
-    parse_span,
-    print_json,
-    print_rows,
-    size_text,
-    spread,
-)
+from relatum.tapping import Tap, defined_taps
+from relatum.tapping import tap as run_tap
+from relatum.tapping import untap as run_untap
+from relatum_cli.moments import parse_span
+from relatum_cli.options import Given, Yes, argument, option
+from relatum_cli.show import Cells, confirm, print_json, say, show
 
-_COLUMNS: Final = {
+_COLUMNS: Final[Cells] = {
     "exchange": "exchange",
     "type": "kind",
     "stream": "stream",
@@ -37,22 +27,22 @@ _COLUMNS: Final = {
     "since": "created_at",
 }
 
-_Exchanges = Annotated[list[str] | None, argument("EXCHANGE…", "Exchanges that are there.")]
+ARGUMENTS: Final = 'What is copied of an exchange of type headers: \'{"x-match": "any", "format": "pdf"}\'.'
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KeptOptions:
     """What a stream that is not there is declared with."""
 
-    max_length_bytes: Annotated[
-        int, typer.Option(metavar="BYTES", help="What the stream keeps, on each node that has a copy.", min=1)
-    ] = KEPT.max_length_bytes or 0
-    max_age: Annotated[str, typer.Option(metavar="SPAN", help="For how long: seconds, or 15m, 6h, 7d.")] = "7d"
-    segment_bytes_max: Annotated[
-        int, typer.Option(metavar="BYTES", help="Bytes of a segment: so much is dropped at a time.", min=1)
-    ] = KEPT.segment_bytes_max or 0
-    leader_locator: Annotated[str | None, option("Where the leader is put: client-local, balanced.")] = None
-    initial_cluster_size: Annotated[int | None, option("How many nodes have a copy; all by default.")] = None
+    max_length_bytes: int = option(
+        KEPT.max_length_bytes or 0, "What the stream keeps, on each node.", metavar="BYTES", min=1
+    )
+    max_age: str = option("7d", "For how long: seconds, or 15m, 6h, 7d.", metavar="SPAN")
+    segment_bytes_max: int = option(
+        KEPT.segment_bytes_max or 0, "So much is dropped at a time.", metavar="BYTES", min=1
+    )
+    leader_locator: str | None = option(None, "Where the leader is put: client-local, balanced.")
+    initial_cluster_size: int | None = option(None, "How many nodes have a copy; all by default.")
 
     @property
     def options(self) -> StreamOptions:
@@ -66,48 +56,32 @@ class KeptOptions:
         )
 
 
-@spread
 def tap(
-    exchanges: _Exchanges = None,
-    stream: Annotated[
-        str | None, option("The stream for all of them; tap.EXCHANGE for each by default.", metavar="NAME")
-    ] = None,
-    binding_keys: Annotated[
-        list[str] | None, option("What is copied; all by default. Repeat it.", "--binding-key", metavar="KEY")
-    ] = None,
-    arguments: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JSON",
-            help='What is copied of an exchange of type headers: \'{"x-match": "any", "format": "pdf"}\'.',
-            show_default=False,
-        ),
-    ] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="Show what is tapped, and change nothing.")] = False,
-    as_json: JsonOption = False,
     *,
+    exchanges: list[str] | None = argument("Exchanges that are there.", "EXCHANGE…", default=None),
+    stream: str | None = option(None, "The stream for all of them; tap.EXCHANGE for each by default.", metavar="NAME"),
+    binding_keys: list[str] | None = option(None, "What is copied; all by default.", "--binding-key", metavar="KEY"),
+    arguments: str | None = option(None, ARGUMENTS, metavar="JSON"),
+    show_list: bool = option(False, "Show what is tapped, and change nothing.", "--list"),
     kept: KeptOptions,
-    servers: ServerOptions,
+    given: Given,
 ) -> None:
-    """Have a copy of each message of exchanges put into a stream, without a word to their publishers.
+    """Copy each message of exchanges into a stream; publishers do not change.
 
     A stream that is not there is declared, and keeps 5 GB and 7 days at most. `relatum record` records it like any
-    other. To the default exchange nothing can be bound, so it cannot be tapped.
+    other. Nothing can be bound to the default exchange, so it cannot be tapped.
 
     `--json` prints one document: a list of exchange, type, stream, binding_key, arguments, made_stream, created_at.
     """
-    url = servers.database_url
+    url = given.database_url
     if show_list:
-        there = defined_taps(url, vhost=servers.address.vhost if servers.broker else "/")
-        if as_json:
-            print_json([_document(each) for each in there])
-        else:
-            print_rows(there, _COLUMNS, whole=("since",))
+        taps = defined_taps(url, vhost=given.vhost)
+        show(taps, _COLUMNS, as_json=given.as_json, document_of=_document, whole=("since",))
         return
     if not exchanges:
         raise typer.BadParameter("name exchanges, or say --list")
     taps = run_tap(
-        servers.address,
+        given.address,
         url,
         exchanges,
         stream=stream,
@@ -115,44 +89,54 @@ def tap(
         arguments=None if arguments is None else _parsed(arguments),
         options=kept.options,
     )
-    _print_made(taps, kept, as_json=as_json)
+    if given.as_json:
+        print_json([_document(each) for each in taps])
+        return
+    for each in taps:
+        what = json.dumps(each.arguments) if each.kind == "headers" else f"key {each.binding_key!r}"
+        say(f"{each.exchange} ({each.kind or 'of a type not known'}, {what}) is copied into {each.stream}.")
+        if each.kind is None:
+            say("This user may not ask for the exchange's type. One of type direct has no key for all messages, and ")
+            say("gives only what its --binding-key names.")
+    if any(each.made_stream for each in taps):
+        limits = f"{size_text(kept.max_length_bytes)} and {kept.max_age}"
+        say(f"A stream that was not there keeps {limits} at most on each node: --max-length-bytes, --max-age.")
+    say(f"Record it: relatum record {' '.join(dict.fromkeys(each.stream for each in taps))}")
 
 
-@spread
 def untap(
-    exchanges: Annotated[list[str], typer.Argument(metavar="EXCHANGE…", help="Exchanges that are tapped.")],
-    stream: Annotated[str | None, option("Only taps into this stream.", metavar="NAME")] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete their streams, too, with all messages.")] = False,
-    sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    as_json: JsonOption = False,
     *,
-    servers: ServerOptions,
+    exchanges: list[str] = argument("Exchanges that are tapped.", "EXCHANGE…"),
+    stream: str | None = option(None, "Only taps into this stream.", metavar="NAME"),
+    delete: bool = option(False, "Delete their streams, too, with all messages.", "--delete"),
+    sure: Yes = False,
+    given: Given,
 ) -> None:
-    """Take taps away. What was copied stays in its stream, and what was recorded of it, but for `--delete`.
+    """Stop copying exchanges. Streams and recorded rows stay, unless `--delete`.
 
     `--delete` asks first. It deletes only streams that `relatum tap` declared, and that no other tap needs; what was
     recorded of them goes by `relatum forget`.
 
     `--json` prints one document, as `tap` does; with `--delete` it needs `--yes`.
     """
-    url = servers.database_url
+    url = given.database_url
     if delete and not sure:
-        if as_json:
+        if given.as_json:
             raise typer.BadParameter("--json deletes without asking, so it needs --yes")
-        going = [each for each in defined_taps(url, vhost=servers.address.vhost) if each.exchange in exchanges]
+        going = [each for each in defined_taps(url, vhost=given.address.vhost) if each.exchange in exchanges]
         streams = sorted({each.stream for each in going if stream in (None, each.stream)})
         if streams:
             confirm(f"Delete all messages in {', '.join(streams)}?")
-    gone = run_untap(servers.address, url, exchanges, stream=stream, delete=delete)
-    if as_json:
+    gone = run_untap(given.address, url, exchanges, stream=stream, delete=delete)
+    if given.as_json:
         print_json([_document(each) for each in gone])
         return
     for each in gone:
         what = f"stream {each.stream} is deleted" if delete else f"what was copied stays in {each.stream}"
-        _say(f"{each.exchange} is not tapped any more; {what}.")
+        say(f"{each.exchange} is not tapped any more; {what}.")
 
 
-def _parsed(text: str) -> Mapping[str, Any]:
+def _parsed(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -162,27 +146,5 @@ def _parsed(text: str) -> Mapping[str, Any]:
     return found
 
 
-def _print_made(taps: Sequence[Tap], kept: KeptOptions, *, as_json: bool) -> None:
-    if as_json:
-        print_json([_document(each) for each in taps])
-        return
-    for each in taps:
-        what = json.dumps(each.arguments) if each.kind == "headers" else f"key {each.binding_key!r}"
-        _say(f"{each.exchange} ({each.kind or 'of a type not known'}, {what}) is copied into {each.stream}.")
-        if each.kind is None:
-            _say(
-                "This user may not ask for the exchange's type. One of type direct has no key for all messages, and "
-                "gives only what its --binding-key names."
-            )
-    if any(each.made_stream for each in taps):
-        limits = f"{size_text(kept.max_length_bytes)} and {kept.max_age}"
-        _say(f"A stream that was not there keeps {limits} at most on each node: --max-length-bytes, --max-age.")
-    _say(f"Record it: relatum record {' '.join(dict.fromkeys(each.stream for each in taps))}")
-
-
-def _say(text: str) -> None:
-    console.print(text, soft_wrap=True)
-
-
 def _document(tap: Tap) -> dict[str, Any]:
-    return {"type" if name == "kind" else name: value for name, value in asdict(tap).items()}
+    return {"type" if name == "kind" else name: value for name, value in document(tap).items()}

@@ -2,41 +2,19 @@
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
-from rich.text import Text
 from rich.tree import Tree
 
 from relatum.errors import KeyNotDefined
 from relatum.ids import MessageId
-from relatum.terminal import (
-    JsonOption,
-    ServerOptions,
-    SinceOption,
-    UntilOption,
-    argument,
-    console,
-    errors,
-    message_document,
-    option,
-    plain_text,
-    print_json,
-    spread,
-)
-from relatum_consumer.command import (
-    CODES,
-    CompleteOption,
-    LogLevelOption,
-    StreamsOption,
-    open_relations,
-    some,
-)
+from relatum_cli.find import LookupOptions, end_with, incomplete_lines, one_or_all, open_relations
+from relatum_cli.options import KeyNames, LookIn, Since, Until, argument, option
+from relatum_cli.show import console, counted, first_few, message_document, note, print_json, say
 
 if TYPE_CHECKING:
     from relatum_consumer import Relations, Trace
-
-__all__ = ["trace"]
 
 _WORDS: Final = {
     "found": "found: there is no more, within these bounds",
@@ -55,58 +33,53 @@ _STOPS: Final = {
 _STOPS_SHOWN: Final = 5
 
 
-@spread
 def trace(
-    name: Annotated[str, argument("STREAM|KEY", "The message's stream; or a key's name.")],
-    value: Annotated[list[str], argument("OFFSET|VALUE…", "Its offset; or the value, a composite's in order.")],
-    is_message: Annotated[
-        bool, typer.Option("--message", help="The name is a stream's, also where a key has that name.")
-    ] = False,
-    by: Annotated[
-        list[str] | None, option("Follow this key; repeatable. Any key where left out.", "--by", "-b", metavar="KEY")
-    ] = None,
-    streams: StreamsOption = None,
-    hops: Annotated[int, typer.Option(help="Hops from the start at most.", min=1)] = 8,
-    limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many messages.", min=1)] = 1_000,
-    fan_out: Annotated[int, typer.Option(help="Follow values that at most so many messages have.", min=1)] = 200,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    complete: CompleteOption = False,
-    log_level: LogLevelOption = None,
-    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a flowchart for Mermaid.")] = False,
     *,
-    servers: ServerOptions,
-    as_json: JsonOption = False,
+    name: str = argument("The message's stream; or a key's name.", "STREAM|KEY"),
+    value: list[str] = argument("Its offset; or the value, a composite's in order.", "OFFSET|VALUE…"),
+    is_message: bool = option(False, "The name is a stream's, also where a key has that name.", "--message"),
+    by: KeyNames = None,
+    streams: LookIn = None,
+    hops: int = option(8, "Hops from the start at most.", min=1),
+    limit: int = option(1_000, "At most so many messages.", "--limit", "-n", min=1),
+    fan_out: int = option(200, "Follow values that at most so many messages have.", min=1),
+    since: Since = None,
+    until: Until = None,
+    as_mermaid: bool = option(False, "Print a flowchart for Mermaid.", "--mermaid"),
+    given: LookupOptions,
 ) -> None:
-    """Show all messages that are connected with one, or with a key's value, and what came from what.
+    """Show all messages connected with one, or with a value, and what caused what.
 
     A name that is a key's is taken as that, but with --message. Where keys name other messages
     (`relatum keys add --names`), arrows lead from what came first.
     Ends with 0 (found), 6 (nothing else is there), 8 (not recorded yet: there may be more) or 11 (unproven). `--json`
     prints one document.
     """
-    if as_mermaid and as_json:
+    if as_mermaid and given.as_json:
         raise typer.BadParameter("give --mermaid or --json, not both")
     if is_message and not _is_offset(value):
         raise typer.BadParameter("--message takes a stream and an offset")
-    bounds = {"hops": hops, "limit": limit, "fan_out": fan_out, "since": since, "until": until}
-    with open_relations(servers, log_level) as relations:
-        options = {"by": by, "streams": streams, "complete": complete} | bounds
+    with open_relations(given, given.log_level) as relations:
+        options: dict[str, Any] = {
+            "by": by,
+            "streams": streams,
+            "complete": given.complete,
+            "since": since,
+            "until": until,
+        }
+        options |= {"hops": hops, "limit": limit, "fan_out": fan_out}
         found = _traced(relations, name, value, options, is_message=is_message)
-    if as_mermaid:
-        print(found.to_mermaid(), end="", flush=True)
-    elif as_json:
+    if given.as_json:
         messages = [message_document(message) | {"hop": found.hops[message.id]} for message in found]
         print_json(found.to_document() | {"messages": messages})
+    elif as_mermaid:
+        print(found.to_mermaid(), end="", flush=True)
+        note("\n".join(_lines(found)))
     else:
         start = next((str(where) for where, hop in found.hops.items() if hop == 0), f"{name} = {' | '.join(value)}")
-        console.print(tree(found, start))
-    if not as_json:
-        where = errors if as_mermaid else console
-        where.print(*_told(found), sep="\n", soft_wrap=True)
-    code = CODES[found.status]
-    if code:
-        raise typer.Exit(code)
+        console.print(tree(found, start), soft_wrap=not console.is_terminal)
+        say("\n".join(_lines(found)))
+    end_with(found.status)
 
 
 def _traced(
@@ -115,7 +88,7 @@ def _traced(
     """The trace from a key's value, where there is such a key, else from the message at an offset."""
     if not is_message:
         try:
-            return relations.trace((name, value[0] if len(value) == 1 else tuple(value)), **options)
+            return relations.trace((name, one_or_all(value)), **options)
         except KeyNotDefined as error:
             if error.key != name or not _is_offset(value):
                 raise
@@ -126,30 +99,24 @@ def _is_offset(value: list[str]) -> bool:
     return len(value) == 1 and value[0].isascii() and value[0].isdigit()
 
 
-def _told(found: "Trace") -> list[str]:
+def _lines(found: "Trace") -> list[str]:
     """How many messages there are, where it stopped, and how sure that is."""
-    hops = max(found.hops.values(), default=0)
-    lines = [f"{len(found):,} message{'' if len(found) == 1 else 's'}, {hops} hop{'' if hops == 1 else 's'}"]
+    lines = [f"{counted(len(found), 'message')}, {counted(max(found.hops.values(), default=0), 'hop')}"]
     lines += [
         _STOPS[stop.reason].format(value=f"{stop.key} = {stop.value}", count=stop.count)
         for stop in found.stopped[:_STOPS_SHOWN]
     ]
     if len(found.stopped) > _STOPS_SHOWN:
         lines.append(f"and {len(found.stopped) - _STOPS_SHOWN:,} more such values")
-    if found.expired:
-        lines.append(f"expired: {some([str(where) for where in found.expired])}")
-    if found.deleted:
-        lines.append(f"deleted: {some([str(where) for where in found.deleted])}")
-    if found.unread:
-        lines.append(f"could not be read: {some([str(where) for where in found.unread])}")
-    lines += [f"left out: {each.stream}: {each.reason}" for each in found.unreadable_streams]
+    gone = {"expired": found.expired, "deleted": found.deleted}
+    lines += [f"{word}: {first_few(places)}" for word, places in gone.items() if places]
+    lines += incomplete_lines(found)
     if found.missing_keys:
-        lines.append(f"it has no value of {some([each.key for each in found.missing_keys])}: nothing was looked for")
+        keys = first_few([each.key for each in found.missing_keys])
+        lines.append(f"it has no value of {keys}: nothing was looked for")
     else:
         lines.append(_words(found))
-    if found.explanation:
-        lines.append(found.explanation)
-    return [plain_text(line).plain for line in lines]
+    return [*lines, found.explanation] if found.explanation else lines
 
 
 def _words(found: "Trace") -> str:
@@ -158,13 +125,12 @@ def _words(found: "Trace") -> str:
         return f"{_WORDS['found']}, by the older keys"
     new = {stream for each in found.new_keys for stream in each.streams}
     gaps = [gap for gap in found.uncovered if gap.stream not in new]
-    if not gaps:
-        return _WORDS[found.status].format(uncovered="older messages")
-    count = sum(gap.stop - gap.start for gap in gaps)
-    return _WORDS[found.status].format(
-        uncovered=f"{count:,} offsets that were not recorded when it began: "
-        + some([f"{gap.stream} {gap.start:,} to {gap.stop - 1:,}" for gap in gaps])
-    )
+    uncovered = "older messages"
+    if gaps:
+        count = sum(gap.stop - gap.start for gap in gaps)
+        places = first_few([f"{gap.stream} {gap.start:,} to {gap.stop - 1:,}" for gap in gaps])
+        uncovered = f"{count:,} offsets that were not recorded when it began: {places}"
+    return _WORDS[found.status].format(uncovered=uncovered)
 
 
 # --- the tree ---------------------------------------------------------------------------------------------
@@ -173,7 +139,7 @@ def _words(found: "Trace") -> str:
 def tree(found: "Trace", start: str) -> Tree:
     """Each message once, below the one it was first reached from, by the nearest way from the start."""
     links = _links(found)
-    root = Tree(plain_text(start))
+    root = Tree(start)
     first = [where for where, hop in found.hops.items() if hop == 0]
     placed = dict.fromkeys(first)
     line: deque[tuple[Tree, MessageId]] = deque((root, where) for where in first)
@@ -186,7 +152,7 @@ def tree(found: "Trace", start: str) -> Tree:
             new = [each for each in others if each not in placed]
             prefix, below = (label, branch) if is_arrow else ("", branch)
             if not is_arrow and (new or not others):
-                below = branch.add(plain_text(label))
+                below = branch.add(label)
             for each in new:
                 placed[each] = None
                 line.append((below.add(_shown(found, each, prefix)), each))
@@ -208,7 +174,7 @@ def _links(found: "Trace") -> dict[MessageId, list[tuple[str, Sequence[MessageId
     return links
 
 
-def _shown(found: "Trace", where: MessageId, prefix: str) -> Text:
+def _shown(found: "Trace", where: MessageId, prefix: str) -> str:
     time = found.message(where).time
     moment = "no time" if time is None else time.isoformat(sep=" ", timespec="milliseconds")
-    return plain_text(f"{prefix}{where}  {moment}")
+    return f"{prefix}{where}  {moment}"

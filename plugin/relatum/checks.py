@@ -58,6 +58,17 @@ def seconds_text(seconds: float) -> str:
     return f"{whole}.{rest.rstrip('0')}".rstrip(".") + " s"
 
 
+def size_text(count: float | None) -> str:
+    """A number of bytes for people."""
+    if count is None:
+        return "–"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
 def checked_name(argument: str, value: Any) -> str:
     """A name of a stream, a super stream or a key: at once, since the broker's answer to a longer one may be none.
 

@@ -18,7 +18,7 @@ from tests.support.zygote import Zygote
 COMMAND = Path(sys.executable).with_name("relatum")
 """The console script of this environment: what a user runs."""
 
-IMPORTED = ("relatum.*", "relatum_consumer.*", "relatum_migrations.command", "rich.table", "pydantic.type_adapter")
+IMPORTED = ("relatum.*", "relatum_consumer.*", "relatum_cli.*", "rich.table", "pydantic.type_adapter")
 """What the commands import, all but Spark's: the more there is of it, the quicker they begin."""
 
 LIMIT_S = 240
@@ -108,6 +108,6 @@ def _without_ours() -> dict[str, str]:
 
 @cache
 def _zygote() -> Zygote:
-    made = Zygote(IMPORTED, "relatum._start:main")
+    made = Zygote(IMPORTED, "relatum_cli.start:main")
     atexit.register(made.close)
     return made

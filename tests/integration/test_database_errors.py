@@ -12,13 +12,13 @@ from psycopg import sql
 from typer.testing import CliRunner
 
 import relatum
-from relatum.command import complete_app
 from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, RelatumError, SchemaMissing
 from relatum.recording import Recorder
 from relatum.store.catalog import key_definitions
 from relatum.store.database import as_engine
 from relatum.store.translation import translated_errors
-from relatum.terminal import exit_code_of
+from relatum_cli.app import app
+from relatum_cli.exits import exit_code_of
 from relatum_consumer import Relations
 from relatum_migrations import upgrade
 from tests.support import unique_name
@@ -47,7 +47,7 @@ def check(url: str, kind: type[RelatumError], reason: str | None, said: str) -> 
     assert type(error) is kind, error
     assert getattr(error, "reason", None) == reason
     assert said in str(error)
-    ended = CliRunner().invoke(complete_app(), ["keys", "list"], env={"RELATUM_DATABASE_URL": url, "COLUMNS": "500"})
+    ended = CliRunner().invoke(app, ["keys", "list"], env={"RELATUM_DATABASE_URL": url, "COLUMNS": "500"})
     assert ended.exit_code == exit_code_of(error) == (5 if kind is DatabaseUnavailable else 3), ended.output
     password = urlsplit(url).password
     for text in (str(error), ended.output):

@@ -18,7 +18,7 @@ import pytest
 
 from relatum.errors import ServerStartFailed
 from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
-from relatum.terminal import ExitCode
+from relatum_cli.exits import ExitCode
 from tests.acceptance._command import COMMAND, run
 from tests.support import (
     START_S,

@@ -8,14 +8,14 @@ import psycopg.sql
 import pytest
 from typer.testing import CliRunner
 
-from relatum.command import complete_app
 from relatum.errors import DatabaseUnavailable
 from relatum.keys import KeyDefinition
 from relatum.local import LocalPostgreSQL
 from relatum.recording import verify
 from relatum.store.catalog import add_keys
 from relatum.store.database import as_engine
-from relatum.terminal import ExitCode
+from relatum_cli.app import app
+from relatum_cli.exits import ExitCode
 from relatum_consumer import Relations
 from relatum_migrations import upgrade
 from tests.support import START_S, publish_plain, record, recorded_to, recording, wait_recorded, wait_until
@@ -43,7 +43,7 @@ def test_commands_that_write_say_that_the_database_is_read_only(place: Place, em
     ):
         url = empty_database_url if arguments == ["migrate"] else place.database
         variables = {"RELATUM_DATABASE_URL": url + READ_ONLY, "RELATUM_BROKER_URL": place.amqp}
-        ended = CliRunner().invoke(complete_app(), arguments, env=variables)
+        ended = CliRunner().invoke(app, arguments, env=variables)
         assert ended.exit_code == ExitCode.DATABASE, (arguments, ended.output, ended.exception)
         assert "read-only" in ended.output
         assert "Traceback" not in ended.output

@@ -11,7 +11,6 @@ import sqlalchemy as sa
 from click.testing import Result
 from typer.testing import CliRunner
 
-from relatum.command import complete_app
 from relatum.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -22,6 +21,7 @@ from relatum.errors import (
 )
 from relatum.local import LocalServers
 from relatum.store.catalog import add_keys
+from relatum_cli.app import app
 from relatum_consumer import Answer, Relations, Status
 from tests.support import declare_stream, publish_plain, record, wait_until
 from tests.support.place import FailingPlace, Place
@@ -107,7 +107,7 @@ def test_the_command_says_what_a_new_user_has_to_do(place: Place) -> None:
     environment = {"RELATUM_DATABASE_URL": place.database, "RELATUM_BROKER_URL": place.amqp, "COLUMNS": "200"}
 
     def run(*arguments: str, ends: int) -> Result:
-        ended = CliRunner().invoke(complete_app(), [*arguments, "--stream-url", place.stream_url], env=environment)
+        ended = CliRunner().invoke(app, [*arguments, "--stream-url", place.stream_url], env=environment)
         assert ended.exit_code == ends, ended.output
         return ended
 

@@ -26,13 +26,13 @@ from typer.testing import CliRunner
 import relatum
 from pyspark_relatum import DefaultSource
 from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCollector
-from relatum.command import complete_app
 from relatum.contexts import AsyncSerialConsumer
 from relatum.errors import AccessRefused, BrokerUnavailable, RelatumError, TlsRefused
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.recording import Recorder
 from relatum.store.database import make_engine
 from relatum.superstreams import declare_super_stream, describe_super_stream
+from relatum_cli.app import app
 from relatum_consumer import AsyncRelations, Relations
 from tests.support import declare_stream, publish_plain, record, unique_name, wait_until
 from tests.support.databases import Databases
@@ -221,7 +221,7 @@ def _spark_sink(_world: World, url: str, options: dict[str, Any]) -> None:
 
 
 def _command(_world: World, url: str, options: dict[str, Any]) -> None:
-    ended = CliRunner().invoke(complete_app(), ["read", STREAM, "0", "--broker", url])
+    ended = CliRunner().invoke(app, ["read", STREAM, "0", "--broker", url])
     if ended.exit_code:
         # As the class and the words that a terminal shows.
         kind = AccessRefused if "client certificate's user" in ended.output else TlsRefused

@@ -11,12 +11,12 @@ import sqlalchemy as sa
 from click.testing import Result
 from typer.testing import CliRunner
 
-from relatum.command import complete_app
 from relatum.errors import AnotherBroker, StreamReplaced
 from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader, claimed_identity
 from relatum.recording import Recorder, backfill, forget, forget_origin, status, verify
 from relatum.wire import IDENTITY_STREAM
+from relatum_cli.app import app
 from relatum_consumer import Relations, Status
 from tests.support import (
     declare_stream,
@@ -154,7 +154,7 @@ def test_the_commands_say_whose_a_stream_is(two: Two, database_url: str) -> None
     environment = {"RELATUM_DATABASE_URL": database_url, "RELATUM_BROKER_URL": two.here, "COLUMNS": "500"}
 
     def run(*arguments: str) -> Result:
-        return CliRunner().invoke(complete_app(), list(arguments), env=environment)
+        return CliRunner().invoke(app, list(arguments), env=environment)
 
     for command in (
         ["record", two.stream],

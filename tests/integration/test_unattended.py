@@ -11,12 +11,12 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from relatum.command import complete_app
 from relatum.errors import BrokerUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum.recording import recorded_status
 from relatum.store.catalog import add_keys
+from relatum_cli.app import app
 from relatum_consumer import Answer, NewKey, Relations, Status
 from tests.acceptance._command import Relatum
 from tests.support import declare_stream, delete_stream, new_streams
@@ -31,7 +31,7 @@ class InProcess(Relatum):
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run it to its end."""
-        ended = CliRunner().invoke(complete_app(), arguments, env=self.environment)
+        ended = CliRunner().invoke(app, arguments, env=self.environment)
         return subprocess.CompletedProcess(arguments, ended.exit_code, ended.stdout, ended.stderr)
 
 

@@ -10,11 +10,11 @@ import pytest
 from psycopg import sql
 from typer.testing import CliRunner
 
-from relatum.command import complete_app
 from relatum.keys import as_definitions
 from relatum.local import LocalPostgreSQL
 from relatum.store.catalog import add_keys
 from relatum.store.database import make_engine
+from relatum_cli.app import app
 from relatum_migrations import upgrade
 from tests.support import START_S
 
@@ -47,7 +47,7 @@ def as_user(url: str, user: str, database: str) -> str:
 
 def migrate(url: str) -> str:
     """`relatum migrate`, and what it said on stderr."""
-    done = CliRunner().invoke(complete_app(), ["migrate", "--database", url])
+    done = CliRunner().invoke(app, ["migrate", "--database", url])
     assert done.exit_code == 0, done.output
     return done.stderr
 

@@ -45,7 +45,7 @@ def unpacked(wheel: Path) -> Path:
 
 def _version(place: Path) -> str:
     """What the command says that runs from a place."""
-    command = [sys.executable, "-c", "from relatum._start import main; main()", "--version"]
+    command = [sys.executable, "-c", "from relatum_cli.start import main; main()", "--version"]
     environment = os.environ | {"PYTHONPATH": str(place)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 

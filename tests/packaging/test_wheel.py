@@ -59,9 +59,9 @@ def test_the_wheel_holds_the_four_packages_typed(wheel: Path) -> None:
     """With their py.typed, the licence, the migrations, the page's files and two weeks of flights; no tests or docs."""
     names = set(zipfile.ZipFile(wheel).namelist())
     tops = {name.split("/")[0] for name in names}
-    assert tops == {*PACKAGES, "pyspark_relatum", f"relatum-{version('relatum')}.dist-info"}
+    assert tops == {*PACKAGES, "relatum_cli", "pyspark_relatum", f"relatum-{version('relatum')}.dist-info"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    web, data = "relatum_consumer/web", "relatum_consumer/demo/data"
+    web, data = "relatum_consumer/web", "relatum_cli/demo/data"
     assert names.issuperset(
         {
             *(f"{package}/py.typed" for package in PACKAGES),

@@ -1,13 +1,11 @@
 """What the command lines of contexts, affinity sets and super streams take: scripts rely on it."""
 
-from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
-from typer.main import get_command
 from typer.testing import CliRunner
 
-from relatum.command import complete_app
+from relatum_cli.app import app, load
 
 SERVERS = ("--broker", "--stream-url", "--database")
 BROKER = ("--broker", "--stream-url", "--json")
@@ -23,7 +21,7 @@ TAKEN = {
     "contexts assign": ("SUPER_STREAM", "--to!", "NAMES…", *SERVERS, "--json"),
     "contexts consolidate": ("SUPER_STREAM", "SOURCES…", "--to!", *SERVERS, "--json"),
     "contexts consumers": ("SUPER_STREAM", *SERVERS, "--json"),
-    "contexts forget": ("SUPER_STREAM", "NAME", "--broker", "--database"),
+    "contexts forget": ("SUPER_STREAM", "NAME", *SERVERS),
     "contexts list": ("SUPER_STREAM", "--partition", "--limit=1000", *SERVERS, "--json"),
     "contexts move": ("SUPER_STREAM", "--to!", "NAMES?…", "--file", *SERVERS, "--json"),
     "contexts moves": ("SUPER_STREAM", "--latest", *SERVERS, "--json"),
@@ -70,9 +68,7 @@ def test_the_commands_take_what_they_took() -> None:
     """No command of these groups is gone or new, and each takes the same arguments and options."""
     found = {}
     for group in ("affinity", "contexts", "super-stream"):
-        (point,) = entry_points(group="relatum.commands", name=group)
-        app: Any = get_command(point.load())
-        found |= {f"{group} {name}": taken(command) for name, command in app.commands.items()}
+        found |= {f"{group} {name}": taken(command) for name, command in load(group).commands.items()}
     assert found.keys() == TAKEN.keys()
     for name, wanted in TAKEN.items():
         assert sorted(found[name]) == sorted(wanted), name
@@ -98,5 +94,5 @@ def test_what_makes_no_sense_is_wrong_usage(words: str) -> None:
     """Code 2 before anybody is asked."""
     servers = "--broker amqp://localhost:1/ --database postgresql://localhost:1/x"
     given = words.split() + servers.split()[: 2 if words.startswith("super") else 4]
-    ended = CliRunner().invoke(complete_app(), given)
+    ended = CliRunner().invoke(app, given)
     assert ended.exit_code == 2, ended.output

@@ -5,9 +5,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from relatum.command import complete_app
 from relatum.keys import SkipReason, described
-from relatum.terminal import ExitCode
+from relatum_cli.app import app
+from relatum_cli.exits import ExitCode
 
 
 def test_a_command_without_servers_says_what_their_urls_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,7 +15,7 @@ def test_a_command_without_servers_says_what_their_urls_are(monkeypatch: pytest.
     for variable in ("RELATUM_BROKER_URL", "RELATUM_DATABASE_URL"):
         monkeypatch.delenv(variable, raising=False)
     for arguments, form in ((["read", "orders", "0"], "amqp://"), (["keys", "list"], "postgresql://")):
-        ended = CliRunner().invoke(complete_app(), arguments)
+        ended = CliRunner().invoke(app, arguments)
         said = " ".join(ended.output.split())
         assert (ended.exit_code, form in said, "relatum up" in said) == (ExitCode.CONFIGURATION, True, True), said
 
@@ -31,7 +31,7 @@ def test_the_demo_names_the_extra_that_an_option_needs(
     for name in [name for name in sys.modules if name.startswith("relatum_consumer.web")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    ended = CliRunner().invoke(complete_app(), ["demo", option])
+    ended = CliRunner().invoke(app, ["demo", option])
     assert (ended.exit_code, extra in ended.output) == (ExitCode.CONFIGURATION, True), ended.output
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from relatum.reading import Message
-from relatum_consumer.demo._data import FLIGHTS, PLANES, WEATHER, load
+from relatum_cli.demo._data import FLIGHTS, PLANES, WEATHER, load
 from relatum_consumer.suggesting import Sample, suggest
 
 

@@ -1,5 +1,5 @@
 """`relatum demo`: flights, planes and weather of New York, 2013, published, recorded, found, and checked."""
 
-from relatum_consumer.demo._command import demo
+from relatum_cli.demo._command import demo
 
 __all__ = ["demo"]

@@ -10,9 +10,9 @@ from statistics import median
 from typing import Final
 
 from relatum.reading import Message, StreamReader
+from relatum_cli.demo._data import FLIGHTS, PLANES, WEATHER, WITHIN_S, Data, Expected, Row
+from relatum_cli.demo._publish import Servers
 from relatum_consumer import Answer, Relations, Status
-from relatum_consumer.demo._data import FLIGHTS, PLANES, WEATHER, WITHIN_S, Data, Expected, Row
-from relatum_consumer.demo._publish import Servers
 from relatum_consumer.expectations import Expectation, MissingReport, add_expectations
 
 REPEATS = 20

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 from rich.text import Text
@@ -19,22 +19,14 @@ from relatum.errors import ConfigurationError
 from relatum.local import LocalServers, reader_url
 from relatum.reading import Message, StreamReader
 from relatum.recording import Recorder
-from relatum.terminal import (
-    ExitCode,
-    JsonOption,
-    ServerOptions,
-    console,
-    errors,
-    option,
-    print_exports,
-    print_json,
-    spread,
-    table_of,
-)
+from relatum_cli.demo._asking import REPEATS, Asking, Difference, Timed
+from relatum_cli.demo._data import FLIGHTS, PLANES, STREAMS, WEATHER, Data, load
+from relatum_cli.demo._publish import Servers, publish_and_record
+from relatum_cli.exits import ExitCode
+from relatum_cli.options import Json, Port, ServerOptions, option, print_exports
+from relatum_cli.show import console, errors, note, print_json, print_table
+from relatum_cli.web import serve
 from relatum_consumer import Relations
-from relatum_consumer.demo._asking import REPEATS, Asking, Difference, Timed
-from relatum_consumer.demo._data import FLIGHTS, PLANES, STREAMS, WEATHER, Data, load
-from relatum_consumer.demo._publish import Servers, publish_and_record
 from relatum_consumer.expectations import MissingReport
 from relatum_migrations import upgrade
 
@@ -42,38 +34,29 @@ TIMEOUT_S: Final = 60.0
 """Seconds for one question, of the demo and of its page: "Missing", over the year, reads 46,000 messages, and a slow
 laptop reads 3,000 a second."""
 
+DIFFERENCES_SHOWN: Final = 10
 
-@spread
+DIRECTORY: Final = "Where private servers keep their data; a temporary one, removed at the end, by default."
+
+
 def demo(
-    flights: Annotated[
-        int, typer.Option(help="How many flights are published, the earliest of 2013.", min=500, max=12_208)
-    ] = 5_000,
-    all_flights: Annotated[
-        bool, typer.Option("--all", help="Publish all 336,776 flights of the year; needs the extra `demo-all`.")
-    ] = False,
-    web: Annotated[
-        bool, typer.Option("--web", help="Then serve the page on them, until Ctrl-C; needs the extra `web`.")
-    ] = False,
-    port: Annotated[int, typer.Option(help="The page's port; 0 for a free one.", min=0, max=65_535)] = 8440,
-    checked: Annotated[int, typer.Option(help="How many more questions are asked, to check the answers.", min=1)] = 200,
-    seed: Annotated[int, typer.Option(help="Which random flights they are about.")] = 2013,
-    directory: Annotated[
-        Path | None,
-        option(
-            "Where private servers keep their data; a temporary one, removed at the end, by default.",
-            "--directory",
-            "-d",
-        ),
-    ] = None,
-    prefix: Annotated[str, typer.Option(help="Put before the streams' names flights, planes and weather.")] = "",
     *,
+    flights: int = option(5_000, "How many flights to publish, the earliest of 2013.", min=500, max=12_208),
+    all_flights: bool = option(False, "Publish all 336,776 flights of the year; needs the extra `demo-all`.", "--all"),
+    web: bool = option(False, "Then serve the page on them, until Ctrl-C; needs the extra `web`.", "--web"),
+    port: Port = 8440,
+    checked: int = option(200, "How many more questions to ask, to check the answers.", min=1),
+    seed: int = option(2013, "Which random flights they are about."),
+    directory: Path | None = option(None, DIRECTORY, "--directory", "-d"),
+    prefix: str = option("", "Put before the streams' names flights, planes and weather."),
     servers: ServerOptions,
-    as_json: JsonOption = False,
+    as_json: Json = False,
 ) -> None:
-    """Publish, record and find real messages: flights, their planes and the weather. Checks its own answers.
+    """Publish, record and find real messages: flights, planes and weather.
 
-    Runs on private servers that end with it, or on yours with --broker and --database; there the streams and their
-    rows stay. Ends with code 7 where an answer is not what the data say. `--json` prints one document.
+    It checks its own answers. Runs on private servers that end with it, or on yours with --broker and --database;
+    there the streams and their rows stay. Ends with code 7 where an answer is not what the data say. `--json` prints
+    one document.
     """
     if web:
         _check_page(port)
@@ -91,8 +74,6 @@ def demo(
     if result["differences"]:
         raise typer.Exit(ExitCode.DIFFERENT)
 
-
-DIFFERENCES_SHOWN: Final = 10
 
 _NEXT: Final = """\
 Next        relatum demo --web   the same messages in a browser (extra `web`)
@@ -128,7 +109,7 @@ def _running(given: ServerOptions, directory: Path | None, prefix: str) -> Itera
 def _doing(text: str) -> Iterator[Callable[[str], None]]:
     """Say on stderr what is done: on a terminal as long as it lasts, by a line that can be added to."""
     if not errors.is_terminal:
-        errors.print(f"{text} …", soft_wrap=True)
+        note(f"{text} …")
         yield lambda _: None
         return
     with errors.status(f"{text} …") as status:
@@ -213,10 +194,8 @@ def _print_checked(asked: int, report: MissingReport, differences: Sequence[Diff
         f"{len(differences) or 'no'} differences.\n",
     )
     if differences:
-        table = table_of("message", "question", "the rows say", "answered", "by")
-        for each in differences[:DIFFERENCES_SHOWN]:
-            table.add_row(each.message, each.question, str(each.expected), str(each.answered), each.by)
-        console.print(table)
+        rows = [(each.message, each.question, each.expected, each.answered, each.by) for each in differences]
+        print_table(rows[:DIFFERENCES_SHOWN], ("message", "question", "the rows say", "answered", "by"))
 
 
 def _say(label: str, text: str) -> None:
@@ -261,7 +240,7 @@ def _check_page(port: int) -> None:
 
 def _serve(running: Servers, port: int, flight: str, *, is_private: bool) -> None:
     """Serve the page, with a recorder beside it; on private servers as a user that can only read."""
-    from relatum_consumer.web import WebOptions, serve
+    from relatum_consumer.web import WebOptions
 
     database = running.database
     if is_private:

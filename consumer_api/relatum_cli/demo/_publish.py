@@ -15,7 +15,7 @@ from relatum.errors import BrokerUnavailable, ConfigurationError, NotRecordedInT
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import recorded_ends
 from relatum.superstreams.streams import queue_exists
-from relatum_consumer.demo._data import KEYS, STREAMS, Data, Row
+from relatum_cli.demo._data import KEYS, STREAMS, Data, Row
 
 SEGMENT_BYTES = 5_000_000
 """Of the demo's streams: RabbitMQ before 3.13 seeks an offset from its segment's beginning (docs/performance.md)."""

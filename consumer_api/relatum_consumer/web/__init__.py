@@ -12,18 +12,15 @@ from relatum.faces import imported_later
 
 if TYPE_CHECKING:
     from relatum_consumer.web.application import make_application
-    from relatum_consumer.web.command import page_on, serve
     from relatum_consumer.web.options import WebOptions
     from relatum_consumer.web.server import WebServer
 
-__all__ = ["WebOptions", "WebServer", "make_application", "page_on", "serve"]
+__all__ = ["WebOptions", "WebServer", "make_application"]
 
 _HOMES = {
     "WebOptions": "relatum_consumer.web.options",
     "WebServer": "relatum_consumer.web.server",
     "make_application": "relatum_consumer.web.application",
-    "page_on": "relatum_consumer.web.command",
-    "serve": "relatum_consumer.web.command",
 }
 
 # The command's help needs none of this, and is there without the extra.

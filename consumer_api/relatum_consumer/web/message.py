@@ -12,12 +12,12 @@ from typing import Annotated, Any, Final, Literal
 
 from starlette.responses import Response
 
+from relatum.checks import size_text
 from relatum.errors import RelatumError
 from relatum.keys import KeyDefinition, bases_of, preset
 from relatum.membership import membership
 from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message
-from relatum.terminal import size_text
 from relatum_consumer.web.bodies import (
     TEXT_CHARACTERS_MAX,
     BodyKind,

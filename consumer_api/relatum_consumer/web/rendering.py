@@ -19,8 +19,8 @@ from markupsafe import Markup
 from starlette.responses import Response
 from starlette.types import Scope
 
+from relatum.checks import size_text
 from relatum.recording import CoveragePiece, StreamStatus, coverage_bar
-from relatum.terminal import size_text
 from relatum_consumer.web.links import FOR_PROGRAMS, Links
 from relatum_consumer.web.problems import Problem
 from relatum_consumer.web.timeline import LETTERS, Drawing, span_text

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from relatum.recording._embedded import EmbeddedRecorder
     from relatum.recording._extract import Extractor
     from relatum.recording._fill import Filler, Pace
-    from relatum.recording._forget import ForgottenStream, forget, forget_origin
+    from relatum.recording._forget import ForgottenStream, check_free, forget, forget_origin
     from relatum.recording._losing import is_same
     from relatum.recording._overview import (
         KeySize,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from relatum.recording._statistics import RecordedStream, RecorderStatistics
     from relatum.recording._status import StreamEvent, StreamStatus, recorded_status, status
     from relatum.recording._times import set_record_time
-    from relatum.recording._verify import VerifyReport, verify
+    from relatum.recording._verify import VerifyReport, meant_streams, verify
 
 __all__ = [
     "BackfillProgress",
@@ -57,12 +57,14 @@ __all__ = [
     "StreamVerified",
     "VerifyReport",
     "backfill",
+    "check_free",
     "coverage_bar",
     "edges_of",
     "forget",
     "forget_origin",
     "is_same",
     "key_sizes",
+    "meant_streams",
     "plan_backfill",
     "prune",
     "recorded_ends",
@@ -83,7 +85,7 @@ _HOMES = {
         "_embedded": "EmbeddedRecorder",
         "_extract": "Extractor",
         "_fill": "Filler Pace",
-        "_forget": "ForgottenStream forget forget_origin",
+        "_forget": "ForgottenStream check_free forget forget_origin",
         "_losing": "is_same",
         "_overview": "KeySize RecordedEnd RecorderMember key_sizes recorded_ends recorder_list",
         "_prune": "PruneReport prune",
@@ -94,7 +96,7 @@ _HOMES = {
         "_statistics": "RecordedStream RecorderStatistics",
         "_status": "StreamEvent StreamStatus recorded_status status",
         "_times": "set_record_time",
-        "_verify": "VerifyReport verify",
+        "_verify": "VerifyReport meant_streams verify",
     }.items()
     for name in names.split()
 }

@@ -1,0 +1,101 @@
+"""What commands of contexts and of affinity sets share: the super stream they are about, and how moves are shown."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar
+
+from relatum.contexts import Move, MoveProgress, SerializationContexts
+from relatum_cli.options import Json, ServerOptions, argument, shared
+from relatum_cli.show import Cells, counted, note, print_json, progress_bars, say, show, with_properties
+
+T = TypeVar("T", bound=SerializationContexts)
+
+LIST_MAX: Final = 1_000
+"""Contexts, or sets, listed unless more are asked for."""
+
+Partition = Annotated[str | None, shared("Only those in this partition.", metavar="STREAM")]
+Limit = Annotated[int, shared("How many at most.", min=1, shown=True)]
+
+
+@dataclass(frozen=True)
+class Place(ServerOptions):
+    """A super stream, whose contexts or affinity sets a command is about."""
+
+    super_stream: str = argument("The super stream's name.", "SUPER_STREAM")
+
+    def looking(self, kind: type[T]) -> T:
+        """The contexts or sets as the database has them; the broker's URL only tells the virtual host."""
+        return kind(self.super_stream, self.database_url, vhost=self.vhost)
+
+    def moving(self, kind: type[T]) -> T:
+        """The contexts or sets, with the broker that moving them needs."""
+        return kind(self.super_stream, self.database_url, broker=self.broker_url, stream_url=self.stream_url)
+
+
+@dataclass(frozen=True)
+class Asked(Place):
+    """A super stream, and whether to print JSON."""
+
+    as_json: Json = False
+
+    def show_moves(self, move: Callable[..., Sequence[Move]], *arguments: Any, what: str = "context") -> None:
+        """Call what moves contexts, or sets, and print the result."""
+        with progress_bars(f"{what}s") as update:
+
+            def on_progress(progress: MoveProgress) -> None:
+                if not self.as_json:
+                    update("moving", progress.contexts_done, progress.contexts_all)
+                    _note_ended(progress.move, what)
+
+            moves = move(*arguments, progress=on_progress)
+        if self.as_json:
+            print_json([move_document(each) for each in moves])
+        elif not moves:
+            say("Nothing had to move.")
+        else:
+            pauses = sorted(each.pause_s or 0.0 for each in moves)
+            moved = counted(sum(each.contexts for each in moves), what)
+            times = f"{pauses[len(pauses) // 2] * 1e3:,.0f} ms (median), at most {pauses[-1] * 1e3:,.0f} ms"
+            say(f"{moved} in {counted(len(moves), 'move')}; they stood still for {times}.")
+            for each in moves:
+                if each.aborting:
+                    say(f"Move {each.move_id} was taken back: its {what}s are in {each.source}.")
+
+
+def move_document(move: Move) -> dict[str, Any]:
+    """A move for JSON."""
+    return with_properties(move, "pause_s", "is_attended")
+
+
+def print_moves(moves: Sequence[Move], *, as_json: bool = False) -> None:
+    """Print moves."""
+    columns: Cells = {
+        "move": lambda move: str(move.move_id),
+        "contexts": "contexts",
+        "from": "source",
+        "to": "target",
+        "state": lambda move: str(move.state) + (", going back" if move.aborting and not move.state.is_ended else ""),
+        "started": "started_at",
+        "pause": _pause_text,
+        "held by": _holder_text,
+    }
+    whole = ("move", "contexts", "state", "pause")
+    empty = "No move is under way."
+    show(moves, columns, as_json=as_json, empty=empty, whole=whole, document_of=move_document)
+
+
+def _pause_text(move: Move) -> str:
+    """How long a move's contexts stood still."""
+    return "–" if move.pause_s is None else f"{move.pause_s * 1e3:,.0f} ms"
+
+
+def _holder_text(move: Move) -> str | None:
+    if move.state.is_ended:
+        return None
+    return move.holder if move.is_attended else "nobody"
+
+
+def _note_ended(move: Move, what: str) -> None:
+    if move.state.is_ended:
+        line = f"move {move.move_id}: {counted(move.contexts, what)}, {move.source} to {move.target}"
+        note(f"{line}, {move.state}, {_pause_text(move)}")
