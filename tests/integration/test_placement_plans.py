@@ -8,16 +8,16 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import registry
 
-from relatum.contexts.affinity._predecessors import RECORDED
-from relatum.contexts.placement import _placement_opening as opening
-from relatum.contexts.placement import _placement_prune as prune
-from relatum.contexts.placement import _placement_store as store
-from relatum.contexts.placement import _placing as placing
-from relatum.contexts.placement import _stored_moves as stored
-from relatum.contexts.serial.consuming import _member_store as members
-from relatum.contexts.serial.consuming import _serial_status as status
-from relatum.contexts.serial.consuming import _serial_store as consuming
-from relatum.contexts.serial.moving import _move_store as moving
+from relatum.contexts._predecessors import RECORDED
+from relatum.contexts import _super_stream_rows as opening
+from relatum.contexts import _placement_prune as prune
+from relatum.contexts import _placement_store as store
+from relatum.contexts import _placing as placing
+from relatum.contexts import _stored_moves as stored
+from relatum.contexts import _serial_member_store as members
+from relatum.contexts import _serial_status as status
+from relatum.contexts import _serial_store as consuming
+from relatum.contexts import _move_store as moving
 from tests.support.plans import MAKE_PARTS, PARTS, nodes_of, plan_of
 
 NAMES = 150_000

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from relatum import publishing
 from relatum.checks import checked_seconds
 from relatum.closing import AsyncClosing
-from relatum.contexts._options import AffinityOptions, ContextOptions
+from relatum.contexts._context_options import AffinityOptions, ContextOptions
 from relatum.contexts._routers import Options, RouterBase
-from relatum.contexts.affinity._predecessors import NO_WISH, Found, Predecessors, wish_of
-from relatum.contexts.affinity._set_keeping import SetKeeper
-from relatum.contexts.placement._cache import Sent
-from relatum.contexts.placement._model import PartitionRow, Placement
-from relatum.contexts.placement._name_locks import NameLocks
-from relatum.contexts.placement._placement_core import CLOSED, Places, RouterCore, rejected, unsettled
-from relatum.contexts.placement._publication import POLL_S
+from relatum.contexts._predecessors import NO_WISH, Found, Predecessors, wish_of
+from relatum.contexts._set_keeper import SetKeeper
+from relatum.contexts._placement_cache import Sent
+from relatum.contexts._placements import PartitionRow, Placement
+from relatum.contexts._name_locks import NameLocks
+from relatum.contexts._router_core import CLOSED, Places, RouterCore, rejected, unsettled
+from relatum.contexts._publication import POLL_S
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError, UsedAfterClose
 from relatum.superstreams.connections import vhost_of
 from relatum.superstreams.targets import channel_of
