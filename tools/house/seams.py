@@ -15,7 +15,6 @@ CORES: Final = (
     "relatum.contexts._entries",
     "relatum.contexts._placement_cache",
     "relatum.contexts._publication",
-    "relatum.contexts._trust",
     "relatum.contexts._order",
     "relatum.contexts._partition_log",
     "relatum.contexts._move_steps",

@@ -1,11 +1,12 @@
-"""Where contexts are, how they are to move, and what is told of it."""
+"""Where contexts are, what is told while they move, and which have to move for all to be spread evenly. Pure."""
 
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from typing import Self, TypeAlias
 
 from relatum.contexts._placements import Move, PartitionRow, Placement
+from relatum.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +84,38 @@ class ContextsStatus:
     moves: tuple[Move, ...]
 
 
-@dataclass(slots=True)
-class Call:
-    """What one call moves, told as it goes."""
+def spread(placed: Mapping[str, Sequence[str]], weights: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
+    """For each partition, the contexts that have to come to it; as few as possible move.
 
-    progress: Progress | None
-    contexts_all: int = 0
-    contexts_done: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    Partitions get shares in proportion to their weights, within one context of the exact share.
 
-    def tell(self, move: Move) -> None:
-        """Note that a move is further, and tell of it; one call at a time."""
-        with self.lock:
-            if move.state.is_ended:
-                self.contexts_done += move.contexts
-            if self.progress is not None:
-                self.progress(MoveProgress(move, self.contexts_done, self.contexts_all))
+    Contexts of partitions without a weight, or with 0, all leave.
+    """
+    quotas = _quotas(placed, weights)
+    leaving = [name for stream, names in placed.items() for name in names[quotas.get(stream, 0) :]]
+    arriving: dict[str, tuple[str, ...]] = {}
+    at = 0
+    for stream, quota in quotas.items():
+        missing = quota - len(placed.get(stream, ()))
+        if missing > 0:
+            arriving[stream] = tuple(leaving[at : at + missing])
+            at += missing
+    return arriving
+
+
+def _quotas(placed: Mapping[str, Sequence[str]], weights: Mapping[str, float]) -> dict[str, int]:
+    """How many contexts each partition is to have."""
+    total = sum(map(Fraction, weights.values()))
+    if total <= 0 or any(weight < 0 for weight in weights.values()):
+        raise InvalidInput("contexts are spread over partitions with weights from 0, at least one of them above 0")
+    count = sum(map(len, placed.values()))
+    exact = {stream: count * Fraction(weight) / total for stream, weight in weights.items()}
+    quotas = {stream: int(share) for stream, share in exact.items()}
+
+    def first_served(stream: str) -> tuple[Fraction, int]:
+        # Of equal remainders, to whom has most already: what stays need not move.
+        return exact[stream] - quotas[stream], len(placed.get(stream, ()))
+
+    for stream in sorted(quotas, key=first_served, reverse=True)[: count - sum(quotas.values())]:
+        quotas[stream] += 1
+    return quotas

@@ -11,8 +11,8 @@ from typing import Final, Self
 
 from relatum.checks import checked_callable, checked_seconds
 from relatum.closing import AsyncClosing
-from relatum.contexts._serial_batch import AsyncSerialBatch, consuming
 from relatum.contexts._batch_queue import Taken
+from relatum.contexts._serial_batch import AsyncSerialBatch, consuming
 from relatum.contexts._serial_consumer import CLOSE_S, LOOK_S, ConsumerBase, logger
 from relatum.contexts._serial_status import SerialStatus
 from relatum.errors import PartitionLost

@@ -40,16 +40,7 @@ Taken: TypeAlias = tuple[Following, Step]
 
 
 class Batches:
-    """What is handed out.
-
-    Attributes:
-        partitions: The partitions the member has, by stream.
-        header: The header that names contexts; None before it is agreed on.
-        leased_until: When the lease ends, as `time.monotonic` counts, which goes on while the process stands still:
-            after that, others may have the partitions, and consume the same.
-        refused: Why the broker does not let this member in; None where it does.
-        stopping: Set when nothing more is handed out.
-    """
+    """What is handed out."""
 
     loop: ComponentLoop
     returned: Callable[[], None]
@@ -61,9 +52,12 @@ class Batches:
         self.store = store
         self.outages = outages
         self.header = header
+        """The header that names contexts; None before it is agreed on."""
         self.partitions: dict[str, Partition] = {}
         self.leased_until = -math.inf
+        """By `time.monotonic`, which goes on while the process stands still: after it, others may consume the same."""
         self.refused: AccessRefused | ConfigurationError | None = None
+        """Why the broker does not let this member in."""
         self.stopping = threading.Event()
         self._waiting: deque[Future[Taken]] = deque()
         self._counting = threading.Lock()

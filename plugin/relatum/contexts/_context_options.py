@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from relatum.checks import as_options, checked_choice, checked_count, checked_name, checked_seconds, shown
-from relatum.contexts._super_stream_rows import IDLE_S_MIN
 from relatum.contexts._publication import WhenAway
+from relatum.contexts._super_stream_rows import IDLE_S_MIN
 from relatum.errors import ConfigurationError
 from relatum.headers import AFFINITY_HEADER, CONTEXT_HEADER
 from relatum.limits import INTEGER_MAX

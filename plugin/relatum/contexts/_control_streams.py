@@ -9,7 +9,6 @@ from pika import BasicProperties
 
 from relatum.checks import seconds_text
 from relatum.closing import Closing
-from relatum.contexts._placement_cache import Sent
 from relatum.contexts._entries import (
     CONTENT_TYPE,
     CONTROL_BYTES,
@@ -19,6 +18,7 @@ from relatum.contexts._entries import (
     encode,
     entry_of,
 )
+from relatum.contexts._placement_cache import Sent
 from relatum.contexts._publication import StrayFinder
 from relatum.errors import ReadTimeout, StreamUnavailable
 from relatum.publishing import DIRECT_TIMEOUT_S as TIMEOUT_S
@@ -65,14 +65,8 @@ def scan(
 class ControlStreams(Closing):
     """Publishes fences, markers and adoptions, and finds them, and strays, in partitions. Threads may share it.
 
-    Its connections are opened when they are needed, and again where they were lost.
-
-    Args:
-        address: The broker's address.
-        header: The header that names contexts; only needed to find strays.
-
-    Raises:
-        ConfigurationError: the address has no AMQP port.
+    Its connections are opened when they are needed, and again where they were lost. `header` names contexts, which only
+    finding strays needs. An address without an AMQP port is a `ConfigurationError`.
     """
 
     def __init__(self, address: BrokerAddress, header: str = "") -> None:

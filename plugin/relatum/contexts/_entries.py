@@ -31,17 +31,14 @@ _DIGITS_MAX: Final = len(str(INTEGER_MAX))
 
 
 class Placed(NamedTuple):
-    """What the header `relatum_placed` says: `<epoch>-<session>-<number>`.
-
-    Attributes:
-        epoch: The epoch of the placement it was published under. Later placements of a context have higher ones.
-        session: The router that published it, 16 hexadecimal digits; new with each one that is opened.
-        number: Its number there, ascending in the order of publishing.
-    """
+    """What the header `relatum_placed` says: `<epoch>-<session>-<number>`."""
 
     epoch: int
+    """That of the placement it was published under. Later placements of a context have higher ones."""
     session: str
+    """The router that published it, 16 hexadecimal digits; new with each one that is opened."""
     number: int
+    """Its number there, ascending in the order of publishing."""
 
     @classmethod
     def parse(cls, text: object) -> Self | None:
@@ -60,13 +57,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The end of contexts in a partition.
-
-    Attributes:
-        move_id: The move that ends them.
-        epoch: Behind the fence, what was placed under an earlier epoch is a stray.
-        contexts: Their names.
-    """
+    """The end of contexts in a partition: behind it, what was placed under an earlier epoch is a stray."""
 
     move_id: int
     epoch: int
@@ -75,14 +66,9 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The beginning of contexts in a partition.
+    """The beginning of contexts, under an epoch, in a partition.
 
-    Attributes:
-        move_id: The move that brings them.
-        epoch: The epoch that begins.
-        contexts: Their names.
-        source: The partition they come from; this very one where the move was aborted.
-        fence_offset: Where the move's fence lies there.
+    They come from `source`, where the move's fence is at `fence_offset`; from this partition if the move was aborted.
     """
 
     move_id: int
@@ -94,14 +80,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """A stray, taken into its context again: it counts here, not where it lies.
-
-    Attributes:
-        context: The context's name.
-        epoch: The epoch this was published under.
-        stream: The partition where the message lies.
-        offset: Its offset there.
-    """
+    """A stray, taken into its context again: it counts here under this epoch, not where it is (stream and offset)."""
 
     context: str
     epoch: int
@@ -111,12 +90,7 @@ class Adoption:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """An application's message.
-
-    Attributes:
-        context: Its context; None for none.
-        placed: Under which placement it was published; None where no router published it.
-    """
+    """An application's message, with its context, if any; `placed` is None if no router published it."""
 
     context: str | None
     placed: Placed | None
@@ -154,13 +128,7 @@ def decode(kind: object, body: bytes) -> Control | None:
 
 
 def entry_of(headers: Mapping[str, Any], body: bytes, context_header: str) -> Entry:
-    """What a message with these headers and this body is.
-
-    Args:
-        headers: The message's headers.
-        body: Its body; only looked at where the headers say that it is a control message.
-        context_header: The header that names contexts in this super stream.
-    """
+    """What a message with these headers and this body is; `context_header` names contexts in this super stream."""
     kind = headers.get(CONTROL_HEADER)
     if kind is not None and (control := decode(kind, body)) is not None:
         return control

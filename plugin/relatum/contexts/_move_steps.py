@@ -12,7 +12,7 @@ begin ── fencing ───────────────────�
               └── abort ──────────────────────────────┴── target := source, under a new epoch ──► aborted
 ```
 
-No fence is published while a publisher may rely on its last look from before the move, see `_trust` of placement.
+No fence is published while a publisher may rely on its last look from before the move, see `MOVE_WAIT_S`.
 Until then the fence has no epoch (0), so that whoever does not know of that rule publishes a fence that says nothing.
 
 An aborted move goes on with its source as the target, since its fence may be in the source already: what the contexts
@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 from relatum.contexts._entries import Control, Fence, Marker
 from relatum.contexts._placements import Move, MoveState
-from relatum.contexts._trust import MOVE_WAIT_S
+from relatum.contexts._publication import MOVE_WAIT_S
 from relatum.errors import MoveConflict, StreamUnavailable
 
 WAIT_S: Final = 0.01
@@ -115,11 +115,7 @@ def go_on(world: World, move_id: int) -> MoveStep:
 
 
 def abort(world: World, move_id: int) -> MoveStep:
-    """Take a move back: its contexts go on in the source. One that was aborted before stays so.
-
-    Raises:
-        MoveConflict: it was completed; another move brings its contexts back.
-    """
+    """Take a move back: its contexts go on in the source. One that was completed is a `MoveConflict`."""
     found = world.set_aborting(move_id)
     if found.state is MoveState.SWITCHED:
         raise MoveConflict(

@@ -1,22 +1,23 @@
-"""Moves in PostgreSQL: each call is one transaction, and may be repeated when its outcome is not known.
+"""Moves in PostgreSQL: each call of the store is one transaction, and may be repeated when its outcome is not known.
 
 Rows are locked in the order that `relatum.store.tables` says: placements by name, then the row of the super stream,
 then partitions by their id. The row of a move is locked after its placements.
 """
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.contexts._placements import Move, MoveState, PartitionState, PlacementState
-from relatum.contexts._super_stream_rows import RAISE_GENERATION
-from relatum.contexts._stored_moves import MOVE, OF_MOVES, move_info
+from relatum.contexts._entries import Control, Fence, Marker
 from relatum.contexts._move_steps import MoveStep
-from relatum.errors import Conflict, MoveConflict, NotFound, PartitionInUse, StreamNotFound, SuperStreamConflict
+from relatum.contexts._placements import Move, MoveState, PartitionState, PlacementState
+from relatum.contexts._placing import KEEP_COMMITS
+from relatum.contexts._super_stream_rows import RAISE_GENERATION
+from relatum.errors import Conflict, MoveConflict, NotFound, StreamNotFound, SuperStreamConflict
 from relatum.store.database import Database, sql
 from relatum.store.members import LEASE_S
 from relatum.waiting import Outages
@@ -25,10 +26,54 @@ logger = logging.getLogger("relatum.contexts")
 
 _FACTS: Final = len(Move.__dataclass_fields__)
 
+MOVE: Final = """m.move_id, source.stream AS source, target.stream AS target, m.source_id, m.target_id, m.state,
+        m.aborting, m.attempt, m.contexts, m.fence_epoch, m.epoch, m.scan_from, m.target_scan_from, m.fence_offset,
+        m.marker_offset, m.holder, m.lease_expires_at, m.started_at, m.fenced_at, m.ended_at, m.reason"""
+"""The columns of `Move`, in its order."""
+
+OF_MOVES: Final = """relatum.context_moves m
+    JOIN relatum.super_stream_partitions source ON source.partition_id = m.source_id
+    JOIN relatum.super_stream_partitions target ON target.partition_id = m.target_id"""
+"""Where these come from."""
+
+FIND_MOVE: Final = sql(f"SELECT {MOVE} FROM {OF_MOVES} WHERE m.move_id = :move_id::bigint")
+
+FENCE_AFTER: Final = sql(f"""
+    SELECT found.*, pg_is_in_recovery() AS is_standby FROM (VALUES (1)) one LEFT JOIN (
+        SELECT {MOVE} FROM {OF_MOVES} JOIN relatum.moved_contexts c ON c.move_id = m.move_id
+        WHERE c.name = :name::text AND m.super_stream_id = :super_stream_id::integer
+            AND (source.stream = :stream::text AND m.fence_epoch > :above::bigint
+                OR target.stream = :stream::text AND m.epoch > :above::bigint)
+        ORDER BY m.fence_epoch LIMIT 1) found ON true""")
+"""One row: the columns of `Move`, NULLs where there is none, and whether the server may know of too little."""
+
+FLOORS: Final = sql("""
+    SELECT name, max(epoch) FROM (
+        SELECT c.name, m.fence_epoch AS epoch
+        FROM relatum.moved_contexts c JOIN relatum.context_moves m ON m.move_id = c.move_id
+        WHERE m.source_id = :partition_id::integer AND m.fence_offset < :offset::bigint
+        UNION ALL
+        SELECT c.name, m.epoch
+        FROM relatum.moved_contexts c JOIN relatum.context_moves m ON m.move_id = c.move_id
+        WHERE m.target_id = :partition_id::integer AND m.marker_offset < :offset::bigint) told
+    GROUP BY name""")
+
+_NAMES: Final = "(SELECT array_agg(c.name) FROM relatum.moved_contexts c WHERE c.move_id = m.move_id) AS names"
+
+LOST_FENCES: Final = sql(f"""
+    SELECT m.move_id, m.fence_offset, m.fence_epoch, {_NAMES} FROM relatum.context_moves m
+    WHERE m.source_id = :partition_id::integer
+        AND m.fence_offset >= :from_offset::bigint AND m.fence_offset < :to_offset::bigint""")
+
+LOST_MARKERS: Final = sql(f"""
+    SELECT m.move_id, m.marker_offset, m.epoch, m.fence_offset, source.stream, {_NAMES}
+    FROM relatum.context_moves m JOIN relatum.super_stream_partitions source ON source.partition_id = m.source_id
+    WHERE m.target_id = :partition_id::integer
+        AND m.marker_offset >= :from_offset::bigint AND m.marker_offset < :to_offset::bigint""")
+
 # What a crash of PostgreSQL takes back must not be in a stream already: a fence behind which a context goes on as if
 # there was none would make strays of all its messages.
-_KEEP_COMMITS: Final = sql("""
-    SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'""")
+_KEEP_COMMITS: Final = sql(f"SELECT {KEEP_COMMITS}")
 
 _MOVES: Final = "WHERE m.super_stream_id = :super_stream_id::integer"
 
@@ -137,43 +182,6 @@ _COUNT_SETS: Final = sql("""
     WHERE partition_id = :partition_id::integer""")
 
 
-_LOCK_SUPER_STREAM: Final = sql("""
-    SELECT 1 FROM relatum.super_streams WHERE super_stream_id = :super_stream_id::integer FOR UPDATE""")
-
-_LOCK_PARTITIONS: Final = sql("""
-    SELECT partition_id, stream, state FROM relatum.super_stream_partitions
-    WHERE super_stream_id = :super_stream_id::integer
-    ORDER BY partition_id FOR UPDATE""")
-
-MOVES_OF: Final = sql("""
-    SELECT move_id FROM relatum.context_moves
-    WHERE super_stream_id = :super_stream_id::integer AND ended_at IS NULL
-        AND (source_id = :partition_id::integer OR target_id = :partition_id::integer)
-    LIMIT 1""")
-
-PLACED_IN: Final = sql("""
-    SELECT name FROM relatum.placements WHERE partition_id = :partition_id::integer AND state <> 'released' LIMIT 1""")
-
-_RETIRE: Final = sql("""
-    UPDATE relatum.super_stream_partitions SET state = 'retired' WHERE partition_id = :partition_id::integer""")
-
-_BEHIND: Final = sql("""
-    SELECT c.name, s.stream
-    FROM relatum.serial_consumers c
-    JOIN relatum.serial_positions p ON p.consumer_id = c.consumer_id
-    JOIN unnest(:partition_ids::integer[], :ends::bigint[]) AS needed(partition_id, "end")
-        ON p.partition_id = needed.partition_id
-    JOIN relatum.super_stream_partitions s ON s.partition_id = needed.partition_id
-    WHERE c.super_stream_id = :super_stream_id::integer AND p.position < needed."end"
-    LIMIT 1""")
-
-_HOLDING: Final = sql("""
-    SELECT c.name FROM relatum.serial_consumers c JOIN relatum.serial_holds h ON h.consumer_id = c.consumer_id
-    WHERE c.super_stream_id = :super_stream_id::integer
-        AND (h.partition_id = :partition_id::integer OR h.source_id = :partition_id::integer)
-    LIMIT 1""")
-
-
 class NothingToMove(Conflict):
     """None of the contexts is open in the source any more; nothing was written."""
 
@@ -184,13 +192,13 @@ class MoveStore:
     def __init__(self, database: Database, super_stream_id: int, super_stream: str) -> None:
         self._database = Database(database, idle_s=LEASE_S)
         self._transaction = self._database.transaction
-        self._id = super_stream_id
+        self.super_stream_id = super_stream_id
         self._name = super_stream
         self.outages = Outages(logger, database=database.address.name)
         """What is away, of all moves of the super stream."""
 
     @contextmanager
-    def _kept(self) -> Iterator[sa.Connection]:
+    def kept(self) -> Iterator[sa.Connection]:
         """A transaction that has reached the disk when it is committed."""
         with self._transaction() as connection:
             connection.execute(_KEEP_COMMITS)
@@ -203,8 +211,8 @@ class MoveStore:
 
         The holder goes on with it, and is unique for this move: a repeated call finds by it what the first one began.
         """
-        named = {"super_stream_id": self._id, "names": sorted(contexts)}
-        with self._kept() as connection:
+        named = {"super_stream_id": self.super_stream_id, "names": sorted(contexts)}
+        with self.kept() as connection:
             rows = connection.execute(LOCK_NAMED, named).all()
             for row in rows:
                 if row.state == PlacementState.MOVING:
@@ -223,7 +231,7 @@ class MoveStore:
                     reason="the target is retired",
                 )
             added = {
-                "super_stream_id": self._id,
+                "super_stream_id": self.super_stream_id,
                 "source_id": source_id,
                 "target_id": to.partition_id,
                 "contexts": len(names),
@@ -234,7 +242,7 @@ class MoveStore:
                 "generation": generation,
             }
             move_id = int(connection.execute(_ADD_MOVE, added).scalar_one())
-            stopped = {"super_stream_id": self._id, "names": names, "move_id": move_id, "generation": generation}
+            stopped = {**named, "names": names, "move_id": move_id, "generation": generation}
             connection.execute(ADD_CONTEXTS, stopped)
             connection.execute(STOP, stopped)
             return self._step(connection, move_id)
@@ -251,13 +259,13 @@ class MoveStore:
         )
 
     def _partition(self, connection: sa.Connection, stream: str) -> Any:
-        row = connection.execute(_PARTITION, {"super_stream_id": self._id, "stream": stream}).one_or_none()
+        row = connection.execute(_PARTITION, {"super_stream_id": self.super_stream_id, "stream": stream}).one_or_none()
         if row is None:
             raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
         return row
 
     def _row(self, connection: sa.Connection, move_id: int) -> Any:
-        row = connection.execute(ONE, {"super_stream_id": self._id, "move_id": move_id}).one_or_none()
+        row = connection.execute(ONE, {"super_stream_id": self.super_stream_id, "move_id": move_id}).one_or_none()
         if row is None:
             raise NotFound(f"there is no move {move_id} of this super stream")
         return row
@@ -280,27 +288,27 @@ class MoveStore:
 
     def take_abandoned(self, holder: str) -> int | None:
         """Take a move that has not ended and that nobody attends, for this holder alone; None where there is none."""
-        taken = {"super_stream_id": self._id, "holder": holder, "lease_s": LEASE_S}
+        taken = {"super_stream_id": self.super_stream_id, "holder": holder, "lease_s": LEASE_S}
         return next((row.move_id for row in self._database.rows(TAKE_ABANDONED, taken, once=True)), None)
 
     def let_fence(self, move_id: int) -> MoveStep:
         """Have a move fenced, now that no publisher relies on what was before it."""
-        with self._kept() as connection:
-            connection.execute(_LET_FENCE, {"super_stream_id": self._id, "move_id": move_id})
+        with self.kept() as connection:
+            connection.execute(_LET_FENCE, {"super_stream_id": self.super_stream_id, "move_id": move_id})
             return self._step(connection, move_id)
 
     def set_fenced(self, move_id: int, attempt: int, fence_offset: int) -> MoveStep:
         """Note where a move's fence lies, if it is at that attempt and not fenced yet."""
         values = {"move_id": move_id, "attempt": attempt, "fence_offset": fence_offset}
-        with self._kept() as connection:
+        with self.kept() as connection:
             connection.execute(SET_FENCED, values)
             return self._step(connection, move_id)
 
     def switch(self, move_id: int, attempt: int, marker_offset: int) -> MoveStep:
         """End a move, if it is at that attempt and fenced: its contexts go on in the target."""
-        of_move = {"super_stream_id": self._id, "move_id": move_id}
+        of_move = {"super_stream_id": self.super_stream_id, "move_id": move_id}
         ended = {**of_move, "attempt": attempt, "marker_offset": marker_offset}
-        with self._kept() as connection:
+        with self.kept() as connection:
             names = connection.scalars(LOCK_MOVING, of_move).all()
             row = connection.execute(_SET_ENDED, ended).one_or_none()
             if row is not None:
@@ -312,14 +320,14 @@ class MoveStore:
 
     def set_aborting(self, move_id: int, reason: str | None) -> MoveStep:
         """Turn a move back to its source, unless it was turned back before or has ended."""
-        values = {"super_stream_id": self._id, "move_id": move_id, "reason": reason}
-        with self._kept() as connection:
+        values = {"super_stream_id": self.super_stream_id, "move_id": move_id, "reason": reason}
+        with self.kept() as connection:
             connection.execute(SET_ABORTING, values)
             return self._step(connection, move_id)
 
     def moves(self, *, latest: int | None = None) -> list[Move]:
         """The moves that have not ended, oldest first; or so many of all, latest first."""
-        of_super_stream = {"super_stream_id": self._id}
+        of_super_stream = {"super_stream_id": self.super_stream_id}
         with self._transaction() as connection:
             if latest is None:
                 rows = connection.execute(UNDER_WAY, of_super_stream)
@@ -331,46 +339,6 @@ class MoveStore:
         """A move as it is shown; `NotFound` where there is none of that number."""
         with self._transaction() as connection:
             return move_info(self._row(connection, move_id))
-
-    def retire(self, stream: str) -> None:
-        """Take a partition out of use: nothing is placed or moved there any more. One that is retired stays so."""
-        of_super_stream = {"super_stream_id": self._id}
-        with self._kept() as connection:
-            connection.execute(_LOCK_SUPER_STREAM, of_super_stream)
-            rows = connection.execute(_LOCK_PARTITIONS, of_super_stream).all()
-            row = next((row for row in rows if row.stream == stream), None)
-            if row is None:
-                raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
-            if not any(row.stream != stream and row.state == PartitionState.ACTIVE for row in rows):
-                raise PartitionInUse(f"{stream!r} is the last partition", stream=stream, reason="it is the last one")
-            self._check_unused(connection, stream, row.partition_id)
-            connection.execute(_RETIRE, {"partition_id": row.partition_id})
-
-    def _check_unused(self, connection: sa.Connection, stream: str, partition_id: int) -> None:
-        of_partition = {"super_stream_id": self._id, "partition_id": partition_id}
-        move_id = connection.execute(MOVES_OF, of_partition).scalar()
-        if move_id is not None:
-            reason = f"move {move_id} has not ended"
-            raise PartitionInUse(f"{stream!r} cannot be retired: {reason}", stream=stream, reason=reason)
-        context = connection.execute(PLACED_IN, of_partition).scalar()
-        if context is not None:
-            reason = f"{context!r} is placed there, and maybe more"
-            raise PartitionInUse(f"{stream!r} cannot be retired: {reason}; move them", stream=stream, reason=reason)
-
-    def unread(self, partition_id: int, ends: Mapping[int, int]) -> str | None:
-        """Which serial consumer has not read so far, or holds messages back because of a partition; None for none.
-
-        - `partition_id`: The partition of the holds.
-        - `ends`: By partition, the offset below which all is to be read.
-        """
-        wanted = {"super_stream_id": self._id, "partition_ids": list(ends), "ends": list(ends.values())}
-        with self._transaction() as connection:
-            behind = connection.execute(_BEHIND, wanted).first()
-            if behind is not None:
-                return f"consumer {behind.name!r} has not read all of {behind.stream!r}"
-            of_partition = {"super_stream_id": self._id, "partition_id": partition_id}
-            name = connection.execute(_HOLDING, of_partition).scalar()
-            return None if name is None else f"consumer {name!r} holds messages back that come after it"
 
 
 def _count(connection: sa.Connection, source_id: int, target_id: int, moved: int) -> None:
@@ -384,3 +352,25 @@ def _count(connection: sa.Connection, source_id: int, target_id: int, moved: int
 def _step_of(row: Any) -> MoveStep:
     step = MoveStep(*row[:_FACTS], names=frozenset(row.names))
     return replace(step, state=MoveState(step.state))
+
+
+def move_info(row: Sequence[Any]) -> Move:
+    """A move from the columns of `MOVE`; what a statement adds to them comes after."""
+    move = Move(*row[:_FACTS])
+    return replace(move, state=MoveState(move.state))
+
+
+def floors_before(database: Database, partition_id: int, offset: int) -> dict[str, int]:
+    """The floor of each context in a partition at an offset: the highest epoch of the fences and markers before it."""
+    return dict(database.rows(FLOORS, {"partition_id": partition_id, "offset": offset}))
+
+
+def lost_controls(database: Database, partition_id: int, from_offset: int, to_offset: int) -> list[tuple[int, Control]]:
+    """The fences and markers that were at these offsets, ascending, of a stream that has dropped them."""
+    lost = {"partition_id": partition_id, "from_offset": from_offset, "to_offset": to_offset}
+    found: list[tuple[int, Control]] = []
+    for move_id, at, epoch, names in database.rows(LOST_FENCES, lost):
+        found.append((at, Fence(move_id, epoch, frozenset(names or ()))))
+    for move_id, at, epoch, fence, source, names in database.rows(LOST_MARKERS, lost):
+        found.append((at, Marker(move_id, epoch, frozenset(names or ()), source, fence)))
+    return sorted(found, key=lambda each: each[0])

@@ -1,23 +1,23 @@
 """Performs the steps of moves, one or many side by side, and again while PostgreSQL or the broker does not answer."""
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
 from relatum import otel
+from relatum.contexts import _move_steps as moving
+from relatum.contexts._assignments import MoveProgress, Progress
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._entries import Control, Fence, Marker
-from relatum.contexts._placements import Move, Placement
-from relatum.contexts._placement_store import PlacementStore
-from relatum.contexts._trust import elapsed_s
-from relatum.contexts import _move_steps as moving
-from relatum.contexts._assignments import Call
 from relatum.contexts._move_steps import MoveStep
 from relatum.contexts._move_store import MoveStore, NothingToMove, logger
+from relatum.contexts._placement_store import PlacementStore, in_parts
+from relatum.contexts._placements import Move, Placement
+from relatum.contexts._publication import elapsed_s
 from relatum.errors import Conflict, MoveConflict, NotFound, PublishNacked, PublishUnroutable, RelatumError, Transient
 from relatum.otel import Description, Part
 from relatum.processes import new_holder
@@ -63,9 +63,7 @@ class Mover:
     def run(self, steps: Callable[..., MoveStep], *given: Any) -> MoveStep:
         """Perform all steps of `move`, `go_on` or `abort`; gives the move as it ended.
 
-        Raises:
-            RelatumError: what stopped it. A move that had begun stands as it was; its number is in the message and in
-                the field `move_id`.
+        The error of what stopped it says in which state the move is, and has its number in the field `move_id`.
         """
         with otel.span(Part.MOVES, lambda: Description("relatum move")):
             try:
@@ -149,12 +147,9 @@ class Mover:
 
 
 def go_on_with_abandoned(moves: MoveStore, streams: ControlStreams) -> None:
-    """Go on with all moves whose mover is gone, one after the other.
+    """Go on with all moves whose mover is gone, one after the other; an error leaves the move as it is.
 
     One statement takes a move: of many who ask, one has it. Two who perform it side by side would do no harm.
-
-    Raises:
-        RelatumError: what stopped one; it stands as it was.
     """
     holder = new_holder()
     while (move_id := moves.take_abandoned(holder)) is not None:
@@ -192,9 +187,6 @@ MOVES_AT_ONCE: Final = 4
 CONTEXTS_MAX: Final = 500
 """Contexts of one move: all are in its fence and in its marker, which are to stay small messages."""
 
-FOUND_AT_ONCE: Final = 5_000
-"""Contexts looked up in one statement."""
-
 ROUNDS_MAX: Final = 10
 """How often contexts are looked up again that were elsewhere when their move began."""
 
@@ -208,18 +200,28 @@ class Wanted(NamedTuple):
 
 
 class Movers:
-    """Performs moves of one super stream."""
+    """The moves of one call: performed, and told of as they go, one at a time."""
 
     def __init__(
-        self, placements: PlacementStore, moves: MoveStore, streams: ControlStreams, *, at_once: int, retry_s: float
+        self,
+        placements: PlacementStore,
+        moves: MoveStore,
+        streams: ControlStreams,
+        *,
+        at_once: int,
+        retry_s: float,
+        progress: Progress | None,
     ) -> None:
         self._placements = placements
         self._moves = moves
         self._streams = streams
         self._at_once = at_once
         self._retry_s = retry_s
+        self._progress = progress
+        self._contexts_all = self._contexts_done = 0
+        self._telling = threading.Lock()
 
-    def move_all(self, contexts: Mapping[str, Collection[str]], call: Call) -> list[Move]:
+    def move_all(self, contexts: Mapping[str, Collection[str]]) -> list[Move]:
         """Move contexts, by target. Those that nobody placed, or not any more, are passed over."""
         self._go_on_with_abandoned()
         ended: list[Move] = []
@@ -228,9 +230,9 @@ class Movers:
             wanted = [each for target, names in left.items() for each in self._needed(names, target)]
             if not wanted:
                 return ended
-            call.contexts_all = call.contexts_done + sum(len(each.contexts) for each in wanted)
+            self._contexts_all = self._contexts_done + sum(len(each.contexts) for each in wanted)
             left = {}
-            for move, missed in self._perform_all(wanted, call):
+            for move, missed in self._perform_all(wanted):
                 if move is not None:
                     ended.append(move)
                 if missed.contexts:
@@ -245,18 +247,26 @@ class Movers:
             log_failure(logger, error, "an abandoned move was not gone on with here")
 
     def perform(
-        self, steps: Callable[[moving.World, int], MoveStep], move_id: int, call: Call, *, reason: str | None = None
+        self, steps: Callable[[moving.World, int], MoveStep], move_id: int, *, reason: str | None = None
     ) -> Move:
         """Go on with a move, or abort it; gives it as it ended."""
-        return self._moves.move(self._mover(call, reason).run(steps, move_id).move_id)
+        self._contexts_all = self._moves.move(move_id).contexts
+        return self._moves.move(self._mover(reason).run(steps, move_id).move_id)
 
-    def _mover(self, call: Call, reason: str | None = None) -> Mover:
-        return Mover(self._moves, self._streams, retry_s=self._retry_s, reason=reason, tell=call.tell)
+    def _mover(self, reason: str | None = None) -> Mover:
+        return Mover(self._moves, self._streams, retry_s=self._retry_s, reason=reason, tell=self._tell)
+
+    def _tell(self, move: Move) -> None:
+        with self._telling:
+            if move.state.is_ended:
+                self._contexts_done += move.contexts
+            if self._progress is not None:
+                self._progress(MoveProgress(move, self._contexts_done, self._contexts_all))
 
     def _needed(self, names: Collection[str], target: str) -> list[Wanted]:
         """The moves it takes to have names in the target."""
         leaving: dict[str, list[str]] = {}
-        for placement in find_some(self._placements, names).values():
+        for placement in self._placements.find(names).values():
             self._check_stands(placement)
             if placement.stream != target:
                 leaving.setdefault(placement.stream, []).append(placement.name)
@@ -277,38 +287,23 @@ class Movers:
                 state=found.state.value,
             )
 
-    def _perform_all(self, wanted: Sequence[Wanted], call: Call) -> list[tuple[Move | None, Wanted]]:
+    def _perform_all(self, wanted: Sequence[Wanted]) -> list[tuple[Move | None, Wanted]]:
         """Perform moves side by side. When one is stopped, those beside it are completed and no other begins.
 
         Gives each move, None where it did not begin, with those of its contexts that were elsewhere by then.
         """
         perform = otel.carried(Part.MOVES, self._perform_one)
         with ThreadPoolExecutor(self._at_once, "relatum-move") as pool:
-            futures = [pool.submit(perform, each, call) for each in wanted]
+            futures = [pool.submit(perform, each) for each in wanted]
             try:
                 return [future.result() for future in futures]
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _perform_one(self, wanted: Wanted, call: Call) -> tuple[Move | None, Wanted]:
+    def _perform_one(self, wanted: Wanted) -> tuple[Move | None, Wanted]:
         try:
-            ended = self._mover(call).run(moving.move, wanted.source, wanted.target, wanted.contexts)
+            ended = self._mover().run(moving.move, wanted.source, wanted.target, wanted.contexts)
         except NothingToMove:
             return None, wanted
         return self._moves.move(ended.move_id), wanted._replace(contexts=wanted.contexts - ended.names)
-
-
-def find_some(placements: PlacementStore, names: Iterable[str]) -> dict[str, Placement]:
-    """The placements of those names that are placed; any number of names."""
-    found: dict[str, Placement] = {}
-    for some in in_parts(names, FOUND_AT_ONCE):
-        found.update(placements.find(some))
-    return found
-
-
-def in_parts(names: Iterable[str], count: int) -> Iterator[list[str]]:
-    """Names in lists of at most so many."""
-    rest = iter(names)
-    while part := list(islice(rest, count)):
-        yield part

@@ -37,38 +37,26 @@ class Verdict(Enum):
 
 @dataclass(slots=True)
 class Hold:
-    """Contexts that wait in a partition for what is before them in another.
-
-    Attributes:
-        move_id: The move that brought them.
-        epoch: The epoch of its marker.
-        contexts: The contexts that wait.
-        source: The partition they come from.
-        fence_offset: Where that must be consumed to, and past.
-        marker_offset: Where the marker lies.
-        cursor: Entries before this offset have been delivered.
-        held: Offsets that wait, ascending, with what lies there.
-    """
+    """Contexts that wait in a partition for what is before them in another, their source."""
 
     move_id: int
     epoch: int
     contexts: frozenset[str]
     source: str
     fence_offset: int
+    """The source must be consumed past this offset."""
     marker_offset: int
     cursor: int
+    """Entries before this offset have been delivered."""
     held: dict[int, Data | Adoption] = field(default_factory=dict)
+    """What waits, by offset, ascending."""
 
 
 class PartitionLog:
     """The verdicts on one partition's messages, in the order of their offsets.
 
-    Args:
-        floors: The floor of each context at the offset where reading begins.
-        open_holds: The holds that were open at `position`, by move, with the cursor of each. Only needed where reading
-            begins before the position.
-        position: Offsets below it were dealt with before: what is not held of them is not delivered again, and holds
-            that are not open any more are not opened again.
+    It begins with the floors at the offset where reading begins. What is below the position was dealt with before: of
+    that, only what the holds that were open then (with their cursors) still hold is delivered.
     """
 
     def __init__(
@@ -130,11 +118,7 @@ class PartitionLog:
             del hold.held[at]
 
     def end(self, move_id: int) -> None:
-        """End a hold whose contexts wait no more; what comes after is delivered as it is read.
-
-        Raises:
-            ValueError: Entries of it are not delivered, or not read again, yet.
-        """
+        """End a hold whose contexts wait no more, and of which all is read again and delivered."""
         hold = self.holds[move_id]
         if not self.is_caught_up:
             raise ValueError(
@@ -184,19 +168,13 @@ class PartitionLog:
 
 
 class MovedBefore(NamedTuple):
-    """What matters of a move to one who begins in the middle.
-
-    Attributes:
-        source: The partition its contexts left.
-        target: The one they went to.
-        fence_offset: Where its fence lies in the source; None while that is not known.
-        begins: Where its marker lies in the target, or an offset below that.
-    """
+    """What matters of a move to a consumer that begins in the middle."""
 
     source: Any
     target: Any
     fence_offset: int | None
     begins: int
+    """Where its marker is in the target, or an offset below that."""
 
 
 def consistent_starts(starts: Mapping[Any, int], moves: Iterable[MovedBefore]) -> dict[Any, int]:
@@ -206,9 +184,8 @@ def consistent_starts(starts: Mapping[Any, int], moves: Iterable[MovedBefore]) -
     a marker while the other begins before its fence: then it begins at the marker, to hold what is behind it. Those who
     begin so get some messages from before they began, and miss none.
 
-    Args:
-        starts: Where each partition was to begin. They were read before the moves.
-        moves: All moves of the super stream. One whose fence is not known has no marker yet, and does not matter.
+    The starts were read before the moves, which are all of the super stream. A move whose fence is not known has no
+    marker yet, and does not matter.
     """
     consistent = dict(starts)
     known = [move for move in moves if move.fence_offset is not None]

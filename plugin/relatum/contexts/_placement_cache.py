@@ -1,32 +1,30 @@
-"""What a router knows of placements, and which of its messages are not checked yet. Pure; threads may share both."""
+"""What a router knows of placements, which of its messages are not checked yet, and a lock for each name in use."""
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from relatum.contexts._entries import Adoption, Placed
 from relatum.contexts._placements import Placement, PlacementState
 
+_Lock = TypeVar("_Lock")
+
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message, or an adoption, that is published.
-
-    Attributes:
-        name: The context or affinity set.
-        stream: The partition it is published to.
-        wanted: What it is found by.
-        as_of: The generation its placement was right as of.
-        is_doubtful: Whether it may not have arrived: an adoption that is not confirmed.
-    """
+    """A message, or an adoption, that is published to a partition."""
 
     name: str
     stream: str
     wanted: Placed | Adoption
+    """What it is found by."""
     as_of: int
+    """The generation that its placement was right as of."""
     is_doubtful: bool = False
+    """Whether it may not have arrived: an adoption that is not confirmed."""
 
 
 class Known(NamedTuple):
@@ -37,7 +35,7 @@ class Known(NamedTuple):
 
 
 class PlacementCache:
-    """The placements used last, all of them right as of one generation."""
+    """The placements used last, all of them right as of one generation. Threads may share it."""
 
     def __init__(self, names_max: int) -> None:
         self._names_max = names_max
@@ -76,12 +74,9 @@ class PlacementCache:
                 self._placements.popitem(last=False)
 
     def advance(self, generation: int, changed: Iterable[Placement] | None) -> None:
-        """Go on to a generation.
+        """Go on to a generation, with what changed since the cache's own or an earlier one.
 
-        Args:
-            generation: The generation that was read together with the changes.
-            changed: The placements that changed since the cache's own generation, or an earlier one; None where that
-                cannot be told: then all are dropped.
+        None for what changed drops everything: it cannot be told.
         """
         with self._lock:
             if self._generation is not None and generation <= self._generation:
@@ -113,12 +108,9 @@ class PlacementCache:
 
 
 class Unchecked:
-    """What was sent, in its order for each name, and is not known yet to count where it lies.
+    """What was sent, in its order for each name, and is not known yet to count where it is; at most so many.
 
-    A look forgets what counts by it; what stays then is settled one by one.
-
-    Args:
-        most: How many there may be.
+    A look forgets what counts by it; what stays then is settled one by one. Threads may share it.
     """
 
     def __init__(self, most: int) -> None:
@@ -189,3 +181,28 @@ class Unchecked:
             self._sent[name] = after
         else:
             self._sent.pop(name, None)
+
+
+class NameLocks(Generic[_Lock]):
+    """Locks of names, of threads or of tasks, made as they are needed: `with locks(name) as lock, lock:`."""
+
+    def __init__(self, make: Callable[[], _Lock]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._used: dict[str, tuple[_Lock, int]] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[_Lock]:
+        """The name's lock; it is forgotten when the last block that uses it ends."""
+        with self._lock:
+            lock, users = self._used.get(name) or (self._make(), 0)
+            self._used[name] = (lock, users + 1)
+        try:
+            yield lock
+        finally:
+            with self._lock:
+                users = self._used[name][1] - 1
+                if users:
+                    self._used[name] = (lock, users)
+                else:
+                    del self._used[name]

@@ -6,21 +6,26 @@ Calls may be repeated when it is not known whether their commit came through: th
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self
 
 import sqlalchemy as sa
 
+from relatum.contexts._move_store import FENCE_AFTER, FIND_MOVE, move_info
+from relatum.contexts._placement_prune import forget_released
 from relatum.contexts._placements import (
     Choose,
     Move,
     MoveState,
     PartitionLike,
     PartitionRow,
+    PartitionState,
     Placement,
     PlacementState,
     check_name,
 )
+from relatum.contexts._placing import RELEASE, chosen_among, place
 from relatum.contexts._super_stream_rows import (
     GENERATION,
     IDLE_S,
@@ -31,15 +36,18 @@ from relatum.contexts._super_stream_rows import (
     partition_of,
     set_weights,
 )
-from relatum.contexts._placement_prune import forget_released
-from relatum.contexts._placing import RELEASE, Candidates, chosen_among, place
-from relatum.contexts._stored_moves import FENCE_AFTER, FIND_MOVE, move_info
 from relatum.errors import MoveConflict, PlacementNotFound, SuperStreamConflict
 from relatum.store.database import AnyDatabase, Database, sql
 from relatum.store.members import LEASE_S
 
 CHANGES_MAX: Final = 10_000
 """Changes that are handed out one by one; more of them count as everything."""
+
+COUNTS_S: Final = 0.1
+"""Seconds for which the partitions, and the numbers of sets open in them, serve to choose among them."""
+
+FOUND_AT_ONCE: Final = 5_000
+"""Names looked up in one statement."""
 
 FORGET_EVERY_S: Final = 10.0
 """Seconds between two times at which a store deletes placements that were released long ago."""
@@ -106,7 +114,8 @@ class PlacementStore:
         self._vhost = vhost
         self._name = super_stream
         self._known: tuple[int, str] | None = None
-        self._candidates = Candidates(super_stream, self.partitions)
+        self._active: Sequence[PartitionRow] = ()
+        self._active_until = 0.0
         self._forget_at = time.monotonic() + FORGET_EVERY_S
 
     def __enter__(self) -> Self:
@@ -139,23 +148,18 @@ class PlacementStore:
         *,
         idle_s: float | None = None,
     ) -> list[PartitionRow]:
-        """Make the super stream's rows where they are not there, and see that all mean the same by them.
+        """Make the super stream's rows where they are missing, and check that everybody means the same by them.
 
         Where nothing is missing, nothing is written, so that a user who may only read can open it, too. What is None is
-        as it is stored. New partitions of the broker are added; those it does not have any more stay. `idle_s` is set
-        for all by the first who says so.
-
-        Raises:
-            SuperStreamConflict: its sets are named by another header, or are closed after another time; or it has no
-                partition.
-            SuperStreamNotFound: nothing is stored of it, and no header or no partitions were given.
+        as it is stored. New partitions of the broker are added; those that it has no more stay. The first to give
+        `idle_s` sets it for all. What differs is `SuperStreamConflict`, what is not stored `SuperStreamNotFound`.
         """
         wanted = None if partitions is None else sorted(partitions, key=lambda partition: partition.place)
         if wanted is not None and not wanted:
             raise SuperStreamConflict(
                 f"super stream {self._name!r} has no partition", super_stream=self._name, reason="it has no partition"
             )
-        self._candidates.forget()
+        self._active_until = 0.0
         found = self._database.run(
             lambda connection: open_super_stream(connection, (self._vhost, self._name), header, wanted, idle_s)
         )
@@ -175,7 +179,7 @@ class PlacementStore:
         """Set the weights of partitions, by stream; 0 takes no new sets where they are spread by weight."""
         # Partitions are locked in the order of their ids, as by everybody.
         self._database.run(lambda connection: set_weights(connection, self._opened()[0], self._name, weights))
-        self._candidates.forget()
+        self._active_until = 0.0
 
     def generation(self) -> int:
         """How often placements changed; it may be a standby's word."""
@@ -186,7 +190,7 @@ class PlacementStore:
 
         None instead of these where there is no other, or they are not remembered: all that is cached may be wrong.
         """
-        rows = self._look(CHANGES, since=since, most=CHANGES_MAX + 1)
+        rows = self._database.rows(CHANGES, self._with_id(since=since, most=CHANGES_MAX + 1), on_primary=True)
         if not rows:
             raise not_found(self._name)
         now, floor = rows[0][:2]
@@ -194,35 +198,35 @@ class PlacementStore:
             return now, None
         return now, [_placement(row[3:]) for row in rows if row[3] is not None]
 
-    def find(self, names: Collection[str]) -> dict[str, Placement]:
+    def find(self, names: Collection[str], *, on_primary: bool = False) -> dict[str, Placement]:
         """The placements of names that are placed, by name; those that were released are not among them."""
-        wanted = [check_name(name) for name in names]
-        if not wanted:
-            return {}
-        return {row.name: _placement(row) for row in self._select(FIND, names=wanted)}
+        found = {}
+        for some in in_parts(map(check_name, names), FOUND_AT_ONCE):
+            rows = self._database.rows(FIND, self._with_id(names=some), on_primary=on_primary)
+            found.update({row.name: _placement(row) for row in rows})
+        return found
 
     def place(
         self, names: Collection[str], choose: Choose, *, open_sets_max: int | None = None, are_new: bool = False
     ) -> dict[str, Placement]:
         """The placements of names, placed now where they were not: all who place a name at once get the same.
 
-        Some may be moving. What is mostly new (`are_new`) is not looked up beforehand.
-
-        Raises:
-            TooManyOpenSets: there would be more of them; none of these names was placed.
-            SuperStreamConflict: the super stream has no active partition.
+        Some may be moving. What is mostly new (`are_new`) is not looked up first. With `open_sets_max`, one too many is
+        `TooManyOpenSets`, and none of these names is placed.
         """
-        found = {} if are_new else self._find_now(names)
+        found = {} if are_new else self.find(names, on_primary=True)
         for attempt in range(_TRIES):
             missing = sorted(check_name(name) for name in set(names) - found.keys())
             if not missing:
                 break
-            chosen = chosen_among(missing, self._candidates.active(fresh=attempt > 0), choose)
-            found |= self._place(chosen, open_sets_max)
-            self._candidates.count(chosen.values())
+            active = self._active_partitions(fresh=attempt > 0)
+            chosen = [row.partition_id for row in chosen_among(missing, active, choose).values()]
+            rows = place(self._database, self._name, self._with_id(names=missing, partition_ids=chosen), open_sets_max)
+            found |= {row.name: _placement(row) for row in rows}
+            # Another thread may replace the list: its counts are as good.
+            self._active = [replace(row, open_sets=row.open_sets + chosen.count(row.partition_id)) for row in active]
             # What others placed in the meantime.
-            if missing := [name for name in missing if name not in found]:
-                found |= self._find_now(missing)
+            found |= self.find([name for name in missing if name not in found], on_primary=True)
         if found.keys() < set(names):
             raise SuperStreamConflict(
                 f"the partitions of {self._name!r} are being retired; place the names again",
@@ -304,10 +308,10 @@ class PlacementStore:
         then a later one of the name there is kept, whose own fence or marker retention has dropped, too: what is
         still in the partition lies behind it. None: a message of this epoch cannot be a stray there.
         """
-        [row] = self._look(FENCE_AFTER, name=check_name(name), stream=stream, above=epoch)
+        wanted = self._with_id(name=check_name(name), stream=stream, above=epoch)
+        # Publishers rely on it: a standby, which may be behind, is refused.
+        [row] = self._database.rows(FENCE_AFTER, wanted, on_primary=True)
         return None if row.move_id is None else move_info(row)
-
-    # What the calls are made of
 
     def _opened(self) -> tuple[int, str]:
         if self._known is None:
@@ -323,11 +327,21 @@ class PlacementStore:
         """Set after how many seconds without use sets are closed; None for never."""
         self._database.rows(SET_IDLE, self._with_id(idle_s=None if idle_s is None else float(idle_s)))
 
-    def _place(self, chosen: Mapping[str, int], open_sets_max: int | None) -> dict[str, Placement]:
-        """Place names; gives those that nobody had placed, none where a partition was retired meanwhile."""
-        wanted = self._with_id(names=list(chosen), partition_ids=list(chosen.values()))
-        rows = place(self._database, self._name, wanted, open_sets_max)
-        return {row.name: _placement(row) for row in rows}
+    def _active_partitions(self, *, fresh: bool) -> Sequence[PartitionRow]:
+        """The partitions that take new placements; those of a moment ago, with what was placed here since counted."""
+        if not fresh and time.monotonic() < self._active_until:
+            return self._active
+        active = [partition for partition in self.partitions() if partition.state is PartitionState.ACTIVE]
+        if not active:
+            raise SuperStreamConflict(
+                f"super stream {self._name!r} has no partition that takes new placements",
+                super_stream=self._name,
+                reason="it has no active partition",
+            )
+        # In this order: who finds the time not over finds a list.
+        self._active = active
+        self._active_until = time.monotonic() + COUNTS_S
+        return active
 
     def _forget(self) -> None:
         """Now and then, delete a part of what was released long ago: those who release keep the table small."""
@@ -335,14 +349,6 @@ class PlacementStore:
             return
         self._forget_at = time.monotonic() + FORGET_EVERY_S
         forget_released(self._database.engine, self.super_stream_id, most=FORGET_MOST)
-
-    def _find_now(self, names: Collection[str]) -> dict[str, Placement]:
-        wanted = [check_name(name) for name in names]
-        return {row.name: _placement(row) for row in self._look(FIND, names=wanted)} if wanted else {}
-
-    def _look(self, statement: sa.TextClause, **wanted: Any) -> Sequence[Any]:
-        """The rows of what publishers rely on: a standby, which may be behind, gives none."""
-        return self._database.rows(statement, self._with_id(**wanted), on_primary=True)
 
     def _select(self, statement: sa.TextClause, **wanted: Any) -> Sequence[Any]:
         return self._database.rows(statement, self._with_id(**wanted))
@@ -355,3 +361,10 @@ def _placement(row: Sequence[Any]) -> Placement:
     # The columns in their order; what a statement adds to them comes after.
     placement = Placement(*row[: len(Placement.__dataclass_fields__)])
     return replace(placement, state=PlacementState(placement.state))
+
+
+def in_parts(names: Iterable[str], count: int) -> Iterator[list[str]]:
+    """Names in lists of at most so many."""
+    rest = iter(names)
+    while part := list(islice(rest, count)):
+        yield part

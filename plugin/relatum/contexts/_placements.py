@@ -12,16 +12,7 @@ from relatum.superstreams import Partition
 
 
 def check_name(name: Any, what: str = "the name of a context or set", *, outcome: str = "nothing was changed") -> str:
-    """The name itself.
-
-    Args:
-        name: The name.
-        what: What is named by it, for the error.
-        outcome: What is true of the call that is refused, for the error.
-
-    Raises:
-        InvalidInput: it is no text, empty, over 1,024 bytes in UTF-8, or nothing that PostgreSQL stores.
-    """
+    """The name itself, which is text of 1 to 1,024 bytes in UTF-8 that PostgreSQL stores; else `InvalidInput`."""
     if not isinstance(name, str):
         raise InvalidInput(f"{what} is text, not {type(name).__name__}; {outcome}")
     if not name:
@@ -104,32 +95,22 @@ called again for the same name, and in vain: another publisher may place it firs
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the messages of a name go.
-
-    Attributes:
-        name: The serialization context's or affinity set's name.
-        partition_id: The partition's id.
-        stream: The partition's stream.
-        binding_key: What a message is published with to get there.
-        epoch: Which placement this is; each later one of the name has a higher one, moves included.
-        state: Whether messages may be published under it.
-        move_id: The move it waits for; None where none.
-        generation: The super stream's generation when it last changed; 0 where it never did.
-        opened_at: When its first message was placed.
-        used_at: When a publisher last said that it is in use; see `PlacementStore.touch`.
-        released_at: When it was released; None where it was not.
-    """
+    """Where the messages of a name go, a serialization context's or an affinity set's."""
 
     name: str
     partition_id: int
     stream: str
     binding_key: str
     epoch: int
+    """Which placement this is; each later one of the name has a higher one, moves included."""
     state: PlacementState
     move_id: int | None = None
+    """The move it waits for; None where none."""
     generation: int = 0
+    """The super stream's generation when it last changed; 0 where it never did."""
     opened_at: datetime | None = None
     used_at: datetime | None = None
+    """When a publisher last said that it is in use; see `PlacementStore.touch`."""
     released_at: datetime | None = None
 
 

@@ -4,22 +4,16 @@ Rows are locked in the order that `relatum.store.tables` says: placements by nam
 Each part of these statements reads from the one before it, so that it locks after it.
 """
 
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import psycopg
 import sqlalchemy as sa
 
-from relatum.contexts._placements import Choose, PartitionRow, PartitionState
-from relatum.errors import RowRefused, SuperStreamConflict, TooManyOpenSets
+from relatum.contexts._placements import Choose, PartitionRow
+from relatum.errors import RowRefused, TooManyOpenSets
 from relatum.store.database import Database, sql
-
-COUNTS_S: Final = 0.1
-"""Seconds for which the partitions, and the numbers of sets open in them, serve to choose among them."""
 
 KEEP_COMMITS: Final = """
     CASE WHEN current_setting('synchronous_commit') = 'off'
@@ -111,10 +105,9 @@ RELEASE: Final = sql("""
 
 
 def place(database: Database, super_stream: str, wanted: Mapping[str, Any], open_sets_max: int | None) -> Sequence[Any]:
-    """Place names by `PLACE`; gives its rows, none where a partition was retired meanwhile.
+    """Place names by `PLACE`; gives its rows, none where a partition was retired in between.
 
-    Raises:
-        TooManyOpenSets: more would be open than may be; nothing was placed.
+    `TooManyOpenSets` where more would be open than may be; nothing was placed then.
     """
 
     def accept(rows: Sequence[Any]) -> bool:
@@ -137,51 +130,11 @@ def place(database: Database, super_stream: str, wanted: Mapping[str, Any], open
         raise
 
 
-class Candidates:
-    """The partitions of a super stream that take new placements. Thread-safe."""
-
-    def __init__(self, super_stream: str, ask: Callable[[], list[PartitionRow]]) -> None:
-        self._name = super_stream
-        self._ask = ask
-        self._lock = threading.Lock()
-        self._rows: list[PartitionRow] = []
-        self._rows_until = 0.0
-
-    def forget(self) -> None:
-        """Ask anew before the next one is chosen."""
-        self._rows_until = 0.0
-
-    def active(self, *, fresh: bool) -> list[PartitionRow]:
-        """The partitions that take new placements; those of a moment ago, with what was placed here since counted."""
-        with self._lock:
-            if not fresh and time.monotonic() < self._rows_until:
-                return list(self._rows)
-        active = [partition for partition in self._ask() if partition.state == PartitionState.ACTIVE]
-        if not active:
-            raise SuperStreamConflict(
-                f"super stream {self._name!r} has no partition that takes new placements",
-                super_stream=self._name,
-                reason="it has no active partition",
-            )
-        with self._lock:
-            self._rows = active
-            self._rows_until = time.monotonic() + COUNTS_S
-        return active
-
-    def count(self, chosen: Iterable[int]) -> None:
-        """Count placements in the partitions of a moment ago."""
-        more = Counter(chosen)
-        with self._lock:
-            self._rows = [replace(row, open_sets=row.open_sets + more[row.partition_id]) for row in self._rows]
-
-
-def chosen_among(names: Iterable[str], partitions: Sequence[PartitionRow], choose: Choose) -> dict[str, int]:
-    """The partition's id for each name, the open sets counted on from one to the next."""
+def chosen_among(names: Iterable[str], partitions: Sequence[PartitionRow], choose: Choose) -> dict[str, PartitionRow]:
+    """The partition chosen for each name, with the open sets counted on from one to the next."""
     candidates = {partition.partition_id: partition for partition in partitions}
     chosen = {}
     for name in names:
-        partition_id = choose(name, list(candidates.values())).partition_id
-        row = candidates[partition_id]
-        candidates[partition_id] = replace(row, open_sets=row.open_sets + 1)
-        chosen[name] = partition_id
+        row = chosen[name] = choose(name, list(candidates.values()))
+        candidates[row.partition_id] = replace(row, open_sets=row.open_sets + 1)
     return chosen

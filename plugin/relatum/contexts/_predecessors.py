@@ -37,17 +37,12 @@ RECORDED: Final = sql(f"""
 
 
 class Wish(NamedTuple):
-    """Where a message asks to go.
-
-    Attributes:
-        name: The affinity set it names; None for none.
-        is_last: Whether its set ends with it.
-        predecessor: The message whose set it joins: a `message_id`, or "stream:offset"; None for none.
-    """
+    """Where a message asks to go: a set, or the set of another message, its predecessor."""
 
     name: str | None = None
     is_last: bool = False
     predecessor: str | None = None
+    """A `message_id`, or "stream:offset"."""
 
 
 NO_WISH: Final = Wish()
@@ -55,12 +50,7 @@ NO_WISH: Final = Wish()
 
 
 def wish_of(headers: Mapping[str, Any] | None, header: str) -> Wish:
-    """What the headers ask for.
-
-    Raises:
-        InvalidInput: The name or the predecessor is not text of 1 to 1,024 bytes of UTF-8 without NUL, both are given,
-            the flag is no boolean, or it is True on a message that is in no set.
-    """
+    """What the headers ask for; `InvalidInput` where that makes no sense."""
     if not headers:
         return NO_WISH
     name, predecessor = headers.get(header), headers.get(PREDECESSOR_HEADER)
@@ -83,12 +73,7 @@ def wish_of(headers: Mapping[str, Any] | None, header: str) -> Wish:
 
 
 class Found(NamedTuple):
-    """Where a message is, or is to go.
-
-    Attributes:
-        name: Its affinity set; None for none.
-        stream: Its partition; None where that is for its set to say.
-    """
+    """Where a message is, or is to go: its set, if any, and its partition, None where the set says that."""
 
     name: str | None
     stream: str | None

@@ -5,7 +5,7 @@ All it asks for goes through a `World`, and whoever performs that sleeps between
 1. The placement is looked up, or made. Where its context moves just now, the router waits.
 2. The message is published to that partition, and confirmed.
 3. Only then, where the last look began a moment ago by the publisher's clock and the placement is still in force, the
-   message counts: a mover waits for longer before its fence (`_trust`). Otherwise the generation is read again.
+   message counts: a mover waits for longer before its fence (`MOVE_WAIT_S`). Otherwise the generation is read again.
    Unchanged, no move of the context had begun: a mover writes `moving` into the database before it publishes its
    fence, so the message lies before any fence that follows.
 4. Changed, and the context with it: the partition itself tells. Read from where the move's fence can lie at the
@@ -14,21 +14,28 @@ All it asks for goes through a `World`, and whoever performs that sleeps between
    any message, since the context may have moved once more.
 
 One message of a name is published at a time by one router, and the next only when it is known to count, so strays do
-not overtake each other. No clock has a say in any of that but the publisher's own in 3, of which only the rate matters.
+not overtake each other. No clock has a say in any of that but the publisher's own in 3, of which only the rate matters:
+
+A publisher relies on a look for `TRUST_S` from where it began. A mover that knows `moving` to be committed waits for
+`MOVE_WAIT_S` before its fence. So no fence lies before a message that counts by step 3: a look that began after that
+commit shows `moving`, and one that began before it is too old by the time the fence is published. Nobody registers for
+that, and no clock is compared with another one. Clocks must go on at nearly the same rate, and must not stand still
+while the world goes on. Source: docs/adr/0051.
 """
 
 import itertools
+import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Literal, Protocol, TypeAlias
 
 from relatum.checks import seconds_text
-from relatum.contexts._placement_cache import Known, PlacementCache, Sent, Unchecked
 from relatum.contexts._entries import CONTROL_BYTES, Adoption, Entry, Fence, Marker, Placed
+from relatum.contexts._placement_cache import Known, PlacementCache, Sent, Unchecked
 from relatum.contexts._placements import Move, Placement, PlacementState
-from relatum.contexts._trust import TRUST_S
 from relatum.errors import ContextMoving, DatabaseUnavailable
 from relatum.metrics import Histogram
 from relatum.processes import after_fork
@@ -49,6 +56,25 @@ AWAY_S: Final = 1.0
 """Seconds for which a database that was away is not asked again by those who can go on without it."""
 
 _NEVER: Final = float("-inf")
+
+TRUST_S: Final = 0.2
+"""Seconds for which a look serves, from where it began."""
+
+DRIFT: Final = 0.01
+"""By how much a clock may be faster or slower than it should: quartz is within 0.0002, NTP changes rates by 0.0005."""
+
+STALL_S: Final = 0.14
+"""Seconds for which a publisher's clock may stand still with its machine, between its look and the fence."""
+
+MOVE_WAIT_S: Final = TRUST_S * (1 + DRIFT) / (1 - DRIFT) + STALL_S
+"""Seconds between the moment contexts are known to stop and the fence: 0.344, by the mover's clock."""
+
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None) if os.name == "posix" else None
+
+
+def elapsed_s() -> float:
+    """Seconds since some moment, including time in which the machine was suspended, where its system counts that."""
+    return time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
 
 
 class World(Protocol):
@@ -151,12 +177,7 @@ class Publications:
         return None if self._comes_first(name, known.placement) else known
 
     def place(self, name: str, stream: str | None = None) -> Known:
-        """The placement under which a message of a name may be sent now.
-
-        Raises:
-            ContextMoving: A move did not end in time; nothing was sent.
-            DatabaseUnavailable: The database is away and is needed; nothing was sent.
-        """
+        """The placement under which a message of a name may be sent now; `ContextMoving` where a move does not end."""
         deadline = self._clock() + self._timeout_s
         known = self._placed(name, deadline, stream)
         if self._comes_first(name, known.placement):
@@ -180,26 +201,15 @@ class Publications:
         return False
 
     def settle(self, name: str, timeout_s: float | None = None, *, must: bool = True) -> None:
-        """See to it that all that was sent of a name counts, in the order it was sent.
+        """Have all that was sent of a name count, in the order it was sent.
 
-        Args:
-            name: The name.
-            timeout_s: Seconds to wait for moves, and for the database; None (default): the router's.
-            must: False: with "known", it may go unchecked for now while the database is away.
-
-        Raises:
-            ContextMoving: A move did not end in time.
-            DatabaseUnavailable: The database is away.
+        With `must` false and "known", it may stay unchecked for now while the database is away.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         self._settle_all(name, self._clock() + timeout_s, must=must)
 
     def look(self) -> None:
-        """Check what one look at the database can tell to count: where the placement is still the same.
-
-        Raises:
-            DatabaseUnavailable: The database is away.
-        """
+        """Check what one look at the database proves to count: where the placement is still the same."""
         self._look(self._clock(), must=True)
 
     def counts(self, sent: Sent) -> bool:
@@ -287,12 +297,7 @@ class Publications:
     # --- the look at the database ---------------------------------------------------------------------------------
 
     def _look(self, deadline: float, *, must: bool = False) -> bool:
-        """Read the generation and what changed; False where the database is away and may be.
-
-        Args:
-            deadline: Until when to wait for it, where that is the rule.
-            must: Whether it may not be away.
-        """
+        """Read the generation and what changed; False where the database is away and may be (unless `must`)."""
         may_be_away = self._when_away == "known" and not must
         if may_be_away and self._clock() < self._away_until:
             return False

@@ -10,16 +10,15 @@ from typing import Any, Final
 from relatum import metrics
 from relatum.contexts._context_options import RouterOptions
 from relatum.contexts._context_statistics import RouterStatistics
-from relatum.contexts._placement_cache import Sent
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._entries import Adoption
 from relatum.contexts._looks import BUSY, Looks
-from relatum.contexts._placements import Move, PartitionRow, PartitionState, Placement, check_name
-from relatum.contexts._placement_store import PlacementStore
-from relatum.contexts._publication import WAITED_S, Publications
-from relatum.contexts._trust import elapsed_s
 from relatum.contexts._move_store import MoveStore, logger
 from relatum.contexts._mover import go_on_with_abandoned
+from relatum.contexts._placement_cache import Sent
+from relatum.contexts._placement_store import PlacementStore
+from relatum.contexts._placements import Move, PartitionRow, PartitionState, Placement, check_name
+from relatum.contexts._publication import WAITED_S, Publications, elapsed_s
 from relatum.errors import (
     ConfigurationError,
     DatabaseUnavailable,
@@ -275,11 +274,7 @@ class RouterCore:
                 moves.outages.over(who)
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass.
-
-        Raises:
-            Transient: The task that waits for this was cancelled.
-        """
+        """Let time pass, unless the task that waits for this was cancelled."""
         pause(seconds)
         if has_passed():
             raise Transient("what was waited for is not wanted any more")

@@ -14,12 +14,11 @@ from relatum.checks import checked_seconds, shown
 from relatum.closing import Closing
 from relatum.contexts._context_options import AffinityOptions, ContextOptions, RouterOptions
 from relatum.contexts._context_statistics import RouterStatistics
-from relatum.contexts._predecessors import NO_WISH, Found, Predecessors, wish_of
-from relatum.contexts._set_keeper import SetKeeper
-from relatum.contexts._placement_cache import Sent
+from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.contexts._placements import PartitionRow, Placement
-from relatum.contexts._name_locks import NameLocks
+from relatum.contexts._predecessors import NO_WISH, Found, Predecessors, wish_of
 from relatum.contexts._router_core import Places, RouterCore, rejected, unsettled
+from relatum.contexts._set_keeper import SetKeeper
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, RelatumError
 from relatum.processes import of_one_process
 from relatum.publishing import OwnProperties, copy_with

@@ -106,7 +106,7 @@ class ConsumerBase:
 
     def _status(self) -> SerialStatus:
         with StreamReader.open(self._address) as reader:
-            return read_status(self._store, reader)
+            return read_status(self._store.database, self._store.consumer_id, reader)
 
     def statistics(self) -> SerialStatistics:
         """What this member has counted, and what it has. It asks nobody."""

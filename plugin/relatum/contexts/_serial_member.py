@@ -14,9 +14,9 @@ from functools import partial
 from typing import Final
 
 from relatum import metrics
+from relatum.contexts._batch_queue import Batches
 from relatum.contexts._context_options import SerialOptions
 from relatum.contexts._placement_store import PlacementStore
-from relatum.contexts._batch_queue import Batches
 from relatum.contexts._serial_partition import Partition, logger, reading_of
 from relatum.contexts._serial_store import ConsumerStore
 from relatum.errors import (

@@ -1,12 +1,11 @@
-"""A serial consumer's name in PostgreSQL, with a place to begin in each partition, and the members that share it."""
+"""A serial consumer's name in PostgreSQL, with a position to begin at in each partition, and its members."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from relatum.contexts._context_options import SerialOptions
-from relatum.contexts._super_stream_rows import FIND_SUPER_STREAM, partitions_in
 from relatum.contexts._partition_log import MovedBefore, consistent_starts
-from relatum.errors import Conflict
+from relatum.contexts._super_stream_rows import FIND_SUPER_STREAM, partitions_in
 from relatum.following import Reach
 from relatum.store.database import AnyDatabase, Database, sql
 from relatum.store.members import Member, Share, Sharing
@@ -51,10 +50,8 @@ _ADD_CONSUMER: Final = sql("""
     INSERT INTO relatum.serial_consumers (super_stream_id, name) VALUES (:super_stream_id::integer, :name::text)
     ON CONFLICT DO NOTHING""")
 
-_LOCK_CONSUMER: Final = sql("""
+LOCK_CONSUMER: Final = sql("""
     SELECT 1 FROM relatum.serial_consumers WHERE consumer_id = :consumer_id::integer FOR UPDATE""")
-
-_FORGET_CONSUMER: Final = sql("DELETE FROM relatum.serial_consumers WHERE consumer_id = :consumer_id::integer")
 
 _MOVES: Final = sql("""
     SELECT source_id, target_id, fence_offset, coalesce(marker_offset, target_scan_from)
@@ -79,11 +76,6 @@ ADD_NEW_PARTITIONS: Final = sql("""
         WHERE p.consumer_id = c.consumer_id AND p.partition_id = s.partition_id)
     ON CONFLICT DO NOTHING""")
 
-MEMBERS_UP: Final = sql("""
-    SELECT holder FROM relatum.serial_members
-    WHERE consumer_id = :consumer_id::integer AND lease_expires_at >= clock_timestamp()
-    LIMIT 1""")
-
 
 class MemberStore:
     """The rows of one consumer name, and of one of its members. Blocking, thread-safe."""
@@ -104,15 +96,11 @@ class MemberStore:
         self.ending = Deadline(None)
         """Brought forward as the member ends, which must not wait for a database that does not answer."""
         # It is begun anew after a start that failed, and says that it leaves as it is closed.
-        self._database = Database(
+        self.database = Database(
             database, refusing=None, ending=self.ending, pool_size=POOL, is_bounded=False, idle_s=lease_s
         )
-        self.database = self._database
         # A connection that nobody else uses up: transactions that applications join may hold all others for long.
-        self._of_lease = Database(
-            self._database.address, refusing=None, ending=self.ending, pool_size=1, idle_s=lease_s
-        )
-        self.engine = self._database.engine
+        self._of_lease = Database(self.database.address, refusing=None, ending=self.ending, pool_size=1, idle_s=lease_s)
         self._member = Member(PARTITIONS, 0, lease_s=lease_s)
 
     @property
@@ -121,20 +109,21 @@ class MemberStore:
         return self._member.renewal_s
 
     @property
-    def _consumer_id(self) -> int:
+    def consumer_id(self) -> int:
+        """The id of the consumer's name."""
         return int(self._member.within)
 
     @property
     def me(self) -> dict[str, Any]:
         """The parameters that name the consumer and this member."""
-        return {"consumer_id": self._consumer_id, "holder": self._member.holder}
+        return {"consumer_id": self.consumer_id, "holder": self._member.holder}
 
     def _mine(self, partition_id: int) -> dict[str, Any]:
         return {**self.me, "partition_id": partition_id}
 
     def dispose(self) -> None:
         """Give connections back; the store is not used any more."""
-        self._database.close()
+        self.database.close()
         self._of_lease.close()
 
     # --- the consumer's name ----------------------------------------------------------------------------------------
@@ -146,21 +135,21 @@ class MemberStore:
 
     def _super_stream(self) -> Any:
         named = {"vhost": self.vhost, "name": self.super_stream}
-        return next(iter(self._database.rows(FIND_SUPER_STREAM, named)), None)
+        return next(iter(self.database.rows(FIND_SUPER_STREAM, named)), None)
 
     def ensure(self, beginnings: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
         """Make the rows of this consumer name, where they are not there; `beginnings` says where a new name begins."""
         super_stream_id = self._super_stream().super_stream_id
         named = {"super_stream_id": super_stream_id, "name": self.name}
-        with self._database.transaction() as connection:
+        with self.database.transaction() as connection:
             connection.execute(_ADD_CONSUMER, named)
             of_consumer = {"consumer_id": int(connection.execute(_FIND_CONSUMER, named).scalar_one())}
             is_new = connection.execute(_HAS_POSITIONS, of_consumer).first() is None
             partitions = {row.stream: row.partition_id for row in partitions_in(connection, super_stream_id)}
         # Before the moves are read: the marker of a move that is not seen below lies behind all of these.
         ends = beginnings(list(partitions)) if is_new else {}
-        with self._database.transaction() as connection:
-            connection.execute(_LOCK_CONSUMER, of_consumer)
+        with self.database.transaction() as connection:
+            connection.execute(LOCK_CONSUMER, of_consumer)
             if is_new and connection.execute(_HAS_POSITIONS, of_consumer).first() is None:
                 starts = {partition_id: ends.get(stream, 0) for stream, partition_id in partitions.items()}
                 moves = [MovedBefore(*row) for row in connection.execute(_MOVES, named)]
@@ -173,28 +162,9 @@ class MemberStore:
             forget_settlements(connection)
         self._member.within = of_consumer["consumer_id"]
 
-    def find(self) -> bool:
-        """Whether this consumer name is known. It is not made where it is not."""
-        row = self._super_stream()
-        named = {"super_stream_id": row.super_stream_id, "name": self.name} if row is not None else {}
-        found = self._database.rows(_FIND_CONSUMER, named) if named else []
-        self._member.within = found[0].consumer_id if found else 0
-        return bool(found)
-
-    def forget(self) -> bool:
-        """Forget this consumer name, unless members of it are up; False where it is not known, or another was first."""
-        if not self.find():
-            return False
-        with self._database.transaction() as connection:
-            connection.execute(_LOCK_CONSUMER, self.me)
-            holder = connection.scalar(MEMBERS_UP, self.me)
-            if holder is not None:
-                raise Conflict(f"{self.name!r} is not forgotten: its member {holder} is up")
-            return bool(connection.execute(_FORGET_CONSUMER, self.me).rowcount)
-
     def partitions(self) -> frozenset[str]:
         """The streams of all partitions the super stream has, or had."""
-        return frozenset(row.stream for row in self._database.rows(_STREAMS, self.me))
+        return frozenset(row.stream for row in self.database.rows(_STREAMS, self.me))
 
     # --- this member ------------------------------------------------------------------------------------------------
 
@@ -202,13 +172,11 @@ class MemberStore:
         """Renew the lease, and take what this member should have and nobody has; gives that, with the streams.
 
         Where the lease has run out, this is a new member: what is under way of the one before is not taken for its own.
-
-        Args:
-            reach: Whether it reaches the broker: cut off, it takes nothing, and others may have what it has.
-            is_busy: Whether its application has a batch in hand, for which a member that is cut off keeps its lease.
+        Cut off from the broker, it takes nothing, and others may take what it has, unless its application has a batch
+        in hand (`is_busy`).
         """
         # Who cannot commit any more keeps no lease.
-        self._database.check_open()
+        self.database.check_open()
         with self._of_lease.transaction() as connection:
             connection.execute(ADD_NEW_PARTITIONS, self.me)
             rows = connection.execute(SHARED, self.me).all()

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from relatum.contexts._entries import Adoption
+from relatum.contexts._move_store import floors_before, lost_controls
+from relatum.contexts._partition_following import Following, Piece
 from relatum.contexts._partition_log import PartitionLog
-from relatum.contexts._partition_following import Following
-from relatum.contexts._partition_pieces import Piece
 from relatum.contexts._serial_store import Opened
 from relatum.errors import OffsetExpired, OffsetNotFound, RelatumError, StreamNotFound, StreamUnavailable
 from relatum.following import Attached, Event, Failed, Hole, Records, Replaced
@@ -40,21 +40,17 @@ def reading_of(stream: str) -> str:
 
 
 class Partition:
-    """A partition. All but `following`, which the application's threads commit by, is for the loop.
-
-    Attributes:
-        following: What has come of it, and how far it is handed out; None before it is opened.
-        number: The number by which its stream is followed; 0 where nothing that comes now is wanted.
-        served: When it handed out a batch last, as a count: each has its turn.
-        looks_at: When it is looked at next for what is due then.
-    """
+    """A partition. All but `following`, which the application's threads commit by, is for the loop."""
 
     def __init__(self, member: "Member", partition_id: int, stream: str) -> None:
         self.partition_id = partition_id
         self.stream = stream
         self.following: Following | None = None
+        """What has come of it, and how far it is handed out; None before it is opened."""
         self.number = self.served = 0
+        """The number its stream is followed by, 0 where nothing that comes now is wanted; and its last turn."""
         self.looks_at = 0.0
+        """When it is looked at next for what is due then."""
         self._member = member
         self._store = member.store
         self._events: deque[Event] = deque()
@@ -158,7 +154,7 @@ class Partition:
         assert header is not None, "it was agreed on at the start"
         if self.following is not None:
             return
-        floors = await self._member.loop.ask(self._store.floors, self.partition_id, opened.read_from)
+        floors = await self._member.loop.ask(floors_before, self._store.database, self.partition_id, opened.read_from)
         following = Following(
             self.partition_id,
             self.stream,
@@ -198,8 +194,8 @@ class Partition:
             self._forget()
             return
         # What fences and markers said that are dropped counts for what is behind them.
-        first, lost_controls = hole.to_offset, self._store.lost_controls
-        controls = await self._member.loop.ask(lost_controls, self.partition_id, hole.from_offset, first)
+        first, of_partition = hole.to_offset, (self._store.database, self.partition_id)
+        controls = await self._member.loop.ask(lost_controls, *of_partition, hole.from_offset, first)
         now = time.monotonic()
         for offset, control in controls:
             following.replay(offset, control, now)
@@ -229,12 +225,12 @@ class Partition:
         at = None if last_ms is None or bounds.last is None else self._first_of_last_minutes(reader, last_ms)
         if at is None:
             logger.warning("stream %r replaced", self.stream, extra={"stream": self.stream})
-            self._store.begin_anew(self.partition_id, bounds.first or 0)
+            self._store.restart(self.partition_id, bounds.first or 0, markers_from=0, fences_from=0)
             return
         at = min(at, opened.position)
         extra = {"stream": self.stream, "from": at}
         logger.warning("stream %r lost its end: read again from %d", self.stream, at, extra=extra)
-        self._store.go_back(self.partition_id, at, bounds.end)
+        self._store.restart(self.partition_id, at, markers_from=at, fences_from=bounds.end)
 
     def _first_of_last_minutes(self, reader: StreamReader, last_ms: int) -> int | None:
         """The first offset written in the two minutes before a moment; None where the stream has none of them.

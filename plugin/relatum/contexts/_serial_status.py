@@ -5,24 +5,24 @@ from dataclasses import dataclass
 from typing import Final
 
 from relatum.checks import checked_name
-from relatum.contexts._serial_member_store import DRAINED, PARTITIONS
-from relatum.contexts._serial_store import HOLDS_SHOWN, ConsumerStore
-from relatum.errors import NotFound, StreamNotFound
+from relatum.contexts._serial_member_store import DRAINED, LOCK_CONSUMER, PARTITIONS
+from relatum.contexts._serial_store import HOLDS_SHOWN
+from relatum.errors import Conflict, NotFound, StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store.database import AnyDatabase, Database, sql
-from relatum.store.translation import translated_errors
 
-_NAMES: Final = sql("""
-    SELECT c.name
+_CONSUMERS: Final = sql("""
+    SELECT t.vhost, c.name, c.consumer_id
     FROM relatum.serial_consumers c JOIN relatum.super_streams t ON t.super_stream_id = c.super_stream_id
-    WHERE t.vhost = :vhost::text AND t.name = :super_stream::text
-    ORDER BY c.name""")
+    WHERE t.name = :super_stream::text
+    ORDER BY t.vhost, c.name""")
 
-_VHOSTS: Final = sql("""
-    SELECT t.vhost
-    FROM relatum.super_streams t JOIN relatum.serial_consumers c ON c.super_stream_id = t.super_stream_id
-    WHERE t.name = :super_stream::text AND c.name = :name::text
-    ORDER BY t.vhost""")
+MEMBERS_UP: Final = sql("""
+    SELECT holder FROM relatum.serial_members
+    WHERE consumer_id = :consumer_id::integer AND lease_expires_at >= clock_timestamp()
+    LIMIT 1""")
+
+_FORGET_CONSUMER: Final = sql("DELETE FROM relatum.serial_consumers WHERE consumer_id = :consumer_id::integer")
 
 POSITIONS_SHOWN: Final = sql(f"""
     SELECT serial_positions.partition_id, s.stream, s.state, serial_positions.position,
@@ -91,10 +91,11 @@ class SerialStatus:
         return sum(partition.lag for partition in self.partitions)
 
 
-def read_status(store: ConsumerStore, reader: StreamReader) -> SerialStatus:
+def read_status(database: Database, consumer_id: int, reader: StreamReader) -> SerialStatus:
     """What the database and the broker say of a consumer."""
-    positions = store.database.rows(POSITIONS_SHOWN, store.me)
-    holds = store.database.rows(HOLDS_SHOWN, store.me)
+    of_consumer = {"consumer_id": consumer_id}
+    positions = database.rows(POSITIONS_SHOWN, of_consumer)
+    holds = database.rows(HOLDS_SHOWN, of_consumer)
     partitions = tuple(
         PartitionStatus(
             stream=row.stream,
@@ -129,20 +130,13 @@ def consumers(
     """
     checked_name("super_stream", super_stream)
     address = BrokerAddress.of(broker, stream_url)
-    found: dict[str, SerialStatus] = {}
     with closing(Database(database, refusing=None)) as shared:
-        engine = shared.engine
-        with translated_errors(), engine.connect() as connection:
-            wanted = {"vhost": address.vhost, "super_stream": super_stream}
-            names = connection.scalars(_NAMES, wanted).all()
-        if not names:
-            return found
+        rows = shared.rows(_CONSUMERS, {"super_stream": super_stream})
+        ids = {row.name: row.consumer_id for row in rows if row.vhost == address.vhost}
+        if not ids:
+            return {}
         with StreamReader.open(address) as reader:
-            for name in names:
-                store = ConsumerStore(super_stream, name, shared, vhost=address.vhost)
-                if store.find():
-                    found[name] = read_status(store, reader)
-    return found
+            return {name: read_status(shared, consumer_id, reader) for name, consumer_id in ids.items()}
 
 
 def forget_consumer(super_stream: str, name: str, *, database: AnyDatabase, vhost: str = "/") -> bool:
@@ -167,16 +161,18 @@ def forget_consumer(super_stream: str, name: str, *, database: AnyDatabase, vhos
     checked_name("super_stream", super_stream)
     checked_name("name", name)
     checked_name("vhost", vhost)
-    store = ConsumerStore(super_stream, name, database, vhost=vhost)
-    try:
-        if store.forget():
-            return True
-        with translated_errors(), store.engine.connect() as connection:
-            elsewhere = connection.scalars(_VHOSTS, {"super_stream": super_stream, "name": name}).all()
-    finally:
-        store.dispose()
-    if elsewhere:
-        others = ", ".join(map(repr, elsewhere))
+    with closing(Database(database, refusing=None)) as shared, shared.transaction() as connection:
+        rows = connection.execute(_CONSUMERS, {"super_stream": super_stream}).all()
+        ids = {row.vhost: row.consumer_id for row in rows if row.name == name}
+        if vhost in ids:
+            of_consumer = {"consumer_id": ids[vhost]}
+            connection.execute(LOCK_CONSUMER, of_consumer)
+            holder = connection.scalar(MEMBERS_UP, of_consumer)
+            if holder is not None:
+                raise Conflict(f"{name!r} is not forgotten: its member {holder} is up")
+            return bool(connection.execute(_FORGET_CONSUMER, of_consumer).rowcount)
+    if ids:
+        others = ", ".join(map(repr, ids))
         raise NotFound(f"no consumer {name!r} of {super_stream!r} is known in virtual host {vhost!r}, but in {others}")
     return False
 

@@ -15,10 +15,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.contexts._entries import Control
-from relatum.contexts._stored_moves import floors_before, lost_controls
-from relatum.contexts._serial_member_store import DRAINED, MemberStore
 from relatum.contexts._partition_following import Following, Step
+from relatum.contexts._serial_member_store import DRAINED, MemberStore
 from relatum.errors import PartitionLost
 from relatum.reading import Position, position_of
 from relatum.store.database import sql
@@ -41,29 +39,28 @@ SCANS: Final = sql("""
     WHERE target_id = :partition_id::integer AND marker_offset IS NULL""")
 """Where to search for fences and markers that are not found yet."""
 
-_GO_ON_FROM: Final = sql(f"""
+_RESTART: Final = sql(f"""
     UPDATE relatum.serial_positions
     SET position = :position::bigint, version = version + 1, last_offset = NULL, last_fingerprint = NULL,
         last_chunk_ms = NULL
     WHERE {_MINE}""")
 """For a stream that was declared again, or lost its end."""
 
-_IS_RETIRED: Final = sql("""
-    SELECT 1 FROM relatum.super_stream_partitions WHERE partition_id = :partition_id::integer AND state = 'retired'""")
-
 _DRAIN: Final = sql(f"""
-    UPDATE relatum.serial_positions SET position = {DRAINED}, version = version + 1 WHERE {_MINE}""")
-
-ADVANCE_UNREAD: Final = marked(f"""
-        UPDATE relatum.serial_positions SET position = :position::bigint, version = version + 1
-        WHERE {_MINE} AND version = :version::bigint""")
+    UPDATE relatum.serial_positions SET position = {DRAINED}, version = version + 1
+    WHERE {_MINE} AND EXISTS (
+        SELECT FROM relatum.super_stream_partitions s
+        WHERE s.partition_id = serial_positions.partition_id AND s.state = 'retired')""")
 
 ADVANCE: Final = marked(f"""
         UPDATE relatum.serial_positions
-        SET position = :position::bigint, version = version + 1, last_offset = :last_offset::bigint,
-            last_fingerprint = :last_fingerprint::bigint, last_chunk_ms = :last_chunk_ms::bigint
+        SET position = :position::bigint, version = version + 1,
+            last_offset = coalesce(:last_offset::bigint, last_offset),
+            last_fingerprint = CASE WHEN :last_offset::bigint IS NULL THEN last_fingerprint
+                                    ELSE :last_fingerprint::bigint END,
+            last_chunk_ms = CASE WHEN :last_offset::bigint IS NULL THEN last_chunk_ms ELSE :last_chunk_ms::bigint END
         WHERE {_MINE} AND version = :version::bigint""")
-
+"""Moves a position; what was read last stays as it is where nothing was read."""
 
 _IN_PARTITION: Final = "consumer_id = :consumer_id::integer AND partition_id = :partition_id::integer"
 _FROM_PARTITION: Final = "consumer_id = :consumer_id::integer AND source_id = :partition_id::integer"
@@ -72,18 +69,15 @@ HOLDS_OF: Final = sql(f"""
     SELECT move_id, marker_offset, cursor, extract(epoch FROM clock_timestamp() - since)::float AS since_s
     FROM relatum.serial_holds WHERE {_IN_PARTITION}""")
 
-DROP_HOLDS: Final = sql(f"DELETE FROM relatum.serial_holds WHERE {_IN_PARTITION}")
+_DROP_HOLDS: Final = sql(f"""
+    DELETE FROM relatum.serial_holds WHERE {_IN_PARTITION} AND marker_offset >= :markers_from::bigint""")
 
-FREE_HOLDS: Final = sql(f"UPDATE relatum.serial_holds SET fence_offset = -1 WHERE {_FROM_PARTITION}")
-
-DROP_HOLDS_BEHIND: Final = sql(f"""
-    DELETE FROM relatum.serial_holds WHERE {_IN_PARTITION} AND marker_offset >= :position::bigint""")
-
-MOVE_HOLDS_BACK: Final = sql(f"""
+_MOVE_HOLDS_BACK: Final = sql(f"""
     UPDATE relatum.serial_holds SET cursor = least(cursor, :position::bigint) WHERE {_IN_PARTITION}""")
 
-FREE_HOLDS_BEHIND: Final = sql(f"""
-    UPDATE relatum.serial_holds SET fence_offset = -1 WHERE {_FROM_PARTITION} AND fence_offset >= :end::bigint""")
+_FREE_HOLDS: Final = sql(f"""
+    UPDATE relatum.serial_holds SET fence_offset = -1
+    WHERE {_FROM_PARTITION} AND fence_offset >= :fences_from::bigint""")
 
 BEGIN_HOLD: Final = sql("""
     INSERT INTO relatum.serial_holds (consumer_id, partition_id, move_id, source_id, epoch, marker_offset, cursor,
@@ -143,15 +137,6 @@ class Opened:
     """Where to go on reading: what is held lies before the position."""
 
 
-def known_by(position: Position) -> dict[str, int | None]:
-    """What lay at an offset, as parameters of `ADVANCE`."""
-    return {
-        "last_offset": position.offset,
-        "last_fingerprint": position.fingerprint,
-        "last_chunk_ms": position.chunk_ms,
-    }
-
-
 def lost(stream: str, name: str) -> PartitionLost:
     """The error of a member that has a partition no more."""
     return PartitionLost(
@@ -169,7 +154,7 @@ class ConsumerStore(MemberStore):
     def open(self, partition_id: int) -> Opened | None:
         """What is stored of a partition; None where it is not this member's."""
         mine = self._mine(partition_id)
-        with self._database.transaction() as connection:
+        with self.database.transaction() as connection:
             row = connection.execute(BEGIN, mine).one_or_none()
             if row is None:
                 return None
@@ -188,43 +173,26 @@ class ConsumerStore(MemberStore):
             read_from,
         )
 
-    def floors(self, partition_id: int, offset: int) -> dict[str, int]:
-        """The floors of contexts in a partition as of an offset."""
-        with self._database.transaction() as connection:
-            return floors_before(connection, partition_id, offset)
+    def restart(self, partition_id: int, position: int, *, markers_from: int, fences_from: int) -> None:
+        """Go on from an earlier offset, or in a stream that was declared again.
 
-    def lost_controls(self, partition_id: int, from_offset: int, to_offset: int) -> list[tuple[int, Control]]:
-        """The fences and markers that lay at these offsets, ascending, for a stream that has them no more."""
-        if from_offset >= to_offset:
-            return []
-        with self._database.transaction() as connection:
-            return lost_controls(connection, partition_id, from_offset, to_offset)
-
-    def begin_anew(self, partition_id: int, position: int) -> None:
-        """Begin with a stream that was declared again: nobody waits for what lay in it any more."""
-        mine = self._mine(partition_id)
-        with self._database.transaction() as connection:
-            if connection.execute(_GO_ON_FROM, {**mine, "position": position}).rowcount:
-                connection.execute(DROP_HOLDS, mine)
-                connection.execute(FREE_HOLDS, mine)
-
-    def go_back(self, partition_id: int, position: int, end: int) -> None:
-        """Go on from an earlier offset of a stream that lost its end; nobody waits for a fence behind its new end."""
+        Holds that begin at or above `markers_from` are dropped: their markers are gone, or are read again. No hold in
+        another partition waits any more for a fence at or above `fences_from`, which is not there now.
+        """
         at = {**self._mine(partition_id), "position": position}
-        with self._database.transaction() as connection:
-            if connection.execute(_GO_ON_FROM, at).rowcount:
-                connection.execute(DROP_HOLDS_BEHIND, at)
-                connection.execute(MOVE_HOLDS_BACK, at)
-                connection.execute(FREE_HOLDS_BEHIND, {**at, "end": end})
+        with self.database.transaction() as connection:
+            if connection.execute(_RESTART, at).rowcount:
+                connection.execute(_DROP_HOLDS, {**at, "markers_from": markers_from})
+                connection.execute(_MOVE_HOLDS_BACK, at)
+                connection.execute(_FREE_HOLDS, {**at, "fences_from": fences_from})
 
     def drain(self, partition_id: int) -> bool:
         """Note that a partition's stream is gone, if it was retired: there is nothing left to wait for in it."""
         mine = self._mine(partition_id)
-        with self._database.transaction() as connection:
-            if connection.execute(_IS_RETIRED, {"partition_id": partition_id}).first() is None:
+        with self.database.transaction() as connection:
+            if not connection.execute(_DRAIN, mine).rowcount:
                 return False
-            connection.execute(_DRAIN, mine)
-            connection.execute(DROP_HOLDS, mine)
+            connection.execute(_DROP_HOLDS, {**mine, "markers_from": 0})
             return True
 
     # --- steps ------------------------------------------------------------------------------------------------------
@@ -233,30 +201,33 @@ class ConsumerStore(MemberStore):
         """Store a step in a transaction of its own; False where the partition is another member's now."""
         if not (step.begun or step.ended or step.holds):
             # One statement, one round trip.
-            statement, moved = self._moved(following, step, token)
-            return bool(self._database.rows(statement, moved, once=True))
-        with self._database.transaction() as connection:
+            return bool(self.database.rows(ADVANCE, self._moved(following, step, token), once=True))
+        with self.database.transaction() as connection:
             return self._write(connection, following, step, token)
 
     def _write(self, connection: sa.Connection, following: Following, step: Step, token: UUID) -> bool:
         """Store a step in a transaction; False, and nothing is written, where the partition is another member's."""
-        statement, moved = self._moved(following, step, token)
-        if connection.execute(statement, moved).first() is None:
+        if connection.execute(ADVANCE, self._moved(following, step, token)).first() is None:
             return False
         _write_holds(connection, self._mine(following.partition_id), step)
         return True
 
-    def _moved(self, following: Following, step: Step, token: UUID) -> tuple[sa.TextClause, dict[str, Any]]:
-        """The statement that moves a position, and its parameters; it gives a row where it has moved it."""
-        moved = {**self._mine(following.partition_id), "version": following.version, "position": step.position}
-        moved |= self.tokens.of(token)
-        if step.last is None:
-            return ADVANCE_UNREAD, moved
-        return ADVANCE, moved | known_by(position_of(step.last))
+    def _moved(self, following: Following, step: Step, token: UUID) -> dict[str, Any]:
+        """The parameters of `ADVANCE`, which gives a row where it has moved a position."""
+        last = None if step.last is None else position_of(step.last)
+        return {
+            **self._mine(following.partition_id),
+            **self.tokens.of(token),
+            "version": following.version,
+            "position": step.position,
+            "last_offset": None if last is None else last.offset,
+            "last_fingerprint": None if last is None else last.fingerprint,
+            "last_chunk_ms": None if last is None else last.chunk_ms,
+        }
 
     def came_through(self, token: UUID) -> bool:
         """Whether a try that nobody answered was committed; asked once."""
-        return self.tokens.came_through(self.engine, token)
+        return self.tokens.came_through(self.database.engine, token)
 
     @contextmanager
     def joined(self, following: Following, step: Step, *, stop: threading.Event) -> Iterator[sa.Connection]:
@@ -267,7 +238,7 @@ class ConsumerStore(MemberStore):
                 raise lost(following.stream, self.name)
 
         what = f" of this batch of {following.stream!r}"
-        with self.tokens.transaction(self.engine, store, stop=stop, what=what) as connection:
+        with self.tokens.transaction(self.database.engine, store, stop=stop, what=what) as connection:
             yield connection
 
     # --- holds --------------------------------------------------------------------------------------------------------
@@ -275,7 +246,7 @@ class ConsumerStore(MemberStore):
     def complete(self, partition_ids: Collection[int]) -> list[tuple[int, int]]:
         """The holds in these partitions that have nothing to wait for any more: partition and move of each."""
         wanted = {**self.me, "partition_ids": list(partition_ids)}
-        return [(row.partition_id, row.move_id) for row in self._database.rows(COMPLETE_HOLDS, wanted)]
+        return [(row.partition_id, row.move_id) for row in self.database.rows(COMPLETE_HOLDS, wanted)]
 
 
 def _write_holds(connection: sa.Connection, mine: Mapping[str, Any], step: Step) -> None:

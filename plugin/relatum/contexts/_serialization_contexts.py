@@ -2,26 +2,23 @@
 
 import ssl
 import threading
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Final
 
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
 from relatum.closing import Closing
-from relatum.contexts._control_streams import ControlStreams
-from relatum.contexts._placements import Move, PartitionRow, PartitionState, Placement, PlacementState, check_name
-from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts import _move_steps as moving
-from relatum.contexts._assignments import Assignment, Call, ContextsStatus, Plan, Progress
+from relatum.contexts._assignments import Assignment, ContextsStatus, Plan, Progress, spread
+from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._move_store import MoveStore
-from relatum.contexts._mover import MOVES_AT_ONCE, RETRY_S, Movers, find_some, in_parts
-from relatum.contexts._spread import spread
+from relatum.contexts._mover import MOVES_AT_ONCE, RETRY_S, Movers
+from relatum.contexts._placement_store import PlacementStore, in_parts
+from relatum.contexts._placements import Move, PartitionRow, PartitionState, Placement, PlacementState, check_name
+from relatum.contexts._retiring import retire, wait_until_read
 from relatum.errors import (
     ConfigurationError,
     Conflict,
     InvalidInput,
-    PartitionInUse,
     PlacementNotFound,
     StreamNotFound,
     SuperStreamConflict,
@@ -34,9 +31,6 @@ from relatum.reading import AuthMechanism, BrokerAddress
 from relatum.store.database import AnyDatabase
 from relatum.superstreams import Layout, add_partition, describe_super_stream, unbind_partition
 from relatum.superstreams.connections import blocking_connection
-
-LOOK_S: Final = 0.1
-"""Seconds between two looks at how far consumers are."""
 
 LISTED_AT_ONCE: Final = 1_000
 """Placements read in one statement."""
@@ -134,7 +128,7 @@ class SerializationContexts(Closing):
         """
         names = _names("contexts", contexts)
         wanted = self._partition(checked_name("partition", partition))
-        _check_in(find_some(self._placements, names).values(), partition)
+        _check_in(self._placements.find(names).values(), partition)
         placed: list[Placement] = []
         for some in in_parts(names, LISTED_AT_ONCE):
             found = self._placements.place(some, lambda name, active: _chosen(active, wanted))
@@ -176,12 +170,8 @@ class SerializationContexts(Closing):
         )
 
     def _find(self, names: Collection[str]) -> dict[str, Placement]:
-        """The placements of names.
-
-        Raises:
-            PlacementNotFound: one of them is not placed.
-        """
-        found = find_some(self._placements, names)
+        """The placements of names; `PlacementNotFound` where one of them is not placed."""
+        found = self._placements.find(names)
         for name in names:
             if name not in found:
                 raise PlacementNotFound(f"{name!r} is nowhere: no message of it was published yet", name=name)
@@ -269,7 +259,7 @@ class SerializationContexts(Closing):
     def _move(self, wanted: Mapping[str, Collection[str]], progress: Progress | None) -> list[Move]:
         for target in wanted:
             self._partition(target)
-        return self._movers().move_all(wanted, Call(progress))
+        return self._movers(progress).move_all(wanted)
 
     # Moves that have not ended
 
@@ -290,8 +280,8 @@ class SerializationContexts(Closing):
             NotFound: there is no move of that number.
             RelatumError: what stopped it.
         """
-        call = self._call_of(move_id, progress)
-        return self._movers().perform(moving.go_on, move_id, call)
+        checked_count("move_id", move_id, least=0, most=INTEGER_MAX)
+        return self._movers(progress).perform(moving.go_on, move_id)
 
     def abort(self, move_id: int, *, reason: str | None = None, progress: Progress | None = None) -> Move:
         """Take a move back: its contexts go on in their source. One that was aborted stays so.
@@ -308,12 +298,8 @@ class SerializationContexts(Closing):
         """
         if reason is not None:
             checked_text("reason", reason)
-        call = self._call_of(move_id, progress)
-        return self._movers().perform(moving.abort, move_id, call, reason=reason)
-
-    def _call_of(self, move_id: int, progress: Progress | None) -> Call:
         checked_count("move_id", move_id, least=0, most=INTEGER_MAX)
-        return Call(progress, self._moves.move(move_id).contexts)
+        return self._movers(progress).perform(moving.abort, move_id, reason=reason)
 
     # Partitions
 
@@ -359,20 +345,16 @@ class SerializationContexts(Closing):
         checked_seconds("timeout_s", timeout_s)
         self._partition(partition)
         address = self._broker()
-        self._moves.retire(partition)
+        retire(self._moves, partition)
         if any(bound.stream == partition for bound in self._described()):
             unbind_partition(address, self.super_stream, partition)
         if delete:
-            self._wait_until_read(partition, timeout_s)
+            wait_until_read(self._placements, self._control_streams(), partition, timeout_s)
             with blocking_connection(address, address) as connection, connection.channel() as channel:
                 channel.queue_delete(partition)
 
     def _partition(self, stream: str) -> PartitionRow:
-        """The partition that is the stream of that name; the broker is asked for one that is new.
-
-        Raises:
-            StreamNotFound: the super stream has no such partition.
-        """
+        """The partition that is the stream of that name; the broker is asked for one that is new."""
         found = _named(self._placements.partitions(), stream)
         if found is None and self._address is not None:
             found = _named(self._placements.open(None, self._described()), stream)
@@ -399,33 +381,8 @@ class SerializationContexts(Closing):
             )
         return key
 
-    def _wait_until_read(self, retired: str, timeout_s: float) -> None:
-        """Wait until every consumer has read what the super stream has now.
-
-        Of the other partitions, too: an adoption there may stand for a message that lies in the retired one.
-
-        Raises:
-            PartitionInUse: a consumer has not, in time.
-        """
-        rows, ends = self._placements.partitions(), dict[int, int]()
-        partition_id = next(row.partition_id for row in rows if row.stream == retired)
-        for row in rows:
-            with suppress(StreamNotFound):  # one that was retired and deleted before
-                ends[row.partition_id] = self._control_streams().end_of(row.stream)
-        give_up_at = time.monotonic() + timeout_s
-        while (reason := self._moves.unread(partition_id, ends)) is not None:
-            if time.monotonic() >= give_up_at:
-                raise PartitionInUse(
-                    f"{retired!r} is retired, but was not deleted: {reason}", stream=retired, reason=reason
-                )
-            time.sleep(LOOK_S)
-
     def _broker(self) -> BrokerAddress:
-        """The broker's address.
-
-        Raises:
-            ConfigurationError: none was given, or one without an AMQP port.
-        """
+        """The broker's address, which must have an AMQP port."""
         if self._address is None or self._address.amqp_port is None:
             raise ConfigurationError("moving contexts and changing partitions needs the broker: give its amqp:// URL")
         return self._address
@@ -433,9 +390,15 @@ class SerializationContexts(Closing):
     def _described(self) -> Layout:
         return describe_super_stream(self._broker(), self.super_stream)
 
-    def _movers(self) -> Movers:
-        streams = self._control_streams()
-        return Movers(self._placements, self._moves, streams, at_once=self._moves_at_once, retry_s=self._retry_s)
+    def _movers(self, progress: Progress | None) -> Movers:
+        return Movers(
+            self._placements,
+            self._moves,
+            self._control_streams(),
+            at_once=self._moves_at_once,
+            retry_s=self._retry_s,
+            progress=progress,
+        )
 
     def _control_streams(self) -> ControlStreams:
         with self._lock:

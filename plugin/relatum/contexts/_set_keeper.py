@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Final
 
 from relatum.checks import seconds_text
-from relatum.contexts._router_core import RouterCore
-from relatum.contexts._super_stream_rows import IDLE_S_MIN, USED_EVERY_S
 from relatum.contexts._placement_store import PlacementStore
 from relatum.contexts._publication import POLL_S
+from relatum.contexts._router_core import RouterCore
+from relatum.contexts._super_stream_rows import IDLE_S_MIN, USED_EVERY_S
 from relatum.errors import ContextMoving, RelatumError
 from relatum.waiting import Outages, backoff
 
