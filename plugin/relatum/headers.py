@@ -35,7 +35,7 @@ PREDECESSOR_HEADER: Final = "affinity_predecessor"
 """The message whose affinity set this one joins: a `message_id`, or where it lies, as "stream:offset"."""
 
 PLACED_HEADER: Final = "relatum_placed"
-"""Under which placement a message was published, and its number there; see `relatum.contexts.placement`."""
+"""Under which placement a message was published, and its number there; see `relatum.contexts`."""
 
 CONTROL_HEADER: Final = "relatum_control"
 """What a message of Relatum's own says: "fence", "marker" or "adoption". Consumers of a stream pass over such messages.

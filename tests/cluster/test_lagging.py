@@ -15,9 +15,9 @@ import sqlalchemy as sa
 
 from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
 from relatum.contexts import SerialConsumer
-from relatum.contexts.placement._cache import Sent
-from relatum.contexts.placement._controls import ControlStreams
-from relatum.contexts.placement._entries import Fence, Placed
+from relatum.contexts._control_streams import ControlStreams
+from relatum.contexts._entries import Fence, Placed
+from relatum.contexts._placement_cache import Sent
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import (
     Agreement,

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 import relatum
-from relatum.contexts.placement._entries import Placed
+from relatum.contexts._entries import Placed
 from relatum.errors import (
     ContextMoving,
     DatabaseUnavailable,

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from relatum.contexts import Move, MoveProgress, MoveState, SerializationContexts
-from relatum.contexts.placement._entries import Control, Fence, Marker, entry_of
-from relatum.contexts.serial.moving import _move_steps as moving
-from relatum.contexts.serial.moving._move_store import NothingToMove
-from relatum.contexts.serial.moving._mover import Mover
+from relatum.contexts import _move_steps as moving
+from relatum.contexts._entries import Control, Fence, Marker, entry_of
+from relatum.contexts._move_store import NothingToMove
+from relatum.contexts._mover import Mover
 from relatum.errors import (
     ConfigurationError,
     Conflict,

@@ -23,7 +23,7 @@ from relatum.contexts import (
     MoveState,
     SerializationContexts,
 )
-from relatum.contexts.placement._entries import Fence, encode
+from relatum.contexts._entries import Fence, encode
 from relatum.errors import ContextMoving
 from relatum.superstreams import Layout
 from tests.support import broker_connection, wait_until
@@ -151,7 +151,7 @@ def test_movers_that_do_not_wait_are_refused(
 
 # --- moves whose mover is gone ------------------------------------------------------------------------------------
 
-WAIT = "relatum.contexts.serial.moving._move_steps.MOVE_WAIT_S"
+WAIT = "relatum.contexts._move_steps.MOVE_WAIT_S"
 """How long a mover waits before its fence, to be patched."""
 
 TAKEN = "is gone on with: its mover is gone"

@@ -8,16 +8,16 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import registry
 
-from relatum.contexts.affinity._predecessors import RECORDED
-from relatum.contexts.placement import _placement_opening as opening
-from relatum.contexts.placement import _placement_prune as prune
-from relatum.contexts.placement import _placement_store as store
-from relatum.contexts.placement import _placing as placing
-from relatum.contexts.placement import _stored_moves as stored
-from relatum.contexts.serial.consuming import _member_store as members
-from relatum.contexts.serial.consuming import _serial_status as status
-from relatum.contexts.serial.consuming import _serial_store as consuming
-from relatum.contexts.serial.moving import _move_store as moving
+from relatum.contexts import _move_store as moving
+from relatum.contexts import _placement_prune as prune
+from relatum.contexts import _placement_store as store
+from relatum.contexts import _placing as placing
+from relatum.contexts import _retiring as retiring
+from relatum.contexts import _serial_member_store as members
+from relatum.contexts import _serial_status as status
+from relatum.contexts import _serial_store as consuming
+from relatum.contexts import _super_stream_rows as opening
+from relatum.contexts._predecessors import RECORDED
 from tests.support.plans import MAKE_PARTS, PARTS, nodes_of, plan_of
 
 NAMES = 150_000
@@ -95,8 +95,8 @@ STATEMENTS: dict[str, tuple[sa.Executable, dict[str, Any]]] = {
     "place, bounded": (placing.PLACE_BOUNDED, OURS | {"names": ["n2", "r4", "x"], "partition_ids": [1, 3, 5]}),
     "release": (placing.RELEASE, OURS | {"names": ["n2", "n4", "r6"], "epochs": [2, 4, 6]}),
     "touch": (store.TOUCH, OURS | {"names": ["n2", "n4", "r6"]}),
-    "move": (stored.FIND_MOVE, {"move_id": 77}),
-    "fence after": (stored.FENCE_AFTER, OURS | {"name": "n14", "stream": "s2", "above": 0}),
+    "move": (moving.FIND_MOVE, {"move_id": 77}),
+    "fence after": (moving.FENCE_AFTER, OURS | {"name": "n14", "stream": "s2", "above": 0}),
     "forget released": (prune.FORGET_RELEASED, OURS | {"older_s": 100.0, "most": 100}),
 }
 
@@ -120,8 +120,8 @@ OF_MOVES: dict[str, tuple[Any, dict[str, Any]]] = {
     "attend": (moving.ATTEND, MOVE | {"holder": "me", "lease_s": 5.0}),
     "keep attending": (moving.KEEP_ATTENDING, MOVE | {"holder": "me", "lease_s": 5.0}),
     "take abandoned": (moving.TAKE_ABANDONED, OURS | {"holder": "me", "lease_s": 5.0}),
-    "placed in": (moving.PLACED_IN, {"partition_id": 2}),
-    "moves of": (moving.MOVES_OF, OURS | {"partition_id": 2}),
+    "placed in": (retiring.PLACED_IN, {"partition_id": 2}),
+    "moves of": (retiring.MOVES_OF, OURS | {"partition_id": 2}),
 }
 
 OF_PRUNING: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -136,14 +136,18 @@ OF_PRUNING: dict[str, tuple[Any, dict[str, Any]]] = {
 ME = {"consumer_id": 17, "partition_id": 9, "holder": "m10"}
 MEMBER, KEYS = {"within": 17, "holder": "m10"}, list(range(1, 101))
 TOKEN = {"token": UUID(int=7), "tokens_before": [UUID(int=6)]}
+LAST = {"last_offset": 4, "last_fingerprint": 1, "last_chunk_ms": 2}
 RANGE = {**ME, "from_offset": 100, "to_offset": 1000}
 
 OF_CONSUMERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "advance": (
         consuming.ADVANCE,
-        {**ME, "version": 0, "position": 5, "last_offset": 4, "last_fingerprint": 1, "last_chunk_ms": 2, **TOKEN},
+        {**ME, "version": 0, "position": 5, **LAST, **TOKEN},
     ),
-    "advance unread": (consuming.ADVANCE_UNREAD, {**ME, "version": 0, "position": 5, **TOKEN}),
+    "advance unread": (
+        consuming.ADVANCE,
+        {**ME, "version": 0, "position": 5, **dict.fromkeys(LAST), **TOKEN},
+    ),
     "begin": (consuming.BEGIN, ME),
     "renew": (members.PARTITIONS.renew, {**MEMBER, "lease_s": 4.0}),
     "alive": (members.PARTITIONS.alive, MEMBER),
@@ -153,11 +157,11 @@ OF_CONSUMERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "take": (members.PARTITIONS.take, {**MEMBER, "keys": KEYS, "holders": ["m10"] * len(KEYS), "at_most": 3}),
     "release": (members.PARTITIONS.release, {**MEMBER, "keys": KEYS}),
     "leave": (members.PARTITIONS.leave, MEMBER),
-    "members up": (members.MEMBERS_UP, ME),
+    "members up": (status.MEMBERS_UP, ME),
     "holds": (consuming.HOLDS_OF, ME),
     "scans": (consuming.SCANS, ME),
-    "lost fences": (stored.LOST_FENCES, RANGE),
-    "lost markers": (stored.LOST_MARKERS, RANGE),
+    "lost fences": (moving.LOST_FENCES, RANGE),
+    "lost markers": (moving.LOST_MARKERS, RANGE),
     "begin a hold": (
         consuming.BEGIN_HOLD,
         {**ME, "move_id": 77, "source": "s3", "epoch": 9, "marker_offset": 1, "cursor": 2, "fence_offset": 3},

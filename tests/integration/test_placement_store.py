@@ -9,9 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.contexts import SerializationContexts, forget_placements
-from relatum.contexts.placement._model import PartitionRow, PartitionState, PlacementState
-from relatum.contexts.placement._placement_prune import forget_moves, forget_released
-from relatum.contexts.placement._placement_store import CHANGES_MAX, PlacementStore
+from relatum.contexts._placement_prune import forget_moves, forget_released
+from relatum.contexts._placement_store import CHANGES_MAX, PlacementStore
+from relatum.contexts._placements import PartitionRow, PartitionState, PlacementState
 from relatum.errors import (
     DatabaseUnavailable,
     MoveConflict,

@@ -18,7 +18,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
 from relatum.contexts import ContextOptions, SerializationContexts
-from relatum.contexts.placement._entries import Placed
+from relatum.contexts._entries import Placed
 from relatum.errors import (
     BrokerUnavailable,
     ConfigurationError,

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from relatum import ContextRouter, errors
 from relatum.contexts import SerialConsumer, SerializationContexts, SerialOptions
-from relatum.contexts.placement._entries import Marker
+from relatum.contexts._entries import Marker
 from relatum.headers import CONTEXT_HEADER, CONTROL_HEADER, PLACED_HEADER
 from tests.support import broker_connection, wait_until
 from tests.support.leases import LEASE_S

@@ -9,7 +9,7 @@ import pika
 import sqlalchemy as sa
 
 from relatum.contexts import SerialConsumer, SerialOptions
-from relatum.contexts.placement._entries import Adoption, Control, Fence, Marker, Placed, encode
+from relatum.contexts._entries import Adoption, Control, Fence, Marker, Placed, encode
 from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.store.tables import super_stream_partitions, super_streams
 from relatum.superstreams import Layout, Partition

@@ -27,14 +27,14 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from relatum.contexts import Move, MoveState
-from relatum.contexts.placement import _publication as publication
-from relatum.contexts.placement._cache import Sent as CheckedSent
-from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
-from relatum.contexts.placement._model import Placement, PlacementState
-from relatum.contexts.placement._trust import DRIFT, STALL_S
-from relatum.contexts.serial._partition_log import Hold, MovedBefore, PartitionLog, Verdict, consistent_starts
-from relatum.contexts.serial.moving import _move_steps as moving
-from relatum.contexts.serial.moving._move_steps import MoveStep
+from relatum.contexts import _move_steps as moving
+from relatum.contexts import _publication as publication
+from relatum.contexts._entries import Adoption, Data, Entry, Fence, Marker, Placed
+from relatum.contexts._move_steps import MoveStep
+from relatum.contexts._partition_log import Hold, MovedBefore, PartitionLog, Verdict, consistent_starts
+from relatum.contexts._placement_cache import Sent as CheckedSent
+from relatum.contexts._placements import Placement, PlacementState
+from relatum.contexts._publication import DRIFT, STALL_S
 from relatum.errors import BrokerUnavailable, DatabaseUnavailable, MoveConflict, RelatumError
 
 PARTITIONS = ("p0", "p1", "p2")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.contexts.placement._entries import Adoption, Control, Fence, Marker, Placed, decode, encode, entry_of
+from relatum.contexts._entries import Adoption, Control, Fence, Marker, Placed, decode, encode, entry_of
 from relatum.limits import INTEGER_MAX
 
 number = st.integers(0, INTEGER_MAX)

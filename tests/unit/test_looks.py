@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from relatum.contexts.placement import _looks
-from relatum.contexts.placement._looks import Looks
+from relatum.contexts import _looks
+from relatum.contexts._looks import Looks
 from relatum.errors import DatabaseUnavailable
 
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from relatum.contexts.placement._name_locks import NameLocks
+from relatum.contexts._placement_cache import NameLocks
 
 
 async def turn() -> None:

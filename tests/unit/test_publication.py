@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.contexts.placement._cache import PlacementCache, Sent, Unchecked
-from relatum.contexts.placement._entries import Adoption, Data, Fence, Marker, Placed
-from relatum.contexts.placement._model import Placement, PlacementState
-from relatum.contexts.placement._publication import Publications
-from relatum.contexts.serial.moving._move_steps import MoveStep
+from relatum.contexts._entries import Adoption, Data, Fence, Marker, Placed
+from relatum.contexts._move_steps import MoveStep
+from relatum.contexts._placement_cache import PlacementCache, Sent, Unchecked
+from relatum.contexts._placements import Placement, PlacementState
+from relatum.contexts._publication import Publications
 from relatum.errors import BrokerUnavailable, DatabaseUnavailable
 from tests.support import serial_world
 from tests.support.serial_world import Asked, Unsettled, World, stepwise

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relatum.contexts import SerialOptions
-from relatum.contexts.placement._entries import Control, Data, Fence, Marker, Placed, encode, entry_of
-from relatum.contexts.serial._partition_log import PartitionLog
-from relatum.contexts.serial.consuming._partition_following import Following, Step
-from relatum.contexts.serial.consuming._partition_pieces import EntryReader, Piece
+from relatum.contexts._entries import Control, Data, Fence, Marker, Placed, encode, entry_of
+from relatum.contexts._partition_following import EntryReader, Following, Piece, Step
+from relatum.contexts._partition_log import PartitionLog
 from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.reading import Message, RecordBatch
 

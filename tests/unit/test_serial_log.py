@@ -2,8 +2,8 @@
 
 import pytest
 
-from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
-from relatum.contexts.serial._partition_log import MovedBefore, PartitionLog, Verdict, consistent_starts
+from relatum.contexts._entries import Adoption, Data, Entry, Fence, Marker, Placed
+from relatum.contexts._partition_log import MovedBefore, PartitionLog, Verdict, consistent_starts
 
 A = frozenset({"a"})
 AB = frozenset({"a", "b"})

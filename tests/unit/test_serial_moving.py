@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from relatum.contexts import MoveState
-from relatum.contexts.placement._entries import Control
-from relatum.contexts.placement._trust import TRUST_S
-from relatum.contexts.serial.moving import _move_steps as moving
-from relatum.contexts.serial.moving._move_steps import MoveStep
+from relatum.contexts import _move_steps as moving
+from relatum.contexts._entries import Control
+from relatum.contexts._move_steps import MoveStep
+from relatum.contexts._publication import TRUST_S
 from relatum.errors import StreamUnavailable
 
 C = frozenset("ab")

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
-from relatum.contexts.serial._order import (
+from relatum.contexts._entries import Adoption, Data, Entry, Fence, Marker, Placed
+from relatum.contexts._order import (
     FINDINGS_MAX,
     ContextMessage,
     Finding,

@@ -1,9 +1,7 @@
 """Routers in an event loop: aio-pika's own publishing, and threads for what asks PostgreSQL or reads streams."""
 
 import asyncio
-import contextlib
 import copy
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,15 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from relatum import publishing
 from relatum.checks import checked_seconds
 from relatum.closing import AsyncClosing
-from relatum.contexts._options import AffinityOptions, ContextOptions
+from relatum.contexts._context_options import AffinityOptions, ContextOptions
+from relatum.contexts._placement_cache import NameLocks, Sent
+from relatum.contexts._placements import PartitionRow, Placement
+from relatum.contexts._predecessors import NO_WISH, Found, Predecessors, wish_of
+from relatum.contexts._router_core import CLOSED, Places, RouterCore, rejected, unsettled
 from relatum.contexts._routers import Options, RouterBase
-from relatum.contexts.affinity._predecessors import NO_WISH, Found, Predecessors, wish_of
-from relatum.contexts.affinity._set_keeping import SetKeeper
-from relatum.contexts.placement._cache import Sent
-from relatum.contexts.placement._model import PartitionRow, Placement
-from relatum.contexts.placement._name_locks import NameLocks
-from relatum.contexts.placement._placement_core import CLOSED, Places, RouterCore, rejected, unsettled
-from relatum.contexts.placement._publication import POLL_S
+from relatum.contexts._set_keeper import SetKeeper
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError, UsedAfterClose
 from relatum.superstreams.connections import vhost_of
 from relatum.superstreams.targets import channel_of
@@ -233,20 +229,7 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         """Call what blocks; to its end also where this is cancelled: what follows of the name must not overtake it."""
         if not self._has_threads:
             raise UsedAfterClose(CLOSED)
-        under_way = threading.Lock()
-
-        def call() -> T:
-            with under_way:
-                return function(*args)
-
-        try:
-            return await in_thread(self._threads, call)
-        except asyncio.CancelledError:
-            while under_way.locked():
-                # Nor is it left under way where this is cancelled once more.
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.sleep(POLL_S)
-            raise
+        return await in_thread(self._threads, function, *args, to_end=True)
 
 
 class AsyncContextRouter(AsyncRouter[ContextOptions]):

@@ -12,14 +12,13 @@ from pika.exceptions import UnroutableError
 
 from relatum.checks import checked_seconds, shown
 from relatum.closing import Closing
-from relatum.contexts._options import AffinityOptions, ContextOptions, RouterOptions
-from relatum.contexts._statistics import RouterStatistics
-from relatum.contexts.affinity._predecessors import NO_WISH, Found, Predecessors, wish_of
-from relatum.contexts.affinity._set_keeping import SetKeeper
-from relatum.contexts.placement._cache import Sent
-from relatum.contexts.placement._model import PartitionRow, Placement
-from relatum.contexts.placement._name_locks import NameLocks
-from relatum.contexts.placement._placement_core import Places, RouterCore, rejected, unsettled
+from relatum.contexts._context_options import AffinityOptions, ContextOptions, RouterOptions
+from relatum.contexts._context_statistics import RouterStatistics
+from relatum.contexts._placement_cache import NameLocks, Sent
+from relatum.contexts._placements import PartitionRow, Placement
+from relatum.contexts._predecessors import NO_WISH, Found, Predecessors, wish_of
+from relatum.contexts._router_core import Places, RouterCore, rejected, unsettled
+from relatum.contexts._set_keeper import SetKeeper
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, RelatumError
 from relatum.processes import of_one_process
 from relatum.publishing import OwnProperties, copy_with

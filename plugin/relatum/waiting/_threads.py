@@ -237,8 +237,11 @@ class _Awaited(Generic[_Result]):
         function: Callable[[], _Result],
         deadline: Deadline,
         returned: Callable[[_Result], object] | None,
+        *,
+        to_end: bool,
     ) -> None:
         self.deadline = deadline
+        self._to_end = to_end
         self._threads = threads
         self._function = function
         self._returned = returned
@@ -263,14 +266,19 @@ class _Awaited(Generic[_Result]):
                 timer.cancel()
 
     async def _let_go(self) -> None:
-        """The task was cancelled: wait for a moment until the call has ended."""
+        """The task was cancelled: wait until the call has ended, for a moment or for as long as it takes."""
         if not self._came.cancelled():
             if self._came.exception() is None:
                 self._give_back(self._came.result())
         elif not self._has_ended:
             self.deadline.end_in(0)
             self._left = self._loop.create_future()
-            await asyncio.wait([self._left], timeout=LET_GO_S)
+            if not self._to_end:
+                await asyncio.wait([self._left], timeout=LET_GO_S)
+            while self._to_end and not self._has_ended:
+                # The call goes on also where the task is cancelled once more.
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([self._left])
 
     def run(self) -> None:
         if not self._begins():
@@ -330,6 +338,7 @@ async def in_thread(
     *args: Any,
     ending: Deadline | None = None,
     returned: Callable[[_Result], object] | None = None,
+    to_end: bool = False,
 ) -> _Result:
     """Call a function in a thread, within the deadline of the task; cancelled, the thread lets go of what it waits for.
 
@@ -343,6 +352,8 @@ async def in_thread(
         ending: A further deadline of the call; None for none.
         returned: Takes back, in a thread, what a call returned that was cancelled, if it is one of `threads`; None
             where it took nothing.
+        to_end: True: a cancelled call in `threads` is waited for until it has ended, however long that takes, since
+            what follows must not overtake it. Default False.
 
     Raises:
         NoThreadInTime: no thread became free before the deadline; the function was not called.
@@ -357,7 +368,7 @@ async def in_thread(
             return await asyncio.get_running_loop().run_in_executor(None, call)
         if threads.has(threading.current_thread()):
             raise RuntimeError("a call in a thread waits for another of the same threads: make that in the same call")
-        return await _Awaited(threads, call, deadline, returned).result()
+        return await _Awaited(threads, call, deadline, returned, to_end=to_end).result()
     finally:
         deadline.end_in(0)
 

@@ -1,0 +1,184 @@
+"""The serial consumer for tasks: it waits in the event loop for what threads read."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import cached_property
+from typing import Final, Self
+
+from relatum.checks import checked_callable, checked_seconds
+from relatum.closing import AsyncClosing
+from relatum.contexts._batch_queue import Taken
+from relatum.contexts._serial_batch import AsyncSerialBatch, consuming
+from relatum.contexts._serial_consumer import CLOSE_S, LOOK_S, ConsumerBase, logger
+from relatum.contexts._serial_status import SerialStatus
+from relatum.errors import PartitionLost
+from relatum.reading import Message
+from relatum.waiting import Threads, backoff, in_thread, log_failure
+
+THREADS_MAX: Final = 32
+"""Commits, and other questions, that wait for PostgreSQL at once."""
+
+
+class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
+    """The asyncio twin of `SerialConsumer`: the same names, options and promises, in one event loop.
+
+    Partitions are read, and PostgreSQL is asked, in threads. An async context manager: entering starts it, leaving
+    closes it. A cancelled call takes no batch.
+
+    Args: as for `SerialConsumer`.
+    """
+
+    @cached_property
+    def _threads(self) -> Threads:
+        return Threads(THREADS_MAX, f"relatum-{self.name}-asks")
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def start(self) -> None:
+        """Join the members of this name and begin to read; see `SerialConsumer.start`.
+
+        Cancelled, it waits until what it began is ended, and was not started.
+        """
+        self._check_startable()
+        starting = asyncio.ensure_future(in_thread(self._threads, self._member.start))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._undo(starting))
+            raise
+        self._is_started = True
+
+    async def _undo(self, starting: "asyncio.Future[None]") -> None:
+        # The error of a start that was cancelled is nobody's.
+        with suppress(Exception):
+            await starting
+        await in_thread(self._threads, self._member.close, CLOSE_S)
+
+    async def close(self, timeout_s: float = CLOSE_S) -> bool:
+        """Stop reading and let other members have the partitions at once; see `SerialConsumer.close`."""
+        checked_seconds("timeout_s", timeout_s)
+        if self._is_closed:
+            return True
+        self._is_closed = True
+        has_ended = await asyncio.shield(in_thread(self._threads, self._member.close, timeout_s))
+        self._threads.shutdown()
+        return has_ended
+
+    async def next_batch(self, timeout_s: float | None = None) -> AsyncSerialBatch | None:
+        """The next batch of any partition; see `SerialConsumer.next_batch`."""
+        until, batches = self._until(timeout_s), self._batches
+        while not batches.stopping.is_set():
+            left_s = None if until is None else max(0.0, until - time.monotonic())
+            waiting = batches.wait(at_once=left_s == 0)
+            try:
+                await self._ended(waiting, left_s or None)
+            except BaseException:
+                batches.give_up(waiting)
+                raise
+            taken = batches.taken(waiting)
+            if taken is not None:
+                return AsyncSerialBatch(batches, *taken, self._threads)
+            if left_s == 0:
+                return None
+        return None
+
+    async def _ended(self, waiting: "Future[Taken]", timeout_s: float | None) -> None:
+        """Wait until a wait for a batch has ended, or for so long."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake(_: object) -> None:
+            try:
+                loop.call_soon_threadsafe(ended.set)
+            except RuntimeError:
+                self._batches.give_up(waiting)  # The loop has ended, and nobody takes it.
+
+        waiting.add_done_callback(wake)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await ended.wait()
+
+    async def batches(self, timeout_s: float | None = None) -> AsyncIterator[AsyncSerialBatch]:
+        """Batches as they come, each to be acknowledged.
+
+        A partition whose batch is not acknowledged hands out no further one; the others do.
+
+        Args:
+            timeout_s: Ends when no batch came for so many seconds; None goes on until the consumer is closed.
+        """
+        while (batch := await self.next_batch(timeout_s)) is not None:
+            yield batch
+
+    async def messages(self, timeout_s: float | None = None) -> AsyncIterator[Message]:
+        """Messages one by one. A batch is acknowledged when the message behind its last one is asked for.
+
+        So a message is delivered again where this process dies before it asks for the next ones. While PostgreSQL is
+        away, it waits.
+
+        Args:
+            timeout_s: Ends when no batch came for so many seconds; None goes on until the consumer is closed.
+
+        Raises:
+            TlsRefused, AccessRefused, ConfigurationError: As `next_batch`.
+        """
+        async for batch in self.batches(timeout_s):
+            try:
+                for message in batch.messages:
+                    yield message
+            except GeneratorExit:
+                # Whoever left off in the middle is handed all of it again.
+                batch.give_back()
+                raise
+            await self._acknowledge(batch)
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self.messages()
+
+    async def run(
+        self, handler: Callable[[AsyncSerialBatch], Awaitable[object]], stop: asyncio.Event | None = None
+    ) -> None:
+        """Hand batches to a coroutine function, one after the other; see `SerialConsumer.run`."""
+        checked_callable("handler", handler)
+        while not self._is_ending(stop):
+            batch = await self.next_batch(LOOK_S)
+            if batch is None:
+                continue
+            try:
+                with consuming(self.super_stream, self.name, batch):
+                    await handler(batch)
+            except PartitionLost as error:
+                # Its messages are another member's; this one goes on with what it has.
+                log_failure(logger, error, "batch not consumed here", level=logging.INFO)
+                continue
+            except BaseException:
+                batch.give_back()
+                raise
+            if not batch.is_acknowledged:
+                await self._acknowledge(batch, stop)
+
+    async def _acknowledge(self, batch: AsyncSerialBatch, stop: asyncio.Event | None = None) -> None:
+        """Acknowledge, waiting for PostgreSQL."""
+        pauses, stopping = backoff(), self._batches.stopping
+        while not stopping.is_set() and not await asyncio.shield(
+            in_thread(self._threads, self._try_acknowledge, batch, stop)
+        ):
+            until = time.monotonic() + next(pauses)
+            while (left_s := until - time.monotonic()) > 0 and not stopping.is_set():
+                if self._is_ending(stop):
+                    return self._leave(batch)
+                await asyncio.sleep(min(left_s, LOOK_S))
+
+    async def status(self) -> SerialStatus:
+        """How far the consumer is in each partition, whoever has it, and what it holds back.
+
+        Raises:
+            DatabaseUnavailable: PostgreSQL does not answer.
+            BrokerUnavailable: The broker does not answer.
+        """
+        self._check_open()
+        return await in_thread(self._threads, self._status)

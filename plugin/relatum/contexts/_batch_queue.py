@@ -1,0 +1,328 @@
+"""The batches of a member: who waits for one, which partition gives it, and what becomes of it.
+
+The loop hands out. The application's threads wait, and commit what they got; what they commit is fenced in PostgreSQL,
+and the loop hears of it afterwards. Whatever fails in the loop, the partition is opened anew, as it is stored: nothing
+that is in memory is relied on then.
+"""
+
+import asyncio
+import copy
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import sqlalchemy as sa
+
+from relatum.contexts._context_statistics import SerialStatistics
+from relatum.contexts._partition_following import Following, Step
+from relatum.contexts._serial_store import ConsumerStore, lost
+from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, PartitionLost
+from relatum.metrics import Histogram
+from relatum.store.settling import CommitInDoubt
+from relatum.waiting import ComponentLoop, Duty, Outages, Pauses
+
+if TYPE_CHECKING:
+    from relatum.contexts._serial_partition import Partition
+
+POLL_S: Final = 0.01
+"""How often the database is asked whether a hold is complete; rarer where one waits for long."""
+
+POLL_SLOWEST_S: Final = 0.1
+"""How often at least."""
+
+Taken: TypeAlias = tuple[Following, Step]
+"""A batch that was handed out."""
+
+
+class Batches:
+    """What is handed out."""
+
+    loop: ComponentLoop
+    returned: Callable[[], None]
+    """Called where a partition that others should have may have no batch out any more."""
+    holds: Duty
+    """Releases holds."""
+
+    def __init__(self, store: ConsumerStore, outages: Outages, header: str | None) -> None:
+        self.store = store
+        self.outages = outages
+        self.header = header
+        """The header that names contexts; None before it is agreed on."""
+        self.partitions: dict[str, Partition] = {}
+        self.leased_until = -math.inf
+        """By `time.monotonic`, which goes on while the process stands still: after it, others may consume the same."""
+        self.refused: AccessRefused | ConfigurationError | None = None
+        """Why the broker does not let this member in."""
+        self.stopping = threading.Event()
+        self._waiting: deque[Future[Taken]] = deque()
+        self._counting = threading.Lock()
+        self._served = self._delivered = self._acknowledged = 0
+        self._pause_s = Histogram()
+
+    @property
+    def followings(self) -> list[Following]:
+        """The partitions that are open. From any thread."""
+        found = [each.following for each in list(self.partitions.values())]
+        return [following for following in found if following is not None and not following.is_over]
+
+    def statistics(self) -> SerialStatistics:
+        """What this member has counted, and what it has. It asks nobody. From any thread."""
+        held = [following.held for following in self.followings]
+        return SerialStatistics(
+            partitions=len(held),
+            delivered=self._delivered,
+            acknowledged=self._acknowledged,
+            held_messages=sum(messages for messages, _ in held),
+            held_bytes=sum(bytes_ for _, bytes_ in held),
+            pause_s=self._pause_s.observed(),
+        )
+
+    # --- waiting for one, in any thread -----------------------------------------------------------------------------
+
+    def wait(self, *, at_once: bool) -> "Future[Taken]":
+        """A future of a batch, to be ended by `taken` or `give_up`; `at_once`: cancelled where there is none now."""
+        waiting: Future[Taken] = Future()
+        self._waiting.append(waiting)
+        if self.stopping.is_set() or not self.loop.call(self._begin_wait, waiting, at_once):
+            waiting.cancel()
+        return waiting
+
+    def taken(self, waiting: "Future[Taken]") -> Taken | None:
+        """What a wait has come to, which is over now; None for nothing. Raised is why the broker lets nobody in."""
+        if waiting.cancel():
+            self.loop.call(self._end_wait, waiting)
+            return None
+        following, step = waiting.result()
+        if time.monotonic() < self.leased_until:
+            return following, step
+        # The lease ran out on the way here.
+        self.give_back(following, step)
+        return None
+
+    def give_up(self, waiting: "Future[Taken]") -> None:
+        """End a wait; what it has come to is handed out again."""
+        with suppress(AccessRefused, ConfigurationError):
+            taken = self.taken(waiting)
+            if taken is not None:
+                self.give_back(*taken)
+
+    def give_back(self, following: Following, step: Step) -> None:
+        """Let a batch be handed out again."""
+        self.loop.call(self._change, following, self._given_back, step)
+
+    def stop(self) -> None:
+        """Hand out nothing more; who waits gets nothing."""
+        self.stopping.set()
+        for waiting in list(self._waiting):
+            waiting.cancel()
+
+    # --- handing out, in the loop -----------------------------------------------------------------------------------
+
+    def _begin_wait(self, waiting: "Future[Taken]", at_once: bool) -> None:
+        self.hand_out()
+        if at_once and waiting.cancel():
+            self._end_wait(waiting)
+
+    def _end_wait(self, waiting: "Future[Taken]") -> None:
+        with suppress(ValueError):
+            self._waiting.remove(waiting)
+
+    def hand_out(self) -> None:
+        """Give batches to those who wait for one, while the lease holds; each partition has its turn."""
+        while self._waiting and (following := self._next_due()) is not None:
+            with self._or_anew(following):
+                step = following.take(time.monotonic())
+            waiting = self._waiting.popleft()
+            if not waiting.set_running_or_notify_cancel():
+                following.give_back()
+                continue
+            self._delivered += step.count
+            self.partitions[following.stream].wake()
+            waiting.set_result((following, step))
+        while self._waiting and self.refused is not None:
+            waiting = self._waiting.popleft()
+            if waiting.set_running_or_notify_cancel():
+                error = copy.copy(self.refused)
+                error.__cause__ = self.refused
+                waiting.set_exception(error)
+
+    def _next_due(self) -> Following | None:
+        now = time.monotonic()
+        if now >= self.leased_until:
+            return None
+        due = [each for each in self.partitions.values() if each.following and _is_due(each.following, now)]
+        if not due:
+            return None
+        partition = min(due, key=lambda each: each.served)
+        self._served += 1
+        partition.served = self._served
+        return partition.following
+
+    def halt(self) -> bool:
+        """Hand out nothing for now; whether the application has a batch in hand."""
+        self.leased_until = -math.inf
+        steps = [following.outstanding for following in self.followings]
+        return any(step is not None and step.count for step in steps)
+
+    def look(self, following: Following) -> None:
+        """Do what is due for a partition that has changed: hand a batch out, store how far it is."""
+        partition, now = self.partitions.get(following.stream), time.monotonic()
+        if partition is None or partition.following is not following:
+            return
+        silent_at = following.silent_due_at()
+        if silent_at is not None and silent_at <= now:
+            self.loop.spawn(self._store_silent(following, following.take(now)))
+            partition.wake()
+            silent_at = None
+        due_at = following.due_at()
+        if due_at is not None and due_at <= now:
+            self.hand_out()
+            due_at = None
+        at = min((at for at in (silent_at, due_at) if at is not None), default=partition.looks_at)
+        if at != partition.looks_at:
+            partition.looks_at = at
+            self.loop.call_later(at - now, self._look_again, partition)
+
+    def _look_again(self, partition: "Partition") -> None:
+        partition.looks_at = 0.0
+        if partition.following is not None:
+            self._change(partition.following)
+
+    def _change(self, following: Following, change: Callable[..., None] | None = None, *args: Any) -> None:
+        """Change a partition, and go on with it."""
+        with self._or_anew(following):
+            if change is not None:
+                change(following, *args)
+            self.look(following)
+        partition = self.partitions.get(following.stream)
+        if partition is not None:
+            partition.wake()
+        if following.is_leaving:
+            self.returned()
+
+    @contextmanager
+    def _or_anew(self, following: Following) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            following.is_over = True
+            if (partition := self.partitions.get(following.stream)) is not None:
+                partition.wake()
+            raise
+
+    # --- what becomes of it, in the loop ----------------------------------------------------------------------------
+
+    def _given_back(self, following: Following, step: Step) -> None:
+        if following.outstanding is step and not following.is_over:
+            following.give_back()
+
+    def _committed(self, following: Following, step: Step) -> None:
+        for pause_s in following.committed(step, time.monotonic()):
+            self._pause_s.observe(pause_s)
+        if step.is_closed:
+            self.holds.wake()
+
+    async def _store_silent(self, following: Following, step: Step) -> None:
+        """Store how far a partition is that has nothing for the application."""
+        who, pauses = f"storing the position in {following.stream!r}", Pauses()
+        while not following.is_over:
+            try:
+                await self.loop.ask(self.commit, following, step)
+            except PartitionLost:
+                break  # It is another member's to store.
+            except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
+                self.outages.failed(who, error)
+                await asyncio.sleep(pauses.after(error))
+            else:
+                self.outages.over(who)
+                return
+        self.outages.forget(who)
+
+    async def release_holds(self) -> float:
+        """Release the holds that are complete; gives the seconds until the next look."""
+        now = time.monotonic()
+        waiting = {each.partition_id: each.youngest_wait_s(now) for each in self.followings if each.waiting_holds()}
+        if not waiting:
+            return POLL_SLOWEST_S
+        complete = await self.loop.ask(self.store.complete, list(waiting))
+        for following in self.followings:
+            for partition_id, move_id in complete:
+                if following.partition_id == partition_id:
+                    self._change(following, self._release, move_id)
+        return min(POLL_SLOWEST_S, max(POLL_S, min(waiting.values()) / 200))
+
+    @staticmethod
+    def _release(following: Following, move_id: int) -> None:
+        following.release(move_id, time.monotonic())
+
+    # --- commits, in the threads of who commits ---------------------------------------------------------------------
+
+    def check(self, following: Following, step: Step) -> None:
+        """Raise `PartitionLost` where a batch cannot be committed any more."""
+        if following.is_over or following.outstanding is not step:
+            raise lost(following.stream, self.store.name)
+
+    def commit(self, following: Following, step: Step) -> None:
+        """Store a step that was handed out; to be repeated where PostgreSQL is away."""
+        self.check(following, step)
+        if self._was_committed(following, step):
+            return
+        token = self.store.tokens.new()
+        try:
+            is_stored = self.store.commit(following, step, token)
+        except DatabaseUnavailable:
+            following.in_doubt = token
+            raise
+        if not is_stored:
+            self._drop(following)
+            raise lost(following.stream, self.store.name)
+        self.store.tokens.committed(token)
+        self._note(following, step)
+
+    def _was_committed(self, following: Following, step: Step) -> bool:
+        """Whether an earlier try came through whose commit nobody answered; False where there was none."""
+        token = following.in_doubt
+        if token is None:
+            return False
+        came_through = self.store.came_through(token)
+        following.in_doubt = None
+        if came_through:
+            self._note(following, step)
+        return came_through
+
+    @contextmanager
+    def transaction(self, following: Following, step: Step) -> Iterator[sa.Connection]:
+        """A transaction that stores a step at its end; see `SerialBatch.transaction`."""
+        self.check(following, step)
+        if self._was_committed(following, step):
+            raise lost(following.stream, self.store.name)
+        try:
+            with self.store.joined(following, step, stop=self.stopping) as connection:
+                yield connection
+        except (PartitionLost, CommitInDoubt):
+            # One in doubt, too, is opened anew: what was committed is consumed, and what was not is delivered again,
+            # by this member or another.
+            self._drop(following)
+            raise
+        self._note(following, step)
+
+    def _drop(self, following: Following) -> None:
+        """Forget a partition, with all that is not stored of it."""
+        following.is_over = True
+        self.loop.call(self._change, following)
+
+    def _note(self, following: Following, step: Step) -> None:
+        """Note that a step is stored."""
+        with self._counting:
+            self._acknowledged += step.count
+        self.loop.call(self._change, following, self._committed, step)
+
+
+def _is_due(following: Following, now: float) -> bool:
+    at = following.due_at()
+    return at is not None and at <= now

@@ -1,0 +1,125 @@
+"""Control messages in streams: published, and found again; and strays, which come to lie behind them."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator
+from typing import Final
+
+from pika import BasicProperties
+
+from relatum.checks import seconds_text
+from relatum.closing import Closing
+from relatum.contexts._entries import (
+    CONTENT_TYPE,
+    CONTROL_BYTES,
+    Control,
+    Fence,
+    Marker,
+    encode,
+    entry_of,
+)
+from relatum.contexts._placement_cache import Sent
+from relatum.contexts._publication import StrayFinder
+from relatum.errors import ReadTimeout, StreamUnavailable
+from relatum.publishing import DIRECT_TIMEOUT_S as TIMEOUT_S
+from relatum.publishing import DirectPublisher
+from relatum.reading import BrokerAddress, Message, StreamReader
+
+IDLE_S: Final = TIMEOUT_S
+"""Seconds without anything from a stream that has more, after which a search ends as `ReadTimeout`."""
+
+
+def scan(
+    reader: StreamReader,
+    stream: str,
+    from_offset: int,
+    may_matter: Callable[[bytes], bool],
+    *,
+    is_whole: bool = False,
+) -> Generator[Message]:
+    """The messages of a stream that may matter, from an offset up to where the stream ends now. To be closed.
+
+    Where it matters that there is nothing more (`is_whole`), the end is its leader's word, or it is
+    `StreamUnavailable`; else it may be that of a replica that is behind. What retention has dropped is passed over.
+    """
+    bounds = reader.bounds(stream)
+    # Up to where it was read: a replica may have less than its leader has confirmed.
+    read_to = from_offset - 1
+    found = reader.batches(stream, from_offset, follow=False, idle_s=IDLE_S)
+    with contextlib.closing(found) as batches:
+        for batch in batches:
+            if batch is None:
+                raise ReadTimeout(f"the stream {stream!r} gave nothing for {seconds_text(IDLE_S)}")
+            read_to = batch.last_offset
+            for offset, record in zip(batch.offsets, batch.records, strict=True):
+                if may_matter(record):
+                    yield Message.from_record(stream, offset, record)
+    if is_whole and not (bounds.is_sure and (bounds.last is None or bounds.last <= read_to)):
+        raise StreamUnavailable(
+            f"where {stream!r} ends is known of a replica alone, which may be behind: its leader cannot be asked, or "
+            "shows nothing now",
+            stream=stream,
+        )
+
+
+class ControlStreams(Closing):
+    """Publishes fences, markers and adoptions, and finds them, and strays, in partitions. Threads may share it.
+
+    Its connections are opened when they are needed, and again where they were lost. `header` names contexts, which only
+    finding strays needs. An address without an AMQP port is a `ConfigurationError`.
+    """
+
+    def __init__(self, address: BrokerAddress, header: str = "") -> None:
+        self.address = address
+        self._header = header
+        self._publisher = DirectPublisher(address, "a control message")
+        self._lock = threading.Lock()
+        self._opened: StreamReader | None = None
+
+    def publish(self, stream: str, control: Control) -> None:
+        """Publish a control message to a stream and wait for its confirm."""
+        headers, body = encode(control)
+        properties = BasicProperties(content_type=CONTENT_TYPE, delivery_mode=2, headers=headers)
+        self._publisher.publish(stream, body, properties)
+
+    def reader(self) -> StreamReader:
+        """The reader of the partitions; it connects again by itself."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = StreamReader.open(self.address)
+            return self._opened
+
+    def end_of(self, stream: str) -> int:
+        """The offset behind the last message of a stream; 0 where it is empty. What is published later is not below."""
+        last = self.reader().bounds(stream).last
+        return 0 if last is None else last + 1
+
+    def find(self, stream: str, control: Fence | Marker, from_offset: int) -> int | None:
+        """Where the first such fence or marker of a move and an epoch lies, up to where the stream ends now."""
+        found = scan(self.reader(), stream, from_offset, lambda record: CONTROL_BYTES in record)
+        with contextlib.closing(found) as messages:
+            return next((message.offset for message in messages if _is_it(message, control)), None)
+
+    def search(self, sent: Sent, from_offset: int, anywhere: bool = False) -> int | None:
+        """Where something sent lies behind a fence or marker of its name; see `search` of publications' `World`."""
+        search = StrayFinder(sent, anywhere=anywhere)
+        found = scan(self.reader(), sent.stream, from_offset, search.may_matter, is_whole=True)
+        with contextlib.closing(found) as messages:
+            for message in messages:
+                at = search.look(message.offset, entry_of(message.headers, message.body, self._header))
+                if search.is_over:
+                    return at
+        return None
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._publisher.close()
+        with self._lock:
+            reader, self._opened = self._opened, None
+        if reader is not None:
+            reader.close()
+
+
+def _is_it(message: Message, wanted: Fence | Marker) -> bool:
+    entry = entry_of(message.headers, message.body, "")
+    return type(entry) is type(wanted) and (entry.move_id, entry.epoch) == (wanted.move_id, wanted.epoch)

@@ -1,0 +1,376 @@
+"""Moves in PostgreSQL: each call of the store is one transaction, and may be repeated when its outcome is not known.
+
+Rows are locked in the order that `relatum.store.tables` says: placements by name, then the row of the super stream,
+then partitions by their id. The row of a move is locked after its placements.
+"""
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from relatum.contexts._entries import Control, Fence, Marker
+from relatum.contexts._move_steps import MoveStep
+from relatum.contexts._placements import Move, MoveState, PartitionState, PlacementState
+from relatum.contexts._placing import KEEP_COMMITS
+from relatum.contexts._super_stream_rows import RAISE_GENERATION
+from relatum.errors import Conflict, MoveConflict, NotFound, StreamNotFound, SuperStreamConflict
+from relatum.store.database import Database, sql
+from relatum.store.members import LEASE_S
+from relatum.waiting import Outages
+
+logger = logging.getLogger("relatum.contexts")
+
+_FACTS: Final = len(Move.__dataclass_fields__)
+
+MOVE: Final = """m.move_id, source.stream AS source, target.stream AS target, m.source_id, m.target_id, m.state,
+        m.aborting, m.attempt, m.contexts, m.fence_epoch, m.epoch, m.scan_from, m.target_scan_from, m.fence_offset,
+        m.marker_offset, m.holder, m.lease_expires_at, m.started_at, m.fenced_at, m.ended_at, m.reason"""
+"""The columns of `Move`, in its order."""
+
+OF_MOVES: Final = """relatum.context_moves m
+    JOIN relatum.super_stream_partitions source ON source.partition_id = m.source_id
+    JOIN relatum.super_stream_partitions target ON target.partition_id = m.target_id"""
+"""Where these come from."""
+
+FIND_MOVE: Final = sql(f"SELECT {MOVE} FROM {OF_MOVES} WHERE m.move_id = :move_id::bigint")
+
+FENCE_AFTER: Final = sql(f"""
+    SELECT found.*, pg_is_in_recovery() AS is_standby FROM (VALUES (1)) one LEFT JOIN (
+        SELECT {MOVE} FROM {OF_MOVES} JOIN relatum.moved_contexts c ON c.move_id = m.move_id
+        WHERE c.name = :name::text AND m.super_stream_id = :super_stream_id::integer
+            AND (source.stream = :stream::text AND m.fence_epoch > :above::bigint
+                OR target.stream = :stream::text AND m.epoch > :above::bigint)
+        ORDER BY m.fence_epoch LIMIT 1) found ON true""")
+"""One row: the columns of `Move`, NULLs where there is none, and whether the server may know of too little."""
+
+FLOORS: Final = sql("""
+    SELECT name, max(epoch) FROM (
+        SELECT c.name, m.fence_epoch AS epoch
+        FROM relatum.moved_contexts c JOIN relatum.context_moves m ON m.move_id = c.move_id
+        WHERE m.source_id = :partition_id::integer AND m.fence_offset < :offset::bigint
+        UNION ALL
+        SELECT c.name, m.epoch
+        FROM relatum.moved_contexts c JOIN relatum.context_moves m ON m.move_id = c.move_id
+        WHERE m.target_id = :partition_id::integer AND m.marker_offset < :offset::bigint) told
+    GROUP BY name""")
+
+_NAMES: Final = "(SELECT array_agg(c.name) FROM relatum.moved_contexts c WHERE c.move_id = m.move_id) AS names"
+
+LOST_FENCES: Final = sql(f"""
+    SELECT m.move_id, m.fence_offset, m.fence_epoch, {_NAMES} FROM relatum.context_moves m
+    WHERE m.source_id = :partition_id::integer
+        AND m.fence_offset >= :from_offset::bigint AND m.fence_offset < :to_offset::bigint""")
+
+LOST_MARKERS: Final = sql(f"""
+    SELECT m.move_id, m.marker_offset, m.epoch, m.fence_offset, source.stream, {_NAMES}
+    FROM relatum.context_moves m JOIN relatum.super_stream_partitions source ON source.partition_id = m.source_id
+    WHERE m.target_id = :partition_id::integer
+        AND m.marker_offset >= :from_offset::bigint AND m.marker_offset < :to_offset::bigint""")
+
+# What a crash of PostgreSQL takes back must not be in a stream already: a fence behind which a context goes on as if
+# there was none would make strays of all its messages.
+_KEEP_COMMITS: Final = sql(f"SELECT {KEEP_COMMITS}")
+
+_MOVES: Final = "WHERE m.super_stream_id = :super_stream_id::integer"
+
+ONE: Final = sql(f"""
+    SELECT {MOVE}, ARRAY (SELECT c.name FROM relatum.moved_contexts c WHERE c.move_id = m.move_id) AS names
+    FROM {OF_MOVES} {_MOVES} AND m.move_id = :move_id::bigint""")
+"""The columns of `Move`, and behind them the names of the contexts."""
+
+UNDER_WAY: Final = sql(f"SELECT {MOVE} FROM {OF_MOVES} {_MOVES} AND m.ended_at IS NULL ORDER BY m.move_id")
+
+LATEST: Final = sql(f"SELECT {MOVE} FROM {OF_MOVES} {_MOVES} ORDER BY m.move_id DESC LIMIT :latest::integer")
+
+LOCK_NAMED: Final = sql("""
+    SELECT name, partition_id, state, move_id FROM relatum.placements
+    WHERE super_stream_id = :super_stream_id::integer AND name = ANY (:names::text[])
+    ORDER BY name FOR UPDATE""")
+
+_PARTITION: Final = sql("""
+    SELECT partition_id, state FROM relatum.super_stream_partitions
+    WHERE super_stream_id = :super_stream_id::integer AND stream = :stream::text""")
+
+_LEASE_END: Final = "clock_timestamp() + make_interval(secs => :lease_s::double precision)"
+
+_ADD_MOVE: Final = sql(f"""
+    INSERT INTO relatum.context_moves (super_stream_id, source_id, target_id, contexts, fence_epoch, epoch, scan_from,
+        target_scan_from, holder, lease_expires_at, started_at, generation)
+    VALUES (:super_stream_id::integer, :source_id::integer, :target_id::integer, :contexts::integer, 0, 0,
+        :scan_from::bigint, :target_scan_from::bigint, :holder::text, {_LEASE_END}, clock_timestamp(),
+        :generation::bigint)
+    RETURNING move_id""")
+
+ADD_CONTEXTS: Final = sql("""
+    INSERT INTO relatum.moved_contexts (move_id, name, from_epoch)
+    SELECT :move_id::bigint, name, epoch FROM relatum.placements
+    WHERE super_stream_id = :super_stream_id::integer AND name = ANY (:names::text[])""")
+
+STOP: Final = sql("""
+    UPDATE relatum.placements SET state = 'moving', move_id = :move_id::bigint, generation = :generation::bigint
+    WHERE super_stream_id = :super_stream_id::integer AND name = ANY (:names::text[])""")
+
+ATTEND: Final = sql(f"""
+    UPDATE relatum.context_moves SET holder = :holder::text, lease_expires_at = {_LEASE_END}
+    WHERE move_id = :move_id::bigint AND ended_at IS NULL""")
+
+# Only of one who has it still: another goes on with a move whose holder was not heard of.
+KEEP_ATTENDING: Final = sql(f"""
+    UPDATE relatum.context_moves SET lease_expires_at = {_LEASE_END}
+    WHERE move_id = :move_id::bigint AND ended_at IS NULL AND holder = :holder::text""")
+
+TAKE_ABANDONED: Final = sql(f"""
+    UPDATE relatum.context_moves SET holder = :holder::text, lease_expires_at = {_LEASE_END}
+    WHERE move_id = (
+        SELECT move_id FROM relatum.context_moves
+        WHERE super_stream_id = :super_stream_id::integer AND ended_at IS NULL AND lease_expires_at < clock_timestamp()
+        ORDER BY move_id LIMIT 1 FOR UPDATE SKIP LOCKED)
+    RETURNING move_id""")
+
+# The epochs are taken one behind the other: of an aborted move the marker is behind the fence in the same partition,
+# and above it. The attempt is raised: a mover of release 0.4 may have published a fence of epoch 0, and where that lies
+# is not where this one will.
+_LET_FENCE: Final = sql("""
+    WITH fence AS (SELECT nextval('relatum.placement_epochs') AS epoch),
+    after AS (SELECT nextval('relatum.placement_epochs') AS epoch, fence.epoch AS fence FROM fence)
+    UPDATE relatum.context_moves m
+    SET attempt = m.attempt + 1, fence_epoch = after.fence,
+        epoch = CASE WHEN m.aborting THEN after.epoch ELSE after.fence END
+    FROM after
+    WHERE m.move_id = :move_id::bigint AND m.super_stream_id = :super_stream_id::integer AND m.fence_epoch = 0
+        AND m.fence_epoch < after.fence""")
+
+SET_FENCED: Final = sql("""
+    UPDATE relatum.context_moves
+    SET state = 'fenced', fence_offset = :fence_offset::bigint, fenced_at = clock_timestamp()
+    WHERE move_id = :move_id::bigint AND state = 'fencing' AND attempt = :attempt::integer""")
+
+# The marker of an aborted move is behind its fence, which is at or behind where that can be.
+SET_ABORTING: Final = sql("""
+    UPDATE relatum.context_moves
+    SET aborting = true, target_id = source_id, target_scan_from = scan_from, attempt = attempt + 1,
+        epoch = nextval('relatum.placement_epochs'), reason = :reason::text
+    WHERE move_id = :move_id::bigint AND ended_at IS NULL AND NOT aborting
+        AND super_stream_id = :super_stream_id::integer""")
+
+LOCK_MOVING: Final = sql("""
+    SELECT p.name FROM relatum.placements p
+    JOIN relatum.moved_contexts c ON c.name = p.name AND c.move_id = :move_id::bigint
+    WHERE p.super_stream_id = :super_stream_id::integer AND p.move_id = :move_id::bigint
+    ORDER BY p.name FOR UPDATE OF p""")
+
+# Who went on with it last is still shown.
+_SET_ENDED: Final = sql("""
+    UPDATE relatum.context_moves
+    SET state = CASE WHEN aborting THEN 'aborted' ELSE 'switched' END, marker_offset = :marker_offset::bigint,
+        lease_expires_at = NULL, ended_at = clock_timestamp()
+    WHERE move_id = :move_id::bigint AND state = 'fenced' AND attempt = :attempt::integer
+    RETURNING source_id, target_id, epoch""")
+
+GO_ON: Final = sql("""
+    UPDATE relatum.placements
+    SET state = 'open', move_id = NULL, partition_id = :partition_id::integer, epoch = :epoch::bigint,
+        generation = :generation::bigint
+    WHERE super_stream_id = :super_stream_id::integer AND name = ANY (:names::text[]) AND move_id = :move_id::bigint""")
+
+_COUNT_SETS: Final = sql("""
+    UPDATE relatum.super_stream_partitions SET open_sets = open_sets + :more::bigint
+    WHERE partition_id = :partition_id::integer""")
+
+
+class NothingToMove(Conflict):
+    """None of the contexts is open in the source any more; nothing was written."""
+
+
+class MoveStore:
+    """The moves of one super stream. Threads may share it."""
+
+    def __init__(self, database: Database, super_stream_id: int, super_stream: str) -> None:
+        self._database = Database(database, idle_s=LEASE_S)
+        self._transaction = self._database.transaction
+        self.super_stream_id = super_stream_id
+        self._name = super_stream
+        self.outages = Outages(logger, database=database.address.name)
+        """What is away, of all moves of the super stream."""
+
+    @contextmanager
+    def kept(self) -> Iterator[sa.Connection]:
+        """A transaction that has reached the disk when it is committed."""
+        with self._transaction() as connection:
+            connection.execute(_KEEP_COMMITS)
+            yield connection
+
+    def begin(
+        self, source: str, target: str, contexts: Collection[str], scan_from: int, target_scan_from: int, holder: str
+    ) -> MoveStep:
+        """Begin a move of those contexts that are open in the source now.
+
+        The holder goes on with it, and is unique for this move: a repeated call finds by it what the first one began.
+        """
+        named = {"super_stream_id": self.super_stream_id, "names": sorted(contexts)}
+        with self.kept() as connection:
+            rows = connection.execute(LOCK_NAMED, named).all()
+            for row in rows:
+                if row.state == PlacementState.MOVING:
+                    return self._begun_before(connection, row.move_id, row.name, holder)
+            source_id = self._partition(connection, source).partition_id
+            names = [row.name for row in rows if (row.state, row.partition_id) == ("open", source_id)]
+            if not names:
+                raise NothingToMove(f"none of the contexts is in {source!r} any more; nothing was moved")
+            generation = connection.execute(RAISE_GENERATION, named).scalar_one()
+            # Behind the generation's lock, which whoever retires a partition takes, too.
+            to = self._partition(connection, target)
+            if to.state == PartitionState.RETIRED:
+                raise SuperStreamConflict(
+                    f"partition {target!r} is retired: no context can go there",
+                    super_stream=self._name,
+                    reason="the target is retired",
+                )
+            added = {
+                "super_stream_id": self.super_stream_id,
+                "source_id": source_id,
+                "target_id": to.partition_id,
+                "contexts": len(names),
+                "scan_from": scan_from,
+                "target_scan_from": target_scan_from,
+                "holder": holder,
+                "lease_s": LEASE_S,
+                "generation": generation,
+            }
+            move_id = int(connection.execute(_ADD_MOVE, added).scalar_one())
+            stopped = {**named, "names": names, "move_id": move_id, "generation": generation}
+            connection.execute(ADD_CONTEXTS, stopped)
+            connection.execute(STOP, stopped)
+            return self._step(connection, move_id)
+
+    def _begun_before(self, connection: sa.Connection, move_id: int, context: str, holder: str) -> MoveStep:
+        """The move a context is in, where this holder began it before; else it is in the way."""
+        row = self._row(connection, move_id)
+        if row.holder == holder:
+            return _step_of(row)
+        raise MoveConflict(
+            f"{context!r} is moved already, by move {move_id}: go on with that one, or abort it",
+            move_id=move_id,
+            state=row.state,
+        )
+
+    def _partition(self, connection: sa.Connection, stream: str) -> Any:
+        row = connection.execute(_PARTITION, {"super_stream_id": self.super_stream_id, "stream": stream}).one_or_none()
+        if row is None:
+            raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
+        return row
+
+    def _row(self, connection: sa.Connection, move_id: int) -> Any:
+        row = connection.execute(ONE, {"super_stream_id": self.super_stream_id, "move_id": move_id}).one_or_none()
+        if row is None:
+            raise NotFound(f"there is no move {move_id} of this super stream")
+        return row
+
+    def _step(self, connection: sa.Connection, move_id: int) -> MoveStep:
+        return _step_of(self._row(connection, move_id))
+
+    def look(self, move_id: int) -> MoveStep:
+        """A move as its steps need it; `NotFound` where there is none of that number."""
+        with self._transaction() as connection:
+            return self._step(connection, move_id)
+
+    def attend(self, move_id: int, holder: str) -> None:
+        """Say who goes on with a move, so that others see that somebody does."""
+        self._database.rows(ATTEND, {"move_id": move_id, "holder": holder, "lease_s": LEASE_S})
+
+    def keep_attending(self, move_id: int, holder: str) -> None:
+        """Say that its holder still goes on with a move; nothing where that is another by now."""
+        self._database.rows(KEEP_ATTENDING, {"move_id": move_id, "holder": holder, "lease_s": LEASE_S})
+
+    def take_abandoned(self, holder: str) -> int | None:
+        """Take a move that has not ended and that nobody attends, for this holder alone; None where there is none."""
+        taken = {"super_stream_id": self.super_stream_id, "holder": holder, "lease_s": LEASE_S}
+        return next((row.move_id for row in self._database.rows(TAKE_ABANDONED, taken, once=True)), None)
+
+    def let_fence(self, move_id: int) -> MoveStep:
+        """Have a move fenced, now that no publisher relies on what was before it."""
+        with self.kept() as connection:
+            connection.execute(_LET_FENCE, {"super_stream_id": self.super_stream_id, "move_id": move_id})
+            return self._step(connection, move_id)
+
+    def set_fenced(self, move_id: int, attempt: int, fence_offset: int) -> MoveStep:
+        """Note where a move's fence lies, if it is at that attempt and not fenced yet."""
+        values = {"move_id": move_id, "attempt": attempt, "fence_offset": fence_offset}
+        with self.kept() as connection:
+            connection.execute(SET_FENCED, values)
+            return self._step(connection, move_id)
+
+    def switch(self, move_id: int, attempt: int, marker_offset: int) -> MoveStep:
+        """End a move, if it is at that attempt and fenced: its contexts go on in the target."""
+        of_move = {"super_stream_id": self.super_stream_id, "move_id": move_id}
+        ended = {**of_move, "attempt": attempt, "marker_offset": marker_offset}
+        with self.kept() as connection:
+            names = connection.scalars(LOCK_MOVING, of_move).all()
+            row = connection.execute(_SET_ENDED, ended).one_or_none()
+            if row is not None:
+                generation = connection.execute(RAISE_GENERATION, of_move).scalar_one()
+                gone_on = {"names": names, "partition_id": row.target_id, "epoch": row.epoch}
+                connection.execute(GO_ON, {**of_move, **gone_on, "generation": generation})
+                _count(connection, row.source_id, row.target_id, len(names))
+            return self._step(connection, move_id)
+
+    def set_aborting(self, move_id: int, reason: str | None) -> MoveStep:
+        """Turn a move back to its source, unless it was turned back before or has ended."""
+        values = {"super_stream_id": self.super_stream_id, "move_id": move_id, "reason": reason}
+        with self.kept() as connection:
+            connection.execute(SET_ABORTING, values)
+            return self._step(connection, move_id)
+
+    def moves(self, *, latest: int | None = None) -> list[Move]:
+        """The moves that have not ended, oldest first; or so many of all, latest first."""
+        of_super_stream = {"super_stream_id": self.super_stream_id}
+        with self._transaction() as connection:
+            if latest is None:
+                rows = connection.execute(UNDER_WAY, of_super_stream)
+            else:
+                rows = connection.execute(LATEST, {**of_super_stream, "latest": latest})
+            return [move_info(row) for row in rows]
+
+    def move(self, move_id: int) -> Move:
+        """A move as it is shown; `NotFound` where there is none of that number."""
+        with self._transaction() as connection:
+            return move_info(self._row(connection, move_id))
+
+
+def _count(connection: sa.Connection, source_id: int, target_id: int, moved: int) -> None:
+    """Count the placements of both partitions anew, in the order in which partitions are locked."""
+    if source_id == target_id:
+        return
+    for partition_id, more in sorted([(source_id, -moved), (target_id, moved)]):
+        connection.execute(_COUNT_SETS, {"partition_id": partition_id, "more": more})
+
+
+def _step_of(row: Any) -> MoveStep:
+    step = MoveStep(*row[:_FACTS], names=frozenset(row.names))
+    return replace(step, state=MoveState(step.state))
+
+
+def move_info(row: Sequence[Any]) -> Move:
+    """A move from the columns of `MOVE`; what a statement adds to them comes after."""
+    move = Move(*row[:_FACTS])
+    return replace(move, state=MoveState(move.state))
+
+
+def floors_before(database: Database, partition_id: int, offset: int) -> dict[str, int]:
+    """The floor of each context in a partition at an offset: the highest epoch of the fences and markers before it."""
+    return dict(database.rows(FLOORS, {"partition_id": partition_id, "offset": offset}))
+
+
+def lost_controls(database: Database, partition_id: int, from_offset: int, to_offset: int) -> list[tuple[int, Control]]:
+    """The fences and markers that were at these offsets, ascending, of a stream that has dropped them."""
+    lost = {"partition_id": partition_id, "from_offset": from_offset, "to_offset": to_offset}
+    found: list[tuple[int, Control]] = []
+    for move_id, at, epoch, names in database.rows(LOST_FENCES, lost):
+        found.append((at, Fence(move_id, epoch, frozenset(names or ()))))
+    for move_id, at, epoch, fence, source, names in database.rows(LOST_MARKERS, lost):
+        found.append((at, Marker(move_id, epoch, frozenset(names or ()), source, fence)))
+    return sorted(found, key=lambda each: each[0])

@@ -1,0 +1,309 @@
+"""Performs the steps of moves, one or many side by side, and again while PostgreSQL or the broker does not answer."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
+
+from relatum import otel
+from relatum.contexts import _move_steps as moving
+from relatum.contexts._assignments import MoveProgress, Progress
+from relatum.contexts._control_streams import ControlStreams
+from relatum.contexts._entries import Control, Fence, Marker
+from relatum.contexts._move_steps import MoveStep
+from relatum.contexts._move_store import MoveStore, NothingToMove, logger
+from relatum.contexts._placement_store import PlacementStore, in_parts
+from relatum.contexts._placements import Move, Placement
+from relatum.contexts._publication import elapsed_s
+from relatum.errors import Conflict, MoveConflict, NotFound, PublishNacked, PublishUnroutable, RelatumError, Transient
+from relatum.otel import Description, Part
+from relatum.processes import new_holder
+from relatum.store.members import LEASE_S, renewal_s
+from relatum.waiting import Server, has_passed, log_failure
+
+T = TypeVar("T")
+
+RETRY_S: Final = 30.0
+"""Seconds for which a step is tried again while the broker or the database does not answer."""
+
+PAUSE_S: Final = 0.2
+"""Seconds between such attempts."""
+
+_PASSING: Final = (Transient, PublishNacked, PublishUnroutable)
+"""What may be over at the next attempt. A broker that starts routes to its streams a second after it answers."""
+
+
+class Mover:
+    """Performs the steps of one move: what those ask for, and again while a server does not answer."""
+
+    def __init__(
+        self,
+        store: MoveStore,
+        streams: ControlStreams,
+        *,
+        retry_s: float = RETRY_S,
+        reason: str | None = None,
+        holder: str | None = None,
+        tell: Callable[[Move], None] = lambda move: None,
+    ) -> None:
+        self._store = store
+        self._streams = streams
+        store.outages.name(Server.BROKER, str(streams.address))
+        self._retry_s = retry_s
+        self._reason = reason
+        self._tell = tell
+        # For this move alone: by it a repeated beginning knows the move that the first one began.
+        self._holder = holder or new_holder()
+        self._known: MoveStep | None = None
+        self._attend_at = time.monotonic() + renewal_s(LEASE_S)
+
+    def run(self, steps: Callable[..., MoveStep], *given: Any) -> MoveStep:
+        """Perform all steps of `move`, `go_on` or `abort`; gives the move as it ended.
+
+        The error of what stopped it says in which state the move is, and has its number in the field `move_id`.
+        """
+        with otel.span(Part.MOVES, lambda: Description("relatum move")):
+            try:
+                return steps(self, *given)
+            except RelatumError as error:
+                if self._known is None or self._known.state.is_ended:
+                    raise
+                raise _stopped(self._known, error) from error
+
+    # --- what the steps ask for: see `World` ----------------------------------------------------------------------
+
+    def end_of(self, stream: str) -> int:
+        return self._persist(self._streams.end_of, stream)
+
+    def begin(self, *move: Any) -> MoveStep:
+        return self._note(self._persist(self._store.begin, *move, self._holder))
+
+    def look(self, move_id: int) -> MoveStep:
+        self._persist(self._store.attend, move_id, self._holder)
+        return self._note(self._persist(self._store.look, move_id))
+
+    def let_fence(self, move_id: int) -> MoveStep:
+        return self._note(self._persist(self._store.let_fence, move_id))
+
+    def publish(self, stream: str, control: Control) -> None:
+        self._persist(self._streams.publish, stream, control)
+
+    def find(self, stream: str, control: Fence | Marker, from_offset: int) -> int | None:
+        return self._persist(self._streams.find, stream, control, from_offset)
+
+    def set_fenced(self, move_id: int, attempt: int, fence_offset: int) -> MoveStep:
+        return self._note(self._persist(self._store.set_fenced, move_id, attempt, fence_offset))
+
+    def switch(self, move_id: int, attempt: int, marker_offset: int) -> MoveStep:
+        return self._note(self._persist(self._store.switch, move_id, attempt, marker_offset))
+
+    def set_aborting(self, move_id: int) -> MoveStep:
+        return self._note(self._persist(self._store.set_aborting, move_id, self._reason))
+
+    def elapsed_s(self) -> float:
+        return elapsed_s()
+
+    def sleep(self, seconds: float) -> None:
+        self._persist(time.sleep, seconds)
+
+    def _persist(self, step: Callable[..., T], *given: Any) -> T:
+        """Perform one step, retrying transient errors for `retry_s`, or the call's time. Each step may be repeated."""
+        give_up_at, outages = time.monotonic() + self._retry_s, self._store.outages
+        move = "a move to begin" if self._known is None else f"move {self._known.move_id}"
+        who = f"the step {step.__name__} of {move}"
+        while True:
+            try:
+                self._attend()
+                answer = step(*given)
+            except _PASSING as error:
+                if time.monotonic() >= give_up_at or has_passed():
+                    outages.forget(who)
+                    raise
+                outages.failed(who, error)
+            except BaseException:
+                outages.forget(who)
+                raise
+            else:
+                outages.over(who)
+                return answer
+            time.sleep(PAUSE_S)
+
+    def _attend(self) -> None:
+        """Say now and then that somebody goes on with the move; else others take it over, which does no harm."""
+        if self._known is not None and time.monotonic() >= self._attend_at:
+            self._store.keep_attending(self._known.move_id, self._holder)
+            self._attend_at = time.monotonic() + renewal_s(LEASE_S)
+
+    def _note(self, found: MoveStep) -> MoveStep:
+        is_further = self._known is None or found.state is not self._known.state
+        self._known = found
+        if is_further:
+            otel.note(Part.MOVES, partial(_told_of, found))
+            self._tell(self._store.move(found.move_id))
+        return found
+
+
+def go_on_with_abandoned(moves: MoveStore, streams: ControlStreams) -> None:
+    """Go on with all moves whose mover is gone, one after the other; an error leaves the move as it is.
+
+    One statement takes a move: of many who ask, one has it. Two who perform it side by side would do no harm.
+    """
+    holder = new_holder()
+    while (move_id := moves.take_abandoned(holder)) is not None:
+        logger.warning("move %d is gone on with: its mover is gone", move_id, extra={"move_id": move_id})
+        try:
+            Mover(moves, streams, holder=holder).run(moving.go_on, move_id)
+        except (Conflict, NotFound) as error:
+            # Another has ended it, or taken it back, meanwhile.
+            log_failure(logger, error, f"move {move_id} is another's", level=logging.INFO)
+
+
+def _told_of(move: MoveStep) -> dict[str, str | int]:
+    """What a span tells of a move: not what its contexts are called, which are values of messages."""
+    return {
+        "relatum.move.id": move.move_id,
+        "relatum.move.state": move.state.value,
+        "relatum.move.source": move.source,
+        "relatum.move.target": move.target,
+        "relatum.move.contexts": move.contexts,
+    }
+
+
+def _stopped(move: MoveStep, error: RelatumError) -> RelatumError:
+    """The error, saying which move stands still."""
+    told: RelatumError = type(error)(
+        f"move {move.move_id} stands still, {move.state.value}: {error}; go on with it, or abort it"
+    )
+    told.__dict__.update(error.__dict__, move_id=move.move_id)
+    return told
+
+
+MOVES_AT_ONCE: Final = 4
+"""How many moves are performed side by side unless the caller says otherwise."""
+
+CONTEXTS_MAX: Final = 500
+"""Contexts of one move: all are in its fence and in its marker, which are to stay small messages."""
+
+ROUNDS_MAX: Final = 10
+"""How often contexts are looked up again that were elsewhere when their move began."""
+
+
+class Wanted(NamedTuple):
+    """A move that has not begun: these contexts are in the source, or were just now."""
+
+    source: str
+    target: str
+    contexts: frozenset[str]
+
+
+class Movers:
+    """The moves of one call: performed, and told of as they go, one at a time."""
+
+    def __init__(
+        self,
+        placements: PlacementStore,
+        moves: MoveStore,
+        streams: ControlStreams,
+        *,
+        at_once: int,
+        retry_s: float,
+        progress: Progress | None,
+    ) -> None:
+        self._placements = placements
+        self._moves = moves
+        self._streams = streams
+        self._at_once = at_once
+        self._retry_s = retry_s
+        self._progress = progress
+        self._contexts_all = self._contexts_done = 0
+        self._telling = threading.Lock()
+
+    def move_all(self, contexts: Mapping[str, Collection[str]]) -> list[Move]:
+        """Move contexts, by target. Those that nobody placed, or not any more, are passed over."""
+        self._go_on_with_abandoned()
+        ended: list[Move] = []
+        left = dict(contexts)
+        for _ in range(ROUNDS_MAX):
+            wanted = [each for target, names in left.items() for each in self._needed(names, target)]
+            if not wanted:
+                return ended
+            self._contexts_all = self._contexts_done + sum(len(each.contexts) for each in wanted)
+            left = {}
+            for move, missed in self._perform_all(wanted):
+                if move is not None:
+                    ended.append(move)
+                if missed.contexts:
+                    left[missed.target] = [*left.get(missed.target, ()), *missed.contexts]
+        raise Conflict("contexts go elsewhere before they can be moved: others move them, too; repeat it later")
+
+    def _go_on_with_abandoned(self) -> None:
+        """End what others left, so that it is not in the way; where that cannot be, those contexts are a conflict."""
+        try:
+            go_on_with_abandoned(self._moves, self._streams)
+        except RelatumError as error:
+            log_failure(logger, error, "an abandoned move was not gone on with here")
+
+    def perform(
+        self, steps: Callable[[moving.World, int], MoveStep], move_id: int, *, reason: str | None = None
+    ) -> Move:
+        """Go on with a move, or abort it; gives it as it ended."""
+        self._contexts_all = self._moves.move(move_id).contexts
+        return self._moves.move(self._mover(reason).run(steps, move_id).move_id)
+
+    def _mover(self, reason: str | None = None) -> Mover:
+        return Mover(self._moves, self._streams, retry_s=self._retry_s, reason=reason, tell=self._tell)
+
+    def _tell(self, move: Move) -> None:
+        with self._telling:
+            if move.state.is_ended:
+                self._contexts_done += move.contexts
+            if self._progress is not None:
+                self._progress(MoveProgress(move, self._contexts_done, self._contexts_all))
+
+    def _needed(self, names: Collection[str], target: str) -> list[Wanted]:
+        """The moves it takes to have names in the target."""
+        leaving: dict[str, list[str]] = {}
+        for placement in self._placements.find(names).values():
+            self._check_stands(placement)
+            if placement.stream != target:
+                leaving.setdefault(placement.stream, []).append(placement.name)
+        return [
+            Wanted(source, target, frozenset(some))
+            for source, those in leaving.items()
+            for some in in_parts(those, CONTEXTS_MAX)
+        ]
+
+    def _check_stands(self, placement: Placement) -> None:
+        if placement.move_id is None:
+            return
+        found = self._moves.move(placement.move_id)
+        if not found.state.is_ended:
+            raise MoveConflict(
+                f"{placement.name!r} is moved already, by move {found.move_id}: go on with that one, or abort it",
+                move_id=found.move_id,
+                state=found.state.value,
+            )
+
+    def _perform_all(self, wanted: Sequence[Wanted]) -> list[tuple[Move | None, Wanted]]:
+        """Perform moves side by side. When one is stopped, those beside it are completed and no other begins.
+
+        Gives each move, None where it did not begin, with those of its contexts that were elsewhere by then.
+        """
+        perform = otel.carried(Part.MOVES, self._perform_one)
+        with ThreadPoolExecutor(self._at_once, "relatum-move") as pool:
+            futures = [pool.submit(perform, each) for each in wanted]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _perform_one(self, wanted: Wanted) -> tuple[Move | None, Wanted]:
+        try:
+            ended = self._mover().run(moving.move, wanted.source, wanted.target, wanted.contexts)
+        except NothingToMove:
+            return None, wanted
+        return self._moves.move(ended.move_id), wanted._replace(contexts=wanted.contexts - ended.names)

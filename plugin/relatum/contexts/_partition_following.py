@@ -1,0 +1,406 @@
+"""A partition as a serial consumer goes through it: what is read is judged, and gathered into steps. Pure.
+
+A step is what one commit covers: messages for the application, and how the position and the holds are then. Steps are
+gathered one ahead and committed one after the other. What is in memory is ahead of what is stored; whoever loses the
+partition, or is not sure, forgets it all and begins anew with what is stored.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from relatum.contexts._context_options import SerialOptions
+from relatum.contexts._entries import CONTROL_BYTES, Adoption, Data, Entry, Marker, Placed, entry_of
+from relatum.contexts._partition_log import Hold, PartitionLog, Verdict
+from relatum.errors import UndecodableMessage
+from relatum.headers import PLACED_HEADER
+from relatum.reading import Message, RecordBatch, header_value
+from relatum.wire import amqp10
+
+LAZY_S: Final = 0.5
+"""Seconds until a position that moved past nothing but held messages and strays is stored: only status shows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive messages of a partition, as they were read.
+
+    Most are looked at by the application alone: each is made where it is needed, in the thread that goes on with it.
+    """
+
+    batch: RecordBatch
+    bytes: int
+    may_control: bool
+    adopted: Mapping[int, Message | None] = field(default_factory=dict)
+    """The messages that adoptions among them name, by the adoptions' offsets; None where one is gone."""
+    foreign: Collection[int] = ()
+    """The offsets of control messages that name no partition of this super stream: copied from elsewhere."""
+
+    @classmethod
+    def plain(cls, batch: RecordBatch) -> "Piece | None":
+        """The piece in a batch of records that has no control message; None where it may have some."""
+        # One search for all: joining them is faster than looking into each.
+        joined = b"".join(batch.records)
+        return None if CONTROL_BYTES in joined else cls(batch, len(joined), may_control=False)
+
+    @classmethod
+    def of(
+        cls,
+        batch: RecordBatch,
+        read: Callable[[Adoption], Message | None],
+        is_partition: Callable[[str], bool] = lambda stream: True,
+    ) -> "Piece":
+        """The piece in a batch of records, for which adopted messages are read."""
+        piece = cls.plain(batch)
+        if piece is not None:
+            return piece
+        adopted: dict[int, Message | None] = {}
+        foreign: set[int] = set()
+        for message in batch.each_message():
+            if message.raw is not None and CONTROL_BYTES not in message.raw:
+                continue
+            entry = entry_of(message.headers, message.body, "")
+            named = entry.source if isinstance(entry, Marker) else None
+            if isinstance(entry, Adoption):
+                named = entry.stream
+            if named is not None and not is_partition(named):
+                foreign.add(message.offset)
+            elif isinstance(entry, Adoption):
+                adopted[message.offset] = read(entry)
+        return cls(batch, sum(map(len, batch.records)), True, adopted, foreign)
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def message(self, at: int) -> Message:
+        """One of the messages."""
+        [message] = self.cut(at, at + 1).each_message()
+        return message
+
+    def cut(self, start: int, end: int) -> RecordBatch:
+        """Some of the messages."""
+        batch, offsets = self.batch, self.batch.offsets[start:end]
+        return replace(batch, first_offset=offsets[0], offsets=offsets, records=batch.records[start:end])
+
+
+class EntryReader:
+    """Tells what messages are, decoding no more of them than that takes."""
+
+    def __init__(self, header: str) -> None:
+        self._header = header
+        self._wanted = {header.encode(): 0, PLACED_HEADER.encode(): 1}
+        # Such headers are not where the others are from RabbitMQ 3.13 on.
+        self._is_plain = not header.startswith("x-")
+
+    def __call__(self, message: Message) -> Entry:
+        raw = message.raw
+        if raw is None or not self._is_plain or CONTROL_BYTES in raw:
+            return entry_of(message.headers, message.body, self._header)
+        found: list[object] = [None, None]
+        try:
+            for code, start, _ in amqp10.find_sections(raw):
+                if code == amqp10.APPLICATION_PROPERTIES:
+                    amqp10.pick(raw, start, self._wanted, found)
+        except UndecodableMessage:
+            found = [None, None]
+        context = header_value(found[0])
+        return Data(context if isinstance(context, str) else None, Placed.parse(header_value(found[1])))
+
+
+class HoldState(NamedTuple):
+    """How far an open hold is: held messages before the cursor are delivered, so many wait."""
+
+    move_id: int
+    cursor: int
+    held: int
+
+
+@dataclass(slots=True)
+class Step:
+    """What one commit covers: the position and the open holds then, and what lies before."""
+
+    position: int
+    count: int = 0
+    bytes: int = 0
+    last: Message | None = None
+    """The last message read, also of those that are not the application's."""
+    begun: list[Hold] = field(default_factory=list)
+    holds: tuple[HoldState, ...] = ()
+    ended: list[int] = field(default_factory=list)
+    is_closed: bool = False
+    """Whether it is committed without waiting for more, since somebody else waits for it."""
+    first_at: float | None = None
+    since: float | None = None
+    _runs: list[RecordBatch | list[Message]] = field(default_factory=list)
+
+    def add(self, messages: RecordBatch | list[Message], bytes_: int, now: float) -> None:
+        """Add messages for the application."""
+        if self.first_at is None and messages:
+            self.first_at = now
+        self._runs.append(messages)
+        self.count += len(messages)
+        self.bytes += bytes_
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages for the application, in order; those that were only read are made now."""
+        runs = (run if isinstance(run, list) else run.each_message() for run in self._runs)
+        return list(chain.from_iterable(runs))
+
+
+class Following:
+    """One partition, from the moment this member has it. For one thread; `in_doubt` is of who commits its step."""
+
+    def __init__(
+        self,
+        partition_id: int,
+        stream: str,
+        *,
+        log: PartitionLog,
+        position: int,
+        version: int,
+        read_from: int,
+        header: str,
+        options: SerialOptions,
+        begun_at: Mapping[int, float] | None = None,
+    ) -> None:
+        self.partition_id = partition_id
+        self.stream = stream
+        self.log = log
+        self.version = version
+        self.position = position
+        self.next_offset = read_from
+        self.has_read = False
+        self.outstanding: Step | None = None
+        self.is_leaving = False
+        self.is_over = False
+        self.in_doubt: UUID | None = None
+        self.stored_holds: set[int] = set(begun_at or ())
+        self._begun_at = dict(begun_at or {})
+        self._opened_at = position
+        self._entry = EntryReader(header)
+        self._options = options
+        self._step = Step(position)
+        self._again: Step | None = None
+        self._pieces: deque[Piece] = deque()
+        self._at = 0
+        self._waiting_messages = self._waiting_bytes = 0
+        self._held: dict[int, Message] = {}
+        self._held_bytes = 0
+        self._released: list[int] = []
+
+    # --- what is read -----------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Messages that wait for the end of a hold, and their bytes."""
+        return len(self._held), self._held_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more is to be read ahead."""
+        options = self._options
+        return self._waiting_messages < 2 * options.batch_messages and self._waiting_bytes < options.batch_bytes
+
+    def put(self, piece: Piece, now: float) -> None:
+        """Take what was read; offsets ascend from piece to piece."""
+        self._pieces.append(piece)
+        self._waiting_messages += len(piece)
+        self._waiting_bytes += piece.bytes
+        self.next_offset = piece.batch.last_offset + 1
+        self.has_read = True
+        self.gather(now)
+
+    def lost_to(self, offset: int, now: float) -> None:
+        """Note that retention has dropped what is below an offset, and was not read: there is nothing to wait for."""
+        self.log.lost_to(offset)
+        if offset > self._step.position:
+            self._step.position = offset
+            self._step.is_closed = True
+            self._step.since = now
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def gather(self, now: float) -> None:
+        """Judge what was read, until the step is full or there is no more."""
+        step = self._step
+        self._gather_released(step, now)
+        while self._pieces and not self._is_full(step) and not self.is_blocked:
+            piece = self._pieces[0]
+            if step.since is None:
+                step.since = now
+            if self.log.is_plain and not piece.may_control:
+                self._gather_plain(step, piece, now)
+            else:
+                self._gather_judged(step, piece, now)
+            if self._at == len(piece):
+                self._pieces.popleft()
+                self._at = 0
+                self._waiting_messages -= len(piece)
+                self._waiting_bytes -= piece.bytes
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether no more may be held back. What was held before this member had the partition is read all the same."""
+        is_too_much = (
+            len(self._held) >= self._options.held_messages_max or self._held_bytes >= self._options.held_bytes_max
+        )
+        return is_too_much and self.log.is_caught_up
+
+    def _is_full(self, step: Step) -> bool:
+        options = self._options
+        return step.is_closed or step.count >= options.batch_messages or step.bytes >= options.batch_bytes
+
+    def _room(self, step: Step, each: int) -> int:
+        """How many more messages of so many bytes each a step takes that is not full: at least one."""
+        options = self._options
+        room = options.batch_messages - step.count
+        return max(1, min(room, (options.batch_bytes - step.bytes) // each)) if each else room
+
+    def _gather_plain(self, step: Step, piece: Piece, now: float) -> None:
+        """Messages that are all the application's, and of contexts that never moved here: no need to look at them."""
+        each, offsets = piece.bytes // len(piece), piece.batch.offsets
+        end = min(len(piece), self._at + self._room(step, each))
+        start = bisect_left(offsets, self._opened_at, self._at, end)
+        self._at = end
+        step.last = piece.message(end - 1)
+        if start < end:
+            step.add(piece.cut(start, end), each * (end - start), now)
+        step.position = max(step.position, step.last.offset + 1)
+
+    def _gather_judged(self, step: Step, piece: Piece, now: float) -> None:
+        each = piece.bytes // len(piece)
+        while self._at < len(piece) and not self._is_full(step) and not self.is_blocked:
+            message = piece.message(self._at)
+            self._at += 1
+            step.last = message
+            step.position = max(step.position, message.offset + 1)
+            if message.offset in piece.foreign:
+                self.log.lost_to(message.offset + 1)
+                continue
+            entry = self._entry(message)
+            verdict = self.log.judge(message.offset, entry)
+            if verdict is Verdict.CONTROL:
+                self._note_control(step, message.offset, entry, now)
+            elif verdict is Verdict.DELIVER or verdict is Verdict.HOLD:
+                wanted = piece.adopted.get(message.offset) if isinstance(entry, Adoption) else message
+                if verdict is Verdict.HOLD:
+                    self._hold(message.offset, wanted, each)
+                elif wanted is not None:
+                    step.add([wanted], each, now)
+
+    def _note_control(self, step: Step, offset: int, entry: Entry, now: float) -> None:
+        """A step ends with a fence or a marker: other partitions, or this one's hold, wait for its commit."""
+        if offset < self._opened_at:
+            return
+        step.is_closed = True
+        hold = self.log.holds.get(entry.move_id) if isinstance(entry, Marker) else None
+        if hold is not None and hold.marker_offset == offset:
+            step.begun.append(hold)
+            self._begun_at[hold.move_id] = now
+
+    def replay(self, offset: int, entry: Entry, now: float) -> None:
+        """Judge a fence or a marker that retention has dropped, and is known from the database."""
+        self.log.judge(offset, entry)
+        self._note_control(self._step, offset, entry, now)
+
+    def _hold(self, offset: int, message: Message | None, bytes_: int) -> None:
+        if message is not None:
+            self._held[offset] = message
+            self._held_bytes += bytes_
+
+    # --- holds ------------------------------------------------------------------------------------------------------
+
+    def waiting_holds(self) -> list[int]:
+        """The moves whose holds are stored and wait for their source; none before all they hold was read again."""
+        if not self.log.is_caught_up:
+            return []
+        return [move_id for move_id in self.log.holds if move_id in self.stored_holds and move_id not in self._released]
+
+    def youngest_wait_s(self, now: float) -> float:
+        """How long the hold that waits shortest has waited."""
+        return min((now - self._begun_at.get(move_id, now) for move_id in self.waiting_holds()), default=0.0)
+
+    def release(self, move_id: int, now: float) -> None:
+        """Note that nothing is before what a hold holds any more."""
+        if move_id in self.waiting_holds():
+            self._released.append(move_id)
+            self.gather(now)
+
+    def _gather_released(self, step: Step, now: float) -> None:
+        for move_id in list(self._released):
+            if self._is_full(step):
+                return
+            hold = self.log.holds[move_id]
+            step.since = step.since or now
+            # Holds in other partitions may wait for the end of this one; and the rest of it is due at once, too.
+            step.is_closed = True
+            offsets = list(islice(hold.held, self._room(step, self._held_bytes // max(1, len(self._held)))))
+            if offsets:
+                self._deliver_held(step, hold, offsets, now)
+            if hold.held:
+                return
+            self._released.remove(move_id)
+            self.log.end(move_id)
+            step.ended.append(move_id)
+
+    def _deliver_held(self, step: Step, hold: Hold, offsets: Sequence[int], now: float) -> None:
+        each = self._held_bytes // max(1, len(self._held))
+        messages = [self._held.pop(offset) for offset in offsets if offset in self._held]
+        step.add(messages, each * len(messages), now)
+        self._held_bytes = self._held_bytes - each * len(messages) if self._held else 0
+        self.log.delivered(hold.move_id, offsets[-1])
+
+    # --- handing out, and what came of it ---------------------------------------------------------------------------
+
+    def due_at(self) -> float | None:
+        """When there is a batch to be handed out; None for not before more is read or the last one is dealt with."""
+        if self.outstanding is not None or self.is_over or self.is_leaving:
+            return None
+        if self._again is not None:
+            return 0.0
+        step = self._step
+        if step.first_at is None:
+            return None
+        is_ready = self._is_full(step) or self.is_blocked
+        return 0.0 if is_ready else step.first_at + self._options.batch_s
+
+    def silent_due_at(self) -> float | None:
+        """When a step without messages is to be stored; None for none."""
+        step = self._step
+        if self.outstanding is not None or self.is_over or self._again is not None:
+            return None
+        has_moved = step.position > self.position or bool(step.begun or step.ended)
+        if step.count or step.since is None or not has_moved:
+            return None
+        return 0.0 if step.is_closed else step.since + LAZY_S
+
+    def take(self, now: float) -> Step:
+        """The step that is due; the next one is gathered behind it."""
+        if self._again is not None:
+            self.outstanding, self._again = self._again, None
+            return self.outstanding
+        step = self._step
+        step.holds = tuple(HoldState(hold.move_id, hold.cursor, len(hold.held)) for hold in self.log.holds.values())
+        self.outstanding, self._step = step, Step(step.position)
+        self.gather(now)
+        return step
+
+    def give_back(self) -> None:
+        """Let the batch that is out be handed out again."""
+        self._again, self.outstanding = self.outstanding, None
+
+    def committed(self, step: Step, now: float) -> list[float]:
+        """Note that a step is stored; gives how long each hold that ended with it was open, in seconds."""
+        self.version += 1
+        self.in_doubt = None
+        self.outstanding = None
+        self.position = step.position
+        self.stored_holds.update(hold.move_id for hold in step.begun)
+        self.stored_holds.difference_update(step.ended)
+        self.gather(now)
+        return [now - self._begun_at.pop(move_id, now) for move_id in step.ended]

@@ -1,0 +1,163 @@
+"""Forgetting placements and moves that are over, so that the tables hold what somebody may still need."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import sqlalchemy as sa
+
+from relatum.contexts._placements import PartitionState
+from relatum.errors import StreamNotFound
+from relatum.limits import INTEGER_MAX
+from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error
+from relatum.store.database import sql
+from relatum.store.tables import super_stream_partitions, super_streams
+from relatum.store.translation import translated_errors
+
+KEEP_S: Final = 3600.0
+"""Seconds a released placement is remembered: longer than anybody who has it cached goes without asking for changes."""
+
+BATCH_ROWS: Final = 10_000
+"""Rows deleted in one transaction: a fraction of a second."""
+
+MOVES: Final = 1_000
+"""Moves looked at in one transaction."""
+
+_IS_FORGOTTEN: Final = """super_stream_id = :super_stream_id::integer AND state = 'released'
+            AND released_at < now() - make_interval(secs => :older_s::double precision)"""
+
+# Whether a row may go is asked of the row itself again: it may have been placed anew since it was chosen.
+FORGET_RELEASED: Final = sql(f"""
+    WITH deleted AS (
+        DELETE FROM relatum.placements
+        WHERE placement_id = ANY (ARRAY (
+            SELECT placement_id FROM relatum.placements
+            WHERE {_IS_FORGOTTEN}
+            ORDER BY released_at LIMIT :most::integer))
+            AND {_IS_FORGOTTEN}
+        RETURNING generation)
+    UPDATE relatum.super_streams SET floor = greatest(floor, (SELECT max(generation) FROM deleted))
+    WHERE super_stream_id = :super_stream_id::integer AND (SELECT count(*) FROM deleted) > 0
+    RETURNING (SELECT count(*) FROM deleted)""")
+"""Deletes the longest released ones, and says that changes up to theirs are not remembered; gives how many."""
+
+# What begins to wait now reads a marker that is retained, and so needs no move that is deleted.
+ENDED_MOVES: Final = sql("""
+    SELECT move_id FROM relatum.context_moves m
+    WHERE super_stream_id = :super_stream_id::integer AND move_id > :after::bigint AND ended_at IS NOT NULL
+        AND NOT EXISTS (SELECT FROM relatum.serial_holds h WHERE h.move_id = m.move_id)
+    ORDER BY move_id LIMIT :most::integer""")
+"""Ended moves that nobody waits for, in their order, page by page."""
+
+
+def _superseded(end: str) -> str:
+    """Whether a later move wrote of the context in the partition at an end, and retention has dropped that, too.
+
+    Or the whole partition is gone.
+    """
+    return f"""(
+            EXISTS (
+                SELECT FROM unnest(:partition_ids::integer[], :firsts::bigint[]) AS gone(partition_id, first)
+                WHERE gone.partition_id = {end} AND gone.first = {INTEGER_MAX})
+            OR EXISTS (
+                SELECT FROM relatum.moved_contexts also
+                JOIN relatum.context_moves later ON later.move_id = also.move_id
+                JOIN unnest(:partition_ids::integer[], :firsts::bigint[]) AS retained(partition_id, first)
+                    ON retained.partition_id = {end}
+                WHERE also.name = c.name AND later.super_stream_id = m.super_stream_id
+                    AND later.fence_epoch > m.epoch AND later.ended_at IS NOT NULL
+                    AND (later.source_id = {end} AND later.fence_offset < retained.first
+                        OR later.target_id = {end} AND later.marker_offset < retained.first)))"""
+
+
+# The moves are named twice, or all of them would be read to join them.
+FORGET_CONTEXTS: Final = sql(f"""
+    DELETE FROM relatum.moved_contexts c USING relatum.context_moves m
+    WHERE c.move_id = m.move_id AND c.move_id = ANY (:moves::bigint[]) AND m.move_id = ANY (:moves::bigint[])
+        AND {_superseded("m.source_id")}
+        AND {_superseded("m.target_id")}
+    RETURNING c.move_id""")
+"""Deletes contexts of ended moves where a later move of theirs says all that is still needed."""
+
+FORGET_MOVES: Final = sql("""
+    DELETE FROM relatum.context_moves m
+    WHERE move_id = ANY (:moves::bigint[])
+        AND NOT EXISTS (SELECT FROM relatum.moved_contexts c WHERE c.move_id = m.move_id)""")
+"""Deletes ended moves that have no context left."""
+
+
+def forget_placements(
+    engine: sa.Engine, broker: str | BrokerAddress, *, stream_url: str | None = None, batch_rows: int = BATCH_ROWS
+) -> int:
+    """Delete what is over of all super streams of a virtual host, in bounded transactions; gives the rows deleted.
+
+    That is placements that were released an hour ago, and moves of which both ends are dropped by retention and
+    written over by later moves. The last move of a context into or out of a partition is kept: what it says holds for
+    whatever a publisher that slept still sends there.
+
+    Args:
+        engine: The database.
+        broker: The broker's URL or address.
+        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
+        batch_rows: Placements deleted in one transaction at most.
+    """
+    address = BrokerAddress.of(broker, stream_url)
+    with translated_errors(), engine.connect() as connection:
+        of_vhost = sa.select(super_streams.c.super_stream_id).where(super_streams.c.vhost == address.vhost)
+        ids = list(connection.scalars(of_vhost))
+    if not ids:
+        return 0
+    deleted = 0
+    with StreamReader.open(address) as reader:
+        for super_stream_id in ids:
+            while batch := forget_released(engine, super_stream_id, most=batch_rows):
+                deleted += batch
+            deleted += forget_moves(engine, super_stream_id, _first_offsets(engine, super_stream_id, reader))
+    return deleted
+
+
+def forget_released(engine: sa.Engine, super_stream_id: int, *, older_s: float = KEEP_S, most: int = BATCH_ROWS) -> int:
+    """Delete one batch of placements that were released so long ago, the oldest first; gives how many.
+
+    Those who asked for changes last before these were released are told that everything may have changed.
+    """
+    wanted = {"super_stream_id": super_stream_id, "older_s": older_s, "most": most}
+    with translated_errors(), engine.begin() as connection:
+        return connection.execute(FORGET_RELEASED, wanted).scalar_one_or_none() or 0
+
+
+def forget_moves(engine: sa.Engine, super_stream_id: int, first_offsets: Mapping[int, int]) -> int:
+    """Delete what later moves say again, where retention has dropped that, too; gives the rows deleted.
+
+    That is by the first retained offset of partitions, `INTEGER_MAX` where the stream is gone; what ended or began in
+    other partitions is kept.
+    """
+    bounds = {"partition_ids": list(first_offsets), "firsts": list(first_offsets.values())}
+    deleted, after = 0, 0
+    while True:
+        of_page = {"super_stream_id": super_stream_id, "after": after, "most": MOVES}
+        with translated_errors(), engine.begin() as connection:
+            moves = list(connection.scalars(ENDED_MOVES, of_page))
+            if not moves:
+                return deleted
+            deleted += connection.execute(FORGET_CONTEXTS, bounds | {"moves": moves}).rowcount
+            deleted += connection.execute(FORGET_MOVES, {"moves": moves}).rowcount
+        after = moves[-1]
+
+
+def _first_offsets(engine: sa.Engine, super_stream_id: int, reader: StreamReader) -> dict[int, int]:
+    partitions = super_stream_partitions.c
+    query = sa.select(partitions.partition_id, partitions.stream, partitions.state).where(
+        partitions.super_stream_id == super_stream_id
+    )
+    with translated_errors(), engine.connect() as connection:
+        rows = connection.execute(query).all()
+    first_offsets: dict[int, int] = {}
+    for row in rows:
+        found = bounds_or_error(reader, row.stream)
+        first = found.first if isinstance(found, StreamBounds) else None
+        # Of a partition in use, it may come back; of one that cannot be read now, nothing is known.
+        if isinstance(found, StreamNotFound) and row.state == PartitionState.RETIRED:
+            first = INTEGER_MAX
+        if first is not None:
+            first_offsets[row.partition_id] = first
+    return first_offsets

@@ -1,0 +1,370 @@
+"""The placements of one super stream in PostgreSQL: each call is one transaction, and says what is true afterwards.
+
+Calls may be repeated when it is not known whether their commit came through: the second finds what the first wrote.
+"""
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from types import TracebackType
+from typing import Any, Final, Self
+
+import sqlalchemy as sa
+
+from relatum.contexts._move_store import FENCE_AFTER, FIND_MOVE, move_info
+from relatum.contexts._placement_prune import forget_released
+from relatum.contexts._placements import (
+    Choose,
+    Move,
+    MoveState,
+    PartitionLike,
+    PartitionRow,
+    PartitionState,
+    Placement,
+    PlacementState,
+    check_name,
+)
+from relatum.contexts._placing import RELEASE, chosen_among, place
+from relatum.contexts._super_stream_rows import (
+    GENERATION,
+    IDLE_S,
+    PARTITIONS,
+    SET_IDLE,
+    not_found,
+    open_super_stream,
+    partition_of,
+    set_weights,
+)
+from relatum.errors import MoveConflict, PlacementNotFound, SuperStreamConflict
+from relatum.store.database import AnyDatabase, Database, sql
+from relatum.store.members import LEASE_S
+
+CHANGES_MAX: Final = 10_000
+"""Changes that are handed out one by one; more of them count as everything."""
+
+COUNTS_S: Final = 0.1
+"""Seconds for which the partitions, and the numbers of sets open in them, serve to choose among them."""
+
+FOUND_AT_ONCE: Final = 5_000
+"""Names looked up in one statement."""
+
+FORGET_EVERY_S: Final = 10.0
+"""Seconds between two times at which a store deletes placements that were released long ago."""
+
+FORGET_MOST: Final = 20_000
+"""Placements it deletes at one time: twice as many as one process opens and releases meanwhile."""
+
+_TRIES: Final = 20
+"""Times names are placed anew: the chosen partition was retired meanwhile, or others placed and released a name."""
+
+_PLACEMENT: Final = """
+        p.name, p.partition_id, s.stream, s.binding_key, p.epoch, p.state, p.move_id, p.generation, p.opened_at,
+        p.used_at, p.released_at"""
+"""The columns of `Placement`, in its order."""
+
+_OF_PLACEMENTS: Final = """
+    FROM relatum.placements p JOIN relatum.super_stream_partitions s ON s.partition_id = p.partition_id
+    WHERE p.super_stream_id = :super_stream_id::integer"""
+"""Where these come from."""
+
+_PLACEMENTS: Final = f"SELECT {_PLACEMENT} {_OF_PLACEMENTS}"
+
+FIND: Final = sql(f"""
+    SELECT {_PLACEMENT}, pg_is_in_recovery() AS is_standby {_OF_PLACEMENTS}
+        AND p.name = ANY (:names::text[]) AND p.state <> 'released'""")
+
+CHANGES: Final = sql(f"""
+    SELECT t.generation AS now, t.floor, pg_is_in_recovery() AS is_standby, changed.*
+    FROM relatum.super_streams t LEFT JOIN (
+        {_PLACEMENTS} AND p.generation > :since::bigint
+        ORDER BY p.generation LIMIT :most::integer) changed ON true
+    WHERE t.super_stream_id = :super_stream_id::integer""")
+"""The generation, the floor, and the columns of `Placement`, once for each change; once with NULLs where none is."""
+
+IDLE: Final = sql(f"""{_PLACEMENTS} AND p.state = 'open'
+        AND p.used_at < statement_timestamp() - make_interval(secs => :idle_s::double precision)
+    ORDER BY p.used_at LIMIT :most::integer""")
+
+LISTED: Final = {
+    (in_partition, after): sql(f"""{_PLACEMENTS} AND p.state = ANY (:states::text[])
+        {"AND s.stream = :stream::text" if in_partition else ""} {"AND p.name > :after::text" if after else ""}
+    ORDER BY p.name LIMIT :most::integer""")
+    for in_partition in (False, True)
+    for after in (False, True)
+}
+"""Placements by name; by whether they are of one partition, and whether they begin behind a name."""
+
+# What somebody holds just now is in use by that one.
+TOUCH: Final = sql("""
+    WITH touched AS (
+        SELECT placement_id FROM relatum.placements
+        WHERE super_stream_id = :super_stream_id::integer AND name = ANY (:names::text[]) AND state = 'open'
+        FOR NO KEY UPDATE SKIP LOCKED)
+    UPDATE relatum.placements p SET used_at = statement_timestamp()
+    FROM touched WHERE p.placement_id = touched.placement_id""")
+
+
+class PlacementStore:
+    """The placements of one super stream. Threads may share it. A `Database` it is given stays open."""
+
+    def __init__(self, database: "AnyDatabase", vhost: str, super_stream: str) -> None:
+        self._is_own = not isinstance(database, Database)
+        self._database = database if isinstance(database, Database) else Database(database, writes=True, idle_s=LEASE_S)
+        self._vhost = vhost
+        self._name = super_stream
+        self._known: tuple[int, str] | None = None
+        self._active: Sequence[PartitionRow] = ()
+        self._active_until = 0.0
+        self._forget_at = time.monotonic() + FORGET_EVERY_S
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close_store()
+
+    @property
+    def database(self) -> Database:
+        """The database, for statements of those who move contexts."""
+        return self._database
+
+    @property
+    def super_stream_id(self) -> int:
+        """The id of the super stream's row."""
+        return self._opened()[0]
+
+    @property
+    def header(self) -> str:
+        """The header that names the sets."""
+        return self._opened()[1]
+
+    def open(
+        self,
+        header: str | None = None,
+        partitions: Iterable[PartitionLike] | None = None,
+        *,
+        idle_s: float | None = None,
+    ) -> list[PartitionRow]:
+        """Make the super stream's rows where they are missing, and check that everybody means the same by them.
+
+        Where nothing is missing, nothing is written, so that a user who may only read can open it, too. What is None is
+        as it is stored. New partitions of the broker are added; those that it has no more stay. The first to give
+        `idle_s` sets it for all. What differs is `SuperStreamConflict`, what is not stored `SuperStreamNotFound`.
+        """
+        wanted = None if partitions is None else sorted(partitions, key=lambda partition: partition.place)
+        if wanted is not None and not wanted:
+            raise SuperStreamConflict(
+                f"super stream {self._name!r} has no partition", super_stream=self._name, reason="it has no partition"
+            )
+        self._active_until = 0.0
+        found = self._database.run(
+            lambda connection: open_super_stream(connection, (self._vhost, self._name), header, wanted, idle_s)
+        )
+        self._known = found.super_stream_id, found.header
+        return found.partitions
+
+    def close_store(self) -> None:
+        """Give the connections back."""
+        if self._is_own:
+            self._database.close()
+
+    def partitions(self) -> list[PartitionRow]:
+        """The partitions as they are now, in the order of their places, retired ones included."""
+        return [partition_of(row) for row in self._select(PARTITIONS)]
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Set the weights of partitions, by stream; 0 takes no new sets where they are spread by weight."""
+        # Partitions are locked in the order of their ids, as by everybody.
+        self._database.run(lambda connection: set_weights(connection, self._opened()[0], self._name, weights))
+        self._active_until = 0.0
+
+    def generation(self) -> int:
+        """How often placements changed; it may be a standby's word."""
+        return int(self._select(GENERATION)[0].generation)
+
+    def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
+        """The generation of now, and the placements that changed after another, as they are now.
+
+        None instead of these where there is no other, or they are not remembered: all that is cached may be wrong.
+        """
+        rows = self._database.rows(CHANGES, self._with_id(since=since, most=CHANGES_MAX + 1), on_primary=True)
+        if not rows:
+            raise not_found(self._name)
+        now, floor = rows[0][:2]
+        if since is None or since < floor or len(rows) > CHANGES_MAX:
+            return now, None
+        return now, [_placement(row[3:]) for row in rows if row[3] is not None]
+
+    def find(self, names: Collection[str], *, on_primary: bool = False) -> dict[str, Placement]:
+        """The placements of names that are placed, by name; those that were released are not among them."""
+        found = {}
+        for some in in_parts(map(check_name, names), FOUND_AT_ONCE):
+            rows = self._database.rows(FIND, self._with_id(names=some), on_primary=on_primary)
+            found.update({row.name: _placement(row) for row in rows})
+        return found
+
+    def place(
+        self, names: Collection[str], choose: Choose, *, open_sets_max: int | None = None, are_new: bool = False
+    ) -> dict[str, Placement]:
+        """The placements of names, placed now where they were not: all who place a name at once get the same.
+
+        Some may be moving. What is mostly new (`are_new`) is not looked up first. With `open_sets_max`, one too many is
+        `TooManyOpenSets`, and none of these names is placed.
+        """
+        found = {} if are_new else self.find(names, on_primary=True)
+        for attempt in range(_TRIES):
+            missing = sorted(check_name(name) for name in set(names) - found.keys())
+            if not missing:
+                break
+            active = self._active_partitions(fresh=attempt > 0)
+            chosen = [row.partition_id for row in chosen_among(missing, active, choose).values()]
+            rows = place(self._database, self._name, self._with_id(names=missing, partition_ids=chosen), open_sets_max)
+            found |= {row.name: _placement(row) for row in rows}
+            # Another thread may replace the list: its counts are as good.
+            self._active = [replace(row, open_sets=row.open_sets + chosen.count(row.partition_id)) for row in active]
+            # What others placed in the meantime.
+            found |= self.find([name for name in missing if name not in found], on_primary=True)
+        if found.keys() < set(names):
+            raise SuperStreamConflict(
+                f"the partitions of {self._name!r} are being retired; place the names again",
+                super_stream=self._name,
+                reason="its partitions change",
+            )
+        return found
+
+    def release(self, released: Iterable[tuple[str, int]]) -> frozenset[str]:
+        """End placements, each named with an epoch it had since it was opened; gives the names that are moving now.
+
+        One that was placed anew since, or ended by another, is left as it is.
+        """
+        ended: dict[str, int] = {}
+        for name, epoch in released:
+            ended[check_name(name)] = max(epoch, ended.get(name, 0))
+        if not ended:
+            return frozenset()
+        rows = self._select(RELEASE, names=list(ended), epochs=list(ended.values()))
+        self._forget()
+        return frozenset(row.name for row in rows)
+
+    def close(self, name: str) -> Placement:
+        """End a name's placement, whatever its epoch; gives it as it was."""
+        placement = self.find([name]).get(name)
+        if placement is None:
+            raise PlacementNotFound(f"nothing of the name {name!r} is placed in {self._name!r}", name=name)
+        if not self.release([(name, placement.epoch)]):
+            return placement
+        moving = self.find([name]).get(name, placement)
+        move = None if moving.move_id is None else self.move_of(moving.move_id)
+        raise MoveConflict(
+            f"{name!r} is being moved; complete or abort the move, then close it",
+            move_id=moving.move_id,
+            state=str(MoveState.FENCING if move is None else move.state),
+        )
+
+    def touch(self, names: Collection[str]) -> None:
+        """Say that names are in use, for `idle`."""
+        wanted = [check_name(name) for name in names]
+        if wanted:
+            self._database.rows(TOUCH, self._with_id(names=wanted))
+
+    def idle(self, idle_s: float, *, limit: int = 1_000) -> list[Placement]:
+        """Open placements that nobody touched for so many seconds, the longest unused first; moving ones are not."""
+        return [_placement(row) for row in self._select(IDLE, idle_s=float(idle_s), most=limit)]
+
+    def placements(
+        self,
+        *,
+        stream: str | None = None,
+        states: Sequence[PlacementState] = (PlacementState.OPEN, PlacementState.MOVING),
+        after: str | None = None,
+        page: int = 1_000,
+    ) -> Iterator[Placement]:
+        """Placements by name, in the order of their bytes, read page by page."""
+        wanted: dict[str, Any] = {"states": [str(state) for state in states], "most": page}
+        if stream is not None:
+            wanted["stream"] = stream
+        while True:
+            if after is not None:
+                wanted["after"] = after
+            query = LISTED[stream is not None, after is not None]
+            found = [_placement(row) for row in self._select(query, **wanted)]
+            yield from found
+            if len(found) < page:
+                return
+            after = found[-1].name
+
+    def move_of(self, move_id: int) -> Move | None:
+        """A move as it is now; None where it is not known."""
+        rows = self._database.rows(FIND_MOVE, {"move_id": move_id})
+        return move_info(rows[0]) if rows else None
+
+    def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
+        """The first move of a name out of a partition, or into it, whose fence or marker has an epoch above this one.
+
+        A message of this epoch is a stray behind that fence or marker. Moves that are long over may be forgotten, but
+        then a later one of the name there is kept, whose own fence or marker retention has dropped, too: what is
+        still in the partition lies behind it. None: a message of this epoch cannot be a stray there.
+        """
+        wanted = self._with_id(name=check_name(name), stream=stream, above=epoch)
+        # Publishers rely on it: a standby, which may be behind, is refused.
+        [row] = self._database.rows(FENCE_AFTER, wanted, on_primary=True)
+        return None if row.move_id is None else move_info(row)
+
+    def _opened(self) -> tuple[int, str]:
+        if self._known is None:
+            self.open()
+        assert self._known is not None, "open knows it or raises"
+        return self._known
+
+    def idle_s(self) -> float | None:
+        """After how many seconds without use sets are closed; None for never."""
+        return self._select(IDLE_S)[0].idle_s  # type: ignore[no-any-return]
+
+    def set_idle(self, idle_s: float | None) -> None:
+        """Set after how many seconds without use sets are closed; None for never."""
+        self._database.rows(SET_IDLE, self._with_id(idle_s=None if idle_s is None else float(idle_s)))
+
+    def _active_partitions(self, *, fresh: bool) -> Sequence[PartitionRow]:
+        """The partitions that take new placements; those of a moment ago, with what was placed here since counted."""
+        if not fresh and time.monotonic() < self._active_until:
+            return self._active
+        active = [partition for partition in self.partitions() if partition.state is PartitionState.ACTIVE]
+        if not active:
+            raise SuperStreamConflict(
+                f"super stream {self._name!r} has no partition that takes new placements",
+                super_stream=self._name,
+                reason="it has no active partition",
+            )
+        # In this order: who finds the time not over finds a list.
+        self._active = active
+        self._active_until = time.monotonic() + COUNTS_S
+        return active
+
+    def _forget(self) -> None:
+        """Now and then, delete a part of what was released long ago: those who release keep the table small."""
+        if time.monotonic() < self._forget_at:
+            return
+        self._forget_at = time.monotonic() + FORGET_EVERY_S
+        forget_released(self._database.engine, self.super_stream_id, most=FORGET_MOST)
+
+    def _select(self, statement: sa.TextClause, **wanted: Any) -> Sequence[Any]:
+        return self._database.rows(statement, self._with_id(**wanted))
+
+    def _with_id(self, **wanted: Any) -> dict[str, Any]:
+        return {"super_stream_id": self.super_stream_id, **wanted}
+
+
+def _placement(row: Sequence[Any]) -> Placement:
+    # The columns in their order; what a statement adds to them comes after.
+    placement = Placement(*row[: len(Placement.__dataclass_fields__)])
+    return replace(placement, state=PlacementState(placement.state))
+
+
+def in_parts(names: Iterable[str], count: int) -> Iterator[list[str]]:
+    """Names in lists of at most so many."""
+    rest = iter(names)
+    while part := list(islice(rest, count)):
+        yield part

@@ -1,0 +1,180 @@
+"""Which affinity set a message belongs to: the one its headers name, or that of the message they name before it."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from typing import Any, Final, NamedTuple, NoReturn
+
+import sqlalchemy as sa
+
+from relatum.contexts._placements import check_name
+from relatum.contexts._router_core import RouterCore
+from relatum.errors import InvalidInput, NotFound, PredecessorNotFound
+from relatum.headers import AFFINITY_LAST_HEADER, PREDECESSOR_HEADER
+from relatum.ids import MessageId
+from relatum.keys import InvalidValue, KeyDefinition
+from relatum.reading import Message
+from relatum.store.catalog import key_definitions
+from relatum.store.database import sql
+from relatum.store.parts import part_may_hold_values
+from relatum.store.translation import translated_errors
+
+SOURCE: Final = ("property:message_id",)
+"""The sources of the key by which messages are found under their `message_id`."""
+
+_SAME_ID_MAX: Final = 16
+"""Messages of one id that are looked at, newest first: rows can outlive what they were recorded of."""
+
+RECORDED: Final = sql(f"""
+    SELECT s.name, r.stream_offset
+    FROM relatum.relationships r JOIN relatum.streams s ON s.stream_id = r.stream_id
+    WHERE r.key_id = :key_id::smallint AND r.value = :value::text
+        AND {part_may_hold_values("r", ":key_id::smallint", ":value::text", ":value::text")}
+        AND s.vhost = :vhost::text AND s.name = ANY (:partitions::text[]) AND s.replaced_at IS NULL
+    ORDER BY r.time_us DESC NULLS LAST, r.stream_offset DESC
+    LIMIT {_SAME_ID_MAX}""")
+"""Where a key's value was recorded, newest first."""
+
+
+class Wish(NamedTuple):
+    """Where a message asks to go: a set, or the set of another message, its predecessor."""
+
+    name: str | None = None
+    is_last: bool = False
+    predecessor: str | None = None
+    """A `message_id`, or "stream:offset"."""
+
+
+NO_WISH: Final = Wish()
+"""What a message of no set asks for: any partition will do."""
+
+
+def wish_of(headers: Mapping[str, Any] | None, header: str) -> Wish:
+    """What the headers ask for; `InvalidInput` where that makes no sense."""
+    if not headers:
+        return NO_WISH
+    name, predecessor = headers.get(header), headers.get(PREDECESSOR_HEADER)
+    # A header that is there without a value says nothing.
+    is_last = headers.get(AFFINITY_LAST_HEADER)
+    if is_last is None:
+        is_last = False
+    for value, named_by in ((name, header), (predecessor, PREDECESSOR_HEADER)):
+        if value is not None:
+            check_name(value, f"the header {named_by}", outcome="nothing was sent")
+    if name is not None and predecessor is not None:
+        why = f"a message names its affinity set ({header}) or a predecessor ({PREDECESSOR_HEADER}), not both"
+    elif type(is_last) is not bool:
+        why = f"the header {AFFINITY_LAST_HEADER} is True or False, not {type(is_last).__name__}"
+    elif is_last and name is None and predecessor is None:
+        why = f"the header {AFFINITY_LAST_HEADER} ends an affinity set, and this message is in none"
+    else:
+        return Wish(name, is_last, predecessor)
+    raise InvalidInput(f"{why}; nothing was sent")
+
+
+class Found(NamedTuple):
+    """Where a message is, or is to go: its set, if any, and its partition, None where the set says that."""
+
+    name: str | None
+    stream: str | None
+
+
+class Predecessors:
+    """Finds the messages that others name: those this router published last by itself, others where they are recorded.
+
+    Threads may share it.
+    """
+
+    def __init__(self, core: RouterCore, most: int) -> None:
+        self._core = core
+        self._most = most
+        self._lock = threading.Lock()
+        self._recent: OrderedDict[str, Found] = OrderedDict()
+
+    def published(self, found: Found, message_id: str | None) -> None:
+        """Remember where a message went, if it can be named."""
+        if not message_id:
+            return
+        with self._lock:
+            self._recent[message_id] = found
+            self._recent.move_to_end(message_id)
+            if len(self._recent) > self._most:
+                self._recent.popitem(last=False)
+
+    def knows(self, wish: Wish) -> bool:
+        """Whether `place_of` asks nobody."""
+        return wish.predecessor is None or self._remembered(wish.predecessor) is not None
+
+    def place_of(self, wish: Wish) -> Found:
+        """The set, and the partition, of a message that names one of them or a predecessor. It may ask both servers."""
+        if wish.predecessor is None:
+            return Found(wish.name, None)
+        return self._remembered(wish.predecessor) or self._find(wish.predecessor)
+
+    def _remembered(self, message_id: str) -> Found | None:
+        with self._lock:
+            if message_id in self._recent:
+                self._recent.move_to_end(message_id)
+            return self._recent.get(message_id)
+
+    def _find(self, predecessor: str) -> Found:
+        partitions = [row.stream for row in self._core.store.partitions()]
+        place = place_in(predecessor, partitions)
+        if place is None:
+            return self._recorded(predecessor, partitions)
+        try:
+            return self._found(self._core.reader.read(*place))
+        except NotFound as error:
+            raise PredecessorNotFound(
+                f"no predecessor lies at {predecessor}: {error}; nothing was sent", predecessor=predecessor
+            ) from error
+
+    def _recorded(self, predecessor: str, partitions: Collection[str]) -> Found:
+        """The newest message of a `message_id`, by the relationship table."""
+        given = {"vhost": self._core.address.vhost, "partitions": partitions}
+        with translated_errors(), self._core.store.database.engine.connect() as connection:
+            keys = [key for key in key_definitions(connection) if tuple(key.sources) == SOURCE]
+            if not keys:
+                _refuse(
+                    predecessor,
+                    "this router has not published it, and no key is taken from the property message_id "
+                    "(`relatum keys add message_id --source property:message_id`)",
+                )
+            places = [place for key in keys for place in _places(connection, key, predecessor, given)]
+        for message in self._core.reader.read_many(places):
+            if isinstance(message, Message) and message.properties.message_id == predecessor:
+                return self._found(message)
+        _refuse(predecessor, "this router has not published it, and it is not recorded, or not yet")
+
+    def _found(self, message: Message) -> Found:
+        name = message.headers.get(self._core.options.header)
+        return Found(name if isinstance(name, str) else None, message.stream)
+
+
+def place_in(predecessor: str, partitions: Collection[str]) -> MessageId | None:
+    """The place that "stream:offset" names; None where it is no place in one of these partitions, but an id.
+
+    An id may have colons, too: only what stands before the last one decides.
+    """
+    stream, separator, offset = predecessor.rpartition(":")
+    if not separator or stream not in partitions or not (offset.isascii() and offset.isdecimal()):
+        return None
+    return MessageId(stream, int(offset))
+
+
+def _places(
+    connection: sa.Connection, key: KeyDefinition, message_id: str, given: Mapping[str, Any]
+) -> list[MessageId]:
+    try:
+        value = key.canonical_query(message_id)
+    except InvalidValue:
+        # A key of numbers: an id that is none was never recorded under it.
+        return []
+    rows = connection.execute(RECORDED, {**given, "key_id": key.key_id, "value": value})
+    return [MessageId(stream, offset) for stream, offset in rows]
+
+
+def _refuse(predecessor: str, why: str) -> NoReturn:
+    raise PredecessorNotFound(
+        f"the predecessor {predecessor[:80]!r} is not known: {why}; nothing was sent", predecessor=predecessor
+    )

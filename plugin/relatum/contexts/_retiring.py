@@ -1,0 +1,116 @@
+"""Taking a partition out of use, once no context is placed there and every serial consumer has read it."""
+
+import time
+from contextlib import suppress
+from typing import Final
+
+import sqlalchemy as sa
+
+from relatum.contexts._control_streams import ControlStreams
+from relatum.contexts._move_store import MoveStore
+from relatum.contexts._placement_store import PlacementStore
+from relatum.contexts._placements import PartitionState
+from relatum.errors import PartitionInUse, StreamNotFound
+from relatum.store.database import sql
+
+LOOK_S: Final = 0.1
+"""Seconds between two looks at how far consumers are."""
+
+_LOCK_SUPER_STREAM: Final = sql("""
+    SELECT 1 FROM relatum.super_streams WHERE super_stream_id = :super_stream_id::integer FOR UPDATE""")
+
+_LOCK_PARTITIONS: Final = sql("""
+    SELECT partition_id, stream, state FROM relatum.super_stream_partitions
+    WHERE super_stream_id = :super_stream_id::integer
+    ORDER BY partition_id FOR UPDATE""")
+
+MOVES_OF: Final = sql("""
+    SELECT move_id FROM relatum.context_moves
+    WHERE super_stream_id = :super_stream_id::integer AND ended_at IS NULL
+        AND (source_id = :partition_id::integer OR target_id = :partition_id::integer)
+    LIMIT 1""")
+
+PLACED_IN: Final = sql("""
+    SELECT name FROM relatum.placements WHERE partition_id = :partition_id::integer AND state <> 'released' LIMIT 1""")
+
+_RETIRE: Final = sql("""
+    UPDATE relatum.super_stream_partitions SET state = 'retired' WHERE partition_id = :partition_id::integer""")
+
+_UNREAD: Final = sql("""
+    (SELECT c.name, s.stream
+    FROM relatum.serial_consumers c
+    JOIN relatum.serial_positions p ON p.consumer_id = c.consumer_id
+    JOIN unnest(:partition_ids::integer[], :ends::bigint[]) AS needed(partition_id, "end")
+        ON p.partition_id = needed.partition_id
+    JOIN relatum.super_stream_partitions s ON s.partition_id = needed.partition_id
+    WHERE c.super_stream_id = :super_stream_id::integer AND p.position < needed."end"
+    LIMIT 1)
+    UNION ALL
+    (SELECT c.name, NULL FROM relatum.serial_consumers c JOIN relatum.serial_holds h ON h.consumer_id = c.consumer_id
+    WHERE c.super_stream_id = :super_stream_id::integer
+        AND (h.partition_id = :partition_id::integer OR h.source_id = :partition_id::integer)
+    LIMIT 1)""")
+"""A consumer that has not read a partition up to its end, or holds messages back because of the retired one."""
+
+
+def retire(moves: MoveStore, stream: str) -> None:
+    """Place and move nothing to a partition any more. One that is retired stays so.
+
+    Raises:
+        StreamNotFound, PartitionInUse: nothing was changed.
+    """
+    of_super_stream = {"super_stream_id": moves.super_stream_id}
+    with moves.kept() as connection:
+        connection.execute(_LOCK_SUPER_STREAM, of_super_stream)
+        rows = connection.execute(_LOCK_PARTITIONS, of_super_stream).all()
+        row = next((row for row in rows if row.stream == stream), None)
+        if row is None:
+            raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
+        if not any(row.stream != stream and row.state == PartitionState.ACTIVE for row in rows):
+            raise PartitionInUse(f"{stream!r} is the last partition", stream=stream, reason="it is the last one")
+        _check_unused(connection, stream, {**of_super_stream, "partition_id": row.partition_id})
+        connection.execute(_RETIRE, {"partition_id": row.partition_id})
+
+
+def _check_unused(connection: sa.Connection, stream: str, of_partition: dict[str, int]) -> None:
+    move_id = connection.execute(MOVES_OF, of_partition).scalar()
+    if move_id is not None:
+        reason = f"move {move_id} has not ended"
+        raise PartitionInUse(f"{stream!r} cannot be retired: {reason}", stream=stream, reason=reason)
+    context = connection.execute(PLACED_IN, of_partition).scalar()
+    if context is not None:
+        reason = f"{context!r} is placed there, and maybe more"
+        raise PartitionInUse(f"{stream!r} cannot be retired: {reason}; move them", stream=stream, reason=reason)
+
+
+def wait_until_read(placements: PlacementStore, streams: ControlStreams, retired: str, timeout_s: float) -> None:
+    """Wait until every consumer has read what the super stream has now.
+
+    Of the other partitions, too: an adoption there may stand for a message that is in the retired one.
+
+    Raises:
+        PartitionInUse: a consumer has not, in time.
+    """
+    rows, ends = placements.partitions(), dict[int, int]()
+    for row in rows:
+        with suppress(StreamNotFound):  # one that was retired and deleted before
+            ends[row.partition_id] = streams.end_of(row.stream)
+    wanted = {
+        "super_stream_id": placements.super_stream_id,
+        "partition_ids": list(ends),
+        "ends": list(ends.values()),
+        "partition_id": next(row.partition_id for row in rows if row.stream == retired),
+    }
+    give_up_at = time.monotonic() + timeout_s
+    while found := placements.database.rows(_UNREAD, wanted):
+        if time.monotonic() >= give_up_at:
+            name, stream = found[0]
+            reason = (
+                f"consumer {name!r} holds messages back that come after it"
+                if stream is None
+                else f"consumer {name!r} has not read all of {stream!r}"
+            )
+            raise PartitionInUse(
+                f"{retired!r} is retired, but was not deleted: {reason}", stream=retired, reason=reason
+            )
+        time.sleep(LOOK_S)

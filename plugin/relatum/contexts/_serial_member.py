@@ -1,0 +1,280 @@
+"""One member of a serial consumer: its share of the partitions, and its lease, in one loop. Both faces drive it.
+
+A process that stood still longer than its lease hands nothing out before the lease is renewed, whatever of its timers
+is due first; what it writes meanwhile is fenced.
+"""
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from relatum import metrics
+from relatum.contexts._batch_queue import Batches
+from relatum.contexts._context_options import SerialOptions
+from relatum.contexts._placement_store import PlacementStore
+from relatum.contexts._serial_partition import Partition, logger, reading_of
+from relatum.contexts._serial_store import ConsumerStore
+from relatum.errors import (
+    AccessRefused,
+    ConfigurationError,
+    StreamNotFound,
+    SuperStreamConflict,
+)
+from relatum.following import Event, Failed, Reach, StreamFollower
+from relatum.headers import CONTEXT_HEADER
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.store.members import Share
+from relatum.superstreams import Layout, describe_super_stream
+from relatum.waiting import ComponentLoop, Duty, Outages, Threads, log_failure
+
+LEAVE_S: Final = 1.0
+"""Seconds to give partitions back, at least, however short a close may be."""
+
+GIVE_UP_S: Final = 10.0
+"""Seconds a start that failed has to end what it began."""
+
+BROKER_ASKS_MAX: Final = 3
+"""Partitions that ask the broker at once; what asks PostgreSQL has other threads."""
+
+
+class Member:
+    """A running member."""
+
+    def __init__(
+        self, super_stream: str, store: ConsumerStore, address: BrokerAddress, *, options: SerialOptions
+    ) -> None:
+        self.outages = Outages(logger, broker=str(address), database=store.database.address.name)
+        self.store = store
+        self.options = options
+        self.batches = Batches(store, self.outages, options.header)
+        self._super_stream = super_stream
+        self._address = address
+        self._partitions = self.batches.partitions
+        self._of = f"of a member of {store.name!r}"
+        self._streams: frozenset[str] = frozenset()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make what runs; again after a start that failed."""
+        name = f"relatum-{self.store.name}"
+        self.loop = self.batches.loop = ComponentLoop(name, logger, ending=self.store.ending)
+        # Nothing but the lease uses its thread, nor its connection: it waits behind nothing.
+        self._lease_thread = Threads(1, f"{name}-lease")
+        self._broker_threads = Threads(BROKER_ASKS_MAX, f"{name}-reads")
+        self._ask_for_lease = partial(self.loop.ask, threads=self._lease_thread)
+        self.ask_broker = partial(self.loop.ask, threads=self._broker_threads)
+        self._ended = threading.Event()
+        self._duties: list[Duty] = []
+        self._partitions.clear()
+        self._holder: str | None = None
+        self._surplus = 0
+        self.batches.leased_until = self._renews_at = -math.inf
+
+    # --- its life ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Join, take what is free, and begin to read. Where that fails, nothing is left of it."""
+        if self.batches.stopping.is_set():
+            self._begin()
+        self.batches.stopping.clear()
+        self.store.ending.begin_anew()
+        try:
+            self.batches.header = self._agreed_header()
+            self.store.ensure(self._beginnings)
+            self._streams = self.store.partitions()
+            self.loop.start()
+            joined = self.loop.run(self._join)
+            if joined is not None:
+                joined.result()
+        except BaseException:
+            self.close(GIVE_UP_S)
+            raise
+
+    def _agreed_header(self) -> str:
+        """The header that names contexts. Where nobody has placed anything yet, this member says it first."""
+        stored = self.store.find_header()
+        if stored is None:
+            stored = self.options.header or CONTEXT_HEADER
+            with PlacementStore(self.store.database, self._address.vhost, self._super_stream) as placements:
+                placements.open(stored, self._layout())
+        if self.options.header not in (None, stored):
+            reason = f"its contexts are named by the header {stored!r}, not by {self.options.header!r}"
+            raise SuperStreamConflict(
+                f"super stream {self._super_stream!r} is another one: {reason}",
+                super_stream=self._super_stream,
+                reason=reason,
+            )
+        return stored
+
+    def _layout(self) -> Layout:
+        """The partitions as the broker has them."""
+        return describe_super_stream(self._address, self._super_stream)
+
+    def _beginnings(self, streams: Sequence[str]) -> Mapping[str, int]:
+        if self.options.start == "first":
+            # Not where retention begins: fences and markers that it has dropped count, too.
+            return {}
+        with StreamReader.open(self._address) as reader:
+            return {stream: _end(reader, stream) for stream in streams}
+
+    async def _join(self) -> None:
+        self._sharing = asyncio.Lock()
+        self.follower = StreamFollower(
+            self.loop,
+            self._address,
+            self._told,
+            outages=self.outages,
+            name=f"consuming by {self.store.name!r}",
+            who=reading_of,
+        )
+        self._reach = Reach(self.follower, self.outages, lambda: min(self._streams))
+        await self._keep_lease()
+        repeat = partial(self.loop.repeat, outages=self.outages)
+        lease = repeat(self._keep_lease, f"keeping the lease {self._of}", longest_s=self.store.renewal_s)
+        surplus = repeat(self._give_surplus, f"giving partitions back {self._of}")
+        self.batches.returned = surplus.wake
+        self.batches.holds = repeat(self.batches.release_holds, f"looking at moves {self._of}")
+        self._duties = [lease, surplus, self.batches.holds]
+
+    def close(self, timeout_s: float) -> bool:
+        """Stop reading and let others have the partitions; False where that took too long."""
+        until = time.monotonic() + timeout_s
+        # Half of the time is for a database that answers; the threads wait for another no longer.
+        self.store.ending.end_in(max(LEAVE_S, timeout_s / 2))
+        self.batches.stop()
+        if self.loop.run(self._end) is None:
+            self._dispose()
+        has_ended = self._ended.wait(timeout_s) and self.loop.stop(max(0.0, until - time.monotonic()))
+        if has_ended:
+            metrics.retire(self.batches)
+        return has_ended
+
+    async def _end(self) -> None:
+        """Leave, here, so that nobody who closes the consumer waits for a database that does not answer."""
+        try:
+            for duty in self._duties:
+                duty.cancel()
+            for each in list(self._partitions.values()):
+                self.leave(each)
+            try:
+                await self._ask_for_lease(self.store.leave)
+            except Exception as error:  # noqa: BLE001 - the lease lapses by itself
+                what = f"partitions {self._of} not given back"
+                log_failure(logger, error, what, level=logging.INFO)
+            self._reach.close()
+            closing = self.loop.spawn(self.follower.close())
+            await asyncio.wait([closing], timeout=max(0.0, self.store.ending.left_s()))
+        finally:
+            self._dispose()
+            self.loop.stop(0.0)
+
+    def _dispose(self) -> None:
+        self._lease_thread.shutdown()
+        self._broker_threads.shutdown()
+        self.store.dispose()
+        self._ended.set()
+
+    # --- its lease --------------------------------------------------------------------------------------------------
+
+    async def _keep_lease(self) -> float:
+        """Renew the lease; begin with partitions that were gained, and end those that were lost."""
+        if (early_s := self._renews_at - time.monotonic()) > 0:
+            return early_s
+        reach = self._reach
+        # A partition must not be given back while it is looked whose it is.
+        async with self._sharing:
+            reach.look()
+            began = time.monotonic()
+            is_busy = reach.is_cut_off and self.batches.halt()
+            share, partitions = await self._ask_for_lease(partial(self.store.share, reach, is_busy=is_busy))
+            self._has(share, partitions)
+        if not reach.is_cut_off:
+            # Not earlier: while it was cut off, others may have taken its partitions, and consumed from them.
+            self.batches.leased_until = began + self.options.lease_s
+            self.batches.hand_out()
+        self._renews_at = time.monotonic() + self.store.renewal_s
+        return self.store.renewal_s
+
+    def _has(self, share: Share, partitions: Mapping[int, str]) -> None:
+        """Begin, and end, what the lease says."""
+        if share.holder != self._holder and self._partitions:
+            # It had expired: drop every partition, and reopen those still ours at their stored positions.
+            logger.info("the lease of a member of %r had run out: its partitions are opened anew", self.store.name)
+            for each in list(self._partitions.values()):
+                self.leave(each)
+        self._holder = share.holder
+        for each in list(self._partitions.values()):
+            if each.partition_id not in partitions:
+                self.leave(each)
+        for partition_id, stream in partitions.items():
+            if stream not in self._partitions:
+                self._partitions[stream] = Partition(self, partition_id, stream)
+        self._surplus = share.surplus
+        self._choose_surplus()
+
+    def leave(self, partition: Partition) -> None:
+        """Have a partition no more."""
+        partition.stop()
+        if self._partitions.get(partition.stream) is partition:
+            del self._partitions[partition.stream]
+
+    def _choose_surplus(self) -> None:
+        """Hand out no more of the partitions that others should have."""
+        leaving = [each for each in self.batches.followings if each.is_leaving]
+        for following in reversed(self.batches.followings):
+            if len(leaving) < self._surplus and not following.is_leaving:
+                following.is_leaving = True
+                leaving.append(following)
+        for following in leaving[self._surplus :]:
+            following.is_leaving = False
+        if leaving and self._duties:
+            self.batches.returned()
+
+    async def _give_surplus(self) -> float:
+        """Let others have partitions with which the application is done.
+
+        One of which that fails is found to be this member's again, and is given back the next time.
+        """
+        async with self._sharing:
+            for partition in list(self._partitions.values()):
+                following = partition.following
+                if following is not None and following.is_leaving and following.outstanding is None:
+                    self.leave(partition)
+                    self._surplus = max(0, self._surplus - 1)
+                    await self._ask_for_lease(self.store.release, partition.partition_id)
+        return math.inf
+
+    def is_partition(self, stream: str) -> bool:
+        """Whether a stream is, or was, one of this super stream's partitions. From any thread; it may ask."""
+        if stream not in self._streams:
+            self._streams = self.store.partitions()
+        return stream in self._streams
+
+    # --- what is read -----------------------------------------------------------------------------------------------
+
+    def _told(self, event: Event) -> None:
+        """Give what has come to its partition. The follower tells again at what this fails."""
+        if event.stream is not None:
+            self.batches.refused = None
+        elif isinstance(event, Failed) and isinstance(event.error, AccessRefused | ConfigurationError):
+            # Told to those who wait for messages, too.
+            self.batches.refused = event.error
+            self.batches.hand_out()
+        partition = self._partitions.get(event.stream or "")
+        if partition is not None and partition.number == event.following:
+            partition.told(event)
+        else:
+            self.follower.done(event)
+
+
+def _end(reader: StreamReader, stream: str) -> int:
+    """The offset of the next message; 0 where the partition was retired and its stream is gone."""
+    try:
+        return reader.bounds(stream).end
+    except StreamNotFound:
+        return 0

@@ -1,0 +1,276 @@
+"""One partition that a member has: opened where it was left, read, and gone through by a task of its own.
+
+What is about one partition stops no other: a partition that cannot go on now, since its batches are not done with,
+since what an adoption names cannot be read yet, or since PostgreSQL is away, keeps what has come and tries again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from relatum.contexts._entries import Adoption
+from relatum.contexts._move_store import floors_before, lost_controls
+from relatum.contexts._partition_following import Following, Piece
+from relatum.contexts._partition_log import PartitionLog
+from relatum.contexts._serial_store import Opened
+from relatum.errors import OffsetExpired, OffsetNotFound, RelatumError, StreamNotFound, StreamUnavailable
+from relatum.following import Attached, Event, Failed, Hole, Records, Replaced
+from relatum.reading import Message, StreamReader, ends_of_known
+from relatum.waiting import backoff
+
+if TYPE_CHECKING:
+    from relatum.contexts._serial_member import Member
+
+logger = logging.getLogger("relatum.serial")
+
+REPEATED_S: Final = 120.0
+"""Seconds before the message read last from which a stream that lost its end is delivered again."""
+
+IDLE_S: Final = 10.0
+"""Seconds in which a stream that has messages must give one."""
+
+
+def reading_of(stream: str) -> str:
+    """What reading a partition is called in the log."""
+    return f"reading of partition {stream!r}"
+
+
+class Partition:
+    """A partition. All but `following`, which the application's threads commit by, is for the loop."""
+
+    def __init__(self, member: "Member", partition_id: int, stream: str) -> None:
+        self.partition_id = partition_id
+        self.stream = stream
+        self.following: Following | None = None
+        """What has come of it, and how far it is handed out; None before it is opened."""
+        self.number = self.served = 0
+        """The number its stream is followed by, 0 where nothing that comes now is wanted; and its last turn."""
+        self.looks_at = 0.0
+        """When it is looked at next for what is due then."""
+        self._member = member
+        self._store = member.store
+        self._events: deque[Event] = deque()
+        self._opened: Opened | None = None
+        self._pauses = backoff()
+        self._changed = asyncio.Event()
+        self._task = member.loop.spawn(self._run())
+
+    def told(self, event: Event) -> None:
+        """Take what came of its stream."""
+        self._events.append(event)
+        self._changed.set()
+
+    def wake(self) -> None:
+        """Go on, as far as that goes now: there is room for more, or all begins anew."""
+        self._changed.set()
+
+    def begin_anew(self) -> None:
+        """Forget what is not stored, as soon as the task comes to it; until then nothing is handed out."""
+        if self.following is not None:
+            self.following.is_over = True
+        self._opened, self.number = None, 0
+        self._changed.set()
+
+    def stop(self) -> None:
+        """End, and hand out nothing more."""
+        self._task.cancel()
+        self._forget()
+        self._member.follower.leave(self.stream)
+        self._member.outages.forget(reading_of(self.stream))
+
+    async def _run(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                await self._go_on()
+            except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
+                if not isinstance(error, RelatumError):
+                    # Something may have been done by half.
+                    self.begin_anew()
+                self._member.outages.failed(reading_of(self.stream), error)
+                await asyncio.sleep(next(self._pauses))
+            else:
+                await self._changed.wait()
+
+    async def _go_on(self) -> None:
+        """Open it where that is to be done, and go through what has come."""
+        while True:
+            if self._opened is None or (self.following is not None and self.following.is_over):
+                self._forget()
+                await self._look_up()
+            if not self._events or not await self._handle(self._events[0]):
+                return
+            if self._events:
+                self._member.follower.done(self._events.popleft())
+            self._pauses = backoff()
+
+    async def _look_up(self) -> None:
+        """Find where the partition was left, and have it followed from there."""
+        opened = await self._member.loop.ask(self._store.open, self.partition_id)
+        if opened is None:
+            self._member.leave(self)
+            return
+        self._opened = opened
+        self.number = self._member.follower.follow(self.stream, opened.read_from, known=opened.known_by)
+
+    def _forget(self) -> None:
+        """Forget what is not stored: the partition is opened anew."""
+        if self.following is not None:
+            self.following.is_over = True
+        self.following = self._opened = None
+        self.number = 0
+        self._member.follower.done(*self._events)
+        self._events.clear()
+
+    async def _handle(self, event: Event) -> bool:
+        """Do what an event asks for; False where it has to wait."""
+        if isinstance(event, Records):
+            return await self._put(event)
+        if isinstance(event, Attached):
+            await self._open()
+        elif isinstance(event, Hole):
+            await self._pass_hole(event)
+        elif isinstance(event, Replaced):
+            await self._find_again()
+        elif isinstance(event, Failed) and isinstance(event.error, StreamNotFound):
+            await self._drain()
+        return True
+
+    async def _drain(self) -> None:
+        """End with a partition whose stream is gone, and was left by all contexts."""
+        if await self._member.loop.ask(self._store.drain, self.partition_id):
+            logger.info("partition %r drained: its stream is gone", self.stream, extra={"stream": self.stream})
+            self._member.leave(self)
+
+    async def _open(self) -> None:
+        """The stream is the one that is known: hand out what is read of it. After a break it is open already."""
+        opened = self._opened
+        assert opened is not None, "it is followed from there"
+        header = self._member.batches.header
+        assert header is not None, "it was agreed on at the start"
+        if self.following is not None:
+            return
+        floors = await self._member.loop.ask(floors_before, self._store.database, self.partition_id, opened.read_from)
+        following = Following(
+            self.partition_id,
+            self.stream,
+            log=PartitionLog(floors, open_holds=opened.holds, position=opened.position),
+            position=opened.position,
+            version=opened.version,
+            read_from=opened.read_from,
+            header=header,
+            options=self._member.options,
+            begun_at={move_id: time.monotonic() - open_s for move_id, open_s in opened.since.items()},
+        )
+        extra = {"stream": self.stream, "position": following.position, "from": following.next_offset}
+        logger.info("partition %r opened", self.stream, extra=extra)
+        self.following = following
+
+    async def _put(self, event: Records) -> bool:
+        following = self.following
+        assert following is not None, "it was attached"
+        if not following.has_room:
+            return False
+        piece = Piece.plain(event.batch)
+        if piece is None:
+            # Adopted messages are read, and names looked up.
+            piece = await self._member.ask_broker(Piece.of, event.batch, self._read_adopted, self._is_partition)
+        following.put(piece, time.monotonic())
+        self._member.batches.look(following)
+        self._member.outages.over(reading_of(self.stream))
+        return True
+
+    async def _pass_hole(self, hole: Hole) -> None:
+        """Retention has dropped what was to be read; what is stored of it still counts."""
+        opened, following = self._opened, self.following
+        assert opened is not None, "it is followed from there"
+        assert following is not None, "it was attached"
+        if following.has_read:
+            # Opened anew behind what is stored, it is met by the same hole.
+            self._forget()
+            return
+        # What fences and markers said that are dropped counts for what is behind them.
+        first, of_partition = hole.to_offset, (self._store.database, self.partition_id)
+        controls = await self._member.loop.ask(lost_controls, *of_partition, hole.from_offset, first)
+        now = time.monotonic()
+        for offset, control in controls:
+            following.replay(offset, control, now)
+        following.lost_to(first, now)
+        self._member.batches.look(following)
+        if opened.position < first and opened.position > 0:
+            extra = {"stream": self.stream, "from": opened.position, "to": first}
+            lost = (opened.position, first - 1, self.stream)
+            logger.warning("retention dropped offsets %d to %d of %r before they were consumed", *lost, extra=extra)
+
+    async def _find_again(self) -> None:
+        """The stream is not what was read of it: go on where it agrees with what is stored."""
+        if self.following is None:
+            assert self._opened is not None, "it is followed from there"
+            await self._member.ask_broker(self._go_back, self._opened)
+        # Else what was read and is not stored yet may be all that is not there any more.
+        self._forget()
+
+    # --- asked in threads -------------------------------------------------------------------------------------------
+
+    def _go_back(self, opened: Opened) -> None:
+        """Go on two minutes before the message read last, if the stream has such messages; else from its beginning."""
+        assert opened.known_by is not None, "only a stream that is known can be another one"
+        reader = self._member.follower.reader()
+        bounds = ends_of_known(reader, self.stream)
+        last_ms = opened.known_by.chunk_ms
+        at = None if last_ms is None or bounds.last is None else self._first_of_last_minutes(reader, last_ms)
+        if at is None:
+            logger.warning("stream %r replaced", self.stream, extra={"stream": self.stream})
+            self._store.restart(self.partition_id, bounds.first or 0, markers_from=0, fences_from=0)
+            return
+        at = min(at, opened.position)
+        extra = {"stream": self.stream, "from": at}
+        logger.warning("stream %r lost its end: read again from %d", self.stream, at, extra=extra)
+        self._store.restart(self.partition_id, at, markers_from=at, fences_from=bounds.end)
+
+    def _first_of_last_minutes(self, reader: StreamReader, last_ms: int) -> int | None:
+        """The first offset written in the two minutes before a moment; None where the stream has none of them.
+
+        What was written after the end was lost comes later in the stream, and its time is later, too, or by less than
+        these minutes earlier (clocks of nodes differ): so none of it lies before that offset. Should all of these
+        minutes be lost, it is none, and nothing is skipped.
+        """
+        since = datetime.fromtimestamp(max(0.0, last_ms / 1_000 - REPEATED_S), UTC)
+        found = reader.batches(self.stream, since, follow=False, idle_s=IDLE_S)
+        with contextlib.closing(found) as batches:
+            batch = next(batches, None)
+        if batch is None or batch.chunk_ms is None or batch.chunk_ms > last_ms:
+            return None
+        return batch.first_offset
+
+    def _is_partition(self, stream: str) -> bool:
+        if self._member.is_partition(stream):
+            return True
+        extra = {"stream": self.stream, "named": stream}
+        logger.warning("a control message in %r that names %r is passed over", self.stream, stream, extra=extra)
+        return False
+
+    def _read_adopted(self, adoption: Adoption) -> Message | None:
+        """The message an adoption names; None where retention has dropped it, or its partition is gone.
+
+        It was confirmed before it was adopted. So where it is not to be seen, a replica is behind, and is waited for;
+        it is given up only where its stream's leader says that there is none: the stream was declared again since.
+        """
+        try:
+            return self._member.follower.reader().read(adoption.stream, adoption.offset)
+        except (OffsetExpired, StreamNotFound):
+            pass
+        except OffsetNotFound as error:
+            if not error.is_proven:
+                raise StreamUnavailable(
+                    f"An adopted message is not to be seen yet: {error}", stream=self.stream
+                ) from error
+        extra = {"stream": adoption.stream, "offset": adoption.offset}
+        logger.warning(
+            "an adopted message, %r at %d, is not there any more", adoption.stream, adoption.offset, extra=extra
+        )
+        return None

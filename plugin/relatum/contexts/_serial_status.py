@@ -1,0 +1,184 @@
+"""How far the serial consumers of a super stream are, and what they hold back; and forgetting one."""
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
+
+from relatum.checks import checked_name
+from relatum.contexts._serial_member_store import DRAINED, LOCK_CONSUMER, PARTITIONS
+from relatum.contexts._serial_store import HOLDS_SHOWN
+from relatum.errors import Conflict, NotFound, StreamNotFound
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.store.database import AnyDatabase, Database, sql
+
+_CONSUMERS: Final = sql("""
+    SELECT t.vhost, c.name, c.consumer_id
+    FROM relatum.serial_consumers c JOIN relatum.super_streams t ON t.super_stream_id = c.super_stream_id
+    WHERE t.name = :super_stream::text
+    ORDER BY t.vhost, c.name""")
+
+MEMBERS_UP: Final = sql("""
+    SELECT holder FROM relatum.serial_members
+    WHERE consumer_id = :consumer_id::integer AND lease_expires_at >= clock_timestamp()
+    LIMIT 1""")
+
+_FORGET_CONSUMER: Final = sql("DELETE FROM relatum.serial_consumers WHERE consumer_id = :consumer_id::integer")
+
+POSITIONS_SHOWN: Final = sql(f"""
+    SELECT serial_positions.partition_id, s.stream, s.state, serial_positions.position,
+        CASE WHEN {PARTITIONS.is_held} THEN serial_positions.holder END AS holder
+    FROM relatum.serial_positions
+    JOIN relatum.super_stream_partitions s ON s.partition_id = serial_positions.partition_id
+    WHERE serial_positions.consumer_id = :consumer_id::integer
+    ORDER BY s.place, serial_positions.partition_id""")
+
+
+@dataclass(frozen=True, slots=True)
+class HoldStatus:
+    """Contexts that wait in a partition for what is before them in another.
+
+    Attributes:
+        move_id: The move that brought them.
+        source: The partition they come from.
+        fence_offset: That must be consumed past this offset.
+        held: Messages that wait, as far as was stored.
+        seconds: For how long.
+        is_over: Whether the source is consumed so far: they go on as soon as a member has the partition.
+    """
+
+    move_id: int
+    source: str
+    fence_offset: int
+    held: int
+    seconds: float
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """How far a consumer is in a partition.
+
+    Attributes:
+        stream: The partition.
+        is_retired: Whether it takes no new contexts.
+        position: The next offset to be consumed; None where the stream is gone, and all of it was.
+        lag: How many offsets are behind that; not all of them are messages.
+        holder: The member that has it: its host, process and a random part; None for none.
+        holds: What waits there.
+    """
+
+    stream: str
+    is_retired: bool
+    position: int | None
+    lag: int
+    holder: str | None
+    holds: tuple[HoldStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SerialStatus:
+    """A serial consumer, all its members together.
+
+    Attributes:
+        partitions: Each partition of the super stream, in their order.
+    """
+
+    partitions: tuple[PartitionStatus, ...]
+
+    @property
+    def lag(self) -> int:
+        """How many offsets are to be consumed in all partitions together."""
+        return sum(partition.lag for partition in self.partitions)
+
+
+def read_status(database: Database, consumer_id: int, reader: StreamReader) -> SerialStatus:
+    """What the database and the broker say of a consumer."""
+    of_consumer = {"consumer_id": consumer_id}
+    positions = database.rows(POSITIONS_SHOWN, of_consumer)
+    holds = database.rows(HOLDS_SHOWN, of_consumer)
+    partitions = tuple(
+        PartitionStatus(
+            stream=row.stream,
+            is_retired=row.state == "retired",
+            position=None if row.position == DRAINED else row.position,
+            lag=_lag(reader, row.stream, row.position),
+            holder=row.holder,
+            holds=tuple(
+                HoldStatus(hold.move_id, hold.source, hold.fence_offset, hold.held, hold.since_s, hold.is_complete)
+                for hold in holds
+                if hold.partition_id == row.partition_id
+            ),
+        )
+        for row in positions
+    )
+    return SerialStatus(partitions)
+
+
+def consumers(
+    super_stream: str, *, database: AnyDatabase, broker: str | BrokerAddress, stream_url: str | None = None
+) -> dict[str, SerialStatus]:
+    """How far all serial consumers of a super stream are, by name.
+
+    Args:
+        super_stream: The super stream's name.
+        database: PostgreSQL's URL, or a `Database`.
+        broker: The broker's URL or address.
+        stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
+
+    Raises:
+        DatabaseUnavailable, BrokerUnavailable: one of them does not answer.
+    """
+    checked_name("super_stream", super_stream)
+    address = BrokerAddress.of(broker, stream_url)
+    with closing(Database(database, refusing=None)) as shared:
+        rows = shared.rows(_CONSUMERS, {"super_stream": super_stream})
+        ids = {row.name: row.consumer_id for row in rows if row.vhost == address.vhost}
+        if not ids:
+            return {}
+        with StreamReader.open(address) as reader:
+            return {name: read_status(shared, consumer_id, reader) for name, consumer_id in ids.items()}
+
+
+def forget_consumer(super_stream: str, name: str, *, database: AnyDatabase, vhost: str = "/") -> bool:
+    """Forget how far a serial consumer's name is. A partition can be retired once all names have consumed it.
+
+    A consumer of that name that starts later begins anew.
+
+    Args:
+        super_stream: The super stream's name.
+        name: The consumer's name.
+        database: PostgreSQL's URL, or a `Database`.
+        vhost: The super stream's virtual host.
+
+    Returns:
+        False where there was none of that name.
+
+    Raises:
+        NotFound: one of that name is of another virtual host, which the error names.
+        Conflict: members of that name are up; close them first, or wait until their leases have run out.
+        DatabaseUnavailable: PostgreSQL does not answer.
+    """
+    checked_name("super_stream", super_stream)
+    checked_name("name", name)
+    checked_name("vhost", vhost)
+    with closing(Database(database, refusing=None)) as shared, shared.transaction() as connection:
+        rows = connection.execute(_CONSUMERS, {"super_stream": super_stream}).all()
+        ids = {row.vhost: row.consumer_id for row in rows if row.name == name}
+        if vhost in ids:
+            of_consumer = {"consumer_id": ids[vhost]}
+            connection.execute(LOCK_CONSUMER, of_consumer)
+            holder = connection.scalar(MEMBERS_UP, of_consumer)
+            if holder is not None:
+                raise Conflict(f"{name!r} is not forgotten: its member {holder} is up")
+            return bool(connection.execute(_FORGET_CONSUMER, of_consumer).rowcount)
+    if ids:
+        others = ", ".join(map(repr, ids))
+        raise NotFound(f"no consumer {name!r} of {super_stream!r} is known in virtual host {vhost!r}, but in {others}")
+    return False
+
+
+def _lag(reader: StreamReader, stream: str, position: int) -> int:
+    try:
+        return reader.bounds(stream).lag(position)
+    except StreamNotFound:
+        return 0

@@ -1,0 +1,270 @@
+"""A serial consumer's positions and holds in PostgreSQL. Blocking, thread-safe.
+
+Exactly once rests on one statement: a position moves only where its row still names this member and the version that
+this member wrote last. What an application writes in the same transaction is committed with it, or not at all. Whether
+it was committed, where nobody answered, is told by the token that each try writes, and by nothing else: the row may
+have been changed since, by this very member, too. A member whose lease has run out joins anew, under another name.
+"""
+
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from relatum.contexts._partition_following import Following, Step
+from relatum.contexts._serial_member_store import DRAINED, MemberStore
+from relatum.errors import PartitionLost
+from relatum.reading import Position, position_of
+from relatum.store.database import sql
+from relatum.store.settling import marked
+
+_MINE: Final = """consumer_id = :consumer_id::integer AND partition_id = :partition_id::integer
+        AND holder = :holder::text"""
+
+# Whatever of this member is still on its way is fenced off.
+BEGIN: Final = sql(f"""
+    UPDATE relatum.serial_positions SET version = version + 1
+    WHERE {_MINE}
+    RETURNING position, version, last_offset, last_fingerprint, last_chunk_ms""")
+
+SCANS: Final = sql("""
+    SELECT scan_from FROM relatum.context_moves
+    WHERE source_id = :partition_id::integer AND fence_offset IS NULL
+    UNION ALL
+    SELECT target_scan_from FROM relatum.context_moves
+    WHERE target_id = :partition_id::integer AND marker_offset IS NULL""")
+"""Where to search for fences and markers that are not found yet."""
+
+_RESTART: Final = sql(f"""
+    UPDATE relatum.serial_positions
+    SET position = :position::bigint, version = version + 1, last_offset = NULL, last_fingerprint = NULL,
+        last_chunk_ms = NULL
+    WHERE {_MINE}""")
+"""For a stream that was declared again, or lost its end."""
+
+_DRAIN: Final = sql(f"""
+    UPDATE relatum.serial_positions SET position = {DRAINED}, version = version + 1
+    WHERE {_MINE} AND EXISTS (
+        SELECT FROM relatum.super_stream_partitions s
+        WHERE s.partition_id = serial_positions.partition_id AND s.state = 'retired')""")
+
+ADVANCE: Final = marked(f"""
+        UPDATE relatum.serial_positions
+        SET position = :position::bigint, version = version + 1,
+            last_offset = coalesce(:last_offset::bigint, last_offset),
+            last_fingerprint = CASE WHEN :last_offset::bigint IS NULL THEN last_fingerprint
+                                    ELSE :last_fingerprint::bigint END,
+            last_chunk_ms = CASE WHEN :last_offset::bigint IS NULL THEN last_chunk_ms ELSE :last_chunk_ms::bigint END
+        WHERE {_MINE} AND version = :version::bigint""")
+"""Moves a position; what was read last stays as it is where nothing was read."""
+
+_IN_PARTITION: Final = "consumer_id = :consumer_id::integer AND partition_id = :partition_id::integer"
+_FROM_PARTITION: Final = "consumer_id = :consumer_id::integer AND source_id = :partition_id::integer"
+
+HOLDS_OF: Final = sql(f"""
+    SELECT move_id, marker_offset, cursor, extract(epoch FROM clock_timestamp() - since)::float AS since_s
+    FROM relatum.serial_holds WHERE {_IN_PARTITION}""")
+
+_DROP_HOLDS: Final = sql(f"""
+    DELETE FROM relatum.serial_holds WHERE {_IN_PARTITION} AND marker_offset >= :markers_from::bigint""")
+
+_MOVE_HOLDS_BACK: Final = sql(f"""
+    UPDATE relatum.serial_holds SET cursor = least(cursor, :position::bigint) WHERE {_IN_PARTITION}""")
+
+_FREE_HOLDS: Final = sql(f"""
+    UPDATE relatum.serial_holds SET fence_offset = -1
+    WHERE {_FROM_PARTITION} AND fence_offset >= :fences_from::bigint""")
+
+BEGIN_HOLD: Final = sql("""
+    INSERT INTO relatum.serial_holds (consumer_id, partition_id, move_id, source_id, epoch, marker_offset, cursor,
+        fence_offset)
+    SELECT :consumer_id::integer, :partition_id::integer, :move_id::bigint, source.partition_id, :epoch::bigint,
+        :marker_offset::bigint, :cursor::bigint, :fence_offset::bigint
+    FROM relatum.super_stream_partitions source
+    JOIN relatum.serial_consumers c ON c.super_stream_id = source.super_stream_id
+    WHERE c.consumer_id = :consumer_id::integer AND source.stream = :source::text""")
+
+MOVE_HOLD: Final = sql(f"""
+    UPDATE relatum.serial_holds SET cursor = :cursor::bigint, held = :held::bigint
+    WHERE {_IN_PARTITION} AND move_id = :move_id::bigint""")
+
+END_HOLD: Final = sql(f"DELETE FROM relatum.serial_holds WHERE {_IN_PARTITION} AND move_id = :move_id::bigint")
+
+_IS_COMPLETE: Final = """at_source.position > h.fence_offset AND NOT EXISTS (
+            SELECT FROM relatum.serial_holds before
+            JOIN relatum.moved_contexts waiting_before ON waiting_before.move_id = before.move_id
+            JOIN relatum.moved_contexts waiting ON waiting.name = waiting_before.name
+            WHERE before.consumer_id = h.consumer_id AND before.partition_id = h.source_id
+                AND before.marker_offset < h.fence_offset AND waiting.move_id = h.move_id)"""
+"""Whether a hold has nothing to wait for any more: neither behind its fence, nor in holds of its source before that."""
+
+_AT_SOURCE: Final = """relatum.serial_positions at_source
+        ON at_source.consumer_id = h.consumer_id AND at_source.partition_id = h.source_id"""
+
+COMPLETE_HOLDS: Final = sql(f"""
+    SELECT h.partition_id, h.move_id FROM relatum.serial_holds h JOIN {_AT_SOURCE}
+    WHERE h.consumer_id = :consumer_id::integer AND h.partition_id = ANY (:partition_ids::integer[])
+        AND {_IS_COMPLETE}""")
+
+HOLDS_SHOWN: Final = sql(f"""
+    SELECT h.partition_id, h.move_id, source.stream AS source, h.fence_offset, h.held,
+        extract(epoch FROM clock_timestamp() - h.since)::float AS since_s,
+        coalesce({_IS_COMPLETE}, false) AS is_complete
+    FROM relatum.serial_holds h
+    JOIN relatum.super_stream_partitions source ON source.partition_id = h.source_id
+    LEFT JOIN {_AT_SOURCE}
+    WHERE h.consumer_id = :consumer_id::integer
+    ORDER BY h.partition_id, h.marker_offset""")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What is stored of a partition this member has now."""
+
+    position: int
+    version: int
+    known_by: Position | None
+    """What lay at the last offset read; None where nothing was."""
+    holds: Mapping[int, int]
+    """The cursor of each open hold, by move."""
+    since: Mapping[int, float]
+    """For how long each has been open, seconds."""
+    read_from: int
+    """Where to go on reading: what is held lies before the position."""
+
+
+def lost(stream: str, name: str) -> PartitionLost:
+    """The error of a member that has a partition no more."""
+    return PartitionLost(
+        f"another member of {name!r} has {stream!r} now, or it was opened anew; nothing was written, and what was not "
+        "acknowledged is delivered again",
+        stream=stream,
+    )
+
+
+class ConsumerStore(MemberStore):
+    """The rows of one consumer name, as one member reads and writes them."""
+
+    # --- opening a partition ----------------------------------------------------------------------------------------
+
+    def open(self, partition_id: int) -> Opened | None:
+        """What is stored of a partition; None where it is not this member's."""
+        mine = self._mine(partition_id)
+        with self.database.transaction() as connection:
+            row = connection.execute(BEGIN, mine).one_or_none()
+            if row is None:
+                return None
+            holds = connection.execute(HOLDS_OF, mine).all()
+            scans = connection.scalars(SCANS, {"partition_id": partition_id})
+            read_from = min([row.position, *(hold.marker_offset for hold in holds), *scans])
+        known_by = None
+        if row.last_offset is not None:
+            known_by = Position(row.last_offset, row.last_fingerprint, row.last_chunk_ms)
+        return Opened(
+            row.position,
+            row.version,
+            known_by,
+            {hold.move_id: hold.cursor for hold in holds},
+            {hold.move_id: hold.since_s for hold in holds},
+            read_from,
+        )
+
+    def restart(self, partition_id: int, position: int, *, markers_from: int, fences_from: int) -> None:
+        """Go on from an earlier offset, or in a stream that was declared again.
+
+        Holds that begin at or above `markers_from` are dropped: their markers are gone, or are read again. No hold in
+        another partition waits any more for a fence at or above `fences_from`, which is not there now.
+        """
+        at = {**self._mine(partition_id), "position": position}
+        with self.database.transaction() as connection:
+            if connection.execute(_RESTART, at).rowcount:
+                connection.execute(_DROP_HOLDS, {**at, "markers_from": markers_from})
+                connection.execute(_MOVE_HOLDS_BACK, at)
+                connection.execute(_FREE_HOLDS, {**at, "fences_from": fences_from})
+
+    def drain(self, partition_id: int) -> bool:
+        """Note that a partition's stream is gone, if it was retired: there is nothing left to wait for in it."""
+        mine = self._mine(partition_id)
+        with self.database.transaction() as connection:
+            if not connection.execute(_DRAIN, mine).rowcount:
+                return False
+            connection.execute(_DROP_HOLDS, {**mine, "markers_from": 0})
+            return True
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def commit(self, following: Following, step: Step, token: UUID) -> bool:
+        """Store a step in a transaction of its own; False where the partition is another member's now."""
+        if not (step.begun or step.ended or step.holds):
+            # One statement, one round trip.
+            return bool(self.database.rows(ADVANCE, self._moved(following, step, token), once=True))
+        with self.database.transaction() as connection:
+            return self._write(connection, following, step, token)
+
+    def _write(self, connection: sa.Connection, following: Following, step: Step, token: UUID) -> bool:
+        """Store a step in a transaction; False, and nothing is written, where the partition is another member's."""
+        if connection.execute(ADVANCE, self._moved(following, step, token)).first() is None:
+            return False
+        _write_holds(connection, self._mine(following.partition_id), step)
+        return True
+
+    def _moved(self, following: Following, step: Step, token: UUID) -> dict[str, Any]:
+        """The parameters of `ADVANCE`, which gives a row where it has moved a position."""
+        last = None if step.last is None else position_of(step.last)
+        return {
+            **self._mine(following.partition_id),
+            **self.tokens.of(token),
+            "version": following.version,
+            "position": step.position,
+            "last_offset": None if last is None else last.offset,
+            "last_fingerprint": None if last is None else last.fingerprint,
+            "last_chunk_ms": None if last is None else last.chunk_ms,
+        }
+
+    def came_through(self, token: UUID) -> bool:
+        """Whether a try that nobody answered was committed; asked once."""
+        return self.tokens.came_through(self.database.engine, token)
+
+    @contextmanager
+    def joined(self, following: Following, step: Step, *, stop: threading.Event) -> Iterator[sa.Connection]:
+        """A transaction that an application writes in, and that stores the step at its end; see `Tokens`."""
+
+        def store(connection: sa.Connection, token: UUID) -> None:
+            if not self._write(connection, following, step, token):
+                raise lost(following.stream, self.name)
+
+        what = f" of this batch of {following.stream!r}"
+        with self.tokens.transaction(self.database.engine, store, stop=stop, what=what) as connection:
+            yield connection
+
+    # --- holds --------------------------------------------------------------------------------------------------------
+
+    def complete(self, partition_ids: Collection[int]) -> list[tuple[int, int]]:
+        """The holds in these partitions that have nothing to wait for any more: partition and move of each."""
+        wanted = {**self.me, "partition_ids": list(partition_ids)}
+        return [(row.partition_id, row.move_id) for row in self.database.rows(COMPLETE_HOLDS, wanted)]
+
+
+def _write_holds(connection: sa.Connection, mine: Mapping[str, Any], step: Step) -> None:
+    """Write which holds a step begins, moves and ends."""
+    begun = {hold.move_id for hold in step.begun}
+    for hold in step.begun:
+        new = {
+            **mine,
+            "move_id": hold.move_id,
+            "source": hold.source,
+            "epoch": hold.epoch,
+            "marker_offset": hold.marker_offset,
+            "cursor": hold.marker_offset + 1,
+            "fence_offset": hold.fence_offset,
+        }
+        connection.execute(BEGIN_HOLD, new)
+    for move_id, cursor, held in step.holds:
+        if move_id not in begun:
+            connection.execute(MOVE_HOLD, {**mine, "move_id": move_id, "cursor": cursor, "held": held})
+    for move_id in step.ended:
+        connection.execute(END_HOLD, {**mine, "move_id": move_id})

@@ -1,0 +1,191 @@
+"""The rows of a super stream with placements: made where they are not there, and agreed on where they are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import sqlalchemy as sa
+
+from relatum.checks import checked_name, seconds_text
+from relatum.contexts._placements import PartitionLike, PartitionRow, PartitionState
+from relatum.errors import StreamNotFound, SuperStreamConflict, SuperStreamNotFound
+from relatum.store.database import AnyDatabase, as_engine, sql
+from relatum.store.tables import super_streams
+from relatum.store.translation import translated_errors
+
+USED_EVERY_S: Final = 15.0
+"""Seconds between two times at which a router writes down which sets it used."""
+
+IDLE_S_MIN: Final = 4 * USED_EVERY_S
+"""The shortest time without use after which sets are closed: a router that is late by some rounds loses none."""
+
+FIND_SUPER_STREAM: Final = sql("""
+    SELECT super_stream_id, header, idle_s FROM relatum.super_streams
+    WHERE vhost = :vhost::text AND name = :name::text""")
+
+_ADD_SUPER_STREAM: Final = sql("""
+    INSERT INTO relatum.super_streams (vhost, name, header) VALUES (:vhost::text, :name::text, :header::text)
+    ON CONFLICT DO NOTHING""")
+
+IDLE_S: Final = sql("SELECT idle_s FROM relatum.super_streams WHERE super_stream_id = :super_stream_id::integer")
+
+_SET_IDLE: Final = """
+    UPDATE relatum.super_streams SET idle_s = :idle_s::double precision
+    WHERE super_stream_id = :super_stream_id::integer"""
+
+SET_IDLE: Final = sql(_SET_IDLE)
+_SET_FIRST_IDLE: Final = sql(f"{_SET_IDLE} AND idle_s IS NULL")
+
+GENERATION: Final = sql("""
+    SELECT generation FROM relatum.super_streams WHERE super_stream_id = :super_stream_id::integer""")
+
+RAISE_GENERATION: Final = sql("""
+    UPDATE relatum.super_streams SET generation = generation + 1
+    WHERE super_stream_id = :super_stream_id::integer
+    RETURNING generation""")
+"""Locks the super stream's row until the transaction ends; what changes takes the generation it gives."""
+
+_FORGET_CHANGES: Final = sql("""
+    UPDATE relatum.super_streams SET generation = generation + 1, floor = generation + 1
+    WHERE super_stream_id = :super_stream_id::integer""")
+"""Makes all that is cached count as wrong."""
+
+PARTITIONS: Final = sql("""
+    SELECT partition_id, stream, binding_key, place, state, weight, open_sets
+    FROM relatum.super_stream_partitions
+    WHERE super_stream_id = :super_stream_id::integer
+    ORDER BY place, partition_id""")
+"""The columns of `PartitionRow`, in its order."""
+
+_ADD_PARTITION: Final = sql("""
+    INSERT INTO relatum.super_stream_partitions (super_stream_id, stream, binding_key, place)
+    VALUES (:super_stream_id::integer, :stream::text, :binding_key::text, :place::integer)
+    ON CONFLICT DO NOTHING""")
+
+_CHANGE_PARTITION: Final = sql("""
+    UPDATE relatum.super_stream_partitions SET binding_key = :binding_key::text, place = :place::integer
+    WHERE super_stream_id = :super_stream_id::integer AND stream = :stream::text""")
+
+_SET_WEIGHT: Final = sql("""
+    UPDATE relatum.super_stream_partitions SET weight = :weight::double precision
+    WHERE super_stream_id = :super_stream_id::integer AND stream = :stream::text""")
+
+
+class Opened(NamedTuple):
+    """A super stream's row, and its partitions, retired ones included."""
+
+    super_stream_id: int
+    header: str
+    partitions: list[PartitionRow]
+
+
+def placed_super_streams(database: AnyDatabase, *, vhost: str = "/") -> list[str]:
+    """The super streams over which something is placed, serialization contexts or affinity sets, by name.
+
+    Args:
+        database: PostgreSQL's URL, or a `Database`.
+        vhost: Their virtual host.
+
+    Raises:
+        DatabaseUnavailable: PostgreSQL does not answer.
+    """
+    checked_name("vhost", vhost)
+    with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
+        of_vhost = sa.select(super_streams.c.name).where(super_streams.c.vhost == vhost)
+        return list(connection.scalars(of_vhost.order_by(super_streams.c.name)))
+
+
+def open_super_stream(
+    connection: sa.Connection,
+    whose: tuple[str, str],
+    header: str | None,
+    wanted: list[PartitionLike] | None,
+    idle_s: float | None = None,
+) -> Opened:
+    """Make the rows of a super stream, named by virtual host and name; see `PlacementStore.open`."""
+    vhost, name = whose
+    named = {"vhost": vhost, "name": name}
+    found = connection.execute(FIND_SUPER_STREAM, named).one_or_none()
+    if found is None:
+        if header is None or wanted is None:
+            raise not_found(name)
+        connection.execute(_ADD_SUPER_STREAM, {**named, "header": header})
+        found = connection.execute(FIND_SUPER_STREAM, named).one()
+    if header not in (None, found.header):
+        raise SuperStreamConflict(
+            f"the sets of super stream {name!r} are named by the header {found.header!r}, not by {header!r}",
+            super_stream=name,
+            reason=f"its header is {found.header!r}",
+        )
+    if idle_s is not None:
+        _agree_on_idle(connection, (found.super_stream_id, name), idle_s, stored=found.idle_s)
+    known = partitions_in(connection, found.super_stream_id)
+    if wanted is not None and _synced(connection, found.super_stream_id, known, wanted):
+        known = partitions_in(connection, found.super_stream_id)
+    return Opened(found.super_stream_id, found.header, known)
+
+
+def _agree_on_idle(connection: sa.Connection, whose: tuple[int, str], idle_s: float, *, stored: float | None) -> None:
+    """See that sets are closed after this time, for all; who says so first sets it."""
+    super_stream_id, name = whose
+    if stored is None:
+        connection.execute(_SET_FIRST_IDLE, {"super_stream_id": super_stream_id, "idle_s": float(idle_s)})
+        # Another may have been first, and this one has waited for it.
+        stored = connection.execute(IDLE_S, {"super_stream_id": super_stream_id}).scalar_one()
+    if stored != float(idle_s):
+        raise SuperStreamConflict(
+            f"the sets of super stream {name!r} are closed after {seconds_text(stored)} without use, not after "
+            f"{seconds_text(idle_s)}: it is the same for all routers, and changed by `AffinitySets.set_idle`",
+            super_stream=name,
+            reason=f"its idle_s is {stored:g}",
+        )
+
+
+def set_weights(connection: sa.Connection, super_stream_id: int, name: str, weights: Mapping[str, float]) -> None:
+    """Set the weights of partitions, by stream; locks them in the order of their ids, as everybody does."""
+    ids = {row.stream: row.partition_id for row in partitions_in(connection, super_stream_id)}
+    for stream in sorted(weights, key=lambda stream: ids.get(stream, 0)):
+        if stream not in ids:
+            raise StreamNotFound(f"{stream!r} is no partition of {name!r}", stream=stream)
+        wanted = {"super_stream_id": super_stream_id, "stream": stream, "weight": weights[stream]}
+        connection.execute(_SET_WEIGHT, wanted)
+
+
+def not_found(name: str) -> SuperStreamNotFound:
+    """The error of a super stream of which nothing is stored."""
+    return SuperStreamNotFound(
+        f"nothing is placed in super stream {name!r} yet: a router that opens it makes it known",
+        super_stream=name,
+    )
+
+
+def partitions_in(connection: sa.Connection, super_stream_id: int) -> list[PartitionRow]:
+    """The partitions in the order of their places."""
+    rows = connection.execute(PARTITIONS, {"super_stream_id": super_stream_id}).all()
+    return [partition_of(row) for row in rows]
+
+
+def partition_of(row: Any) -> PartitionRow:
+    """A partition from its row."""
+    return replace(PartitionRow(*row), state=PartitionState(row.state))
+
+
+def _synced(
+    connection: sa.Connection, super_stream_id: int, known: Sequence[PartitionRow], wanted: Sequence[PartitionLike]
+) -> bool:
+    """Add what is new and change what is bound in another way; gives whether anything was."""
+    by_stream = {row.stream: row for row in known}
+    has_changed = False
+    for partition in wanted:
+        row = by_stream.get(partition.stream)
+        new = {"super_stream_id": super_stream_id, "stream": partition.stream}
+        new |= {"binding_key": partition.binding_key, "place": partition.place}
+        if row is None:
+            connection.execute(_ADD_PARTITION, new)
+        elif (row.binding_key, row.place) != (partition.binding_key, partition.place):
+            connection.execute(_FORGET_CHANGES, {"super_stream_id": super_stream_id})
+            connection.execute(_CHANGE_PARTITION, new)
+        else:
+            continue
+        has_changed = True
+    return has_changed

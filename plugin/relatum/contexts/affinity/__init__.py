@@ -1,1 +1,0 @@
-"""Affinity sets: messages that all go where the first of them went."""

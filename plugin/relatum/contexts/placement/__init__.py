@@ -1,1 +1,0 @@
-"""Placements: which partition of a super stream a named set of messages goes to, and who may rely on it how long."""

@@ -1,1 +1,0 @@
-"""Serialization contexts over the partitions of a super stream: placed, moved, and consumed in order."""

@@ -1,1 +1,0 @@
-"""Moving contexts between partitions: what operators call, the steps of a move, and who performs them."""
