@@ -16,7 +16,8 @@ from relatum.reading import BrokerAddress, StreamReader, ends_of_known
 from relatum.recording._compare import Difference, Stored, StreamVerified, compare_coverage, has_right_tail
 from relatum.recording._fill import Filler
 from relatum.recording._prune import BATCH_ROWS, delete_batch
-from relatum.recording._uncover import lock_ranges, move_tail, position_before, uncover
+from relatum.recording._ranges import lock_ranges, position_before, uncover
+from relatum.recording._tails import move_tail
 from relatum.recording._verify import (
     VerifyReport,
     compare_window,

@@ -13,10 +13,9 @@ from relatum.errors import Conflict, RelatumError, StreamNotFound
 from relatum.following import Hole, Replaced, StreamFollower
 from relatum.reading import StreamBounds
 from relatum.recording._broker import OwnBroker, adopt
-from relatum.recording._losing import after_loss, note_missing, pass_hole, pass_over
 from relatum.recording._membership import Found, Membership
-from relatum.recording._opening import Opened, open_streams
 from relatum.recording._stream_recording import LOOK_S, OpenTail, Phase, StreamRecording
+from relatum.recording._tails import Opened, after_loss, note_missing, open_streams, pass_hole, pass_over
 from relatum.store.catalog import StreamRow, ensure_streams, streams_named
 from relatum.store.translation import translated_errors
 from relatum.waiting import QUESTION_S, ComponentLoop, Duty, Outages, Server, backoff, ended, within

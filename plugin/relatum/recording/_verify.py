@@ -41,7 +41,7 @@ from relatum.recording._compare import (
     of_coverage,
     wanted_rows,
 )
-from relatum.recording._uncover import WINDOW_OFFSETS
+from relatum.recording._ranges import WINDOW_OFFSETS
 from relatum.store.catalog import StreamRow, current_stream, streams_named
 from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of
 from relatum.store.database import AnyDatabase, as_engine, at_one_moment, sql
