@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from relatum.recording._prune import PruneReport, prune
     from relatum.recording._publishers_keys import KeyWatcher
     from relatum.recording._ranges import Segment
-    from relatum.recording._recorder import Recorder
+    from relatum.recording._recorder import Recorder, set_record_time
     from relatum.recording._repair import repair
     from relatum.recording._statistics import RecordedStream, RecorderStatistics
     from relatum.recording._status import StreamEvent, StreamStatus, recorded_status, status
     from relatum.recording._tails import is_same
-    from relatum.recording._times import set_record_time
     from relatum.recording._verify import VerifyReport, verify
 
 __all__ = [
@@ -83,12 +82,11 @@ _HOMES = {
         "_prune": "PruneReport prune",
         "_publishers_keys": "KeyWatcher",
         "_ranges": "Segment",
-        "_recorder": "Recorder",
+        "_recorder": "Recorder set_record_time",
         "_repair": "repair",
         "_statistics": "RecordedStream RecorderStatistics",
         "_tails": "is_same",
         "_status": "StreamEvent StreamStatus recorded_status status",
-        "_times": "set_record_time",
         "_verify": "VerifyReport verify",
     }.items()
     for name in names.split()
