@@ -13,7 +13,7 @@ from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, r
 from relatum.reading import ReaderStatistics
 
 
-@reported("look-ups")
+@reported()
 @dataclass(frozen=True, slots=True)
 class LookupStatistics(ReaderStatistics):
     """The connections of look-ups to the broker, and what was asked.

@@ -265,14 +265,14 @@ def test_a_connection_may_be_dropped_while_a_lock_is_held(place: Place) -> None:
     program = """
 import gc, sys
 import pika, relatum
-from relatum.metrics import _reporting
+from relatum import metrics
 
 amqp_url, stream_url, database_url, stream = sys.argv[1:]
 connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
 relatum.intercept(connection, database=database_url, stream_url=stream_url)
 relatum.publish(connection.channel(), "", stream, b"").wait()
 connection.close()
-with _reporting._registry._lock:
+with metrics._registry._lock:
     del connection
     gc.collect()
 print("dropped")

@@ -15,7 +15,7 @@ from relatum.recording._batch import Batch as Batch
 from relatum.recording._commit import Share as Share
 from relatum.recording._commit import add_checkpoints as add_checkpoints
 from relatum.recording._commit import commit_shares as commit_shares
-from relatum.recording._opening import open_streams as open_streams
+from relatum.recording._tails import open_streams as open_streams
 from relatum.recording._time_blocks import TimeBlock as TimeBlock
 from relatum.recording._time_blocks import time_blocks as time_blocks
 from relatum.recording._time_blocks import width_class as width_class

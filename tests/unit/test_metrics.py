@@ -39,7 +39,7 @@ class PartStatistics:
     taken: Annotated[Mapping[str, int], Counter("relatum_tried_taken_total", "Taken", by="reason")]
 
 
-@metrics.reported("thing", "name")
+@metrics.reported("name")
 @dataclass(frozen=True, slots=True)
 class ThingStatistics:
     """What is told of a thing."""
@@ -350,7 +350,7 @@ def test_what_comes_later_is_collected(readers: list[InMemoryMetricReader]) -> N
     """Of rooms imported after the call, and also where who reports holds the lock by which it answers."""
     reader = readers[0]
 
-    @metrics.reported("late thing")
+    @metrics.reported()
     @dataclass(frozen=True, slots=True)
     class LateStatistics:
         done: Annotated[int, Counter("relatum_tried_late_total", "Done")]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from relatum.recording import coverage_bar as bar
 from relatum_consumer.web.bodies import HEX_BYTES_MAX, hex_lines, image_type, kind_of, preview, text_of, tree
+from relatum_consumer.web.coverage_bar import coverage_bar as bar
 from relatum_consumer.web.rates import Rates
 from relatum_consumer.web.rendering import csv_text, visible
 from relatum_consumer.web.timeline import LANES_MAX, LINES_MAX, branches, span_text, timeline

@@ -28,7 +28,7 @@ from relatum_consumer.expectations._missing import expectation_named, streams_of
 from relatum_consumer.lookups import Catalog, span_of
 
 
-@reported("expectation", "expectation")
+@reported("expectation")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectationStatistics:
     """What one follower has counted.

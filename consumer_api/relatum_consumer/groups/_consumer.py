@@ -146,7 +146,7 @@ class SharedGroupsCounts:
     given_up: int = 0
 
 
-@reported("group consumer", "consumer")
+@reported("consumer")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedGroupsStatistics:
     """What one member has counted.

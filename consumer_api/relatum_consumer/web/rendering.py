@@ -20,7 +20,8 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from relatum.checks import size_text
-from relatum.recording import CoveragePiece, StreamStatus, coverage_bar
+from relatum.recording import StreamStatus
+from relatum_consumer.web.coverage_bar import CoveragePiece, coverage_bar
 from relatum_consumer.web.links import FOR_PROGRAMS, Links
 from relatum_consumer.web.problems import Problem
 from relatum_consumer.web.timeline import LETTERS, Drawing, span_text

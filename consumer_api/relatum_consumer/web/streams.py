@@ -6,7 +6,8 @@ from datetime import datetime
 from typing import Annotated
 
 from relatum.errors import StreamNotFound
-from relatum.recording import RecorderMember, StreamStatus, coverage_bar
+from relatum.recording import RecorderMember, StreamStatus
+from relatum_consumer.web.coverage_bar import coverage_bar
 from relatum_consumer.web.cursors import page_of_list
 from relatum_consumer.web.endpoint import Known, endpoint
 from relatum_consumer.web.parameters import Nothing, Parameter

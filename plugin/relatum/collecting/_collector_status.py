@@ -342,7 +342,7 @@ class TypeStatistics:
     ]
 
 
-@reported("collector", "collector")
+@reported("collector")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorStatistics:
     """What one member of a collector has counted, and what it holds.

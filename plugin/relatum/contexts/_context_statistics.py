@@ -6,7 +6,7 @@ from typing import Annotated
 from relatum.metrics import Counter, Distribution, Gauge, Observed, reported
 
 
-@reported("router", "super_stream", "kind")
+@reported("super_stream", "kind")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterStatistics:
     """What a router has counted, and what it remembers.
@@ -36,7 +36,7 @@ class RouterStatistics:
     ]
 
 
-@reported("serial consumer", "super_stream", "consumer")
+@reported("super_stream", "consumer")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SerialStatistics:
     """What one member of a serial consumer has counted, and what it has.

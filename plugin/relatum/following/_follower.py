@@ -32,7 +32,7 @@ HELPERS_MAX: Final = 3
 _Answer = TypeVar("_Answer")
 
 
-@reported("follower")
+@reported()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerStatistics:
     """How a follower stands, and what it has given."""

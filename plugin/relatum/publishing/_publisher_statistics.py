@@ -16,7 +16,7 @@ _REASONS: Final[tuple[tuple[type[PublishError], str], ...]] = (
 )
 
 
-@reported("publisher", "client")
+@reported("client")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherStatistics:
     """What an intercepted connection has counted.

@@ -56,7 +56,7 @@ class Use(Enum):
     """Following a stream: it lasts until its caller ends it, so it takes no turn. There are as many as are followed."""
 
 
-@reported("reader")
+@reported()
 @dataclass(frozen=True, slots=True)
 class ReaderStatistics:
     """The connections of a reader to the broker, of all its nodes.

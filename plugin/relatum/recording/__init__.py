@@ -7,12 +7,10 @@ from relatum.faces import imported_later
 if TYPE_CHECKING:
     from relatum.recording._backfill import BackfillProgress, BackfillReport, Plan, backfill, edges_of, plan_backfill
     from relatum.recording._compare import Difference, StreamVerified
-    from relatum.recording._coverage_bar import CoveragePiece, PieceKind, coverage_bar
     from relatum.recording._embedded import EmbeddedRecorder
     from relatum.recording._extract import Extractor
     from relatum.recording._fill import Filler, Pace
     from relatum.recording._forget import ForgottenStream, check_free, forget, forget_origin
-    from relatum.recording._losing import is_same
     from relatum.recording._overview import (
         KeySize,
         RecordedEnd,
@@ -24,17 +22,16 @@ if TYPE_CHECKING:
     from relatum.recording._prune import PruneReport, prune
     from relatum.recording._publishers_keys import KeyWatcher
     from relatum.recording._ranges import Segment
-    from relatum.recording._recorder import Recorder
+    from relatum.recording._recorder import Recorder, set_record_time
     from relatum.recording._repair import repair
     from relatum.recording._statistics import RecordedStream, RecorderStatistics
     from relatum.recording._status import StreamEvent, StreamStatus, recorded_status, status
-    from relatum.recording._times import set_record_time
+    from relatum.recording._tails import is_same
     from relatum.recording._verify import VerifyReport, meant_streams, verify
 
 __all__ = [
     "BackfillProgress",
     "BackfillReport",
-    "CoveragePiece",
     "Difference",
     "EmbeddedRecorder",
     "Extractor",
@@ -43,7 +40,6 @@ __all__ = [
     "KeySize",
     "KeyWatcher",
     "Pace",
-    "PieceKind",
     "Plan",
     "PruneReport",
     "RecordedEnd",
@@ -58,7 +54,6 @@ __all__ = [
     "VerifyReport",
     "backfill",
     "check_free",
-    "coverage_bar",
     "edges_of",
     "forget",
     "forget_origin",
@@ -81,21 +76,19 @@ _HOMES = {
     for module, names in {
         "_backfill": "BackfillProgress BackfillReport Plan backfill edges_of plan_backfill",
         "_compare": "Difference StreamVerified",
-        "_coverage_bar": "CoveragePiece PieceKind coverage_bar",
         "_embedded": "EmbeddedRecorder",
         "_extract": "Extractor",
         "_fill": "Filler Pace",
         "_forget": "ForgottenStream check_free forget forget_origin",
-        "_losing": "is_same",
         "_overview": "KeySize RecordedEnd RecorderMember key_sizes recorded_ends recorder_list",
         "_prune": "PruneReport prune",
         "_publishers_keys": "KeyWatcher",
         "_ranges": "Segment",
-        "_recorder": "Recorder",
+        "_recorder": "Recorder set_record_time",
         "_repair": "repair",
         "_statistics": "RecordedStream RecorderStatistics",
+        "_tails": "is_same",
         "_status": "StreamEvent StreamStatus recorded_status status",
-        "_times": "set_record_time",
         "_verify": "VerifyReport meant_streams verify",
     }.items()
     for name in names.split()

@@ -18,8 +18,8 @@ from relatum.reading import Message, TimeSource
 from relatum.recording._time_blocks import width_class
 from relatum.store.catalog import key_definitions
 from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of, covered, merged, missing, proven
-from relatum.store.parts import may_hold_offsets
-from relatum.store.tables import keys, relationships, time_blocks
+from relatum.store.database import sql
+from relatum.store.parts import part_may_hold_offsets
 
 DIFFERENCES_MAX: Final = 1_000
 """Differences listed for one stream; more are counted, and mended as well."""
@@ -112,30 +112,34 @@ class Block(NamedTuple):
     width_class: int
 
 
-_ROW: Final = [relationships.c[name] for name in ("stream_offset", "key_id", "value", "time_us")]
-_BLOCK: Final = [time_blocks.c[name] for name in ("first_offset", "last_offset", "min_us", "max_us", "width_class")]
+# Rows that are there more than once are counted here: however often, they take the memory of one.
+_ROWS_OF: Final = sql(f"""
+    SELECT stream_offset, key_id, value, time_us, count(*) FROM relatum.relationships r
+    WHERE stream_id = :stream_id::integer AND stream_offset >= :start::bigint AND stream_offset < :stop::bigint
+        AND {part_may_hold_offsets("r", ":stream_id::integer", ":start::bigint", ":stop::bigint")}
+    GROUP BY stream_offset, key_id, value, time_us""")
+
+_BLOCKS_OF: Final = sql("""
+    SELECT first_offset, last_offset, min_us, max_us, width_class FROM relatum.time_blocks
+    WHERE stream_id = :stream_id::integer AND first_offset < :stop::bigint AND last_offset >= :start::bigint""")
+
+_REMOVED: Final = sql("SELECT key_id FROM relatum.keys WHERE removed_at IS NOT NULL")
 
 
 class Stored:
     """What the table holds of a window, and by the coverage and the definitions in force should hold.
 
-    The transaction it is read in is one snapshot, or holds the stream's locks. Rows that are there more than once are
-    counted by PostgreSQL: however often, they take the memory of one.
+    The transaction it is read in is one snapshot, or holds the stream's locks.
     """
 
     def __init__(self, connection: sa.Connection, stream_id: int, window: Range) -> None:
-        self.window = start, end = window
-        offset, blocks = relationships.c.stream_offset, time_blocks.c
-        of_window = (relationships.c.stream_id == stream_id) & (offset >= start) & (offset < end)
-        of_window &= may_hold_offsets(stream_id, start, end)
-        rows = connection.execute(sa.select(*_ROW, sa.func.count()).where(of_window).group_by(*_ROW))
-        self.rows = [(Row(*row[:4]), int(row[4])) for row in rows]
-        lying = (blocks.stream_id == stream_id) & (blocks.first_offset < end) & (blocks.last_offset >= start)
-        self.blocks = [Block(*block) for block in connection.execute(sa.select(*_BLOCK).where(lying))]
+        self.window = window
+        wanted = {"stream_id": stream_id, "start": window[0], "stop": window[1]}
+        self.rows = [(Row(*row), int(count)) for *row, count in connection.execute(_ROWS_OF, wanted)]
+        self.blocks = [Block(*block) for block in connection.execute(_BLOCKS_OF, wanted)]
         self.covering = coverage_of(connection, [stream_id])
         self.definitions = {definition.key_id: definition for definition in key_definitions(connection)}
-        removed = sa.select(keys.c.key_id).where(keys.c.removed_at.is_not(None))
-        self.removed_key_ids = frozenset(connection.execute(removed).scalars())
+        self.removed_key_ids = frozenset(connection.scalars(_REMOVED))
         key_ids = [*self.definitions, TIME]
         self._gaps = {key_id: missing(window, covered(self.covering, key_id)) for key_id in key_ids}
         self._unproven = {key_id: missing(window, proven(self.covering, key_id)) for key_id in key_ids}

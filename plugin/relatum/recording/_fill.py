@@ -19,9 +19,8 @@ from relatum.reading import RecordBatch, StreamBounds, StreamReader, ends_of_kno
 from relatum.recording._batch import Batch, readable
 from relatum.recording._commit import recording, write_rows
 from relatum.recording._extract import Extractor
-from relatum.recording._losing import is_same, note
-from relatum.recording._ranges import Segment, unrecorded
-from relatum.recording._uncover import WINDOW_OFFSETS, lock_ranges, uncover, widened
+from relatum.recording._ranges import WINDOW_OFFSETS, Segment, lock_ranges, uncover, unrecorded, widened
+from relatum.recording._tails import is_same, note
 from relatum.store.catalog import StreamRow, key_definitions, lock_stream
 from relatum.store.coverage import (
     TIME,

@@ -19,7 +19,6 @@ from relatum.recording._prune import BATCH_ROWS, DERIVED, finish_forgotten
 from relatum.store.catalog import FORGOTTEN, StreamRow
 from relatum.store.database import AnyDatabase, as_engine, sql
 from relatum.store.members import RECORDERS, holders_of
-from relatum.store.tables import coverage, relationships, streams
 from relatum.store.translation import translated_errors
 
 _NEEDING: Final = sql("""
@@ -58,7 +57,25 @@ def reason_of(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | Non
     return connection.execute(_NEEDING, asked).scalar()
 
 
-_ROWS: Final = [streams.c[name] for name in StreamRow.__dataclass_fields__]
+_GENERATIONS: Final = sql(f"""
+    SELECT {", ".join(StreamRow.__dataclass_fields__)} FROM relatum.streams
+    WHERE vhost = :vhost::text ORDER BY stream_id""")
+
+_OF_NAMES: Final = "vhost = :vhost::text AND name = ANY (:names::text[])"
+
+_DISOWN: Final = sql(f"UPDATE relatum.streams SET broker_id = NULL WHERE {_OF_NAMES}")
+
+# Recorders pass over a row that is locked; back-fills and repairs wait, and find it forgotten.
+_LOCK: Final = sql(f"SELECT FROM relatum.streams WHERE {_OF_NAMES} ORDER BY stream_id FOR UPDATE")
+
+_RETIRE: Final = sql(f"""
+    UPDATE relatum.streams
+    SET state = :state::text, replaced_at = coalesce(replaced_at, now()), lease_holder = NULL WHERE {_OF_NAMES}""")
+
+_COUNTS: Final = {
+    table: sql(f"SELECT count(*) FROM relatum.{table} WHERE stream_id = ANY (:ids::integer[])")
+    for table in (*DERIVED, "coverage")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +145,7 @@ def forget(
                 if progress is not None:
                     progress(each)
 
-            finish_forgotten(engine, tell, batch_rows, *_named(vhost, each.stream))
+            finish_forgotten(engine, tell, batch_rows, vhost, each.stream)
         return done
 
 
@@ -153,18 +170,13 @@ def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "
     checked_name("vhost", vhost)
     with as_engine(database) as engine, translated_errors(), engine.begin() as connection:
         found = list(_generations(connection, vhost, names))
-        connection.execute(sa.update(streams).where(*_named(vhost, *found)).values(broker_id=None))
+        connection.execute(_DISOWN, {"vhost": vhost, "names": found})
         return found
-
-
-def _named(vhost: str, *names: str) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
-    return streams.c.vhost == vhost, streams.c.name.in_(names)
 
 
 def _generations(connection: sa.Connection, vhost: str, names: Sequence[str]) -> dict[str, list[StreamRow]]:
     """All generations of the streams that are meant, by name, oldest first."""
-    everything = sa.select(*_ROWS).where(streams.c.vhost == vhost).order_by(streams.c.stream_id)
-    rows = [StreamRow(**row._mapping) for row in connection.execute(everything)]
+    rows = [StreamRow(**row._mapping) for row in connection.execute(_GENERATIONS, {"vhost": vhost})]
     # All generations of a name are one stream, whatever super stream each was a partition of.
     chosen = {row.name for row in rows if row.name in names or row.super_stream in names}
     for name in names:
@@ -186,21 +198,17 @@ def _counted(
 ) -> ForgottenStream:
     ids = [row.stream_id for row in rows]
     found = ForgottenStream(name, rows[-1].super_stream, needed=reason_of(connection, rows))
-    found.rows[relationships.name] = sum(counts.get(stream_id, 0) for stream_id in ids)
-    for table in (*DERIVED, coverage):
-        query = sa.select(sa.func.count()).select_from(table).where(table.c.stream_id.in_(ids))
-        found.rows[table.name] = connection.execute(query).scalar_one()
-    found.rows[streams.name] = len(ids)
+    found.rows["relationships"] = sum(counts.get(stream_id, 0) for stream_id in ids)
+    for table, query in _COUNTS.items():
+        found.rows[table] = connection.execute(query, {"ids": ids}).scalar_one()
+    found.rows["streams"] = len(ids)
     return found
 
 
 def _retire(connection: sa.Connection, vhost: str, names: Sequence[str]) -> None:
     """Take streams out of force, all at once: no look-up by a super stream's name answers from a part of it."""
-    these = _named(vhost, *names)
-    # Recorders pass over a row that is locked; back-fills and repairs wait, and find it forgotten.
-    connection.execute(sa.select(streams.c.stream_id).where(*these).order_by(streams.c.stream_id).with_for_update())
+    these = {"vhost": vhost, "names": names, "state": FORGOTTEN}
+    connection.execute(_LOCK, these)
     for name, rows in _generations(connection, vhost, names).items():
         check_free(name, reason_of(connection, rows))
-    replaced_at = sa.func.coalesce(streams.c.replaced_at, sa.func.now())
-    retired = sa.update(streams).where(*these).values(state=FORGOTTEN, replaced_at=replaced_at, lease_holder=None)
-    connection.execute(retired)
+    connection.execute(_RETIRE, these)

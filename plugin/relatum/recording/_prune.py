@@ -6,7 +6,6 @@ Many rows are deleted in bounded transactions, so that nobody waits long for a l
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -16,48 +15,102 @@ from relatum.errors import RelatumError, StreamNotFound
 from relatum.membership import GROUP_KEY, value_bounds
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error
 from relatum.store.catalog import FORGOTTEN, StreamRow, check_recorded, streams_named
-from relatum.store.coverage import Range, coverage_of
+from relatum.store.coverage import coverage_of
 from relatum.store.database import AnyDatabase, as_engine, sql
 from relatum.store.parts import drop_parts, retain_from
-from relatum.store.tables import (
-    checkpoints,
-    coverage,
-    events,
-    group_scans,
-    group_states,
-    keys,
-    receipts,
-    relationships,
-    skips,
-    streams,
-    time_blocks,
-)
 from relatum.store.translation import translated_errors
 
 BATCH_ROWS: Final = 10_000
 """Rows deleted in one transaction: a fraction of a second."""
 
-
-def delete_batch(engine: sa.Engine, table: sa.Table, gone: sa.ColumnElement[bool], batch_rows: int) -> int:
-    """Delete a bounded number of rows. They are named by their places, since no table needs a key of its own."""
-    place: sa.ColumnElement[Any] = sa.literal_column("ctid")
-    chosen = sa.select(place).select_from(table).where(gone).limit(batch_rows)
-    # Asked again of the row itself: a range of the coverage may have grown since it was chosen.
-    statement = sa.delete(table).where(place == sa.any_(sa.func.array(chosen.scalar_subquery())), gone)
-    with translated_errors(), engine.begin() as connection:
-        return connection.execute(statement).rowcount
-
+DERIVED: Final = ("time_blocks", "checkpoints", "receipts", "skips", "events", "group_scans")
+"""The tables that are derived from streams, but for the largest and the coverage."""
 
 Listener = Callable[[str, int], None]
 """Called with a table, and how many of its rows a transaction deleted."""
+
+
+def delete_batch(engine: sa.Engine, table: str, gone: str, batch_rows: int = BATCH_ROWS, **values: Any) -> int:
+    """Delete a bounded number of rows, and return how many; `gone` is a condition, `values` are its parameters."""
+    # Rows are named by their places, since no table needs a key of its own. The condition is asked again of the row
+    # itself: a range of the coverage may have grown since it was chosen.
+    chosen = f"SELECT ctid FROM relatum.{table} WHERE {gone} LIMIT :batch_rows::integer"
+    statement = sql(f"DELETE FROM relatum.{table} WHERE ctid = ANY (ARRAY ({chosen})) AND ({gone})")
+    with translated_errors(), engine.begin() as connection:
+        return connection.execute(statement, {**values, "batch_rows": batch_rows}).rowcount
+
+
+def delete_all(
+    engine: sa.Engine, table: str, gone: str, tell: Listener, batch_rows: int = BATCH_ROWS, **values: Any
+) -> None:
+    """Delete all such rows of a table, batch by batch."""
+    while deleted := delete_batch(engine, table, gone, batch_rows, **values):
+        tell(table, deleted)
+
+
+# --- of messages that retention has dropped ---------------------------------------------------------------------------
+
+_OF_STREAM: Final = "stream_id = :stream_id::integer"
+
+_EXPIRED: Final = (
+    ("relationships", f"{_OF_STREAM} AND stream_offset < :first::bigint"),
+    ("time_blocks", f"{_OF_STREAM} AND last_offset < :first::bigint"),
+    ("checkpoints", f"{_OF_STREAM} AND last_offset < :first::bigint"),
+    ("receipts", f"{_OF_STREAM} AND stream_offset < :first::bigint"),
+    ("coverage", f"{_OF_STREAM} AND to_offset <= :first::bigint AND NOT is_tail"),
+)
+
+_IS_LATE: Final = "recorded_at < now() - interval '1 hour'"
+"""Receipts are kept for an hour."""
+
+
+def prune_expired(
+    engine: sa.Engine,
+    stream: StreamRow,
+    first: int,
+    batch_rows: int = BATCH_ROWS,
+    *,
+    parts: Sequence[int] | None = None,
+) -> int:
+    """Delete one batch of rows below the first retained offset; 0 where there are none left.
+
+    `parts`: Of `relationships` only in these; None: in all.
+    """
+    for table, gone in _EXPIRED:
+        values: dict[str, Any] = {"stream_id": stream.stream_id, "first": first}
+        if table == "relationships" and parts is not None:
+            gone, values["parts"] = f"{gone} AND part = ANY (:parts::integer[])", list(parts)
+        if deleted := delete_batch(engine, table, gone, batch_rows, **values):
+            return deleted
+    return 0
+
+
+def prune_receipts(engine: sa.Engine) -> int:
+    """Delete one batch of receipts that are too old for anybody to wait for them."""
+    return delete_batch(engine, "receipts", _IS_LATE)
+
+
+# --- of streams that are not in force ---------------------------------------------------------------------------------
 
 _SPANS: Final = sql("""
     SELECT stream_id, min(from_offset), max(to_offset) FROM relatum.coverage
     WHERE stream_id = ANY (:ids::integer[]) GROUP BY stream_id""")
 
+_REPLACED: Final = sql("SELECT stream_id FROM relatum.streams WHERE replaced_at IS NOT NULL ORDER BY stream_id")
+
+_FORGOTTEN: Final = sql("""
+    SELECT stream_id FROM relatum.streams
+    WHERE state = :state::text AND (:name::text IS NULL OR vhost = :vhost::text AND name = :name::text)
+    ORDER BY stream_id""")
+
+_DELETE_FORGOTTEN: Final = sql("""
+    DELETE FROM relatum.streams s WHERE stream_id = ANY (:ids::integer[]) AND state = :state::text
+        AND NOT EXISTS (SELECT FROM relatum.group_states g WHERE g.stream_id = s.stream_id)""")
+"""A group that has messages in other streams may have begun here: this one row is left to say where."""
+
 
 def _delete_streams(
-    engine: sa.Engine, ids: Sequence[int], tables: Sequence[sa.Table], tell: Listener, batch_rows: int
+    engine: sa.Engine, ids: Sequence[int], tables: Sequence[str], tell: Listener, batch_rows: int
 ) -> None:
     """Delete what the table, the coverage and some smaller tables have of streams that are not in force any more."""
     if not ids:
@@ -65,30 +118,26 @@ def _delete_streams(
     with translated_errors(), engine.begin() as connection:
         spans = connection.execute(_SPANS, {"ids": ids}).all()
     for stream_id, start, stop in spans:
-        _delete_span(engine, stream_id, (start, stop), tell, batch_rows)
+        _delete_span(engine, stream_id, start, stop, tell, batch_rows)
     # Once the coverage is gone, a recorder that was stopped for longer than its lease cannot commit. What it did commit
     # meanwhile is deleted behind it.
-    theirs = sa.any_(sa.literal(ids, sa.ARRAY(sa.Integer)))
-    for table in (*tables, coverage, *tables, relationships):
-        while deleted := delete_batch(engine, table, table.c.stream_id == theirs, batch_rows):
-            tell(table.name, deleted)
+    for table in (*tables, "coverage", *tables, "relationships"):
+        delete_all(engine, table, "stream_id = ANY (:ids::integer[])", tell, batch_rows, ids=ids)
 
 
-def _delete_span(engine: sa.Engine, stream_id: int, span: Range, tell: Listener, batch_rows: int) -> None:
+def _delete_span(engine: sa.Engine, stream_id: int, start: int, stop: int, tell: Listener, batch_rows: int) -> None:
     """Delete a stream's rows from one offset up to before another, window by window.
 
     An index by blocks would show the same pages for each batch, those that were emptied before among them: a window
     shows each page about once. Windows grow where little lies and shrink where much does.
     """
-    offset: sa.Column[int] = relationships.c.stream_offset
-    start, stop = span
+    among = f"{_OF_STREAM} AND stream_offset >= :start::bigint AND stream_offset < :end::bigint"
     width = batch_rows
     while start < stop:
         end = min(stop, start + width)
-        lies_there = (relationships.c.stream_id == stream_id) & (offset >= start) & (offset < end)
-        deleted = delete_batch(engine, relationships, lies_there, batch_rows)
+        deleted = delete_batch(engine, "relationships", among, batch_rows, stream_id=stream_id, start=start, end=end)
         if deleted:
-            tell(relationships.name, deleted)
+            tell("relationships", deleted)
         if deleted >= batch_rows:
             width = max(1, width // 2)  # There may be more in this window.
             continue
@@ -96,6 +145,27 @@ def _delete_span(engine: sa.Engine, stream_id: int, span: Range, tell: Listener,
         if deleted < batch_rows // 4:
             width *= 2
 
+
+def finish_forgotten(
+    engine: sa.Engine, tell: Listener, batch_rows: int, vhost: str | None = None, name: str | None = None
+) -> None:
+    """Delete what is left of streams that were forgotten, or of those of a name, in bounded transactions."""
+    with translated_errors(), engine.begin() as connection:
+        wanted = {"state": FORGOTTEN, "vhost": vhost, "name": name}
+        ids = list(connection.scalars(_FORGOTTEN, wanted))
+    if not ids:
+        return
+    _delete_streams(engine, ids, DERIVED, tell, batch_rows)
+    # After the rows, which say of which groups there still is a message.
+    for deleted in prune_groups(engine, {}, replaced=True, batch_rows=batch_rows):
+        if deleted:
+            tell("group_states", deleted)
+    with translated_errors(), engine.begin() as connection:
+        if deleted := connection.execute(_DELETE_FORGOTTEN, {"ids": ids, "state": FORGOTTEN}).rowcount:
+            tell("streams", deleted)
+
+
+# --- groups of which no message is left -------------------------------------------------------------------------------
 
 _IS_FINAL: Final = "g.state IN ('open', 'done', 'dead')"
 """A group that is ready or claimed stays: whoever gets it learns that its messages are gone."""
@@ -156,8 +226,7 @@ def prune_groups(engine: sa.Engine, floors: Mapping[int, int], *, replaced: bool
         yield deleted
 
 
-RECEIPTS_S: Final = 3600
-"""Seconds a receipt is kept."""
+# --- all of it --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -183,7 +252,6 @@ def prune(
     *,
     stream_url: str | None = None,
     batch_rows: int = BATCH_ROWS,
-    progress: Callable[[PruneReport], None] | None = None,
 ) -> PruneReport:
     """Delete rows of messages that are gone, in bounded transactions. Look-ups are right before, during and after.
 
@@ -193,7 +261,6 @@ def prune(
         names: Streams and super streams; None: all that are recorded, and what belongs to none in force.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         batch_rows: Rows deleted in one transaction at most.
-        progress: Called after each transaction.
 
     Returns:
         What was deleted. A stream that cannot be read stops no other; the report names it.
@@ -208,13 +275,8 @@ def prune(
     address = BrokerAddress.of(broker, stream_url)
     report = PruneReport()
 
-    def tell(stream: str, rows: int) -> None:
-        report.rows[stream] += rows
-        if progress is not None:
-            progress(report)
-
     def of_none(_table: str, rows: int) -> None:
-        tell("", rows)
+        report.rows[""] += rows
 
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         with translated_errors(), engine.begin() as connection:
@@ -224,27 +286,31 @@ def prune(
             recorded = {
                 row.stream_id for row in coverage_of(connection, [each.stream_id for each in known]) if row.position
             }
-            known = [stream for stream in known if stream.stream_id in recorded]
-        found = {stream: _first_retained(reader, stream.name, report) for stream in known}
+        found = {each: _first_retained(reader, each.name, report) for each in known if each.stream_id in recorded}
         floors = {stream.stream_id: first for stream, first in found.items() if first is not None}
         with translated_errors(), engine.begin() as connection:
             retain_from(connection, floors)
         # Whole parts first: what is left of closed ones then lies beside rows of messages that are retained.
-        names_of = {stream.stream_id: stream.name for stream in known}
+        names_of = {stream.stream_id: stream.name for stream in found}
         for stream_id, rows in drop_parts(engine).items():
-            tell(names_of.get(stream_id, ""), rows)
+            report.rows[names_of.get(stream_id, "")] += rows
         for stream, first in found.items():
             while first is not None and (deleted := prune_expired(engine, stream, first, batch_rows)):
-                tell(stream.name, deleted)
+                report.rows[stream.name] += deleted
         if names is None:
-            _prune_what_is_over(engine, of_none, batch_rows)
+            with translated_errors(), engine.begin() as connection:
+                replaced = list(connection.scalars(_REPLACED))
+            _delete_streams(engine, replaced, ("time_blocks", "checkpoints"), of_none, batch_rows)
+            removed = "key_id IN (SELECT key_id FROM relatum.keys WHERE removed_at IS NOT NULL)"
+            delete_all(engine, "relationships", removed, of_none, batch_rows)
+            delete_all(engine, "receipts", _IS_LATE, of_none, batch_rows)
         # After the rows, which say of which groups there still is a message.
         for deleted in prune_groups(engine, floors, replaced=names is None, batch_rows=batch_rows):
-            if deleted:
-                of_none(group_states.name, deleted)
+            report.rows[""] += deleted
         if names is None:
             # What a `forget` that was killed has left.
             finish_forgotten(engine, of_none, batch_rows)
+    report.rows = +report.rows
     return report
 
 
@@ -257,76 +323,3 @@ def _first_retained(reader: StreamReader, stream: str, report: PruneReport) -> i
     if not isinstance(found, StreamNotFound):
         report.failed[stream] = found
     return None
-
-
-def prune_expired(
-    engine: sa.Engine,
-    stream: StreamRow,
-    first: int,
-    batch_rows: int = BATCH_ROWS,
-    *,
-    parts: Sequence[int] | None = None,
-) -> int:
-    """Delete one batch of rows below the first retained offset; 0 where there are none left.
-
-    `parts`: Of `relationships` only in these; None: in all.
-    """
-    of_parts = sa.true() if parts is None else relationships.c.part.in_(parts)
-    for table, gone in (
-        (relationships, (relationships.c.stream_offset < first) & of_parts),
-        (time_blocks, time_blocks.c.last_offset < first),
-        (checkpoints, checkpoints.c.last_offset < first),
-        (receipts, receipts.c.stream_offset < first),
-        (coverage, (coverage.c.to_offset <= first) & ~coverage.c.is_tail),
-    ):
-        if deleted := delete_batch(engine, table, (table.c.stream_id == stream.stream_id) & gone, batch_rows):
-            return deleted
-    return 0
-
-
-def _prune_what_is_over(engine: sa.Engine, tell: Listener, batch_rows: int) -> None:
-    """Delete what belongs to replaced streams and removed keys, and receipts nobody asks for any more."""
-    replaced = _ids_of(engine, streams.c.replaced_at.is_not(None))
-    _delete_streams(engine, replaced, (time_blocks, checkpoints), tell, batch_rows)
-    removed = sa.select(keys.c.key_id).where(keys.c.removed_at.is_not(None))
-    for table, is_over in ((relationships, relationships.c.key_id.in_(removed)), (receipts, _is_late())):
-        while deleted := delete_batch(engine, table, is_over, batch_rows):
-            tell(table.name, deleted)
-
-
-def _ids_of(engine: sa.Engine, *conditions: sa.ColumnElement[bool]) -> list[int]:
-    with translated_errors(), engine.begin() as connection:
-        return list(connection.scalars(sa.select(streams.c.stream_id).where(*conditions).order_by(streams.c.stream_id)))
-
-
-def prune_receipts(engine: sa.Engine) -> int:
-    """Delete one batch of receipts that are too old for anybody to wait for them."""
-    return delete_batch(engine, receipts, _is_late(), BATCH_ROWS)
-
-
-def _is_late() -> sa.ColumnElement[bool]:
-    return receipts.c.recorded_at < sa.func.now() - timedelta(seconds=RECEIPTS_S)
-
-
-# --- what a forgotten stream has left ---------------------------------------------------------------------------------
-
-DERIVED: Final = (time_blocks, checkpoints, receipts, skips, events, group_scans)
-"""The tables that are derived from streams, but for the largest and the coverage."""
-
-
-def finish_forgotten(engine: sa.Engine, tell: Listener, batch_rows: int, *of: sa.ColumnElement[bool]) -> None:
-    """Delete what is left of the streams that were forgotten, or of some of them, in bounded transactions."""
-    ids = _ids_of(engine, streams.c.state == FORGOTTEN, *of)
-    if not ids:
-        return
-    _delete_streams(engine, ids, DERIVED, tell, batch_rows)
-    # After the rows, which say of which groups there still is a message.
-    for deleted in prune_groups(engine, {}, replaced=True, batch_rows=batch_rows):
-        if deleted:
-            tell(group_states.name, deleted)
-    # A group that has messages in other streams may have begun here: what is left to say where is this one row.
-    unnamed = ~sa.exists().where(group_states.c.stream_id == streams.c.stream_id)
-    with translated_errors(), engine.begin() as connection:
-        gone = sa.delete(streams).where(streams.c.stream_id.in_(ids), streams.c.state == FORGOTTEN, unnamed)
-        if deleted := connection.execute(gone).rowcount:
-            tell(streams.name, deleted)

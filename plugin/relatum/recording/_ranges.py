@@ -1,10 +1,25 @@
-"""What of a stream is not recorded yet, for which keys. Pure."""
+"""What of a stream is not recorded yet, for which keys; and taking offsets out of the table, to record them again.
 
-from collections.abc import Iterable, Sequence
+Whatever is wrong with the table, the stream is right. So a repair, a stream that lost its tail, and what release 0.4
+recorded over AMQP 0.9.1 begin with the same step: the offsets become a gap, in one transaction. A filler, or the
+recorder itself, closes it. See docs/adr/0050.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
-from relatum.store.coverage import CoverageRow, Range, covered, merged, missing
+import sqlalchemy as sa
+
+from relatum.limits import INTEGER_MAX
+from relatum.reading import Position, StreamReader, position_of
+from relatum.store.catalog import StreamRow, lock_stream
+from relatum.store.coverage import CoverageRow, Range, coverage_of, covered, merged, missing, row_of
+from relatum.store.database import sql
+from relatum.store.tables import coverage
+
+# --- what is not recorded ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +59,166 @@ def gaps(rows: Sequence[CoverageRow], first: int) -> list[Range]:
     if not ends or first >= ends[0]:
         return []
     return missing((first, ends[0]), merged((row.from_offset, row.to_offset) for row in rows))
+
+
+# --- taken out --------------------------------------------------------------------------------------------------------
+
+WINDOW_OFFSETS: Final = 20_000
+"""Offsets compared, and recorded again, at a time: bounds memory to a few MB, and how much is a gap meanwhile."""
+
+_WHOLE: Final = sql("""
+    SELECT min(first_offset), max(last_offset) FROM relatum.time_blocks
+    WHERE stream_id = :stream_id::integer AND first_offset < :stop::bigint AND last_offset >= :start::bigint
+        AND last_offset::double precision - first_offset < :most::double precision""")
+
+_TAKE: Final = sql(f"""
+    DELETE FROM relatum.coverage
+    WHERE stream_id = :stream_id::integer AND from_offset < :stop::bigint AND to_offset > :start::bigint
+    RETURNING {", ".join(CoverageRow.__dataclass_fields__)}""")
+
+_DELETE_ROWS: Final = sql("""
+    DELETE FROM relatum.relationships
+    WHERE stream_id = :stream_id::integer AND stream_offset >= :start::bigint AND stream_offset < :stop::bigint""")
+
+_CUT_BLOCKS: Final = sql("""
+    WITH gone AS (
+        DELETE FROM relatum.time_blocks
+        WHERE stream_id = :stream_id::integer AND first_offset < :stop::bigint
+            AND greatest(first_offset, last_offset) >= :start::bigint
+        RETURNING *)
+    INSERT INTO relatum.time_blocks (min_us, max_us, first_offset, last_offset, stream_id, width_class)
+    SELECT min_us, max_us, first_offset, :start::bigint - 1, stream_id, width_class
+    FROM gone WHERE first_offset < :start::bigint AND :start::bigint > 0
+    UNION ALL
+    SELECT min_us, max_us, :stop::bigint, last_offset, stream_id, width_class
+    FROM gone WHERE last_offset >= :stop::bigint""")
+
+_LOCK_SCANS: Final = sql("LOCK TABLE relatum.group_scans IN SHARE ROW EXCLUSIVE MODE")
+
+_CUT_SCANS: Final = sql("""
+    WITH gone AS (
+        DELETE FROM relatum.group_scans
+        WHERE stream_id = :stream_id::integer AND from_offset < :stop::bigint AND to_offset > :start::bigint
+        RETURNING *)
+    INSERT INTO relatum.group_scans (from_offset, to_offset, consumer_id, stream_id)
+    SELECT from_offset, :start::bigint, consumer_id, stream_id FROM gone WHERE from_offset < :start::bigint
+    UNION ALL
+    SELECT :stop::bigint, to_offset, consumer_id, stream_id FROM gone WHERE to_offset > :stop::bigint""")
+
+
+_LOCK_RANGES: Final = sql("""
+    SELECT FROM relatum.coverage
+    WHERE stream_id = :stream_id::integer AND from_offset <= :stop::bigint AND to_offset >= :start::bigint
+    ORDER BY coverage_id FOR UPDATE""")
+
+
+def lock_ranges(connection: sa.Connection, stream_id: int, part: Range) -> list[CoverageRow]:
+    """Let nobody else move the coverage of some offsets until the transaction ends; gives all ranges of the stream.
+
+    Raises:
+        CoverageConflict: the stream was forgotten meanwhile.
+    """
+    # Those who only refer to the stream are not waited for: a recorder that opens a range holds another one already.
+    lock_stream(connection, stream_id, key_share=True)
+    connection.execute(_LOCK_RANGES, {"stream_id": stream_id, "start": part[0], "stop": part[1]})
+    return coverage_of(connection, [stream_id])
+
+
+def uncover(connection: sa.Connection, reader: StreamReader, stream: StreamRow, part: Range, first: int) -> Range:
+    """Take all that is recorded of some offsets out of the table; gives the offsets that were taken.
+
+    These may be more: a block of the time index goes as a whole. Receipts and checkpoints stay: they speak of messages.
+
+    The caller makes sure afterwards, before it commits, that the stream is still the one that was recorded: what is
+    left before the part is known by what lies there now.
+
+    Args:
+        connection: The transaction. It holds the stream's locks from here on.
+        reader: From which the message before the part is read, where some range is to be known by it.
+        stream: The stream.
+        part: Offsets [from, to).
+        first: The first offset that is retained, below which nothing is touched.
+    """
+    lock_ranges(connection, stream.stream_id, part)
+    start, stop = widened(connection, stream.stream_id, part, first)
+    if start >= stop:
+        return start, start
+    values = {"stream_id": stream.stream_id, "start": start, "stop": stop}
+    taken = [row_of(row) for row in connection.execute(_TAKE, values)]
+    lowest = min((row.from_offset for row in taken if not _ends_before(row, start)), default=start)
+    before = position_before(reader, stream.name, start, max(first, lowest))
+    for row in taken:
+        for left in _left_of(row, start, stop, before):
+            connection.execute(sa.insert(coverage).values(left))
+    connection.execute(_DELETE_ROWS, values)
+    connection.execute(_CUT_BLOCKS, values)
+    # Consumers of groups that count a part as scanned have done so before, or see the coverage as it is now.
+    connection.execute(_LOCK_SCANS)
+    connection.execute(_CUT_SCANS, values)
+    return start, stop
+
+
+def _left_of(row: CoverageRow, start: int, stop: int, before: Position | None) -> Iterator[dict[str, object]]:
+    """What is left of a range, as new ranges: who has read the old one, as a scan of a group consumer, is refused."""
+    if row.from_offset < start:
+        is_in = before is not None and before.offset >= row.from_offset and row.kind == "recorded"
+        known = row.position if _ends_before(row, start) else before if is_in else None
+        yield _range(row, row.from_offset, start, known, is_tail=False)
+    # The tail stays at its end, even if nothing is left before it, and keeps the position by which the stream is known.
+    if row.is_tail or row.to_offset > stop:
+        is_known = row.is_tail or (row.last_offset is not None and row.last_offset >= stop)
+        known = row.position if is_known else None
+        yield _range(row, min(stop, row.to_offset), row.to_offset, known, is_tail=row.is_tail)
+
+
+def _range(like: CoverageRow, start: int, stop: int, known: Position | None, *, is_tail: bool) -> dict[str, object]:
+    return {
+        "stream_id": like.stream_id,
+        "from_offset": start,
+        "to_offset": stop,
+        "key_ids": list(like.key_ids),
+        "with_time": like.with_time,
+        "kind": like.kind,
+        "is_tail": is_tail,
+        "over_amqp": like.over_amqp,
+        "last_offset": known and known.offset,
+        "last_fingerprint": known and known.fingerprint,
+        "last_chunk_ms": known and known.chunk_ms,
+    }
+
+
+def _ends_before(row: CoverageRow, offset: int) -> bool:
+    return row.last_offset is not None and row.last_offset < offset
+
+
+def widened(connection: sa.Connection, stream_id: int, part: Range, first: int) -> Range:
+    """A part without what lies below `first`, widened until no block of the time index lies on both sides of an edge.
+
+    A block that claims a window or more is wrong: it is cut at the edge, not followed.
+    """
+    part = max(first, part[0]), part[1]
+    while part[0] < part[1]:
+        start, stop = part
+        values = {"stream_id": stream_id, "start": start, "stop": stop, "most": WINDOW_OFFSETS}
+        low, high = connection.execute(_WHOLE, values).one()
+        if low is not None:
+            part = max(first, min(start, low)), min(INTEGER_MAX, max(stop, high + 1))
+        if part == (start, stop):
+            break
+    return part
+
+
+def position_before(reader: StreamReader, stream: str, offset: int, least: int) -> Position | None:
+    """The last message before an offset; None where none lies from `least` on. Reads back in growing steps."""
+    step = 1
+    while least < offset:
+        start = max(least, offset - step)
+        last = None
+        for message in reader.iterate(stream, start, stop=offset):
+            last = message
+        if last is not None:
+            return position_of(last)
+        if start == least:
+            return None
+        step *= 100
+    return None

@@ -4,20 +4,29 @@ import hashlib
 import logging
 import ssl
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from relatum.checks import as_options, checked_count, checked_event, checked_name, checked_names, checked_seconds
-from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, NotFound, RelatumError
+from relatum.errors import (
+    AccessRefused,
+    ConfigurationError,
+    DatabaseUnavailable,
+    NotFound,
+    RelatumError,
+    StreamNotFound,
+)
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
 from relatum.recording._group import RecorderGroup
 from relatum.recording._statistics import RecorderStatistics
-from relatum.store.catalog import add_keys, key_definitions
-from relatum.store.database import AnyDatabase, Database
+from relatum.store.catalog import add_keys, ensure_stream, key_definitions
+from relatum.store.catalog import set_record_time as switch_record_time
+from relatum.store.database import AnyDatabase, Database, as_engine
 from relatum.store.members import LEASE_S
 from relatum.store.tables import check_may_record
 from relatum.store.translation import translated_errors
@@ -138,15 +147,15 @@ class Recorder:
     def _look_for_streams(self, stop: threading.Event) -> None:
         away, unknown = backoff(), backoff(QUESTION_S)
         while not stop.is_set():
-            found = self._find_streams(stop)
-            if found is None:
+            if not self._asked(partial(self._find_streams, stop)):
                 stop.wait(next(away))
-            elif not found:
-                away = backoff()
-                stop.wait(next(unknown))
-            else:
-                away, unknown = backoff(), backoff(QUESTION_S)
+                continue
+            away = backoff()
+            if self._plain.union(self._super).issuperset(self._names):
+                unknown = backoff(QUESTION_S)
                 stop.wait(PARTITIONS_S if self._super else None)
+            else:
+                stop.wait(next(unknown))
 
     def _define_keys(self, stop: threading.Event) -> None:
         """Define keys, if any, waiting for a database that is away; errors that waiting does not cure are raised."""
@@ -161,48 +170,43 @@ class Recorder:
                     check_may_record(connection)
             except DatabaseUnavailable as error:
                 outages.failed(_KEYS, error)
-                # Nothing else asks it until then, and the metrics tell whether it answers.
-                self._ask_broker()
+                # Nothing else asks the broker until then, and the metrics tell whether it answers.
+                self._asked(self._look)
                 stop.wait(next(pauses))
             else:
                 outages.answered(Server.DATABASE)
                 outages.over(_KEYS)
                 return
 
-    def _ask_broker(self) -> None:
-        """See whether the broker answers: by a question about a stream, which asks nothing of it while it starts."""
+    def _asked(self, ask: Callable[[StreamReader], None]) -> bool:
+        """Ask the broker something; False, and a line in the log, where it cannot be asked now."""
+        outages = self._group.outages
         try:
-            reader = self._group.reader()
-            with suppress(NotFound):
-                reader.bounds(self._names[0])
+            ask(self._group.reader())
         except (ConfigurationError, AccessRefused):
             raise
         except RelatumError as error:
-            self._group.outages.failed(_NAMES, error)
-        else:
-            self._group.outages.answered(Server.BROKER)
-            self._group.outages.over(_NAMES)
+            outages.failed(_NAMES, error)
+            return False
+        outages.answered(Server.BROKER)
+        outages.over(_NAMES)
+        return True
 
-    def _find_streams(self, stop: threading.Event) -> bool | None:
+    def _look(self, reader: StreamReader) -> None:
+        # About a stream: that asks nothing of a broker which starts.
+        with suppress(NotFound):
+            reader.bounds(self._names[0])
+
+    def _find_streams(self, stop: threading.Event, reader: StreamReader) -> None:
         """Start a recorder for each stream and each partition."""
-        try:
-            reader = self._group.reader()
-            for name in self._names:
-                if stop.is_set():
-                    return False
-                if name not in self._plain:
-                    self._find(reader, name)
-            if not self._has_checked:
-                self._group.check_broker()
-                self._has_checked = True
-        except (ConfigurationError, AccessRefused):
-            raise
-        except RelatumError as error:
-            self._group.outages.failed(_NAMES, error)
-            return None
-        self._group.outages.answered(Server.BROKER)
-        self._group.outages.over(_NAMES)
-        return self._plain.union(self._super).issuperset(self._names)
+        for name in self._names:
+            if stop.is_set():
+                return
+            if name not in self._plain:
+                self._find(reader, name)
+        if not self._has_checked:
+            self._group.check_broker()
+            self._has_checked = True
 
     def _find(self, reader: StreamReader, name: str) -> None:
         """Record what a name stands for; names nobody knows are taken for streams to come."""
@@ -232,3 +236,35 @@ def shared_name(vhost: str, names: Iterable[str]) -> str:
 def bounded(database: AnyDatabase, connections_max: int) -> Database:
     """A database that may be used again once it is closed; by a URL, over so many connections and no more."""
     return Database(database, refusing=None, pool_size=connections_max, connections_max=connections_max)
+
+
+def set_record_time(
+    broker: str | BrokerAddress, database: AnyDatabase, name: str, *, on: bool, stream_url: str | None = None
+) -> None:
+    """Switch the recording of a stream's times on or off, from now on; recorders take it up within two seconds.
+
+    The broker is only asked where nothing of the stream is recorded yet: a name that is spelled wrong is not written.
+
+    Args:
+        broker: The broker's URL or address.
+        database: PostgreSQL's URL, or a `Database`.
+        name: The stream, or one partition.
+        on: Whether the times of its messages are recorded.
+        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
+
+    Raises:
+        StreamNotFound, NotAStream, AccessRefused: the broker has no such stream, or does not let this user read it;
+            nothing was written.
+        BrokerUnavailable, DatabaseUnavailable: nothing was written; safe to repeat.
+    """
+    checked_name("name", name)
+    address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
+    with as_engine(database) as engine:
+        try:
+            switch_record_time(engine, address.vhost, name, on=on)
+        except StreamNotFound:
+            with StreamReader.open(address) as reader:
+                reader.bounds(name)
+            with translated_errors(), engine.begin() as connection:
+                ensure_stream(connection, address.vhost, name)
+            switch_record_time(engine, address.vhost, name, on=on)

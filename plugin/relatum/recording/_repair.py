@@ -15,16 +15,18 @@ from relatum.limits import INTEGER_MAX
 from relatum.reading import BrokerAddress, StreamReader, ends_of_known
 from relatum.recording._compare import Difference, Stored, StreamVerified, compare_coverage, has_right_tail
 from relatum.recording._fill import Filler
-from relatum.recording._prune import BATCH_ROWS, delete_batch
-from relatum.recording._uncover import lock_ranges, move_tail, position_before, uncover
+from relatum.recording._prune import delete_all
+from relatum.recording._ranges import lock_ranges, position_before, uncover
+from relatum.recording._tails import move_tail
 from relatum.recording._verify import (
+    STRAYS,
     VerifyReport,
     compare_window,
     is_replaced,
+    of_no_stream,
     outside,
     plan_verification,
     read_window,
-    strays,
     verify_strays,
     windows,
     wrong_positions,
@@ -32,19 +34,12 @@ from relatum.recording._verify import (
 from relatum.store.catalog import StreamRow, current_stream, key_definitions
 from relatum.store.coverage import NewTail, Range, coverage_of, last_position, merged, open_tail
 from relatum.store.database import IDLE_S, AnyDatabase, as_engine, at_one_moment, sql
-from relatum.store.tables import streams
 from relatum.store.translation import translated_errors
 
 _REMEMBER: Final = sql("""
     UPDATE relatum.coverage SET last_offset = :last_offset::bigint, last_fingerprint = :last_fingerprint::bigint,
         last_chunk_ms = :last_chunk_ms::bigint
     WHERE coverage_id = :coverage_id::bigint""")
-
-
-_DELETE_BEFORE: Final = [
-    sql(f"DELETE FROM relatum.{table} WHERE stream_id = :stream_id::integer AND {offset} < 0")
-    for table, offset in (("relationships", "stream_offset"), ("time_blocks", "last_offset"))
-]
 
 
 def repair(
@@ -129,12 +124,11 @@ def _check_generation(engine: sa.Engine, vhost: str, found: StreamVerified) -> N
 def _delete_strays(engine: sa.Engine) -> StreamVerified:
     done = next(iter(verify_strays(engine)), StreamVerified(""))
     with translated_errors(), engine.connect() as connection:
-        found = strays(connection)
-    for table, _, among in found:
+        among = of_no_stream(connection)
+    for table, _ in STRAYS:
         # Asked again of each row: those of a stream that was taken up since are no strays.
-        gone = among & ~sa.exists().where(streams.c.stream_id == table.c.stream_id)
-        while delete_batch(engine, table, gone, BATCH_ROWS) >= BATCH_ROWS:
-            pass
+        known = f"SELECT FROM relatum.streams WHERE stream_id = {table}.stream_id"
+        delete_all(engine, table, f"({among}) AND NOT EXISTS ({known})", lambda *_: None)
     return done
 
 
@@ -191,14 +185,15 @@ class _Repair:
             behind = max(end, first)
             for difference in outside(connection, stream.stream_id, behind):
                 self._done.add(difference)
-            for statement in _DELETE_BEFORE:
-                connection.execute(statement, {"stream_id": stream.stream_id})
             # Blocks that reach over the end are cut there: what they hold before it is compared with the rest.
             uncover(connection, self._reader, stream, (behind, INTEGER_MAX), behind)
             goes_on_at = max(end, self._done.to_offset)
             self._set_tail(connection, stream, goes_on_at)
             if is_replaced(connection, self._reader, name, rows, wrong, bounds):
                 raise Conflict(f"stream {name!r} was replaced meanwhile: verify again")
+        for table, offset in (("relationships", "stream_offset"), ("time_blocks", "last_offset")):
+            before = f"stream_id = :stream_id::integer AND {offset} < 0"
+            delete_all(self._engine, table, before, lambda *_: None, stream_id=stream.stream_id)
         return end, goes_on_at
 
     def _set_tail(self, connection: sa.Connection, stream: StreamRow, end: int) -> None:

@@ -55,7 +55,7 @@ class RecordedStream:
     reconnects: Annotated[int, Counter("relatum_reconnects_total", "Sessions begun again after errors")]
 
 
-@reported("recorder")
+@reported()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderStatistics:
     """What a recorder has counted, and what holds now.

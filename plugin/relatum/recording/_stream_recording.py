@@ -12,8 +12,8 @@ from relatum.reading import RecordBatch
 from relatum.recording._batch import BATCH_BYTES_MAX, Batch
 from relatum.recording._commit import CHECKPOINT_OFFSETS, Share, add_links
 from relatum.recording._extract import Extractor
-from relatum.recording._opening import Opened
 from relatum.recording._statistics import Progress
+from relatum.recording._tails import Opened
 from relatum.store.catalog import StreamRow
 from relatum.waiting import QUESTION_S, backoff
 
@@ -30,36 +30,14 @@ _CHECKPOINT_S: Final = 30.0
 class Phase(Enum):
     """How far a stream has come."""
 
-    SOUGHT = auto()
-    """Whether the broker has it, and it is the one that the database knows, is found out."""
-
-    WANTED = auto()
-    """It is, and this member does not have it."""
-
-    HELD = auto()
-    """This member has it, and opens it next, or after a pause."""
-
-    OPEN = auto()
-    """It is read; or it is read no more, and what was read is committed."""
+    SOUGHT = auto()  # whether the broker has it, and it is the one that the database knows
+    WANTED = auto()  # it is, and this member does not have it
+    HELD = auto()  # this member has it, and opens it next, or after a pause
+    OPEN = auto()  # it is read; or no more, and what was read is being committed
 
 
 class StreamRecording:
-    """One stream.
-
-    Attributes:
-        who: By which name it is told to wait.
-        row: The database's, as long as it is known to be this stream's.
-        following: The follower's number of it; 0 where it is not followed.
-        tail: What is recorded of it, while it is open.
-        then: What comes when all that was read is committed, of one that is read no more; None while it is read.
-        before_opening: Called before it is opened again; False where it is not the stream of its row any more.
-        due_at: When it is sought or opened next, by the monotonic clock.
-        look_at: When it is asked for its ends next.
-        is_there: Whether the broker has said that it is a stream, and lets this user read it: only then it gets a row.
-        is_refused: Whether another member has it, or it could not be recorded, the last time that was tried.
-        was_missing: Whether it was written down that the broker does not have it.
-        pruned_to: Before it all rows are deleted.
-    """
+    """One stream."""
 
     def __init__(self, name: str, super_stream: str | None, progress: Progress) -> None:
         self.name = name
@@ -68,13 +46,23 @@ class StreamRecording:
         self.who = f"recording of stream {name!r}"
         self.phase = Phase.SOUGHT
         self.row: StreamRow | None = None
-        self.following = self.pruned_to = 0
+        """The database's, as long as it is known to be this stream's."""
+        self.following = 0
+        """The follower's number of it; 0 where it is not followed."""
         self.tail: OpenTail | None = None
         self.then: Callable[[StreamRecording], None] | None = None
+        """What comes when all that was read is committed, of one that is read no more; None while it is read."""
         self.before_opening: Callable[[], bool | None] | None = None
-        self.is_there = self.is_refused = self.was_missing = False
+        """Called before it is opened again; False where it is not the stream of its row any more."""
+        self.is_there = False
+        """Whether the broker has said that it is a stream, and lets this user read it: only then it gets a row."""
+        self.is_refused = False
+        """Whether another member has it, or it could not be recorded, the last time that was tried."""
+        self.was_missing = False
+        self.pruned_to = 0
         self.pauses: Iterator[float] = backoff(QUESTION_S)
         self.due_at = 0.0
+        """When it is sought or opened next, by the monotonic clock."""
         self.look_soon()
 
     def look_soon(self) -> None:
@@ -112,18 +100,6 @@ class OpenTail:
 
     There are two batches at most, so memory is bounded at any backlog. A lone message is committed at once, and under
     load a batch grows to what one transaction's time lets in.
-
-    Attributes:
-        stream: Whose it is.
-        filling: What was read since `committing` was taken.
-        committing: What is being committed, or was held up.
-        held: What came when the batch was full: more of the stream is asked for once there is room again.
-        started_at: Where it was opened.
-        recorded_to: The last offset that is recorded.
-        is_contended: Whether somebody else had its range locked the last time.
-        first_offset: The first that is retained, as it was seen last.
-        retained_from: Before it nothing is retained. Not of a stream of which nothing was recorded when the broker was
-            asked: that one may be declared anew, and nobody could tell.
     """
 
     def __init__(self, stream: StreamRecording, opened: Opened) -> None:
@@ -133,17 +109,22 @@ class OpenTail:
         self._key_ids = [key.key_id for key in opened.definitions]
         self._high_us = opened.high_us
         self._extractor = Extractor(opened.definitions)
+        self._is_known = opened.known is not None
+        self._checkpoint_offset, self._checkpoint_at = -1, 0.0
         self.filling = self._new_batch()
         self.committing: Batch | None = None
+        """What is being committed, or was held up."""
         self.held: list[Records] = []
-        self._checkpoint_offset = -1
-        self._checkpoint_at = 0.0
+        """What came when the batch was full: more of the stream is asked for once there is room again."""
         self.started_at = opened.tail.to_offset
-        self.first_offset = opened.stream.first_offset or 0
-        self.retained_from = 0
         self.recorded_to = opened.tail.to_offset - 1
         self.is_contended = False
-        self._is_known = opened.known is not None
+        """Whether somebody else had its range locked the last time."""
+        self.first_offset = opened.stream.first_offset or 0
+        """The first that is retained, as it was seen last."""
+        self.retained_from = 0
+        """Before it nothing is retained. Not of a stream of which nothing was recorded when the broker was asked: that
+        one may be declared anew, and nobody could tell."""
 
     def _new_batch(self) -> Batch:
         return Batch(self._row.stream_id, self._extractor, with_time=self._row.with_time)

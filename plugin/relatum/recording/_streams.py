@@ -13,10 +13,9 @@ from relatum.errors import Conflict, RelatumError, StreamNotFound
 from relatum.following import Hole, Replaced, StreamFollower
 from relatum.reading import StreamBounds
 from relatum.recording._broker import OwnBroker, adopt
-from relatum.recording._losing import after_loss, note_missing, pass_hole, pass_over
 from relatum.recording._membership import Found, Membership
-from relatum.recording._opening import Opened, open_streams
 from relatum.recording._stream_recording import LOOK_S, OpenTail, Phase, StreamRecording
+from relatum.recording._tails import Opened, after_loss, note_missing, open_streams, pass_hole, pass_over
 from relatum.store.catalog import StreamRow, ensure_streams, streams_named
 from relatum.store.translation import translated_errors
 from relatum.waiting import QUESTION_S, ComponentLoop, Duty, Outages, Server, backoff, ended, within
@@ -85,14 +84,12 @@ class Streams:
         if self._seeking is not None:
             self._seeking.wake()
 
-    def drop(self, name: str) -> bool:
+    def drop(self, name: str) -> None:
         """Forget a name that the broker has said nothing of; a stream's stays."""
         stream = self._by_name.get(name)
-        if stream is None or stream.row is not None or stream.phase is not Phase.SOUGHT:
-            return False
-        del self._by_name[name]
-        self._leave(stream)
-        return True
+        if stream is not None and stream.row is None and stream.phase is Phase.SOUGHT:
+            del self._by_name[name]
+            self._leave(stream)
 
     def of(self, stream: str, following: int) -> StreamRecording | None:
         """The stream that a follower's event is about; None where the event is of an earlier following."""
@@ -282,27 +279,18 @@ class Streams:
     async def _look_for(self, due: Sequence[StreamRecording]) -> None:
         if not due:
             return
-        rows = await self.loop.ask(self._rows_of, [(each.name, each.super_stream, each.is_there) for each in due])
-        doubted: dict[str, StreamRow] = {}
-        for stream in self._still(due):
-            row = rows.get(stream.name)
-            if row is None:
-                self._ask_broker(stream)
-            elif row.broker_id is not None and row.broker_id == self.broker.identity.broker_id:
-                self._want(stream, row)
-            else:
-                doubted[stream.name] = row
-        if not doubted:
-            return
-        rows, others = await self.loop.ask(self._see_whose, list(doubted.values()))
+        rows, others = await self.loop.ask(self._find, [(each.name, each.super_stream, each.is_there) for each in due])
         for stream in self._still(due):
             row = rows.get(stream.name)
             if stream.name in others:
                 self._failed(stream, others[stream.name])
-            elif row is not None and not self.broker.is_not_of(row.broker_id):
-                self._want(stream, row)
-            elif stream.name in doubted:
+            elif row is None:
+                self._ask_broker(stream)
+            elif self.broker.is_not_of(row.broker_id):
                 self._put_off(stream)
+            else:
+                stream.row, stream.phase, stream.due_at = row, Phase.WANTED, 0.0
+                self._membership.wake()
 
     def _still(self, sought: Iterable[StreamRecording]) -> list[StreamRecording]:
         """Those that are sought still: some may be dropped."""
@@ -312,24 +300,26 @@ class Streams:
             if each.phase is Phase.SOUGHT and not each.following and self._by_name.get(each.name) is each
         ]
 
-    def _want(self, stream: StreamRecording, row: StreamRow) -> None:
-        stream.row, stream.phase, stream.due_at = row, Phase.WANTED, 0.0
-        self._membership.wake()
+    def _find(
+        self, sought: Sequence[tuple[str, str | None, bool]]
+    ) -> tuple[dict[str, StreamRow], dict[str, RelatumError]]:
+        """The rows of streams, and why some are not this broker's.
 
-    def _rows_of(self, sought: Sequence[tuple[str, str | None, bool]]) -> dict[str, StreamRow]:
-        """The rows of streams; of those that have none, one is made where the broker has said that they are."""
+        Of those that have no row, one is made where the broker has said that they are there.
+        """
         names = [name for name, _, _ in sought]
         with translated_errors(), self._engine.begin() as connection:
             have_one = {row.name for row in streams_named(connection, self._vhost, names, partitions=False)}
             ours = {name: super_stream for name, super_stream, is_there in sought if is_there or name in have_one}
-            return {row.name: row for row in ensure_streams(connection, self._vhost, ours)}
-
-    def _see_whose(self, rows: Sequence[StreamRow]) -> tuple[dict[str, StreamRow], dict[str, RelatumError]]:
-        """See whether streams are this broker's; gives their rows as they are then, and why some are not."""
-        others = self.whose(rows)
-        with translated_errors(), self._engine.begin() as connection:
-            found = streams_named(connection, self._vhost, [row.name for row in rows], partitions=False)
-        return {row.name: row for row in found}, others
+            rows = ensure_streams(connection, self._vhost, ours)
+        mine = self.broker.identity.broker_id
+        doubted = [row for row in rows if row.broker_id is None or row.broker_id != mine]
+        others: dict[str, RelatumError] = {}
+        if doubted:
+            others = self.whose(doubted)
+            with translated_errors(), self._engine.begin() as connection:
+                rows = streams_named(connection, self._vhost, list(ours), partitions=False)
+        return {row.name: row for row in rows}, others
 
     def whose(self, rows: Sequence[StreamRow]) -> dict[str, RelatumError]:
         """Which of these streams are another broker's, and which is that. It waits for both servers."""

@@ -17,11 +17,11 @@ import sqlalchemy as sa
 
 from relatum.errors import BrokerUnavailable, CoverageConflict, DatabaseUnavailable, StreamNotFound, StreamUnavailable
 from relatum.recording._fill import TURN_S, Filler
-from relatum.recording._opening import late_holes
 from relatum.recording._prune import prune_expired, prune_receipts
 from relatum.recording._ranges import gaps
 from relatum.recording._stream_recording import OpenTail, StreamRecording
 from relatum.recording._streams import Streams
+from relatum.recording._tails import late_holes
 from relatum.store.catalog import StreamRow, key_definitions
 from relatum.store.coverage import CoverageRow, Range, coverage_of
 from relatum.store.parts import (

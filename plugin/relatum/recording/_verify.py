@@ -41,12 +41,11 @@ from relatum.recording._compare import (
     of_coverage,
     wanted_rows,
 )
-from relatum.recording._uncover import WINDOW_OFFSETS
+from relatum.recording._ranges import WINDOW_OFFSETS
 from relatum.store.catalog import StreamRow, current_stream, streams_named
 from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of
 from relatum.store.database import AnyDatabase, as_engine, at_one_moment, sql
 from relatum.store.parts import part_may_hold_offsets
-from relatum.store.tables import relationships, streams, time_blocks
 from relatum.store.translation import translated_errors
 
 
@@ -357,6 +356,8 @@ def compare_window(
 
 # --- what can only be wrong -------------------------------------------------------------------------------------------
 
+_STREAM_IDS: Final = sql("SELECT stream_id FROM relatum.streams ORDER BY stream_id")
+
 
 def outside(connection: sa.Connection, stream_id: int, end: int) -> list[Difference]:
     """Rows and blocks before offset 0, or from an offset on behind which nothing should be."""
@@ -367,19 +368,20 @@ def outside(connection: sa.Connection, stream_id: int, end: int) -> list[Differe
     ]
 
 
-def strays(connection: sa.Connection) -> list[tuple[sa.Table, sa.Column[int], sa.ColumnElement[bool]]]:
-    """The tables that name streams without a foreign key, their offsets, and which rows are of no stream.
+STRAYS: Final = (("relationships", "stream_offset"), ("time_blocks", "first_offset"))
+"""The tables that name streams without a foreign key, and their offsets."""
+
+
+def of_no_stream(connection: sa.Connection) -> str:
+    """SQL: whether a row's `stream_id` is no stream's.
 
     Ids between those that are known are ranges, so that an index by blocks finds them without reading the table.
     """
-    known = list(connection.scalars(sa.select(streams.c.stream_id).order_by(streams.c.stream_id)))
-    found = []
-    for table, offset in ((relationships, relationships.c.stream_offset), (time_blocks, time_blocks.c.first_offset)):
-        column = table.c.stream_id
-        gaps = [(column > low) & (column < high) for low, high in pairwise(known) if high > low + 1]
-        among = sa.or_(column < known[0], column > known[-1], *gaps) if known else sa.true()
-        found.append((table, offset, among))
-    return found
+    known = list(connection.scalars(_STREAM_IDS))
+    if not known:
+        return "true"
+    gaps = [f"stream_id > {low} AND stream_id < {high}" for low, high in pairwise(known) if high > low + 1]
+    return " OR ".join([f"stream_id < {known[0]}", f"stream_id > {known[-1]}", *gaps])
 
 
 def verify_strays(engine: sa.Engine) -> list[StreamVerified]:
@@ -387,11 +389,10 @@ def verify_strays(engine: sa.Engine) -> list[StreamVerified]:
     result = StreamVerified("")
     # One moment: a stream's row is there before its other rows.
     with at_one_moment(engine) as connection:
-        for table, offset, among in strays(connection):
-            query = sa.select(table.c.stream_id, sa.func.min(offset), sa.func.max(offset), sa.func.count())
-            query = query.where(among).group_by(table.c.stream_id).order_by(table.c.stream_id)
-            for stream_id, first, last, count in connection.execute(query):
+        among = of_no_stream(connection)
+        for table, offset in STRAYS:
+            found = f"SELECT stream_id, min({offset}), max({offset}), count(*) FROM relatum.{table} WHERE {among}"
+            for stream_id, first, last, count in connection.execute(sql(f"{found} GROUP BY 1 ORDER BY 1")):
                 detail = f"{count:,} rows of the stream id {stream_id}"
-                place = {"table": table.name, "to_offset": last + 1, "detail": detail}
-                result.add(Difference("unknown_stream", first, **place))
+                result.add(Difference("unknown_stream", first, table=table, to_offset=last + 1, detail=detail))
     return [result] if result.difference_count else []

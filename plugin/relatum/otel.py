@@ -1,32 +1,44 @@
-"""Spans, where the application has set a provider of them: opened, told more, carried to other threads, linked.
+"""OpenTelemetry: spans of what Relatum does, and its metrics as instruments. The one module that knows it.
 
-What makes spans is the application's: samplers, processors, exporters. What they raise is logged, and changes nothing
-of what the span is of: no answer and no row depends on it.
+Spans are there once the application has set a provider of them (`opentelemetry.trace.set_tracer_provider`), without a
+call to Relatum. Nothing here imports OpenTelemetry for that: who has set a provider has imported it, so without it a
+span costs a look into `sys.modules`. Metrics take one call, `report_metrics()`; `opentelemetry-instrument` makes it.
+
+    otel.configure(without=["recorder"])        no spans of a recorder's transactions
+    otel.configure(values_of=["order_id"])      spans of look-ups tell values of this key, unless it is masked
+    otel.report_metrics()                       all metrics of this process, by the OpenTelemetry API
+
+The other names are for the rooms that make spans. Samplers, processors, exporters and propagators are the
+application's: what they raise is logged, and changes no answer and no row. See docs/adr/0037-opentelemetry.md.
 """
 
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
+from relatum import metrics
 from relatum.checks import checked_names, shown
 from relatum.errors import (
     BrokerUnavailable,
+    ConfigurationError,
     ConnectionsInUse,
     DatabaseUnavailable,
     InvalidInput,
     ReadTimeout,
-    RelatumError,
 )
+from relatum.processes import after_fork
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
     from opentelemetry.trace import Link as Link
     from opentelemetry.trace import Tracer
 else:
@@ -47,21 +59,10 @@ LINKS_MAX: Final = 128
 _HEADER_MAX: Final = 4_096
 """Characters of a header that is read: W3C's `tracestate`, the longest that there is, should have 512 of them."""
 
-_SUPPRESSED: Final = "suppress_instrumentation"
-"""What `opentelemetry.instrumentation.utils.suppress_instrumentation` sets in the context."""
-
-_DISABLED: Final = "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS"
-"""OpenTelemetry's variable for what `opentelemetry-instrument` leaves alone: names with commas, or `*`."""
-
 _SERVERS: Final = (BrokerUnavailable, ConnectionsInUse, DatabaseUnavailable, ReadTimeout)
 """Errors whose words are of servers and addresses: those of others may hold what a message says."""
 
 logger: Final = logging.getLogger("relatum.otel")
-
-_LOGGED_MAX: Final = 100
-"""Kinds of errors that are logged in a process."""
-
-_logged: Final[set[tuple[str, type[Exception]]]] = set()
 
 
 # --- what spans there are, and what they may tell ---------------------------------------------------------------------
@@ -89,8 +90,9 @@ class _Options:
     ids: bool = False
 
 
-_is_disabled = {"relatum", "*"} & {name.strip() for name in os.environ.get(_DISABLED, "").split(",")}
-_options = _Options(frozenset()) if _is_disabled else _Options()
+# OpenTelemetry's variable for what `opentelemetry-instrument` leaves alone: names with commas, or `*`.
+_disabled = os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "").split(",")
+_options = _Options(frozenset()) if {"relatum", "*"} & {name.strip() for name in _disabled} else _Options()
 
 
 def configure(*, without: Iterable[str] = (), values_of: Iterable[str] = (), ids: bool = False) -> None:
@@ -120,7 +122,10 @@ def shows_values_of(key: str) -> bool:
     return key in _options.values_of
 
 
-def harmless(without: str) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result | None]]:
+_logged: Final[set[tuple[str, type[Exception]]]] = set()
+
+
+def _harmless(without: str) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result | None]]:
     """Make a function that calls the application's code return None where that raises, and log each kind once."""
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result | None]:
@@ -129,8 +134,7 @@ def harmless(without: str) -> Callable[[Callable[_Arguments, _Result]], Callable
             try:
                 return function(*arguments, **named)
             except Exception as error:
-                kind = without, type(error)
-                if kind not in _logged and len(_logged) < _LOGGED_MAX:
+                if (kind := (without, type(error))) not in _logged:
                     _logged.add(kind)
                     name = type(error).__qualname__
                     logger.warning("%s, all else goes on: %s (said once)", without, name, exc_info=error)
@@ -161,15 +165,17 @@ class Description:
     links: Sequence[Link] = ()
 
 
-@harmless("spans are not made")
+@_harmless("spans are not made")
 def _tracer_of(part: Part) -> Tracer | None:
-    """What makes the spans of a part; None where nobody wants any."""
+    """The tracer of a part; None where nobody wants its spans."""
     trace: Any = sys.modules.get("opentelemetry.trace")
     # The module has no such function as long as another thread imports it.
     if part not in _options.parts or not hasattr(trace, "get_tracer_provider"):
         return None
     tracer = _made_by(trace.get_tracer_provider())
-    return None if tracer is None or sys.modules["opentelemetry.context"].get_value(_SUPPRESSED) else tracer
+    # Set by `opentelemetry.instrumentation.utils.suppress_instrumentation`.
+    is_suppressed = tracer and sys.modules["opentelemetry.context"].get_value("suppress_instrumentation")
+    return None if is_suppressed else tracer
 
 
 @lru_cache(maxsize=1)
@@ -208,20 +214,20 @@ class Span:
         self.part = part
         self._span = span
 
-    @harmless("a span is not told all")
+    @_harmless("a span is not told all")
     def tell(self, attributes: Callable[[], Attributes]) -> None:
         """Tell more of it. They are asked for only where somebody records them."""
         if self._span is not None and self._span.is_recording():
             self._span.set_attributes(attributes())
 
-    @harmless("a span is not told all")
+    @_harmless("a span is not told all")
     def link(self, links: Callable[[], Iterable[Link]]) -> None:
         """Link to more spans."""
         if self._span is not None and self._span.is_recording():
             for link in links():
                 self._span.add_link(link.context, link.attributes)
 
-    @harmless("a span is not told all")
+    @_harmless("a span is not told all")
     def failed(self, error: BaseException | str) -> None:
         """Say that what it is of has failed: by an error, or for what else, in a word."""
         if self._span is not None:
@@ -230,7 +236,7 @@ class Span:
             self._span.set_attribute("error.type", error if isinstance(error, str) else _name_of(type(error)))
             self._span.set_status(StatusCode.ERROR, str(error) if isinstance(error, _SERVERS) else None)
 
-    @harmless("a span is not ended")
+    @_harmless("a span is not ended")
     def end(self) -> None:
         """End it."""
         if self._span is not None:
@@ -238,8 +244,6 @@ class Span:
 
 
 def _name_of(kind: type[BaseException]) -> str:
-    if issubclass(kind, RelatumError) and kind.__module__.startswith("relatum.errors."):
-        return f"relatum.errors.{kind.__qualname__}"
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -286,7 +290,7 @@ def _opened(part: Part, tracer: Tracer, describe: Callable[[], Description]) -> 
             _current.reset(ours)
 
 
-@harmless("a span is not made")
+@_harmless("a span is not made")
 def _begun(tracer: Tracer, describe: Callable[[], Description]) -> Any:
     from opentelemetry.trace import SpanKind
 
@@ -340,14 +344,14 @@ def links_of(messages: Iterable[Any], most: int = LINKS_MAX) -> list[Link]:
     return [link for link in found if link is not None]
 
 
-@harmless("links are left out")
+@_harmless("links are left out")
 def _header_names() -> frozenset[str]:
     from opentelemetry import propagate
 
     return frozenset(propagate.get_global_textmap().fields) - {"baggage"}
 
 
-@harmless("a link is left out")
+@_harmless("a link is left out")
 def _link_of(message: Any, fields: frozenset[str]) -> Link | None:
     from opentelemetry import propagate, trace
     from opentelemetry.context import Context
@@ -355,9 +359,8 @@ def _link_of(message: Any, fields: frozenset[str]) -> Link | None:
     raw = message.raw
     if raw is not None and not any(name.encode() in raw for name in fields):
         return None  # Found out without decoding it, which takes ten times as long.
-    headers = message.headers
     # Headers are written by anybody: a propagator is given short texts alone.
-    said = {name: headers.get(name) for name in fields}
+    said = {name: message.headers.get(name) for name in fields}
     carrier = {name: value for name, value in said.items() if type(value) is str and len(value) <= _HEADER_MAX}
     if not carrier:
         return None
@@ -367,7 +370,108 @@ def _link_of(message: Any, fields: frozenset[str]) -> Link | None:
     told: dict[str, str | int] = {"messaging.destination.name": message.stream, "relatum.offset": message.offset}
     if _options.ids:
         ids = {"messaging.message.id": "message_id", "messaging.message.conversation_id": "correlation_id"}
-        properties = message.properties
-        of_it = {name: getattr(properties, property_) for name, property_ in ids.items()}
+        of_it = {name: getattr(message.properties, property_) for name, property_ in ids.items()}
         told |= {name: str(value) for name, value in of_it.items() if value is not None}
     return trace.Link(sender, told)
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+_UNITS: Final = {"seconds": "s", "bytes": "By", "": ""}
+"""Units in UCUM, as OpenTelemetry writes them. A plain number has none: of "1", Prometheus would make a ratio."""
+
+
+class _Instruments:
+    """The instruments of one meter, one for each series: the first that is asked asks all components, for all."""
+
+    def __init__(self, provider: "MeterProvider") -> None:
+        self._meter = provider.get_meter("relatum")
+        self._made: set[str] = set()
+        self._renew()
+        after_fork(self, _Instruments._renew)
+
+    def _renew(self) -> None:
+        self._making = threading.Lock()
+        self._lock = threading.Lock()
+        self._left: dict[str, list[Observation]] = {}
+
+    @_harmless("some metrics are left out")
+    def make(self) -> None:
+        """Make the instruments of all metrics that are declared by now."""
+        with self._making:
+            for metric in metrics.declared():
+                if metric.name not in self._made:
+                    self._made.add(metric.name)
+                    self._make(metric)
+
+    @_harmless("some metrics are left out")
+    def make_later(self) -> None:
+        """The same, where something is reported that may be new.
+
+        In a thread of its own: the caller may hold the lock that `statistics()` takes, and a collection calls that
+        under the lock that a new instrument waits for.
+        """
+        if any(metric.name not in self._made for metric in metrics.declared()):
+            threading.Thread(target=self.make, name="relatum-instruments", daemon=True).start()
+
+    def _make(self, metric: metrics.Metric) -> None:
+        meter, is_gauge = self._meter, metric.kind is metrics.Kind.GAUGE
+        make: Callable[..., Any] = meter.create_observable_gauge if is_gauge else meter.create_observable_counter
+        for name in metric.series:
+            unit = "" if name.endswith(("_bucket", "_count")) else _UNITS[metric.unit]
+            make(name, [partial(self._observe, name)], unit, metric.meaning)
+
+    def _observe(self, name: str, options: "CallbackOptions") -> "Iterable[Observation]":
+        with self._lock:
+            if name not in self._left:
+                # One that was taken already, or is new: somebody collects anew.
+                self._left = _observations()
+            return self._left.pop(name, ())
+
+
+def _observations() -> "dict[str, list[Observation]]":
+    """What all instruments observe now, by their names: a histogram is observed as the series that Prometheus has."""
+    from opentelemetry.metrics import Observation
+
+    found: dict[str, list[Observation]] = {name: [] for metric in metrics.declared() for name in metric.series}
+    for family in metrics.collector().collect():
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(Observation(sample.value, sample.labels))
+    return found
+
+
+_told_to: "Final[dict[MeterProvider | None, _Instruments]]" = {}
+"""By what `report_metrics` was given."""
+
+
+def report_metrics(meter_provider: "MeterProvider | None" = None) -> None:
+    """Have OpenTelemetry collect all metrics of this process: those in docs/metrics.md, by the same names.
+
+    Components and rooms that come later are collected, too. A second call changes nothing.
+
+    Args:
+        meter_provider: Who collects. None (default): the application's, also where it is set later.
+
+    Raises:
+        ConfigurationError: the OpenTelemetry API is not installed: `pip install 'relatum[otel]'`.
+    """
+    try:
+        from opentelemetry.metrics import get_meter_provider
+    except ImportError as error:
+        raise ConfigurationError("there is no OpenTelemetry API: pip install 'relatum[otel]'") from error
+    if meter_provider not in _told_to:
+        made = _told_to[meter_provider] = _Instruments(meter_provider or get_meter_provider())
+        metrics.when_reported(made.make_later)
+        made.make()
+
+
+class Instrumentor:
+    """What `opentelemetry-instrument` finds as `relatum`: it has metrics reported. Spans are there without it."""
+
+    def instrument(self, **_: Any) -> None:
+        """Report metrics to the provider that was set."""
+        report_metrics()
+
+    def uninstrument(self, **_: Any) -> None:
+        """Make no spans any more. Metrics stay: OpenTelemetry lets no instrument go."""
+        configure(without=Part)

@@ -1,0 +1,312 @@
+"""Where recording of a stream goes on: its tail, opened, moved behind a hole, or cut back to what the stream still has.
+
+RabbitMQ does not fsync streams, moves a reader that fell behind retention forward without a word, and starts a stream
+that is declared again at offset 0. So nothing is concluded from offsets alone: a stream is the one that was recorded
+where the message at the last recorded position is as it was. The follower reads that message first.
+"""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import sqlalchemy as sa
+
+from relatum.errors import CoverageConflict, StreamUnavailable
+from relatum.keys import KeyDefinition
+from relatum.limits import INTEGER_MAX
+from relatum.reading import Agreement, Position, StreamBounds, StreamReader, agreement, ends_of_known
+from relatum.recording._ranges import lock_ranges, position_before, uncover
+from relatum.recording._statistics import LATELY_S
+from relatum.store.catalog import StreamRow, key_definitions
+from relatum.store.coverage import (
+    CoverageRow,
+    NewTail,
+    add_hole,
+    close_tail,
+    close_tails,
+    coverage_of,
+    last_position,
+    open_tail,
+    open_tails,
+    tail_of,
+)
+from relatum.store.database import sql
+from relatum.store.translation import translated_errors
+
+logger = logging.getLogger("relatum.recorder")
+
+# --- opened -----------------------------------------------------------------------------------------------------------
+
+_HOLES_MAX: Final = 1000
+"""Holes looked at of one stream, the newest."""
+
+_LATE_HOLES: Final = sql("""
+    SELECT stream_id, extract(epoch FROM now() - at), to_offset - from_offset FROM relatum.events
+    WHERE stream_id = ANY (:stream_ids::integer[]) AND kind = 'hole' AND to_offset IS NOT NULL
+        AND at > now() - make_interval(secs => :lately_s::double precision)
+    ORDER BY event_id DESC""")
+
+_BEGIN: Final = sql("""
+    UPDATE relatum.streams SET state = 'recording'
+    WHERE stream_id = ANY (:stream_ids::integer[]) AND state <> 'recording'""")
+
+_LATEST_TIMES: Final = sql("""
+    SELECT s.stream_id, max(latest.max_us)
+    FROM unnest(:stream_ids::integer[]) AS s(stream_id) CROSS JOIN LATERAL (
+        SELECT max_us FROM relatum.time_blocks WHERE stream_id = s.stream_id
+        ORDER BY first_offset DESC LIMIT 8) AS latest
+    GROUP BY s.stream_id""")
+"""The greatest time of the last few blocks of each. How small the index is depends on it, not what it finds."""
+
+
+def late_holes(connection: sa.Connection, stream_ids: Iterable[int]) -> dict[int, list[tuple[float, int]]]:
+    """The holes noticed within `LATELY_S`, by stream: how many seconds ago, and how many offsets each has."""
+    rows = connection.execute(_LATE_HOLES, {"stream_ids": sorted(stream_ids), "lately_s": LATELY_S})
+    found: dict[int, list[tuple[float, int]]] = {}
+    for stream_id, age, offsets in rows:
+        of_stream = found.setdefault(stream_id, [])
+        if len(of_stream) < _HOLES_MAX:
+            of_stream.append((float(age), int(offsets)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A stream ready to be recorded from `tail.to_offset` on."""
+
+    stream: StreamRow
+    tail: CoverageRow
+    definitions: tuple[KeyDefinition, ...]
+    high_us: int | None
+    known: Position | None
+    holes: list[tuple[float, int]]
+
+
+def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
+    """Find where recording of streams goes on: at their tails, or at new ones where other keys are in force."""
+    by_id = {row.stream_id: row for row in rows}
+    ids = sorted(by_id)
+    with translated_errors(), engine.begin() as connection:
+        ranges: dict[int, list[CoverageRow]] = {stream_id: [] for stream_id in ids}
+        for row in coverage_of(connection, ids):
+            ranges[row.stream_id].append(row)
+        definitions = tuple(key_definitions(connection))
+        key_ids = tuple(sorted(key.key_id for key in definitions))
+        tails = {row.stream_id: row for of_stream in ranges.values() for row in of_stream if row.is_tail}
+        with_time = {row.stream_id: row.record_time for row in rows}
+        kept = {
+            stream_id: tail
+            for stream_id, tail in tails.items()
+            if (tail.key_ids, tail.with_time, tail.over_amqp) == (key_ids, with_time[stream_id], False)
+        }
+        closed = close_tails(connection, [tail for stream_id, tail in tails.items() if stream_id not in kept])
+        new = [
+            NewTail(stream_id, tails[stream_id].to_offset, with_time[stream_id], tails[stream_id].position)
+            for stream_id in sorted(closed)
+        ]
+        new += [NewTail(stream_id, 0, with_time[stream_id]) for stream_id in ids if stream_id not in tails]
+        kept |= {row.stream_id: row for row in open_tails(connection, new, key_ids)}
+        opened = {"stream_ids": sorted(kept)}
+        connection.execute(_BEGIN, opened)
+        times = {row[0]: row[1] for row in connection.execute(_LATEST_TIMES, opened)}
+        holes = late_holes(connection, kept)
+    return [
+        # Known by all ranges: a stream that was only back-filled has nothing in its tail to be known by.
+        Opened(by_id[id_], tail, definitions, times.get(id_), last_position(ranges[id_]), holes.get(id_, []))
+        for id_, tail in kept.items()
+    ]
+
+
+def move_tail(connection: sa.Connection, tail: CoverageRow, at: int, known: Position | None) -> None:
+    """Let recording go on at another offset; `known` is what lies before it.
+
+    Raises:
+        CoverageConflict: another recorder moved the tail meanwhile.
+    """
+    close_tail(connection, tail)
+    open_tail(connection, NewTail(tail.stream_id, at, tail.with_time, known), tail.key_ids)
+
+
+# --- the stream is not what it was ------------------------------------------------------------------------------------
+
+_CHECKPOINTS: Final = sql("""
+    SELECT last_offset, fingerprint, chunk_ms FROM relatum.checkpoints
+    WHERE stream_id = :stream_id::integer AND last_offset BETWEEN :first::bigint AND :last::bigint""")
+
+_RETIRE: Final = sql("""
+    UPDATE relatum.streams SET replaced_at = now(), state = 'replaced', lease_holder = NULL
+    WHERE stream_id = :stream_id::integer AND replaced_at IS NULL""")
+
+_NEW_GENERATION: Final = sql("""
+    INSERT INTO relatum.streams (vhost, name, super_stream, generation, record_time)
+    SELECT vhost, name, super_stream, generation + 1, record_time FROM relatum.streams
+    WHERE stream_id = :stream_id::integer
+    RETURNING stream_id, generation""")
+
+_DELETE_BEHIND: Final = [
+    sql(f"DELETE FROM relatum.{table} WHERE stream_id = :stream_id::integer AND {offset} >= :cut::bigint")
+    for table, offset in (("receipts", "stream_offset"), ("checkpoints", "last_offset"))
+]
+"""Deletes what speaks of messages, which are others now."""
+
+
+def is_same(reader: StreamReader, stream: str, position: Position, bounds: StreamBounds) -> bool:
+    """Whether the stream still holds, at an offset, what lay there. True where retention has taken the offset."""
+    if bounds.first is not None and position.offset < bounds.first:
+        return True
+    # Asked also where the bounds end before it: they may be older than the position.
+    found = agreement(reader, stream, position)
+    if found is Agreement.UNKNOWN:
+        raise StreamUnavailable(
+            f"whether the stream {stream!r} is as it was at offset {position.offset} cannot be told now: no node that "
+            "has it can be asked",
+            stream=stream,
+        )
+    return found in (Agreement.SAME, Agreement.EXPIRED)
+
+
+def after_loss(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bool:
+    """Cut back a stream that lost its end to where both agree; False where it is another one: a generation begins."""
+    bounds = ends_of_known(reader, stream.name)
+    with translated_errors(), engine.begin() as connection:
+        tail = tail_of(connection, stream.stream_id)
+    agreed = _last_agreement(engine, reader, stream, bounds)
+    if agreed is not None and tail is not None and _cut_back(engine, reader, stream, tail, agreed, bounds):
+        return True
+    extra = {"stream": stream.name, "generation": stream.generation + 1}
+    logger.warning("stream %r was deleted and declared again: recorded from its begin", stream.name, extra=extra)
+    with translated_errors(), engine.begin() as connection:
+        # No row of the old one can answer for the new stream.
+        if connection.execute(_RETIRE, {"stream_id": stream.stream_id}).rowcount != 1:
+            raise CoverageConflict("another recorder began the stream's new generation", stream=stream.name)
+        stream_id, generation = connection.execute(_NEW_GENERATION, {"stream_id": stream.stream_id}).one()
+        note(connection, stream_id, "replaced", detail=f"generation {generation} begins")
+    return False
+
+
+def _last_agreement(
+    engine: sa.Engine, reader: StreamReader, stream: StreamRow, bounds: StreamBounds
+) -> Position | None:
+    """The last checkpoint, or end of a range, that the stream agrees with; by halving, since agreement is a prefix."""
+    if bounds.first is None or bounds.last is None:
+        return None
+    # What one node knows of the end is no reason to go back further: what lies behind it is asked, and waited for.
+    end = bounds.last if bounds.is_proven else INTEGER_MAX
+    with translated_errors(), engine.begin() as connection:
+        wanted = {"stream_id": stream.stream_id, "first": bounds.first, "last": end}
+        known = {row.last_offset: Position(*row) for row in connection.execute(_CHECKPOINTS, wanted)}
+        ranges = coverage_of(connection, [stream.stream_id])
+    ends = [row.position for row in ranges if row.position is not None]
+    known |= {position.offset: position for position in ends if bounds.first <= position.offset <= end}
+    positions = [known[offset] for offset in sorted(known)]
+    agreed = bisect_left(positions, True, key=lambda each: not is_same(reader, stream.name, each, bounds))
+    return positions[agreed - 1] if agreed else None
+
+
+def _cut_back(
+    engine: sa.Engine,
+    reader: StreamReader,
+    stream: StreamRow,
+    tail: CoverageRow,
+    agreed: Position,
+    bounds: StreamBounds,
+) -> bool:
+    """Take out everything behind the last agreement, so that it is recorded again as the stream has it now.
+
+    False where nothing that is retained would be left to know the stream by: nothing was changed then.
+    """
+    with translated_errors(), engine.connect() as connection, connection.begin() as transaction:
+        lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
+        now = tail_of(connection, stream.stream_id)
+        if now is None or (now.coverage_id, now.to_offset, now.mark) != (tail.coverage_id, tail.to_offset, tail.mark):
+            raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
+        first = bounds.first or 0
+        cut, _ = uncover(connection, reader, stream, (agreed.offset + 1, INTEGER_MAX), first)
+        known = agreed if cut == agreed.offset + 1 else position_before(reader, stream.name, cut, first)
+        if known is None and cut > 0:
+            transaction.rollback()
+            return False
+        if not is_same(reader, stream.name, agreed, bounds):
+            raise CoverageConflict("the stream changed again meanwhile", stream=stream.name)
+        for statement in _DELETE_BEHIND:
+            connection.execute(statement, {"stream_id": stream.stream_id, "cut": cut})
+        now = tail_of(connection, stream.stream_id)
+        assert now is not None, "uncover keeps the tail"
+        move_tail(connection, now, cut, known)
+        lost = cut, tail.to_offset
+        note(connection, stream.stream_id, "tail_lost", lost, "recorded again as the stream has it now")
+    extra = {"stream": stream.name, "from": cut, "to": tail.to_offset}
+    logger.warning("stream %r has lost its end: recorded again from %d on", stream.name, cut, extra=extra)
+    return True
+
+
+# --- what cannot be read ----------------------------------------------------------------------------------------------
+
+_SET_FIRST: Final = sql(
+    "UPDATE relatum.streams SET first_offset = :first::bigint WHERE stream_id = :stream_id::integer"
+)
+
+_GROW_UNREADABLE: Final = sql("""
+    UPDATE relatum.events SET to_offset = :to_offset::bigint
+    WHERE event_id = (SELECT max(event_id) FROM relatum.events WHERE stream_id = :stream_id::integer)
+        AND kind = 'unreadable' AND to_offset = :end::bigint""")
+
+_SET_MISSING: Final = sql("UPDATE relatum.streams SET state = 'missing' WHERE stream_id = :stream_id::integer")
+
+_NOTE: Final = sql("""
+    INSERT INTO relatum.events (stream_id, kind, from_offset, to_offset, detail)
+    VALUES (:stream_id::integer, :kind::text, :start::bigint, :end::bigint, :detail::text)""")
+
+
+def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> None:
+    """Go on behind offsets that retention has taken. They are a hole, unless nothing was ever recorded before them."""
+    with translated_errors(), engine.begin() as connection:
+        tail = _go_on_at(connection, stream, to_offset)
+        connection.execute(_SET_FIRST, {"stream_id": stream.stream_id, "first": to_offset})
+        if tail.position is None:
+            return
+        hole = (tail.to_offset, to_offset)
+        add_hole(connection, stream.stream_id, hole)
+        note(connection, stream.stream_id, "hole", hole, "retention was faster than recording")
+    extra = {"stream": stream.name, "from": hole[0], "to": hole[1]}
+    text = "retention dropped offsets %d to %d of stream %r before they were recorded"
+    logger.warning(text, hole[0], hole[1] - 1, stream.name, extra=extra)
+
+
+def pass_over(engine: sa.Engine, stream: StreamRow, to_offset: int, reason: str) -> None:
+    """Go on behind messages that cannot be unpacked here, and leave them uncovered: a gap that is tried again."""
+    with translated_errors(), engine.begin() as connection:
+        tail = _go_on_at(connection, stream, to_offset)
+        grown = {"stream_id": stream.stream_id, "end": tail.to_offset, "to_offset": to_offset}
+        if connection.execute(_GROW_UNREADABLE, grown).rowcount == 0:
+            note(connection, stream.stream_id, "unreadable", (tail.to_offset, to_offset), reason)
+            extra = {"stream": stream.name, "from": tail.to_offset, "to": to_offset, "reason": reason}
+            text = "offsets %d to %d of stream %r are not recorded, and cannot be unpacked here: %s"
+            logger.warning(text, tail.to_offset, to_offset - 1, stream.name, reason, extra=extra)
+
+
+def _go_on_at(connection: sa.Connection, stream: StreamRow, to_offset: int) -> CoverageRow:
+    """Close the tail, and open one like it further on; gives the one that was closed."""
+    tail = tail_of(connection, stream.stream_id)
+    if tail is None or tail.to_offset >= to_offset:
+        raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
+    move_tail(connection, tail, to_offset, tail.position)
+    return tail
+
+
+def note_missing(engine: sa.Engine, stream: StreamRow) -> None:
+    """Write down that the broker has no such stream any more; it may be declared again at any moment."""
+    with translated_errors(), engine.begin() as connection:
+        connection.execute(_SET_MISSING, {"stream_id": stream.stream_id})
+        note(connection, stream.stream_id, "missing")
+
+
+def note(
+    connection: sa.Connection, stream_id: int, kind: str, offsets: tuple[int, int] | None = None, detail: str = ""
+) -> None:
+    """Write down what happened to a stream, for `relatum status`."""
+    start, end = offsets or (None, None)
+    event = {"stream_id": stream_id, "kind": kind, "start": start, "end": end, "detail": detail}
+    connection.execute(_NOTE, event)
