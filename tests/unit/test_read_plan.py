@@ -16,7 +16,7 @@ from relatum.reading import ATTACHES_MAX, KeptChunks, Message, SocketConnection
 from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, Density, PlannedAttach, StreamPlan, Window
 from relatum.wire import Chunk, Login
 from relatum.wire import _frames as frames
-from relatum.wire._frames import FIRST, Code, Command
+from relatum.wire._frames import Code, Command
 
 ROUND_TRIP_S = 0.2e-3
 
@@ -137,6 +137,13 @@ def connection() -> Iterator[SocketConnection]:
         yield SocketConnection(near, Login("user", "password"))
 
 
+def end(connection: SocketConnection, number: int) -> None:
+    """Unsubscribe, and have the broker answer."""
+    correlation = connection.session.next_correlation()
+    connection.session.unsubscribe(number, correlation)
+    connection.session.receive(frames.answer(Command.UNSUBSCRIBE, correlation, Code.OK))
+
+
 @pytest.mark.parametrize(
     ("version", "is_worn"), [("3.10.8", True), ("3.11.28", True), ("3.12.0", False), ("4.3.6", False), ("", False)]
 )
@@ -147,20 +154,18 @@ def test_a_connection_wears_out_where_the_broker_keeps_files_open(
     connection.session.server_properties = {"version": version}
     for _ in range(ATTACHES_MAX):
         assert not connection.is_worn
-        attach = connection.attach("stream", FIRST)
         # The least id again and again: it is free once the broker has answered its Unsubscribe.
-        assert attach.subscription == 0
-        connection.session.receive(frames.answer(Command.UNSUBSCRIBE, attach.barrier, Code.OK))
+        assert connection.next_subscription() == 0
+        end(connection, 0)
     assert connection.is_worn is is_worn
 
 
 def test_ids_of_subscriptions_are_not_used_before_they_are_free(connection: SocketConnection) -> None:
     """An id that the broker may still deliver for is nobody else's; the least that is free comes next."""
-    first, second = connection.attach("stream", FIRST), connection.attach("stream", FIRST)
-    assert (first.subscription, second.subscription) == (0, 1)
-    connection.session.receive(frames.answer(Command.UNSUBSCRIBE, first.barrier, Code.OK))
-    assert connection.attach("stream", FIRST).subscription == 0
-    assert connection.attach_to_go_on("stream", FIRST, 2).subscription == 2
+    assert [connection.next_subscription() for _ in range(2)] == [0, 1]
+    connection.session.unsubscribe(1)
+    end(connection, 0)
+    assert [connection.next_subscription() for _ in range(2)] == [0, 2]
 
 
 def message(stream: str, offset: int, size: int = 1) -> Message:

@@ -4,24 +4,21 @@ import asyncio
 import ssl
 import sys
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final, ParamSpec, Self, TypeVar
 
-from relatum import metrics
 from relatum.closing import AsyncClosing
 from relatum.errors import ReadTimeout, UsedAfterClose
 from relatum.processes import of_one_process
 from relatum.reading._address import BrokerAddress
-from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._bounds import StreamBounds, check_time
 from relatum.reading._connecting import HEARTBEAT_S
-from relatum.reading._kept import KeptChunks
+from relatum.reading._many import KeptChunks
 from relatum.reading._message import Message
 from relatum.reading._plan import WINDOW_MESSAGES, Result
-from relatum.reading._pool import CONNECTIONS_MAX, Line, ReaderStatistics, Use, check_limit
+from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Turns, Use
 from relatum.reading._reader import StreamReader
-from relatum.reading._scan import CREDIT, Start
-from relatum.reading._stream_errors import check_time
+from relatum.reading._scan import CREDIT, RecordBatch, Start
 from relatum.waiting import NoThreadInTime, Parts, Threads, in_thread, left_s
 from relatum.wire import AuthMechanism, BrokerIdentity
 
@@ -52,13 +49,12 @@ class AsyncStreamReader(AsyncClosing):
     def __init__(self, reader: StreamReader, timeout_s: float, broker_connections_max: int = CONNECTIONS_MAX) -> None:
         self._reader = reader
         self._timeout_s = timeout_s
-        self._line = Line(broker_connections_max)
+        self._turns = reader.turns_before = Turns(broker_connections_max)
         self._threads = Threads(broker_connections_max, "relatum-reader")
         self._following = Threads(sys.maxsize, "relatum-reader-following")
         self._aside = Threads(ASIDE_THREADS, "relatum-reader-aside")
         self._is_closed = False
         of_one_process(self, "a reader for asyncio")
-        metrics.report(self)
 
     @classmethod
     async def open(
@@ -72,9 +68,8 @@ class AsyncStreamReader(AsyncClosing):
         broker_connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
         """A reader that is connected; arguments and errors as of `StreamReader.open`."""
-        check_limit(broker_connections_max)
         opening = partial(
-            StreamReader._connected,
+            StreamReader.open,
             address,
             timeout_s=timeout_s,
             ssl_context=ssl_context,
@@ -191,14 +186,12 @@ class AsyncStreamReader(AsyncClosing):
 
     def statistics(self) -> ReaderStatistics:
         """How many connections to the broker are in use, idle and waited for, and how many there may be."""
-        found = self._reader.statistics()
-        return replace(found, waiting=found.waiting + self._line.waiting)
+        return self._reader.statistics()
 
     async def close(self) -> None:
         """Close all connections. Calls under way in other tasks may end as `ConnectionLost`."""
         if not self._is_closed:
             self._is_closed = True
-            metrics.retire(self)
             self._threads.shutdown()
             self._following.shutdown()
             # To its end, whatever becomes of this task.
@@ -214,30 +207,28 @@ class AsyncStreamReader(AsyncClosing):
         try:
             return await self._in_thread(self._threads, partial(method, *args, **options))
         finally:
-            self._line.leave(Use.ANSWER)
+            self._turns.leave(Use.ANSWER)
 
     async def _enter(self, use: Use) -> None:
-        """Have a turn, and with it a thread that is free or about to be.
+        """Wait for a turn, and with it for a thread that is free or about to be.
 
         An iteration needs a thread to go on and give its connection back. So at most three turns of four are lent to
         iterations, as their connections are.
         """
         check_time()
-        if self._line.enter_at_once(use):
+        turn = self._turns.enter(use)
+        if turn is None:
             return
-        came = asyncio.get_running_loop().create_future()
-        waiter = self._line.enter(use, lambda: None if came.done() else came.set_result(None))
-        assert waiter is not None, "there was no room a moment ago"
         limit_s = left_s(self._timeout_s)
         try:
             async with asyncio.timeout(limit_s):
-                await came
+                await asyncio.wrap_future(turn)
         except TimeoutError:
-            error = self._line.none_free(limit_s)
-            self._line.withdraw(waiter)
+            error = self._turns.none_free(limit_s)
+            self._turns.withdraw(use, turn)
             raise error from None
         except BaseException:
-            self._line.withdraw(waiter)
+            self._turns.withdraw(use, turn)
             raise
 
     async def _in_thread(self, threads: Threads, function: Callable[[], _Result]) -> _Result:
@@ -266,7 +257,7 @@ class AsyncStreamReader(AsyncClosing):
                 if part is None:
                     return
                 if not holds():
-                    self._line.leave(use)
+                    self._turns.leave(use)
                     has_turn = False
                 for item in part:
                     yield item
@@ -279,4 +270,4 @@ class AsyncStreamReader(AsyncClosing):
                 await asyncio.shield(asyncio.wrap_future(self._aside.submit(parts.close)))
             finally:
                 if has_turn:
-                    self._line.leave(use)
+                    self._turns.leave(use)

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from relatum.checks import checked_name
+from relatum.checks import checked_name, shown
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetNotFound, StreamNotHere
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
+from relatum.reading._bounds import check_integers, check_offset
 from relatum.reading._message import Message
-from relatum.reading._stream_errors import check_integers, check_offset
 
 ATTACH_S: Final = 1e-3
 """Seconds one attach takes, its first chunk included. On an idle machine 0.9 ms (4.3.6) to 1.5 ms (3.10.8)."""
@@ -231,6 +231,9 @@ class Window:
     """
 
     def __init__(self, ids: Iterable[tuple[str, int]], messages_max: int, bytes_max: int = WINDOW_BYTES_MAX) -> None:
+        given: object = ids
+        if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+            raise InvalidInput(f"ids= takes pairs of a stream's name and an offset (MessageId), not {shown(ids)}")
         self._source = iter(ids)
         self._waiting: deque[_Place] = deque()
         self._asked: deque[_Place] = deque()
