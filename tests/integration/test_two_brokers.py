@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from relatum.command import complete_app
 from relatum.errors import AnotherBroker, StreamReplaced
+from relatum.ids import IDENTITY_STREAM
 from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader, claimed_identity
 from relatum.recording import Recorder, backfill, forget, forget_origin, status, verify
-from relatum.wire import IDENTITY_STREAM
 from relatum_consumer import Relations, Status
 from tests.support import (
     declare_stream,

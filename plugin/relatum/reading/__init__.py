@@ -1,5 +1,6 @@
 """Reading streams: one message at an offset, many, all from a point on; by the stream protocol."""
 
+from relatum.ids import BrokerIdentity, Position
 from relatum.reading._address import BrokerAddress
 from relatum.reading._agreement import (
     Agreement,
@@ -41,7 +42,7 @@ from relatum.reading._plan import Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._reader import StreamReader
 from relatum.reading._scan import RecordBatch
-from relatum.wire import AuthMechanism, Broker, BrokerIdentity, Position, StreamPlaces, UnreadableRecord
+from relatum.wire import AuthMechanism, Broker, StreamPlaces, UnreadableRecord
 
 __all__ = [
     "ATTACHES_MAX",

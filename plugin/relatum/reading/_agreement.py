@@ -20,23 +20,13 @@ from relatum.errors import (
     StreamUnavailable,
     UndecodableMessage,
 )
+from relatum.ids import IDENTITY_STREAM, BrokerIdentity, Position, broker_id_of, fingerprint
 from relatum.reading._connection import SocketConnection
 from relatum.reading._message import Message
 from relatum.reading._message_parts import property_text
 from relatum.reading._plan import Result
 from relatum.waiting import left_s
-from relatum.wire import (
-    IDENTITY_STREAM,
-    BrokerIdentity,
-    Code,
-    Confirmed,
-    Position,
-    Refused,
-    amqp10,
-    broker_id_of,
-    fingerprint,
-    frames,
-)
+from relatum.wire import Code, Confirmed, Refused, amqp10, frames
 
 if TYPE_CHECKING:
     from relatum.reading._many import KeptChunks

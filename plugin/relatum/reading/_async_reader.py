@@ -9,6 +9,7 @@ from typing import Final, ParamSpec, Self, TypeVar
 
 from relatum.closing import AsyncClosing
 from relatum.errors import ReadTimeout, UsedAfterClose
+from relatum.ids import BrokerIdentity
 from relatum.processes import of_one_process
 from relatum.reading._address import BrokerAddress
 from relatum.reading._bounds import StreamBounds, check_time
@@ -20,7 +21,7 @@ from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Turns, Use
 from relatum.reading._reader import StreamReader
 from relatum.reading._scan import CREDIT, RecordBatch, Start
 from relatum.waiting import NoThreadInTime, Parts, Threads, in_thread, left_s
-from relatum.wire import AuthMechanism, BrokerIdentity
+from relatum.wire import AuthMechanism
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
+from relatum.closing import Keeper
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -33,7 +34,7 @@ from relatum.reading._connecting import CONNECT_S_MIN, HEARTBEAT_S, in_turn
 from relatum.reading._connection import SocketConnection, stream_connection
 from relatum.reading._plan import Density
 from relatum.reading._pool import CONNECTIONS_MAX, Pool, ReaderStatistics, Turns, Use
-from relatum.waiting import Keeper, left_s
+from relatum.waiting import left_s
 from relatum.wire import Broker, Code, StreamPlaces, frames
 
 OUT_OF_REACH_S: Final = 5.0

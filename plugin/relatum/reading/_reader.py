@@ -19,6 +19,7 @@ from relatum.errors import (
     StreamNotHere,
     StreamUnavailable,
 )
+from relatum.ids import IDENTITY_STREAM, BrokerIdentity, broker_id_of
 from relatum.reading import _exchanges
 from relatum.reading._address import BrokerAddress
 from relatum.reading._attach import Attach, until
@@ -34,11 +35,8 @@ from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Turns, Use,
 from relatum.reading._scan import CREDIT, RecordBatch, Scan, Start, batches_of
 from relatum.waiting import current, has_passed
 from relatum.wire import (
-    IDENTITY_STREAM,
     AuthMechanism,
-    BrokerIdentity,
     StartSpec,
-    broker_id_of,
     frames,
     record_at,
 )
