@@ -3,18 +3,16 @@
 import asyncio
 import ssl
 import sys
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Sequence
-from functools import partial
-from typing import Final, ParamSpec, Self, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
+from functools import partial, wraps
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from relatum.closing import AsyncClosing
 from relatum.errors import ReadTimeout, UsedAfterClose
-from relatum.ids import BrokerIdentity
 from relatum.processes import of_one_process
 from relatum.reading._address import BrokerAddress
-from relatum.reading._bounds import StreamBounds, check_time
+from relatum.reading._bounds import check_time
 from relatum.reading._connecting import HEARTBEAT_S
-from relatum.reading._many import KeptChunks
 from relatum.reading._message import Message
 from relatum.reading._plan import WINDOW_MESSAGES, Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Turns, Use
@@ -35,12 +33,30 @@ ASIDE_THREADS: Final = 4
 """Threads that close the reader and what iterations hold: closing waits for no question."""
 
 
+def _called(
+    method: Callable[Concatenate[StreamReader, _Arguments], _Result],
+) -> Callable[Concatenate["AsyncStreamReader", _Arguments], Coroutine[Any, Any, _Result]]:
+    """A method of `StreamReader`, called in a thread in its turn: with its arguments and its documentation."""
+
+    @wraps(method)
+    async def called(self: "AsyncStreamReader", /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        await self._enter(Use.ANSWER)
+        try:
+            return await self._in_thread(self._threads, partial(method, self._reader, *args, **options))
+        finally:
+            self._turns.leave(Use.ANSWER)
+
+    called.__qualname__ = f"AsyncStreamReader.{method.__name__}"
+    return called
+
+
 class AsyncStreamReader(AsyncClosing):
     """Reads streams with asyncio. An asynchronous context manager; tasks may share one.
 
     It holds a `StreamReader` and calls it in threads of its own, `broker_connections_max` at most, and one for each
-    stream that is followed. Between two parts of an iteration it uses no thread. A cancelled call leaves the reader
-    usable. Use `async with contextlib.aclosing(...)` around iterations that end early.
+    stream that is followed; what `scan` is given is called there, too. Between two parts of an iteration it uses no
+    thread. A cancelled call leaves the reader usable. Use `async with contextlib.aclosing(...)` around iterations that
+    end early.
 
     Every method may raise `StreamNotFound`, `NotAStream`, `AccessRefused`, and, safe to repeat, `StreamUnavailable`,
     `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and `ConnectionsInUse` (all
@@ -85,15 +101,6 @@ class AsyncStreamReader(AsyncClosing):
             threads.shutdown()
         return cls(reader, timeout_s, broker_connections_max)
 
-    async def read(self, stream: str, offset: int) -> Message:
-        """The message at an offset.
-
-        Raises:
-            OffsetExpired: Retention has dropped it; `first` is the first one retained.
-            OffsetNotFound: The stream ends before it (`last` says where), or the broker used that offset itself.
-        """
-        return await self._call(self._reader.read, stream, offset)
-
     def read_many(
         self, ids: Iterable[tuple[str, int]], *, window: int = WINDOW_MESSAGES
     ) -> AsyncGenerator[Result, None]:
@@ -103,18 +110,6 @@ class AsyncStreamReader(AsyncClosing):
         """
         many = self._reader._many(ids, window)
         return self._in_parts(many.run(), Use.LENT, lambda: many.holds_connections)
-
-    async def read_all(self, ids: Iterable[tuple[str, int]], *, kept: KeptChunks | None = None) -> list[Result]:
-        """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
-
-        Unlike an iteration it holds no connection while its caller does something else.
-
-        Args:
-            ids: As for `read_many`.
-            kept: Chunks that were read before and are not read again; those that are read now join them. None reads
-                all.
-        """
-        return await self._call(self._reader.read_all, ids, kept=kept)
 
     def iterate(
         self,
@@ -129,47 +124,21 @@ class AsyncStreamReader(AsyncClosing):
         parts = self._reader._messages_in_parts(stream, start, stop=stop, follow=follow, idle_timeout_s=idle_timeout_s)
         return self._in_parts(parts, Use.FOLLOW if follow else Use.LENT)
 
-    async def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], _Taken | None]) -> list[_Taken]:
-        """What a function makes of the messages from an offset to before another; as `StreamReader.scan`.
-
-        `take` is called in a thread.
-        """
-        return await self._call(self._reader.scan, stream, start, stop, take)
+    read = _called(StreamReader.read)
+    read_all = _called(StreamReader.read_all)
+    scan = _called(StreamReader.scan)
+    bounds = _called(StreamReader.bounds)
+    all_bounds = _called(StreamReader.all_bounds)
+    missing = _called(StreamReader.missing)
+    identity = _called(StreamReader.identity)
+    partitions = _called(StreamReader.partitions)
+    bound = _called(StreamReader.bound)
+    routes = _called(StreamReader.routes)
 
     @property
     def cluster_name(self) -> str | None:
         """The name of the broker's cluster, as it said when the reader was opened; None where it does not say."""
         return self._reader.cluster_name
-
-    async def bounds(self, stream: str) -> StreamBounds:
-        """The first and the last offset of a stream; both None while it is empty."""
-        return await self._call(self._reader.bounds, stream)
-
-    async def all_bounds(
-        self, streams: Sequence[str], kept: KeptChunks | None = None, lasts: Collection[str] = ()
-    ) -> dict[str, StreamBounds]:
-        """As `bounds`, of those of many streams whose leaders say so at once; as `StreamReader.all_bounds`."""
-        return await self._call(self._reader.all_bounds, streams, kept, lasts)
-
-    async def missing(self, streams: Sequence[str]) -> list[str]:
-        """Those of many streams that the broker surely has not, all asked for together."""
-        return await self._call(self._reader.missing, streams)
-
-    async def identity(self) -> BrokerIdentity:
-        """Which broker this is; its id is None where no recorder left one, or where it cannot be read from here."""
-        return await self._call(self._reader.identity)
-
-    async def partitions(self, super_stream: str) -> list[str]:
-        """The streams that a name stands for as a super stream, in their order; as `StreamReader.partitions`."""
-        return await self._call(self._reader.partitions, super_stream)
-
-    async def bound(self, exchange: str) -> list[str]:
-        """The streams that are bound to an exchange: a super stream's in their order; empty where it is not there."""
-        return await self._call(self._reader.bound, exchange)
-
-    async def routes(self, exchange: str, routing_key: str) -> list[str] | None:
-        """The streams an exchange routes a key to; None where that cannot be asked. As `StreamReader.routes`."""
-        return await self._call(self._reader.routes, exchange, routing_key)
 
     def batches(
         self,
@@ -199,16 +168,6 @@ class AsyncStreamReader(AsyncClosing):
             await asyncio.shield(asyncio.wrap_future(self._aside.submit(self._reader.close)))
 
     # --- threads ------------------------------------------------------------------------------------------
-
-    async def _call(
-        self, method: Callable[_Arguments, _Result], *args: _Arguments.args, **options: _Arguments.kwargs
-    ) -> _Result:
-        """One call, in its turn."""
-        await self._enter(Use.ANSWER)
-        try:
-            return await self._in_thread(self._threads, partial(method, *args, **options))
-        finally:
-            self._turns.leave(Use.ANSWER)
 
     async def _enter(self, use: Use) -> None:
         """Wait for a turn, and with it for a thread that is free or about to be.

@@ -145,7 +145,7 @@ class ManyReader:
                 visited: Collection[str] = self._kept.visited if self._kept is not None else ()
                 self._plans = {
                     stream: StreamPlan(offsets, self._density(stream), is_ahead=stream in visited)
-                    for stream, valid in self._window.valid(wanted).items()
+                    for stream, valid in wanted.items()
                     if (offsets := self._not_kept(stream, valid))
                 }
                 if self._plans:
