@@ -1,4 +1,4 @@
-"""What is closed where its block is left, whatever leaves it; and what is closed when its owner is dropped."""
+"""What happens beside an object: it is closed where its block ends, or when it is dropped; a thread calls it again."""
 
 import threading
 import weakref
@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
+
+_Owner = TypeVar("_Owner")
 
 
 def close_when_dropped(owner: object, close: Callable[[], None]) -> None:
@@ -74,3 +76,37 @@ class AsyncClosing(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+class Keeper:
+    """Calls a function with an object every so many seconds, in a daemon thread, until ended or the object is dropped.
+
+    In a child of the process there is no such thread.
+
+    Args:
+        owner: The object; held weakly.
+        call: What to call with it: a function of its class, which raises nothing.
+    """
+
+    def __init__(self, owner: _Owner, call: Callable[[_Owner], None], *, every_s: float, name: str) -> None:
+        self._ended = threading.Event()
+        arguments = (weakref.ref(owner), call, every_s, self._ended)
+        self._thread = threading.Thread(target=_repeat, args=arguments, name=name, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Call it no more. A call under way is waited for, unless it is what ends this."""
+        self._ended.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def _repeat(
+    owner: "weakref.ref[_Owner]", call: Callable[[_Owner], None], every_s: float, ended: threading.Event
+) -> None:
+    while not ended.wait(every_s):
+        held = owner()
+        if held is None:
+            return
+        call(held)
+        del held

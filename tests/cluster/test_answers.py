@@ -18,8 +18,8 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import OffsetNotFound, RelatumError, Transient
+from relatum.ids import fingerprint
 from relatum.reading import Agreement, Position, StreamReader, agreement
-from relatum.wire._identity import fingerprint
 from relatum_consumer import Answer, Relations, Status
 from tests.contract._faces import FACES, open_face
 from tests.support import publish_plain, read_plain, record, recorded_to, recording, unique_name, wait_until

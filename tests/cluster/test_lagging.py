@@ -19,6 +19,7 @@ from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._entries import Fence, Placed
 from relatum.contexts._placement_cache import Sent
 from relatum.headers import CONTEXT_HEADER
+from relatum.ids import fingerprint
 from relatum.reading import (
     Agreement,
     BrokerAddress,
@@ -30,7 +31,6 @@ from relatum.reading import (
 )
 from relatum.recording import StreamStatus, status
 from relatum.superstreams import Layout
-from relatum.wire._identity import fingerprint
 from tests.support import broker_connection, publish_plain, recording, rows_of, unique_name, wait_until
 from tests.support.cluster import Cluster, on_each_cluster
 from tests.support.collectors import COLLECTOR_FACES, collectors_of

@@ -20,10 +20,10 @@ from relatum.reading import (
     Message,
     ReaderStatistics,
     RecordBatch,
+    SocketConnection,
     StreamBounds,
     StreamReader,
 )
-from relatum.reading._connection import SocketConnection
 from relatum.wire import frames
 from tests.support import new_streams, publish_plain
 from tests.support.proxy import Proxy

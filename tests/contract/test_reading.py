@@ -198,7 +198,7 @@ def test_what_a_node_says_of_a_stream(
         raise ChannelClosedByBroker(code, text)
         yield
 
-    monkeypatch.setattr("relatum.reading._missing_streams.asking", refused)
+    monkeypatch.setattr("relatum.reading._amqp.asking", refused)
     with open_face(face_name, amqp_url, timeout_s=3.0) as face, pytest.raises(kind):
         face.bounds(unique_name())
 
@@ -422,8 +422,8 @@ def test_partitions_that_a_broker_still_recovers_are_waited_for(
     exchange = unique_name("exchange")
     answers = [["o-0"], ["o-0", "o-2"], ["o-0", "o-1", "o-2"], ["o-0", "o-1", "o-2"]]
     asked = iter([*answers, answers[-1]])
-    monkeypatch.setattr("relatum.reading._questions.RECOVERED_SINCE", (99,))
-    monkeypatch.setattr("relatum.reading._questions._strings", lambda *_: next(asked))
+    monkeypatch.setattr("relatum.reading._exchanges.RECOVERED_SINCE", (99,))
+    monkeypatch.setattr("relatum.reading._exchanges._strings", lambda *_: next(asked))
     with broker_connection(amqp_url) as connection:
         channel = connection.channel()
         channel.exchange_declare(exchange, "direct")

@@ -96,7 +96,7 @@ def test_what_only_asks_works_in_a_child(place: Place, database: str) -> None:
             ]
 
         before = ask()
-        streams: Any = over_streams._streams
+        streams: Any = over_streams._nodes
         idle = streams._pool.idle
 
         def in_the_child() -> list[Any]:
@@ -215,12 +215,11 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
         relations = stack.enter_context(Relations(BrokerAddress.parse(place.amqp, place.stream_url), place.database))
         relations.read(place.stream, 0)
         orders = relatum.SuperStream("orders", partitions=4)
-        streams: Any = reader._streams
+        streams: Any = reader._nodes
         locks = [
             EmbeddedRecorders._lock,
             streams._lock,
-            streams._pool._lock,
-            *[each._sending for each in streams._pool.idle],
+            streams._pool._turns.lock,
             relations._servers._lock,
             orders._lock,
         ]
@@ -263,7 +262,7 @@ place, = relatum.publish(channel, "", stream, b"before").wait(90)
 reader, relations = StreamReader.open(streams), Relations(streams, database)
 reader.read(stream, place.offset)
 relations.find("order_id", "x")
-idle = reader._streams._pool.idle
+idle = reader._nodes._pool.idle
 child = os.fork()
 if child == 0:
     sys.exit(0)
@@ -271,7 +270,7 @@ assert os.waitpid(child, 0)[1] == 0
 place, = relatum.publish(channel, "", stream, b"after").wait(90)
 assert reader.read(stream, place.offset).body == b"after"
 relations.find("order_id", "x")
-assert reader._streams._pool.idle == idle, "the parent had to connect again"
+assert reader._nodes._pool.idle == idle, "the parent had to connect again"
 """
     command = [sys.executable, "-c", script, place.amqp, place.stream_url, place.database, place.stream]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -12,10 +12,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from relatum.errors import AnotherBroker, StreamReplaced
+from relatum.ids import IDENTITY_STREAM
 from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader, claimed_identity
 from relatum.recording import Recorder, backfill, forget, forget_origin, status, verify
-from relatum.wire import IDENTITY_STREAM
 from relatum_cli.app import app
 from relatum_consumer import Relations, Status
 from tests.support import (

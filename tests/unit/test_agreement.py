@@ -3,8 +3,8 @@
 import pytest
 
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamUnavailable
+from relatum.ids import fingerprint
 from relatum.reading import Agreement, Message, Position, agreement_of
-from relatum.wire._identity import fingerprint
 
 BODY = b"\x00\x53\x75\xa0\x05hello"
 POSITION = Position(7, fingerprint(None, b"hello"), 1_000)

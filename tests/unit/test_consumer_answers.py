@@ -15,9 +15,9 @@ from pika import BasicProperties
 
 from relatum import MessageId
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamReplaced, StreamUnavailable
+from relatum.ids import fingerprint
 from relatum.reading import Agreement, KeptChunks, Message, Position, Properties, StreamBounds, UnreadableRecord
 from relatum.store.coverage import TIME, CoverageRow, covered, last_position
-from relatum.wire._identity import fingerprint
 from relatum_consumer import Answer, Hit, MissingKey, Status, Trace
 from relatum_consumer.lookups import Catalog, Evidence, Servers, Uncovered, check_identity, first_retained, is_sure
 from relatum_consumer.lookups._proof import gaps

@@ -92,7 +92,7 @@ def readers() -> None:
     """Everything that reads."""
     transport: Any = Unreachable()
     for kind in (StreamReader, AsyncStreamReader):
-        blocking = StreamReader(transport, 1.0)
+        blocking = StreamReader(transport)
         reader: Any = blocking if kind is StreamReader else AsyncStreamReader(blocking, 1.0)
         name = kind.__name__
         take(f"{name}.read", reader.read, {"stream": "s", "offset": 1}, stream=[*NAMES, None], offset=[*OFFSETS, None])

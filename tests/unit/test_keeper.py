@@ -7,8 +7,7 @@ import threading
 import weakref
 from queue import SimpleQueue
 
-from relatum.closing import close_when_dropped
-from relatum.waiting import Keeper
+from relatum.closing import Keeper, close_when_dropped
 
 EVERY_S = 0.001
 

@@ -127,7 +127,7 @@ def test_a_stream_that_starts_after_its_broker_is_no_news_unless_it_lasts(
     assert not outages.failed("s", starts)
     outages.over("s")
     assert lines(caplog) == [RABBITMQ_AWAY, RABBITMQ_BACK]
-    monkeypatch.setattr("relatum.waiting._outages.STARTING_S", 0.0)
+    monkeypatch.setattr("relatum.waiting._failures.STARTING_S", 0.0)
     for _ in range(2):
         outages.failed("s", starts)
     assert lines(caplog)[2:] == [f"WARNING s waits, and is tried again: {kind.__name__}: starts"]
@@ -150,7 +150,7 @@ def test_a_server_that_was_never_asked_or_says_nothing_is_not_up(
     assert outages.is_up(Server.DATABASE)
     with outages.asking(Server.DATABASE):
         assert outages.is_up(Server.DATABASE)
-        monkeypatch.setattr("relatum.waiting._outages.ANSWER_S", -ANSWER_S)
+        monkeypatch.setattr("relatum.waiting._failures.ANSWER_S", -ANSWER_S)
         assert not outages.is_up(Server.DATABASE)
         assert not outages.is_up(Server.BROKER)
     assert outages.is_up(Server.DATABASE)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from relatum import MessageId
 from relatum.errors import OffsetNotFound
 from relatum.reading import ATTACHES_MAX, KeptChunks, Message, SocketConnection
-from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, Density, PlannedAttach, StreamPlan, Window
+from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, RECORD_BYTES, Density, PlannedAttach, StreamPlan, Window
 from relatum.wire import Chunk, Login
 from relatum.wire import _frames as frames
-from relatum.wire._frames import FIRST, Code, Command
+from relatum.wire._frames import Code, Command
 
 ROUND_TRIP_S = 0.2e-3
 
@@ -137,6 +137,13 @@ def connection() -> Iterator[SocketConnection]:
         yield SocketConnection(near, Login("user", "password"))
 
 
+def end(connection: SocketConnection, number: int) -> None:
+    """Unsubscribe, and have the broker answer."""
+    correlation = connection.session.next_correlation()
+    connection.session.unsubscribe(number, correlation)
+    connection.session.receive(frames.answer(Command.UNSUBSCRIBE, correlation, Code.OK))
+
+
 @pytest.mark.parametrize(
     ("version", "is_worn"), [("3.10.8", True), ("3.11.28", True), ("3.12.0", False), ("4.3.6", False), ("", False)]
 )
@@ -147,25 +154,23 @@ def test_a_connection_wears_out_where_the_broker_keeps_files_open(
     connection.session.server_properties = {"version": version}
     for _ in range(ATTACHES_MAX):
         assert not connection.is_worn
-        attach = connection.attach("stream", FIRST)
         # The least id again and again: it is free once the broker has answered its Unsubscribe.
-        assert attach.subscription == 0
-        connection.session.receive(frames.answer(Command.UNSUBSCRIBE, attach.barrier, Code.OK))
+        assert connection.next_subscription() == 0
+        end(connection, 0)
     assert connection.is_worn is is_worn
 
 
 def test_ids_of_subscriptions_are_not_used_before_they_are_free(connection: SocketConnection) -> None:
     """An id that the broker may still deliver for is nobody else's; the least that is free comes next."""
-    first, second = connection.attach("stream", FIRST), connection.attach("stream", FIRST)
-    assert (first.subscription, second.subscription) == (0, 1)
-    connection.session.receive(frames.answer(Command.UNSUBSCRIBE, first.barrier, Code.OK))
-    assert connection.attach("stream", FIRST).subscription == 0
-    assert connection.attach_to_go_on("stream", FIRST, 2).subscription == 2
+    assert [connection.next_subscription() for _ in range(2)] == [0, 1]
+    connection.session.unsubscribe(1)
+    end(connection, 0)
+    assert [connection.next_subscription() for _ in range(2)] == [0, 2]
 
 
-def message(stream: str, offset: int, size: int = 1) -> Message:
-    """A message of some bytes."""
-    return Message.from_record(stream, offset, b"x" * size)
+def records(window: Window, offsets: list[int], size: int) -> None:
+    """Give a window records of a chunk, which say where they lie."""
+    window.put_records("s", offsets, [b"%-*d" % (size, offset) for offset in offsets], 7)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 20)), max_size=60), st.integers(1, 70))
@@ -177,13 +182,13 @@ def test_window_gives_results_in_the_order_asked_for(asked: list[tuple[str, int]
         ids = [MessageId(stream, offset) for stream, offsets in wanted.items() for offset in offsets]
         random.Random(0).shuffle(ids)
         for each in ids:
-            window.put(*each, message(*each))
+            window.put_records(each.stream, [each.offset], [b"x"], 7)
             out += [result.id for result in window.ready() if isinstance(result, Message)]
         window.close()
     assert out == asked
 
 
-@given(st.lists(st.integers(0, 30), max_size=60), st.integers(1, 300))
+@given(st.lists(st.integers(0, 30), max_size=60), st.integers(1, 1200))
 def test_window_holds_bounded_bytes_and_still_ends(asked: list[int], bytes_max: int) -> None:
     """With little memory, and messages larger than it, all results still come, in order."""
     window = Window([MessageId("s", each) for each in asked], 16, bytes_max)
@@ -192,17 +197,12 @@ def test_window_holds_bounded_bytes_and_still_ends(asked: list[int], bytes_max: 
         rounds += 1
         assert rounds < 5 * len(asked) + 10
         for offset in wanted["s"]:
-            window.put("s", offset, message("s", offset, 100), 100)
+            records(window, [offset], 100)
             out += [result.offset for result in window.ready() if isinstance(result, Message)]
             held = sum(result is not None for result in window._results["s"].values())
-            assert held <= max(1, bytes_max // 100)
+            assert held <= max(1, bytes_max // (RECORD_BYTES + 100))
         window.close()
     assert out == asked
-
-
-def records(window: Window, offsets: list[int], size: int) -> None:
-    """Give a window records of a chunk, which say where they lie."""
-    window.put_records("s", offsets, [b"%-*d" % (size, offset) for offset in offsets], 7)
 
 
 def test_window_is_read_in_parts_that_can_be_held() -> None:
@@ -228,7 +228,7 @@ def test_window_is_read_in_parts_that_can_be_held() -> None:
 def test_numbers_that_are_no_offsets_are_answered_at_once() -> None:
     """They are never asked for."""
     window = Window([MessageId("s", -1), MessageId("s", 5), MessageId("s", 2**63)], 10)
-    assert window.valid(window.open()) == {"s": [5]}
+    assert window.open() == {"s": [5]}
     (first,) = window.ready()
     assert isinstance(first, OffsetNotFound)
 

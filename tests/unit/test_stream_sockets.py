@@ -51,7 +51,7 @@ def opened(listener: socket.socket, timeout_s: float) -> None:
     """Open a connection to it, which fails."""
     address = BrokerAddress("127.0.0.1", stream_port=listener.getsockname()[1])
     with pytest.raises(BrokerUnavailable):
-        SocketConnection.open(address, LOGIN, timeout_s)
+        SocketConnection.open(address, timeout_s)
 
 
 def test_the_next_address_of_a_host_is_tried_in_time(silent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:

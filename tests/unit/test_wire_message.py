@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relatum.ids import fingerprint
 from relatum.reading import Message, Position, position_of, type_and_id_of
-from relatum.wire import Opaque, fingerprint
+from relatum.wire import Opaque
 
 SAMPLE = (
     b"\x00\x53\x70\xc0\x07\x05\x41\x50\x03\x40\x41\x43"

@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from relatum import metrics
-from relatum.closing import Closing
+from relatum.closing import Closing, Keeper
 from relatum.errors import RelatumError, Transient
 from relatum.processes import new_holder, of_one_process
 from relatum.publishing import DeadLetters
 from relatum.reading import BrokerAddress
 from relatum.store.members import renewal_s
-from relatum.waiting import Keeper, Outages, ended, pause
+from relatum.waiting import Outages, ended, pause
 from relatum_consumer.groups._claims import Given
 from relatum_consumer.groups._consumer import SharedGroupsStatistics
 from relatum_consumer.groups._group import Group

@@ -1,5 +1,6 @@
 """Reading streams: one message at an offset, many, all from a point on; by the stream protocol."""
 
+from relatum.ids import BrokerIdentity, Position
 from relatum.reading._address import BrokerAddress
 from relatum.reading._agreement import (
     Agreement,
@@ -7,25 +8,24 @@ from relatum.reading._agreement import (
     agreement_of,
     agreements,
     another_broker,
-    ends_of_known,
+    claimed_identity,
     position_of,
 )
+from relatum.reading._amqp import GOODBYE_S, blocking_connection, in_time
 from relatum.reading._async_reader import AsyncStreamReader
-from relatum.reading._attach import other_nodes
-from relatum.reading._batches import RecordBatch, StreamBounds
-from relatum.reading._claiming import claimed_identity
-from relatum.reading._connecting import (
-    GOODBYE_S,
-    HEARTBEAT_S,
+from relatum.reading._bounds import StreamBounds, bounds_or_error, ends_of_known, is_of_all, refusal
+from relatum.reading._connecting import HEARTBEAT_S
+from relatum.reading._connection import (
+    ATTACHES_MAX,
+    CLOSES_SINCE,
     NOT_BY_STREAMS,
+    RECEIVE_BYTES,
     SILENCE_HEARTBEATS,
-    blocking_connection,
-    in_time,
+    SocketConnection,
+    stream_connection,
 )
-from relatum.reading._connection import ATTACHES_MAX, CLOSES_SINCE, RECEIVE_BYTES, SocketConnection
-from relatum.reading._kept import KeptChunks
-from relatum.reading._leading import OUT_OF_REACH_S
 from relatum.reading._login import BrokerLogin, login_of_query
+from relatum.reading._many import KeptChunks
 from relatum.reading._message import Message, type_and_id_of
 from relatum.reading._message_parts import (
     header_value,
@@ -36,14 +36,13 @@ from relatum.reading._message_parts import (
     reply_to_text,
 )
 from relatum.reading._message_values import Properties, TimeSource
-from relatum.reading._nodes import StreamNodes
+from relatum.reading._nodes import OUT_OF_REACH_S, PLACES_AT_ONCE, other_nodes
 from relatum.reading._password import HeldPassword
 from relatum.reading._plan import Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, check_limit
-from relatum.reading._questions import PLACES_AT_ONCE
 from relatum.reading._reader import StreamReader
-from relatum.reading._stream_errors import bounds_or_error, is_of_all, refusal
-from relatum.wire import AuthMechanism, Broker, BrokerIdentity, Position, StreamPlaces, UnreadableRecord
+from relatum.reading._scan import RecordBatch
+from relatum.wire import AuthMechanism, Broker, StreamPlaces, UnreadableRecord
 
 __all__ = [
     "ATTACHES_MAX",
@@ -73,7 +72,6 @@ __all__ = [
     "Result",
     "SocketConnection",
     "StreamBounds",
-    "StreamNodes",
     "StreamPlaces",
     "StreamReader",
     "TimeSource",
@@ -99,5 +97,6 @@ __all__ = [
     "property_text",
     "refusal",
     "reply_to_text",
+    "stream_connection",
     "type_and_id_of",
 ]

@@ -1,20 +1,41 @@
-"""Whether a stream is still the one that was read: the same, behind, or another. In one place, for all who remember."""
+"""Knowing streams and brokers again: whether a stream is the one that was read, and which broker this is.
 
+A broker is known by the first message of a stream in its virtual host (docs/adr/0043). Any number of recorders may give
+it one at once: the first message wins, and all read that one.
+"""
+
+import time
+import uuid
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from relatum.errors import AnotherBroker, OffsetExpired, OffsetNotFound, StreamUnavailable, UndecodableMessage
-from relatum.reading._batches import StreamBounds
+from relatum.errors import (
+    AccessRefused,
+    AnotherBroker,
+    NotFound,
+    OffsetExpired,
+    OffsetNotFound,
+    StreamUnavailable,
+    UndecodableMessage,
+)
+from relatum.ids import IDENTITY_STREAM, BrokerIdentity, Position, broker_id_of, fingerprint
+from relatum.reading._connection import SocketConnection
 from relatum.reading._message import Message
 from relatum.reading._message_parts import property_text
 from relatum.reading._plan import Result
-from relatum.wire import BrokerIdentity, Position, amqp10, fingerprint
+from relatum.waiting import left_s
+from relatum.wire import Code, Confirmed, Refused, amqp10, frames
 
 if TYPE_CHECKING:
-    from relatum.reading._kept import KeptChunks
+    from relatum.reading._many import KeptChunks
     from relatum.reading._reader import StreamReader
+
+CLAIM_S: Final = 5.0
+"""Seconds for giving a broker its id: a stream that somebody has just declared takes some hundredths of one."""
+
+_PAUSE_S: Final = 0.05
 
 
 class Agreement(Enum):
@@ -53,23 +74,6 @@ def agreement(reader: "StreamReader", stream: str, position: Position) -> Agreem
     except (OffsetNotFound, StreamUnavailable) as error:
         found = error
     return agreement_of(position, found)
-
-
-def ends_of_known(reader: "StreamReader", stream: str) -> StreamBounds:
-    """The ends of a stream of which something was read once, for who is about to forget that.
-
-    Raises:
-        StreamUnavailable: Its leader shows nothing now, which proves nothing. Wait, and ask again.
-        RelatumError: As of `StreamReader.bounds`.
-    """
-    bounds = reader.bounds(stream)
-    if bounds.is_silence:
-        raise StreamUnavailable(
-            f"the leader of {stream!r} shows no message now: it waits for its replicas, or the stream was declared "
-            "again; the next message tells",
-            stream=stream,
-        )
-    return bounds
 
 
 def agreements(
@@ -129,6 +133,75 @@ def _fingerprint_of(message: Message) -> int:
             with suppress(UndecodableMessage):
                 first = amqp10.decode_list(raw, start, 1)
     return fingerprint(property_text(first[0]) if first else None, body)
+
+
+# --- which broker this is --------------------------------------------------------------------------------------------
+
+
+def claimed_identity(reader: "StreamReader") -> BrokerIdentity:
+    """Which broker this is. Where it has no id yet, it is given one.
+
+    The id is None where this user may not read or declare the stream of it, or something else has its name.
+
+    Raises:
+        StreamUnavailable, ReadTimeout: That cannot be told now.
+        Transient: As of `StreamReader.read`.
+    """
+    known = reader.identity()
+    if known.broker_id is not None:
+        return known
+    with closing(reader.link(None)) as link:
+        return BrokerIdentity(_claimed(reader, link), known.cluster_name)
+
+
+def _claimed(reader: "StreamReader", link: SocketConnection) -> uuid.UUID | None:
+    until = link.deadline = time.monotonic() + left_s(CLAIM_S)
+    # Else whoever declared it is about to publish. An empty stream of several nodes does not prove that it is.
+    publishes_at = until - CLAIM_S / 2
+    if IDENTITY_STREAM in reader.missing([IDENTITY_STREAM]):
+        declared = link.answer(frames.create, IDENTITY_STREAM, {}).code
+        if declared == Code.OK:
+            publishes_at = 0.0
+        elif declared != Code.STREAM_EXISTS:
+            return None
+    while True:
+        try:
+            return broker_id_of(reader.read(IDENTITY_STREAM, 0).body)
+        except OffsetNotFound:
+            is_empty = True
+        except (NotFound, AccessRefused):
+            return None
+        except StreamUnavailable:
+            is_empty = False
+        try:
+            if is_empty and time.monotonic() >= publishes_at:
+                # It is read anew then: somebody else may have been faster.
+                publishes_at = until if _publish(link, str(uuid.uuid4())) else publishes_at
+        except AccessRefused:
+            return None
+        if time.monotonic() >= until:
+            message = f"the stream {IDENTITY_STREAM!r} does not answer: which broker this is cannot be told"
+            raise StreamUnavailable(message, stream=IDENTITY_STREAM)
+        time.sleep(_PAUSE_S)
+
+
+def _publish(link: SocketConnection, text: str) -> bool:
+    """Publish a message, and wait for what became of it; False where the stream cannot take one yet.
+
+    Raises:
+        AccessRefused: This user may not.
+    """
+    code = link.answer(frames.declare_publisher, 0, "", IDENTITY_STREAM).code
+    if code == Code.ACCESS_REFUSED:
+        raise AccessRefused(f"this user may not write to {IDENTITY_STREAM!r}")
+    if code != Code.OK:
+        return False
+    message = amqp10.data_section(text.encode())
+    link.session.send(frames.publish(0, [frames.entry(0, message)]))
+    while True:
+        for event in link.exchange():
+            if isinstance(event, Confirmed | Refused):
+                return isinstance(event, Confirmed)
 
 
 def another_broker(stream: str, recorded: BrokerIdentity, connected: BrokerIdentity) -> AnotherBroker:

@@ -3,27 +3,23 @@
 import asyncio
 import ssl
 import sys
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Final, ParamSpec, Self, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
+from functools import partial, wraps
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
-from relatum import metrics
 from relatum.closing import AsyncClosing
 from relatum.errors import ReadTimeout, UsedAfterClose
 from relatum.processes import of_one_process
 from relatum.reading._address import BrokerAddress
-from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._bounds import check_time
 from relatum.reading._connecting import HEARTBEAT_S
-from relatum.reading._kept import KeptChunks
 from relatum.reading._message import Message
 from relatum.reading._plan import WINDOW_MESSAGES, Result
-from relatum.reading._pool import CONNECTIONS_MAX, Line, ReaderStatistics, Use, check_limit
+from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Turns, Use
 from relatum.reading._reader import StreamReader
-from relatum.reading._scan import CREDIT, Start
-from relatum.reading._stream_errors import check_time
+from relatum.reading._scan import CREDIT, RecordBatch, Start
 from relatum.waiting import NoThreadInTime, Parts, Threads, in_thread, left_s
-from relatum.wire import AuthMechanism, BrokerIdentity
+from relatum.wire import AuthMechanism
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -37,12 +33,30 @@ ASIDE_THREADS: Final = 4
 """Threads that close the reader and what iterations hold: closing waits for no question."""
 
 
+def _called(
+    method: Callable[Concatenate[StreamReader, _Arguments], _Result],
+) -> Callable[Concatenate["AsyncStreamReader", _Arguments], Coroutine[Any, Any, _Result]]:
+    """A method of `StreamReader`, called in a thread in its turn: with its arguments and its documentation."""
+
+    @wraps(method)
+    async def called(self: "AsyncStreamReader", /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        await self._enter(Use.ANSWER)
+        try:
+            return await self._in_thread(self._threads, partial(method, self._reader, *args, **options))
+        finally:
+            self._turns.leave(Use.ANSWER)
+
+    called.__qualname__ = f"AsyncStreamReader.{method.__name__}"
+    return called
+
+
 class AsyncStreamReader(AsyncClosing):
     """Reads streams with asyncio. An asynchronous context manager; tasks may share one.
 
     It holds a `StreamReader` and calls it in threads of its own, `broker_connections_max` at most, and one for each
-    stream that is followed. Between two parts of an iteration it uses no thread. A cancelled call leaves the reader
-    usable. Use `async with contextlib.aclosing(...)` around iterations that end early.
+    stream that is followed; what `scan` is given is called there, too. Between two parts of an iteration it uses no
+    thread. A cancelled call leaves the reader usable. Use `async with contextlib.aclosing(...)` around iterations that
+    end early.
 
     Every method may raise `StreamNotFound`, `NotAStream`, `AccessRefused`, and, safe to repeat, `StreamUnavailable`,
     `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and `ConnectionsInUse` (all
@@ -52,13 +66,12 @@ class AsyncStreamReader(AsyncClosing):
     def __init__(self, reader: StreamReader, timeout_s: float, broker_connections_max: int = CONNECTIONS_MAX) -> None:
         self._reader = reader
         self._timeout_s = timeout_s
-        self._line = Line(broker_connections_max)
+        self._turns = reader.turns_before = Turns(broker_connections_max)
         self._threads = Threads(broker_connections_max, "relatum-reader")
         self._following = Threads(sys.maxsize, "relatum-reader-following")
         self._aside = Threads(ASIDE_THREADS, "relatum-reader-aside")
         self._is_closed = False
         of_one_process(self, "a reader for asyncio")
-        metrics.report(self)
 
     @classmethod
     async def open(
@@ -72,9 +85,8 @@ class AsyncStreamReader(AsyncClosing):
         broker_connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
         """A reader that is connected; arguments and errors as of `StreamReader.open`."""
-        check_limit(broker_connections_max)
         opening = partial(
-            StreamReader._connected,
+            StreamReader.open,
             address,
             timeout_s=timeout_s,
             ssl_context=ssl_context,
@@ -89,15 +101,6 @@ class AsyncStreamReader(AsyncClosing):
             threads.shutdown()
         return cls(reader, timeout_s, broker_connections_max)
 
-    async def read(self, stream: str, offset: int) -> Message:
-        """The message at an offset.
-
-        Raises:
-            OffsetExpired: Retention has dropped it; `first` is the first one retained.
-            OffsetNotFound: The stream ends before it (`last` says where), or the broker used that offset itself.
-        """
-        return await self._call(self._reader.read, stream, offset)
-
     def read_many(
         self, ids: Iterable[tuple[str, int]], *, window: int = WINDOW_MESSAGES
     ) -> AsyncGenerator[Result, None]:
@@ -107,18 +110,6 @@ class AsyncStreamReader(AsyncClosing):
         """
         many = self._reader._many(ids, window)
         return self._in_parts(many.run(), Use.LENT, lambda: many.holds_connections)
-
-    async def read_all(self, ids: Iterable[tuple[str, int]], *, kept: KeptChunks | None = None) -> list[Result]:
-        """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
-
-        Unlike an iteration it holds no connection while its caller does something else.
-
-        Args:
-            ids: As for `read_many`.
-            kept: Chunks that were read before and are not read again; those that are read now join them. None reads
-                all.
-        """
-        return await self._call(self._reader.read_all, ids, kept=kept)
 
     def iterate(
         self,
@@ -133,47 +124,21 @@ class AsyncStreamReader(AsyncClosing):
         parts = self._reader._messages_in_parts(stream, start, stop=stop, follow=follow, idle_timeout_s=idle_timeout_s)
         return self._in_parts(parts, Use.FOLLOW if follow else Use.LENT)
 
-    async def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], _Taken | None]) -> list[_Taken]:
-        """What a function makes of the messages from an offset to before another; as `StreamReader.scan`.
-
-        `take` is called in a thread.
-        """
-        return await self._call(self._reader.scan, stream, start, stop, take)
+    read = _called(StreamReader.read)
+    read_all = _called(StreamReader.read_all)
+    scan = _called(StreamReader.scan)
+    bounds = _called(StreamReader.bounds)
+    all_bounds = _called(StreamReader.all_bounds)
+    missing = _called(StreamReader.missing)
+    identity = _called(StreamReader.identity)
+    partitions = _called(StreamReader.partitions)
+    bound = _called(StreamReader.bound)
+    routes = _called(StreamReader.routes)
 
     @property
     def cluster_name(self) -> str | None:
         """The name of the broker's cluster, as it said when the reader was opened; None where it does not say."""
         return self._reader.cluster_name
-
-    async def bounds(self, stream: str) -> StreamBounds:
-        """The first and the last offset of a stream; both None while it is empty."""
-        return await self._call(self._reader.bounds, stream)
-
-    async def all_bounds(
-        self, streams: Sequence[str], kept: KeptChunks | None = None, lasts: Collection[str] = ()
-    ) -> dict[str, StreamBounds]:
-        """As `bounds`, of those of many streams whose leaders say so at once; as `StreamReader.all_bounds`."""
-        return await self._call(self._reader.all_bounds, streams, kept, lasts)
-
-    async def missing(self, streams: Sequence[str]) -> list[str]:
-        """Those of many streams that the broker surely has not, all asked for together."""
-        return await self._call(self._reader.missing, streams)
-
-    async def identity(self) -> BrokerIdentity:
-        """Which broker this is; its id is None where no recorder left one, or where it cannot be read from here."""
-        return await self._call(self._reader.identity)
-
-    async def partitions(self, super_stream: str) -> list[str]:
-        """The streams that a name stands for as a super stream, in their order; as `StreamReader.partitions`."""
-        return await self._call(self._reader.partitions, super_stream)
-
-    async def bound(self, exchange: str) -> list[str]:
-        """The streams that are bound to an exchange: a super stream's in their order; empty where it is not there."""
-        return await self._call(self._reader.bound, exchange)
-
-    async def routes(self, exchange: str, routing_key: str) -> list[str] | None:
-        """The streams an exchange routes a key to; None where that cannot be asked. As `StreamReader.routes`."""
-        return await self._call(self._reader.routes, exchange, routing_key)
 
     def batches(
         self,
@@ -191,14 +156,12 @@ class AsyncStreamReader(AsyncClosing):
 
     def statistics(self) -> ReaderStatistics:
         """How many connections to the broker are in use, idle and waited for, and how many there may be."""
-        found = self._reader.statistics()
-        return replace(found, waiting=found.waiting + self._line.waiting)
+        return self._reader.statistics()
 
     async def close(self) -> None:
         """Close all connections. Calls under way in other tasks may end as `ConnectionLost`."""
         if not self._is_closed:
             self._is_closed = True
-            metrics.retire(self)
             self._threads.shutdown()
             self._following.shutdown()
             # To its end, whatever becomes of this task.
@@ -206,38 +169,26 @@ class AsyncStreamReader(AsyncClosing):
 
     # --- threads ------------------------------------------------------------------------------------------
 
-    async def _call(
-        self, method: Callable[_Arguments, _Result], *args: _Arguments.args, **options: _Arguments.kwargs
-    ) -> _Result:
-        """One call, in its turn."""
-        await self._enter(Use.ANSWER)
-        try:
-            return await self._in_thread(self._threads, partial(method, *args, **options))
-        finally:
-            self._line.leave(Use.ANSWER)
-
     async def _enter(self, use: Use) -> None:
-        """Have a turn, and with it a thread that is free or about to be.
+        """Wait for a turn, and with it for a thread that is free or about to be.
 
         An iteration needs a thread to go on and give its connection back. So at most three turns of four are lent to
         iterations, as their connections are.
         """
         check_time()
-        if self._line.enter_at_once(use):
+        turn = self._turns.enter(use)
+        if turn is None:
             return
-        came = asyncio.get_running_loop().create_future()
-        waiter = self._line.enter(use, lambda: None if came.done() else came.set_result(None))
-        assert waiter is not None, "there was no room a moment ago"
         limit_s = left_s(self._timeout_s)
         try:
             async with asyncio.timeout(limit_s):
-                await came
+                await asyncio.wrap_future(turn)
         except TimeoutError:
-            error = self._line.none_free(limit_s)
-            self._line.withdraw(waiter)
+            error = self._turns.none_free(limit_s)
+            self._turns.withdraw(use, turn)
             raise error from None
         except BaseException:
-            self._line.withdraw(waiter)
+            self._turns.withdraw(use, turn)
             raise
 
     async def _in_thread(self, threads: Threads, function: Callable[[], _Result]) -> _Result:
@@ -266,7 +217,7 @@ class AsyncStreamReader(AsyncClosing):
                 if part is None:
                     return
                 if not holds():
-                    self._line.leave(use)
+                    self._turns.leave(use)
                     has_turn = False
                 for item in part:
                     yield item
@@ -279,4 +230,4 @@ class AsyncStreamReader(AsyncClosing):
                 await asyncio.shield(asyncio.wrap_future(self._aside.submit(parts.close)))
             finally:
                 if has_turn:
-                    self._line.leave(use)
+                    self._turns.leave(use)

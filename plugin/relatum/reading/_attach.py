@@ -1,13 +1,18 @@
-"""One subscription for a few chunks: what is asked, and what came of it. No I/O."""
+"""One subscription for a few chunks.
 
-from relatum.errors import ProtocolError
-from relatum.reading._leading import NotSettled
-from relatum.reading._stream_errors import moved, refusal
-from relatum.wire import Answer, Broker, Chunk, Code, Event, StreamMoved, StreamPlaces, frames
+The broker handles a connection's commands in order: a Subscribe with a few credits and an Unsubscribe written together
+are answered by the Subscribe's answer, at most that many chunks, and the Unsubscribe's answer. Chunks that did not come
+before the latter are not there. So each question of the kind "what is at or after" is one round trip, without a
+time-out, and many may be in flight. That nothing came is no proof that nothing is there, though: see `_leaders`.
+"""
+
+from relatum.reading._bounds import moved, refusal
+from relatum.reading._connection import SocketConnection
+from relatum.wire import Answer, Chunk, Code, Event, StartSpec, StreamMoved, frames
 
 
 class Attach:
-    """One subscription for a few chunks, and what it brought.
+    """One subscription for a few chunks, and what it brought; nothing here waits, see `until`.
 
     After a Subscribe, or a Credit, the answer to the next command is a barrier: all chunks that were granted and are
     there have come by then. The Unsubscribe of a pair is such a command; a subscription that may go on has an empty
@@ -15,6 +20,7 @@ class Attach:
     """
 
     __slots__ = (
+        "_session",
         "answer",
         "barrier",
         "chunks",
@@ -29,21 +35,56 @@ class Attach:
         "subscription",
     )
 
-    def __init__(self, stream: str, subscription: int, subscribed: int, barrier: int, granted: int) -> None:
+    def __init__(self, connection: SocketConnection, stream: str, start: StartSpec, chunks: int = 1) -> None:
+        self._session = session = connection.session
         self.stream = stream
-        self.subscription = subscription
-        self.subscribed = subscribed
-        self.barrier = barrier
-        self.granted = granted
+        self.subscription = connection.next_subscription()
+        self.subscribed = session.next_correlation()
+        self.barrier = session.next_correlation()
+        self.granted = chunks
         self.chunks: list[Chunk] = []
         self.code: int = Code.OK
         self.answer = b""
         self.reached: int | None = None
         self.chunks_seen = 0
         self.is_at_barrier = self.is_done = False
+        session.send(frames.subscribe(self.subscribed, self.subscription, stream, start, chunks))
+
+    @classmethod
+    def once(cls, connection: SocketConnection, stream: str, start: StartSpec, chunks: int = 1) -> "Attach":
+        """Ask for at most that many chunks from a start on, and end there."""
+        attach = cls(connection, stream, start, chunks)
+        connection.session.unsubscribe(attach.subscription, attach.barrier)
+        attach.is_done = True
+        return attach
+
+    @classmethod
+    def to_go_on(cls, connection: SocketConnection, stream: str, start: StartSpec, chunks: int) -> "Attach":
+        """As `once`, but the subscription stays at its barrier until `go_on` or `end`."""
+        # RabbitMQ 4 sends for a Credit only when half of the first credit is there again: so the first is the least,
+        # else the chunks would not come before the barrier.
+        attach = cls(connection, stream, start)
+        if chunks > 1:
+            attach.go_on(chunks - 1)
+        else:
+            connection.session.send(frames.metadata(attach.barrier, []))
+        return attach
+
+    def go_on(self, chunks: int) -> None:
+        """Ask for so many chunks more."""
+        self.barrier = self._session.next_correlation()
+        self.granted += chunks
+        self.is_at_barrier = False
+        self._session.send(frames.credit(self.subscription, chunks) + frames.metadata(self.barrier, []))
+
+    def end(self) -> None:
+        """Ask for no more: what still comes is dropped."""
+        if not self.is_done:
+            self.is_done = True
+            self._session.unsubscribe(self.subscription)
 
     def take(self, event: Event) -> None:
-        """Take one event, of this pair or not."""
+        """Take one event, of this subscription or not."""
         if type(event) is Chunk:
             if event.subscription == self.subscription:
                 self.chunks.append(event)
@@ -61,25 +102,10 @@ class Attach:
             raise refusal(self.stream, self.code)
 
 
-def other_nodes(places: StreamPlaces, own: Broker) -> list[Broker]:
-    """The nodes with a replica of a stream, other than one: replicas first, they have less to do than leaders."""
-    if places.code != Code.OK:
-        return []
-    leader = (places.leader,) if places.leader is not None else ()
-    return [node for node in dict.fromkeys((*places.replicas, *leader)) if node != own]
-
-
-def not_settled(last: Attach, *, may_be_empty: bool) -> NotSettled:
-    """The error for a leader that has nothing to show yet, by what came of asking for the last chunk."""
-    message = f"The stream {last.stream!r} is starting, or what it has is not committed yet."
-    places = places_in(last.answer, last.stream)
-    is_alone = not set(places.replicas) - {places.leader}
-    return NotSettled(message, stream=last.stream, may_be_empty=may_be_empty, is_alone=is_alone)
-
-
-def places_in(body: bytes, stream: str) -> StreamPlaces:
-    """Where a stream lies, by an answer to Metadata."""
-    for places in frames.decode_metadata(body):
-        if places.stream == stream:
-            return places
-    raise ProtocolError(f"The broker did not answer for the stream {stream!r}.")
+def until(connection: SocketConnection, *attaches: Attach) -> None:
+    """Wait until all that was asked for by subscriptions, and is there, has come."""
+    for awaited in attaches:
+        while not awaited.is_at_barrier:
+            for event in connection.exchange():
+                for attach in attaches:
+                    attach.take(event)

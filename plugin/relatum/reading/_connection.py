@@ -1,35 +1,45 @@
-"""A blocking connection of the stream protocol: a socket, the session it carries, and what is subscribed over it.
-
-The broker handles a connection's commands in order: a Subscribe with a few credits and an Unsubscribe written
-together are answered by the Subscribe's answer, at most that many chunks, and the Unsubscribe's answer. Chunks
-that did not come before the latter are not there. So every question of the kind "what lies at or after" is one
-round trip without a time-out, and many may be in flight. That nothing came is no proof that nothing is there, though:
-see `_leading`.
-"""
+"""A blocking connection of the stream protocol: a socket, and the session it carries."""
 
 import contextlib
 import math
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from relatum.errors import (
     AccessRefused,
+    BrokerUnavailable,
     ConfigurationError,
     ConnectionLost,
     DataError,
     ReadTimeout,
+    TlsRefused,
 )
 from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
-from relatum.reading._attach import Attach
-from relatum.reading._connecting import SILENCE_HEARTBEATS, not_opened
-from relatum.reading._sockets import open_socket, slice_s
+from relatum.reading._amqp import NamelessCluster, cluster_meant, forget_cluster
+from relatum.reading._connecting import HEARTBEAT_S, first_answering, not_reached, open_socket, slice_s
 from relatum.waiting import LOOK_S, has_passed
-from relatum.wire import Answer, Broker, Event, Login, StartSpec, StreamSession, frames, is_before
+from relatum.wire import (
+    AnotherCluster,
+    AnotherProtocol,
+    Answer,
+    Broker,
+    Event,
+    Login,
+    MechanismNotTaken,
+    StreamSession,
+    frames,
+    is_before,
+)
+
+NOT_BY_STREAMS: Final = (AnotherProtocol, TlsRefused, MechanismNotTaken, NamelessCluster)
+"""Errors that are final for a stream port that was given; a guessed port with one of them is another server's."""
+
+SILENCE_HEARTBEATS: Final = 1.5
+"""Heartbeats without any byte after which the peer counts as gone; it sends two in each."""
 
 RECEIVE_BYTES: Final = 256 << 10
 """Bytes taken from the socket at a time: more than a socket buffer usually holds, so one call empties it."""
@@ -48,15 +58,17 @@ CLOSES_SINCE: Final = (3, 12)
 the connection ends, up to the node's limit, and then the node fails. Source: rabbitmq-server issue 6317, mended in
 patch releases of 3.10 and 3.11 that came after November 2022; those are taken for leaking, too, which costs little."""
 
+_ENABLE: Final = "Where RabbitMQ runs there, its stream plugin does not: rabbitmq-plugins enable rabbitmq_stream."
+
 
 class SocketConnection:
-    """One connection, for one thread at a time; `keep_alive` may be called from another.
+    """One connection, for one thread at a time.
 
     Attributes:
         session: The session it carries.
         deadline: When answers must have come, as `time.monotonic` counts; set by the caller.
         is_usable: False once it failed or timed out: what comes next on the socket is then unknown.
-        is_reused: Others had it before, and it may have ended since.
+        is_reused: It was used before, and may have ended since.
         settled: Exchanges of which all bindings are recovered.
     """
 
@@ -65,7 +77,6 @@ class SocketConnection:
         self._slice_s = LOOK_S
         stream.settimeout(LOOK_S)
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
-        self._sending = threading.Lock()
         self._attaches = 0
         self.session = StreamSession(login)
         self.deadline = math.inf
@@ -77,12 +88,11 @@ class SocketConnection:
 
     def _leave(self) -> None:
         """In a child: the connection is the parent's. Closing our descriptor of it sends nothing."""
-        self._sending = threading.Lock()
         self.abandon()
 
     @classmethod
-    def open(cls, address: BrokerAddress, login: Login, timeout_s: float) -> "SocketConnection":
-        """Connect and log in.
+    def open(cls, address: BrokerAddress, timeout_s: float, heartbeat_s: int = HEARTBEAT_S) -> "SocketConnection":
+        """Connect to one address, and log in.
 
         Raises:
             BrokerUnavailable: Nothing answers, or not in time, or not the cluster that is meant.
@@ -97,22 +107,26 @@ class SocketConnection:
                 f"Streams are read by the stream protocol, and its port cannot be guessed from {address.where}: give a "
                 "rabbitmq-stream:// URL."
             )
+        cluster = cluster_meant(address, timeout_s=timeout_s) if address.stream_port_guessed else None
+        mechanism = address.login.mechanism
+        login = Login(address.user, address.secret(), address.vhost, mechanism, heartbeat_s, cluster)
         tls = address.login.tls_context() if address.stream_tls else None
-        name = address.login.server_name_for(host)
         deadline = time.monotonic() + timeout_s
         stream: socket.socket | None = None
         try:
-            stream = open_socket(host, port, tls, name, deadline)
+            stream = open_socket(host, port, tls, address.login.server_name_for(host), deadline)
             connection = cls(stream, login)
             connection.deadline = deadline
             connection.session.log_in(connection.exchange)
         except BaseException as error:
             if stream is not None:
                 stream.close()
-            told = not_opened(error, host, port)
-            if told is error:
+            if isinstance(error, AnotherCluster):
+                forget_cluster(address)
+            explained = _not_opened(error, host, port)
+            if explained is error:
                 raise
-            raise told from error
+            raise explained from error
         return connection
 
     # --- bytes --------------------------------------------------------------------------------------------
@@ -147,7 +161,7 @@ class SocketConnection:
         while True:
             heartbeat_s = self.session.heartbeat_s
             try:
-                self.keep_alive()
+                self._keep_alive()
                 self.flush(heartbeat_s or idle_s)
             except OSError as error:
                 # Also where it took too long: part of a frame may have left, and nothing may come behind that.
@@ -206,11 +220,10 @@ class SocketConnection:
             TimeoutError: It took longer than allowed, half a second at least; how much has left is not known.
             OSError: The connection ended.
         """
-        with self._sending:
-            outgoing = self.session.take_outgoing()
-            if outgoing:
-                self._send(outgoing, time.monotonic() + max(timeout_s, SEND_S_MIN))
-                self._sent_at = time.monotonic()
+        outgoing = self.session.take_outgoing()
+        if outgoing:
+            self._send(outgoing, time.monotonic() + max(timeout_s, SEND_S_MIN))
+            self._sent_at = time.monotonic()
 
     def _send(self, data: bytes, until: float) -> None:
         self._wait_for(LOOK_S)
@@ -229,7 +242,7 @@ class SocketConnection:
             except OSError:
                 self.abandon()
 
-    def keep_alive(self) -> None:
+    def _keep_alive(self) -> None:
         """Send a heartbeat when nothing was sent for half of one."""
         heartbeat_s = self.session.heartbeat_s
         if heartbeat_s and time.monotonic() - self._sent_at > heartbeat_s / 2:
@@ -241,7 +254,7 @@ class SocketConnection:
         reason = (error.strerror or str(error)) if error is not None else "it fell silent or hung up"
         return ConnectionLost(f"The stream connection to the broker was lost: {reason}.")
 
-    # --- questions and subscriptions ----------------------------------------------------------------------
+    # --- questions ----------------------------------------------------------------------------------------
 
     def answer(self, request: Callable[..., bytes], *arguments: Any) -> Answer:
         """Ask one question, and wait for its answer; what else comes meanwhile is dropped."""
@@ -253,56 +266,10 @@ class SocketConnection:
         """Wait for answers to what was asked; what else comes meanwhile is dropped."""
         return self.session.answers_to(self.exchange, *correlations)
 
-    def attach(self, stream: str, start: StartSpec, chunks: int = 1) -> Attach:
-        """Ask for at most that many chunks from a start on, and end there; does not wait: see `until`."""
-        attach = self.subscribe(stream, start, chunks)
-        self.session.unsubscribe(attach.subscription, attach.barrier)
-        attach.is_done = True
-        return attach
-
-    def attach_to_go_on(self, stream: str, start: StartSpec, chunks: int) -> Attach:
-        """As `attach`, but the subscription stays at its barrier until `go_on` or `end`."""
-        # RabbitMQ 4 sends for a Credit only when half of the first credit is there again: so the first is the least,
-        # else the chunks would not come before the barrier.
-        attach = self.subscribe(stream, start, 1)
-        if chunks > 1:
-            self.go_on(attach, chunks - 1)
-        else:
-            self.session.send(frames.metadata(attach.barrier, []))
-        return attach
-
-    def subscribe(self, stream: str, start: StartSpec, chunks: int) -> Attach:
-        """Ask for so many chunks from a start on; the barrier behind them is the caller's to ask for."""
-        session, subscription = self.session, self.next_subscription()
-        attach = Attach(stream, subscription, session.next_correlation(), session.next_correlation(), chunks)
-        session.send(frames.subscribe(attach.subscribed, subscription, stream, start, chunks))
-        return attach
-
     def next_subscription(self) -> int:
         """A number for a subscription, which is counted: see `is_worn`."""
         self._attaches += 1
         return self.session.take_subscription()
-
-    def go_on(self, attach: Attach, chunks: int) -> None:
-        """Ask for so many chunks more; does not wait."""
-        attach.barrier = self.session.next_correlation()
-        attach.granted += chunks
-        attach.is_at_barrier = False
-        self.session.send(frames.credit(attach.subscription, chunks) + frames.metadata(attach.barrier, []))
-
-    def end(self, attach: Attach) -> None:
-        """Ask for no more; does not wait: what comes of it is for a number nobody has any more."""
-        if not attach.is_done:
-            attach.is_done = True
-            self.session.unsubscribe(attach.subscription)
-
-    def until(self, *attaches: Attach) -> None:
-        """Wait for what is asked for with subscriptions: all that was there has come then."""
-        for awaited in attaches:
-            while not awaited.is_at_barrier:
-                for event in self.exchange():
-                    for attach in attaches:
-                        attach.take(event)
 
     @property
     def is_worn(self) -> bool:
@@ -342,3 +309,21 @@ class SocketConnection:
         with contextlib.suppress(OSError):
             self.flush(GOODBYE_S)
         self.abandon()
+
+
+def stream_connection(address: BrokerAddress, timeout_s: float, heartbeat_s: int = HEARTBEAT_S) -> SocketConnection:
+    """A connection to the first of the addresses that answers. Errors as of `SocketConnection.open`."""
+    return first_answering(address, timeout_s, lambda one, share_s: SocketConnection.open(one, share_s, heartbeat_s))
+
+
+def _not_opened(error: BaseException, host: str, port: int) -> BaseException:
+    """The error for a stream connection that could not be opened, as its caller can act on it."""
+    where = f"{host}:{port}"
+    if isinstance(error, AnotherProtocol):
+        return AnotherProtocol(f"{where} does not speak RabbitMQ's stream protocol, which usually has port 5552.")
+    if isinstance(error, AccessRefused):
+        return AccessRefused(f"{where}: {error}")
+    told = not_reached(error, "the stream protocol", host, port)
+    if isinstance(error, ConnectionRefusedError):
+        return BrokerUnavailable(f"{told} {_ENABLE}")
+    return told if isinstance(told, TlsRefused) or isinstance(error, OSError | ReadTimeout) else error

@@ -1,7 +1,9 @@
 """Reading many messages: several attaches in flight, over several connections, and the results in order."""
 
 import time
-from collections.abc import Callable, Collection, Generator
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
@@ -9,9 +11,8 @@ from typing import Final
 from relatum.errors import AccessRefused, NotFound, StreamNotHere
 from relatum.reading._attach import Attach
 from relatum.reading._connection import SocketConnection
-from relatum.reading._kept import KeptChunks
 from relatum.reading._message import Message
-from relatum.reading._nodes import StreamNodes
+from relatum.reading._nodes import Nodes
 from relatum.reading._plan import Density, PlannedAttach, Result, StreamPlan, Window
 from relatum.reading._pool import Use
 from relatum.wire import Chunk, Code, Event, Start, StartSpec, records_at
@@ -28,6 +29,61 @@ LANE_ATTACHES: Final = 3
 
 DENSITIES_MAX: Final = 1024
 """Streams whose chunk sizes are remembered."""
+
+
+KEPT_BYTES_MAX: Final = 32 << 20
+"""Bytes of chunks that are kept; the oldest go first. A chunk has 1 MiB at most unless a publisher batches more."""
+
+
+class KeptChunks:
+    """The chunks that one caller has met, of any streams; valid for one answer, since they are not read again.
+
+    Attributes:
+        visited: Streams of which messages were sought in an earlier round of questions, whether or not they had to be
+            read for it; who asks in rounds adds them. They are read ahead: more of them will be sought, and mostly
+            further on, as what belongs together was published one after the other.
+    """
+
+    def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._chunks: dict[str, list[Chunk]] = {}
+        self.visited: set[str] = set()
+        self._oldest: deque[tuple[str, Chunk]] = deque()
+
+    def keep(self, stream: str, chunk: Chunk) -> None:
+        """Keep a chunk of a stream."""
+        chunks = self._chunks.setdefault(stream, [])
+        place = bisect_left(chunks, chunk.first_offset, key=_first)
+        if place < len(chunks) and chunks[place].first_offset == chunk.first_offset:
+            return
+        chunks.insert(place, chunk)
+        self._oldest.append((stream, chunk))
+        self._bytes += len(chunk.data)
+        while self._bytes > self._bytes_max:
+            name, dropped = self._oldest.popleft()
+            held = self._chunks[name]
+            del held[bisect_left(held, dropped.first_offset, key=_first)]
+            self._bytes -= len(dropped.data)
+
+    def holding(self, stream: str, offsets: Sequence[int]) -> Iterator[tuple[Chunk, list[int]]]:
+        """The chunks that hold some of the offsets, which ascend, each with those it holds."""
+        chunks, begin = self._chunks.get(stream, ()), 0
+        while chunks and begin < len(offsets):
+            place = bisect_right(chunks, offsets[begin], key=_first) - 1
+            last = chunks[place].last_offset if place >= 0 else -1
+            if offsets[begin] > last:
+                # In none: on to the first offset that may be in the next one.
+                following = chunks[place + 1].first_offset if place + 1 < len(chunks) else offsets[-1] + 1
+                begin = bisect_left(offsets, following, begin)
+                continue
+            end = bisect_right(offsets, last, begin)
+            yield chunks[place], list(offsets[begin:end])
+            begin = end
+
+
+def _first(chunk: Chunk) -> int:
+    return chunk.first_offset
 
 
 @dataclass(slots=True)
@@ -57,7 +113,7 @@ class ManyReader:
 
     def __init__(
         self,
-        nodes: StreamNodes,
+        nodes: Nodes,
         use: Use,
         window: Window,
         settle: Callable[[Result | StreamNotHere], Result],
@@ -89,7 +145,7 @@ class ManyReader:
                 visited: Collection[str] = self._kept.visited if self._kept is not None else ()
                 self._plans = {
                     stream: StreamPlan(offsets, self._density(stream), is_ahead=stream in visited)
-                    for stream, valid in self._window.valid(wanted).items()
+                    for stream, valid in wanted.items()
                     if (offsets := self._not_kept(stream, valid))
                 }
                 if self._plans:
@@ -111,7 +167,7 @@ class ManyReader:
             for lane in lanes:
                 # Their numbers come again on this connection, and the broker refuses one that is still attached.
                 for attach, _ in lane.in_flight:
-                    lane.connection.end(attach)
+                    attach.end()
                 lane.connection.put_by(self._nodes.limit_s)
 
     def _not_kept(self, stream: str, offsets: list[int]) -> list[int]:
@@ -198,8 +254,8 @@ class ManyReader:
                     break
                 lane = self._lane()
                 start = StartSpec(Start.OFFSET, request.offsets[0])
-                attach_to = lane.connection.attach if len(request.offsets) == 1 else lane.connection.attach_to_go_on
-                lane.in_flight.append((attach_to(stream, start, request.chunks), request))
+                attach_to = Attach.once if len(request.offsets) == 1 else Attach.to_go_on
+                lane.in_flight.append((attach_to(lane.connection, stream, start, request.chunks), request))
 
     def _take(self, lane: _Lane, events: list[Event]) -> None:
         is_any_at_barrier = False
@@ -208,30 +264,30 @@ class ManyReader:
                 attach.take(event)
                 if attach.chunks:
                     self._keep(attach, request, attach.chunks.pop())
-                    self._went_on(lane, attach, request)
+                    self._went_on(attach, request)
                 is_any_at_barrier |= attach.is_at_barrier
         if is_any_at_barrier:
-            lane.in_flight = [pair for pair in lane.in_flight if not self._is_over(lane, *pair)]
+            lane.in_flight = [pair for pair in lane.in_flight if not self._is_over(*pair)]
 
-    def _is_over(self, lane: _Lane, attach: Attach, request: PlannedAttach) -> bool:
+    def _is_over(self, attach: Attach, request: PlannedAttach) -> bool:
         """Go on with a subscription that is at its barrier and not at its goal; whether it is over."""
         if not attach.is_at_barrier:
             return False
         has_more = attach.chunks_seen == attach.granted and attach.code == Code.OK
-        if has_more and self._went_on(lane, attach, request):
+        if has_more and self._went_on(attach, request):
             return False
-        lane.connection.end(attach)
+        attach.end()
         self._close(attach, request, is_at_end=not has_more)
         return True
 
-    def _went_on(self, lane: _Lane, attach: Attach, request: PlannedAttach) -> bool:
+    def _went_on(self, attach: Attach, request: PlannedAttach) -> bool:
         """Ask for what a subscription needs beside what was asked for; whether there was any."""
         if attach.is_done or self._window.is_full or attach.reached is None:
             return False
         ahead = attach.granted - attach.chunks_seen
         chunks = self._plans[attach.stream].more(request, attach.reached, attach.chunks_seen, ahead)
         if chunks:
-            lane.connection.go_on(attach, chunks)
+            attach.go_on(chunks)
         return chunks > 0
 
     def _keep(self, attach: Attach, request: PlannedAttach, chunk: Chunk) -> None:

@@ -1,17 +1,24 @@
-"""Connections of the stream protocol to a broker's nodes: one for each question, a turn for each."""
+"""The nodes of a broker as one reader asks them: a connection for each question, to whichever node has the answer.
+
+A node is named as it advertises itself; None is the node that the address leads to, of several addresses the one that
+answered last.
+"""
 
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final, Self, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
+from relatum.closing import Keeper
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
     ConnectionLost,
     NotFound,
+    ProtocolError,
     ReadTimeout,
     RelatumError,
     StreamNotFound,
@@ -21,49 +28,48 @@ from relatum.errors import (
 )
 from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
-from relatum.reading._connecting import (
-    CONNECT_S_MIN,
-    HEARTBEAT_S,
-    PASSED_OVER,
-    answered,
-    cluster_meant,
-    connect_left_s,
-    forget_cluster,
-    in_turn,
-    login_for,
-    none_answered,
-    shares,
-)
-from relatum.reading._connection import SocketConnection
-from relatum.reading._leading import (
-    NODE_CONNECT_S,
-    OUT_OF_REACH_S,
-    Leaders,
-    OutOfReach,
-)
-from relatum.reading._missing_streams import name_missing
+from relatum.reading._amqp import name_missing
+from relatum.reading._bounds import check_time
+from relatum.reading._connecting import CONNECT_S_MIN, HEARTBEAT_S, in_turn
+from relatum.reading._connection import SocketConnection, stream_connection
 from relatum.reading._plan import Density
-from relatum.reading._pool import CONNECTIONS_MAX, Line, Pool, ReaderStatistics, Use
-from relatum.reading._questions import elsewhere
-from relatum.reading._stream_errors import check_time
-from relatum.waiting import Keeper, left_s
-from relatum.wire import AnotherCluster, Broker
+from relatum.reading._pool import CONNECTIONS_MAX, Pool, ReaderStatistics, Turns, Use
+from relatum.waiting import left_s
+from relatum.wire import Broker, Code, StreamPlaces, frames
+
+OUT_OF_REACH_S: Final = 5.0
+"""Seconds for which a node that could not be reached is not tried again."""
+
+NODE_CONNECT_S: Final = 2.0
+"""Seconds to reach another node at most. What a node advertises need not be reachable from here."""
+
+PLACES_AT_ONCE: Final = 128
+"""Streams in one question for their nodes: 33 kB of names at most."""
+
+CONNECT_S_LEAST: Final = 0.01
+"""Seconds for connecting where a call has none left: 0 would mean something else to sockets."""
+
+_BY_AMQP: Final = Broker("AMQP 0.9.1", 0)
+"""As a node: a connection of another kind, which is used once and never kept."""
 
 _Result = TypeVar("_Result")
+Node: TypeAlias = Broker | None
 Question = Callable[[SocketConnection], _Result]
 
 
-_ASIDE: Final = "aside"
-"""As a node: a connection that is used once, of another kind, and never kept."""
+class OutOfReach(BrokerUnavailable):
+    """A node cannot be reached from here: behind a load balancer, nodes advertise names that only they know."""
 
 
-class StreamNodes:
-    """The connections by which one reader asks a node, and the readers of other nodes that it asks.
+class Nodes:
+    """The connections of one reader to all nodes. Threads may share it: each question has a connection to itself.
 
-    Args:
-        connect_s: Seconds for the connection that `open` opens; None: `timeout_s`.
-        connections: At most how many, or the connections of the reader that asks this node, too.
-        node: The node, where another reader's connections are used; None for the one that the address leads to.
+    Attributes:
+        address: Where the broker is.
+        at: The one of several addresses that answered last.
+        losses: How often a connection to a node was lost.
+        densities: What is known of the chunks of streams.
+        server_properties: What the node said of itself when the reader was opened.
     """
 
     def __init__(
@@ -72,281 +78,257 @@ class StreamNodes:
         *,
         timeout_s: float,
         heartbeat_s: int = HEARTBEAT_S,
-        connect_s: float | None = None,
-        connections: "int | Pool[SocketConnection]" = CONNECTIONS_MAX,
-        node: Broker | None = None,
+        connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        self._address = address
-        self._at = in_turn(address)[0]
-        """The one of several addresses that answered last."""
-        self._limit_s = timeout_s
-        self._connect_s = connect_s
-        self._heartbeat_s = heartbeat_s
-        self._pool = connections if isinstance(connections, Pool) else Pool(connections)
-        self._node = node
+        self.address = address
+        self.at = in_turn(address)[0]
+        self.losses: Counter[Node] = Counter()
         self.densities: dict[str, Density] = {}
-        self._nodes: dict[Broker, Self] = {}
-        self._leaders = Leaders(time.monotonic, self._losses_of, has_others=bool(self._address.others))
-        self.losses = 0
+        self.server_properties: dict[str, str] = {}
+        self._timeout_s = timeout_s
+        self._heartbeat_s = heartbeat_s
+        self._pool: Pool[Node, SocketConnection] = Pool(connections_max)
+        self._reached: set[Broker] = set()
         self._out_of_reach: dict[Broker, float] = {}
         self._is_closed = False
         self._keeper: Keeper | None = None
-        self.server_properties: dict[str, str] = {}
         self._lock = threading.Lock()
-        after_fork(self, StreamNodes._renew)
+        after_fork(self, Nodes._renew)
 
     def _renew(self) -> None:
-        """In a child: connections and the thread are the parent's; the next question opens and starts others."""
-        self._lock, self._keeper, self._nodes = threading.Lock(), None, {}
+        # The thread is the parent's; the next question starts another.
+        self._lock, self._keeper = threading.Lock(), None
 
     def open(self) -> None:
         """Connect once, so that what is wrong shows at once."""
-        deadline = time.monotonic() + self.limit_s
-        line, connection = self._acquire(Use.ANSWER, deadline, self._connect_s or self.limit_s)
-        self._release(line, Use.ANSWER, connection)
-        self.server_properties = connection.session.server_properties
+        with self._held(Use.ANSWER, None, time.monotonic() + self.limit_s) as connection:
+            self.server_properties = connection.session.server_properties
 
-    def _keep(self) -> None:
-        """Exchange heartbeats on idle connections from now on."""
-        # Other nodes' connections are kept with those of the reader that asks them.
-        if not self._heartbeat_s or self._node is not None:
-            return
+    @property
+    def limit_s(self) -> float:
+        """Seconds that an answer may take; less where the call has less left."""
+        return left_s(self._timeout_s)
+
+    def statistics(self) -> ReaderStatistics:
+        """The connections, to all nodes."""
+        return self._pool.statistics()
+
+    def close(self) -> None:
+        """Close all idle connections; those in use are closed when they are given back."""
         with self._lock:
-            if self._keeper is None and not self._is_closed:
-                every_s = self._heartbeat_s / 4
-                self._keeper = Keeper(self, StreamNodes.beat, every_s=every_s, name="relatum-heartbeats")
+            self._is_closed = True
+        if self._keeper is not None:
+            self._keeper.end()
+        for connection in self._pool.end():
+            connection.close()
 
-    def _acquire(self, use: Use, deadline: float, connect_s: float | None = None) -> tuple[Line, SocketConnection]:
-        """A turn and a connection, which may have ended while it was idle; both are given back by `_release`."""
+    # --- connections ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _held(self, use: Use, node: Node, deadline: float) -> Iterator[SocketConnection]:
+        """A connection while the block runs, in its turn; an idle one may have ended since it was used last."""
         if self._is_closed:
             raise UsedAfterClose("the reader was closed: open another one")
-        line, connection = self._pool.take(self._node, use, deadline)
-        if connection is not None:
-            connection.is_reused = True
-        else:
-            try:
-                self._pool.make_room()
-                connection = self._connect(connect_left_s(connect_s or max(CONNECT_S_MIN, deadline - time.monotonic())))
-            except BaseException:
-                self._pool.give_back(line, use)
-                raise
-            self._pool.note_opened()
-            self._keep()
-        connection.deadline = deadline
-        return line, connection
-
-    def _release(self, line: Line | None, use: Use, connection: SocketConnection) -> None:
-        """Give a turn back, and the connection where others can use it."""
-        if not connection.is_usable:
-            self.losses += 1
-            self._pool.give_back(line, use)
-        elif self._is_closed or connection.is_worn:
-            connection.close()
-            self._pool.give_back(line, use)
-        else:
-            self._pool.give_back(line, use, self._node, connection)
-
-    def _connect(self, within_s: float) -> SocketConnection:
-        """A connection to the node; of several addresses, to the one that answered last, else to the next that does."""
-        errors: list[RelatumError] = []
-        for address, share_s in shares(self._address, within_s):
-            try:
-                connection = self._connect_to(address, share_s)
-            except PASSED_OVER as error:
-                errors.append(error)
-            else:
-                answered(self._address, address, errors)
-                self._be_at(address)
-                return connection
-        raise none_answered(errors)
-
-    def _connect_to(self, address: BrokerAddress, within_s: float) -> SocketConnection:
-        name = None
-        # Other nodes are named by one that knows the password already, so nothing is guessed; and each node of a
-        # cluster may say another name, until somebody sets one.
-        if address.stream_port is not None and address.stream_port_guessed and self._node is None:
-            name_s = within_s if self._address.others else left_s(self._limit_s)
-            name = cluster_meant(address, timeout_s=name_s)
+        turns, connection = self._pool.take(node, use, deadline)
         try:
-            login = login_for(address, self._heartbeat_s, name)
-            return SocketConnection.open(address, login, within_s)
-        except AnotherCluster:
-            forget_cluster(address)
-            raise
+            if connection is not None:
+                connection.is_reused = True
+            else:
+                self._pool.make_room()
+                connection = self._open(node, max(CONNECT_S_MIN, deadline - time.monotonic()))
+                self._pool.note_opened()
+                self._keep_alive()
+            connection.deadline = deadline
+            yield connection
+        finally:
+            self._give_back(turns, use, node, connection)
 
-    def _be_at(self, address: BrokerAddress) -> None:
-        with self._lock:
-            if address != self._at:
-                # What the other node led, and whether it was alone, says nothing of this one.
-                self._at = address
-                self.losses += 1
-                self._leaders = Leaders(time.monotonic, self._losses_of, has_others=bool(self._address.others))
+    def _give_back(self, turns: Turns | None, use: Use, node: Node, connection: SocketConnection | None) -> None:
+        if connection is not None and not connection.is_usable:
+            self.losses[node] += 1
+            connection = None
+        elif connection is not None and (self._is_closed or connection.is_worn):
+            connection.close()
+            connection = None
+        self._pool.give_back(turns, use, node, connection)
 
-    def beat(self) -> None:
+    def _open(self, node: Node, within_s: float) -> SocketConnection:
+        """Connect to a node.
+
+        Raises:
+            OutOfReach: It was never reached, and is down, or advertises a name that only it knows.
+        """
+        within_s = max(CONNECT_S_LEAST, left_s(within_s))
+        if node is None:
+            connection = stream_connection(self.address, within_s, self._heartbeat_s)
+            at = in_turn(self.address)[0]
+            with self._lock:
+                if at != self.at:
+                    self.at = at
+                    self.losses[None] += 1
+            return connection
+        message = (
+            f"The node that advertises {node.host}:{node.port} cannot be reached there from here: it is down, or "
+            "stream.advertised_host and stream.advertised_port in its rabbitmq.conf are to name what can be reached."
+        )
+        if time.monotonic() < self._out_of_reach.get(node, 0.0):
+            raise OutOfReach(message)
+        # It was named by a node that knows the password already, so nothing is guessed.
+        there = replace(self.at, stream_host=node.host, stream_port=node.port, stream_port_guessed=False)
+        try:
+            connection = SocketConnection.open(there, min(NODE_CONNECT_S, within_s), self._heartbeat_s)
+        except (BrokerUnavailable, ReadTimeout) as error:
+            # A call that ran out of time says nothing about the node.
+            check_time()
+            if node in self._reached:
+                raise
+            self._out_of_reach[node] = time.monotonic() + OUT_OF_REACH_S
+            raise OutOfReach(message) from error
+        self._reached.add(node)
+        return connection
+
+    def _keep_alive(self) -> None:
+        """Exchange heartbeats on idle connections from now on."""
+        if self._heartbeat_s and self._keeper is None:
+            with self._lock:
+                if self._keeper is None and not self._is_closed:
+                    every_s = self._heartbeat_s / 4
+                    self._keeper = Keeper(self, Nodes._beat, every_s=every_s, name="relatum-heartbeats")
+
+    def _beat(self) -> None:
         """Exchange heartbeats on the idle connections; one that has ended is dropped."""
-        for _ in range(len(self._pool.idle)):
-            # Taken out meanwhile: a connection is for one thread at a time.
+        for _ in self._pool.idle:
+            # Taken out for that time: a connection is for one thread at a time.
             taken = self._pool.take_oldest()
             if taken is None:
                 return
             node, connection = taken
-            holder = self._nodes.get(node, self) if isinstance(node, Broker) else self
             try:
                 connection.wait(0.0)
             except RelatumError:
                 pass  # It is abandoned, and dropped below.
             finally:
-                holder._release(None, Use.ANSWER, connection)
-
-    @property
-    def limit_s(self) -> float:
-        """Seconds that an answer may take; less where the call has less left."""
-        return left_s(self._limit_s)
-
-    def statistics(self) -> ReaderStatistics:
-        """The connections, of all nodes."""
-        return self._pool.statistics()
-
-    def close(self) -> None:
-        """Close all idle connections; those in use close when they are given back."""
-        with self._lock:
-            self._is_closed = True
-        if self._keeper is not None:
-            self._keeper.end()
-        for node in list(self._nodes.values()):
-            node._is_closed = True
-        for connection in self._pool.end():
-            connection.close()
-
-    def link(self, node: Broker | None) -> SocketConnection:
-        """A connection to a node (None: the connected one), logged in, that is the caller's: it is counted nowhere.
-
-        Raises:
-            OutOfReach: the node cannot be reached from here.
-            BrokerUnavailable, AccessRefused, ConfigurationError: as of `SocketConnection.open`.
-        """
-        if self._is_closed:
-            raise UsedAfterClose("the reader was closed: open another one")
-        there = self._reach(node)
-        return there._connect(connect_left_s(self._limit_s))
-
-    def _ask_about(self, stream: str, question: Question[_Result]) -> _Result:
-        """Ask a node that has the stream."""
-        try:
-            return self._ask(question)
-        except StreamNotHere:
-            node = self._node_with(stream, self)
-            if node is None:
-                raise
-            return node._ask(question)
-
-    def _node_with(self, stream: str, asked: Self) -> Self | None:
-        """A reader on another node that has the stream and can be reached; None where no other has it.
-
-        Raises:
-            StreamNotHere: others have it, and none can be reached.
-        """
-        out: OutOfReach | None = None
-        for broker in asked._ask(lambda connection: elsewhere(connection, stream)):
-            try:
-                return self._reach(broker)
-            except OutOfReach as error:
-                out = error
-        if out is not None:
-            raise StreamNotHere(f"The stream {stream!r} has no replica on this node. {out}", stream=stream) from out
-        return None
-
-    def _reach(self, broker: Broker | None) -> Self:
-        """The reader on a node; this one for None.
-
-        Raises:
-            OutOfReach: the node cannot be reached from here: it is down, or advertises a name that only it knows.
-        """
-        if broker is None:
-            return self
-        if broker in self._nodes:
-            return self._nodes[broker]
-        message = (
-            f"The node that advertises {broker.host}:{broker.port} cannot be reached there from here: it is down, or "
-            "stream.advertised_host and stream.advertised_port in its rabbitmq.conf are to name what can be reached."
-        )
-        if time.monotonic() < self._out_of_reach.get(broker, 0.0):
-            raise OutOfReach(message)
-        try:
-            node = type(self)(
-                replace(self._at, stream_host=broker.host, stream_port=broker.port),
-                timeout_s=self._limit_s,
-                heartbeat_s=self._heartbeat_s,
-                connect_s=left_s(min(NODE_CONNECT_S, self._limit_s)),
-                connections=self._pool,
-                node=broker,
-            )
-            node.open()
-        except (BrokerUnavailable, ReadTimeout) as error:
-            # That a call ran out of time says nothing of the node.
-            check_time()
-            self._out_of_reach[broker] = time.monotonic() + OUT_OF_REACH_S
-            raise OutOfReach(message) from error
-        # Another thread may have been faster; what it made is used by others already.
-        with self._lock:
-            return self._nodes.setdefault(broker, node)
-
-    def _ask(self, question: Question[_Result]) -> _Result:
-        """Ask; once more on a new connection if the idle one turns out to have been closed."""
-        deadline = time.monotonic() + self.limit_s
-        try:
-            while True:
-                line, connection = self._acquire(Use.ANSWER, deadline)
-                try:
-                    return question(connection)
-                except ConnectionLost:
-                    # Reading changes nothing, so it can be asked again; but not for ever. What came before the end says
-                    # nothing: it may be heartbeats, of when this program stood still, or of the question before.
-                    if not connection.is_reused or time.monotonic() >= deadline:
-                        raise
-                finally:
-                    self._release(line, Use.ANSWER, connection)
-        except StreamNotFound as error:
-            raise self._named(error) from None
-
-    def _named(self, error: StreamNotFound) -> NotFound:
-        """`NotAStream` for a queue of another kind: by a blocking question, it is an error's path."""
-        if self._address.amqp_port is None:
-            return error
-        line, _ = self._pool.take(_ASIDE, Use.ANSWER, time.monotonic() + self.limit_s)
-        try:
-            self._pool.make_room()
-            return name_missing(error, self._address, self.limit_s)
-        finally:
-            self._pool.give_back(line, Use.ANSWER)
+                self._give_back(None, Use.ANSWER, node, connection)
 
     @contextlib.contextmanager
-    def connection(self, use: Use) -> Iterator[SocketConnection]:
-        """A connection that has not ended while it was idle: what takes long is not begun anew for that."""
+    def connection(self, use: Use, node: Node = None) -> Iterator[SocketConnection]:
+        """A connection that has not ended while it was idle: long work is not begun anew for that."""
         deadline = time.monotonic() + self.limit_s
         while True:
-            line, connection = self._acquire(use, deadline)
-            try:
+            with self._held(use, node, deadline) as connection:
                 if _is_there(connection):
                     yield connection
                     return
-            finally:
-                self._release(line, use, connection)
 
-    def further(self, stack: contextlib.ExitStack, use: Use) -> SocketConnection | None:
+    def further(self, stack: contextlib.ExitStack, use: Use, node: Node = None) -> SocketConnection | None:
         """A further connection for one caller, until the stack is closed.
 
         None where others may need the rest, or none can be opened: the caller goes on with what it has.
         """
         if self._pool.has_plenty(use):
             with contextlib.suppress(Transient, AccessRefused):
-                return stack.enter_context(self.connection(use))
+                return stack.enter_context(self.connection(use, node))
         return None
 
-    def _losses_of(self, broker: Broker | None) -> int:
-        """How often a connection to a node was lost, of those that single questions use."""
-        node = self if broker is None else self._nodes.get(broker)
-        return node.losses if node is not None else 0
+    def link(self, node: Node) -> SocketConnection:
+        """A connection to a node, logged in, that is the caller's: it is counted nowhere. Errors as of `ask`."""
+        if self._is_closed:
+            raise UsedAfterClose("the reader was closed: open another one")
+        return self._open(node, self._timeout_s)
+
+    # --- questions --------------------------------------------------------------------------------------------------
+
+    def ask(self, question: Question[_Result], node: Node = None) -> _Result:
+        """Ask a node; once more on a new connection if the idle one turns out to have been closed.
+
+        Raises:
+            OutOfReach: The node cannot be reached from here.
+        """
+        deadline = time.monotonic() + self.limit_s
+        try:
+            while True:
+                with self._held(Use.ANSWER, node, deadline) as connection:
+                    try:
+                        return question(connection)
+                    except ConnectionLost:
+                        # Reading changes nothing, so it can be asked again; but not for ever. What came before the end
+                        # proves nothing: it may be old heartbeats, or of the question before.
+                        if not connection.is_reused or time.monotonic() >= deadline:
+                            raise
+        except StreamNotFound as error:
+            raise self.named(error) from None
+
+    def ask_about(self, stream: str, question: Question[_Result]) -> _Result:
+        """Ask a node that has the stream."""
+        try:
+            return self.ask(question)
+        except StreamNotHere:
+            node = self.other_node(stream)
+            if node is None:
+                raise
+            return self.ask(question, node)
+
+    def named(self, error: StreamNotFound) -> NotFound:
+        """`NotAStream` for a queue of another kind, which AMQP 0.9.1 tells apart."""
+        if self.address.amqp_port is None:
+            return error
+        turns, _ = self._pool.take(_BY_AMQP, Use.ANSWER, time.monotonic() + self.limit_s)
+        try:
+            self._pool.make_room()
+            return name_missing(error, self.address, self.limit_s)
+        finally:
+            self._pool.give_back(turns, Use.ANSWER, _BY_AMQP)
+
+    # --- where streams are ------------------------------------------------------------------------------------------
+
+    def other_node(self, stream: str, asked: Node = None) -> Node:
+        """Another node than the one asked, that has a stream and can be reached; None where no other has it.
+
+        Raises:
+            StreamNotHere: Others have it, and none can be reached.
+        """
+
+        def others(connection: SocketConnection) -> list[Broker]:
+            answer = connection.answer(frames.metadata, [stream])
+            return other_nodes(places_in(answer.body, stream), connection.own_node)
+
+        out: BrokerUnavailable | None = None
+        for broker in self.ask(others, asked):
+            try:
+                self.ask(lambda _: None, broker)
+            except BrokerUnavailable as error:
+                out = error
+            else:
+                return broker
+        if out is not None:
+            raise StreamNotHere(f"The stream {stream!r} has no replica on this node. {out}", stream=stream) from out
+        return None
+
+
+def missing(connection: SocketConnection, streams: list[str]) -> list[str]:
+    """Those of the streams that the broker does not know, in few round trips; it says so of other queues, too."""
+    found: list[str] = []
+    for start in range(0, len(streams), PLACES_AT_ONCE):
+        answer = connection.answer(frames.metadata, streams[start : start + PLACES_AT_ONCE])
+        known = frames.decode_metadata(answer.body)
+        found += [each.stream for each in known if each.code == Code.STREAM_DOES_NOT_EXIST]
+    return found
+
+
+def other_nodes(places: StreamPlaces, own: Broker) -> list[Broker]:
+    """The nodes with a replica of a stream, other than one: replicas first, they have less to do than leaders."""
+    if places.code != Code.OK:
+        return []
+    leader = (places.leader,) if places.leader is not None else ()
+    return [node for node in dict.fromkeys((*places.replicas, *leader)) if node != own]
+
+
+def places_in(body: bytes, stream: str) -> StreamPlaces:
+    """Where a stream is, by an answer to Metadata."""
+    for places in frames.decode_metadata(body):
+        if places.stream == stream:
+            return places
+    raise ProtocolError(f"The broker did not answer for the stream {stream!r}.")
 
 
 def _is_there(connection: SocketConnection) -> bool:

@@ -1,40 +1,40 @@
 """A password that changes while a process lives: each login asks for the current one, and nothing keeps it.
 
 `Asked` wraps a user's function, which may ask a server for a token, and raise, or never return. So it runs in a thread
-of its own, one call at a time, and a login waits for it a few seconds. The message of what it raises may hold the
-secret, and is never shown.
+of its own, one call at a time, and a login waits for it a few seconds. The message of an error that it raises may hold
+the secret, and is never shown.
 
 `HeldPassword` is what an intercepted connection would log in by, which changes by aio-pika's `update_secret`, for one;
 reading it costs nothing. Connections that log in alike share one recorder, so several may be read: the last change
 counts, also after its connection is gone.
 """
 
-import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from typing import Any, Final
 
 from relatum.checks import seconds_text
 from relatum.errors import BrokerUnavailable, ConfigurationError
 from relatum.processes import after_fork
-from relatum.waiting import left_s
+from relatum.waiting import Threads, left_s
 
 PASSWORD_S: Final = 5.0
-"""Seconds that a function has to say the password. Who logs in tries again after it."""
+"""Seconds that a function has to return the password. The login is tried again after it."""
 
 
 class Asked:
-    """A function that says the password of now. Two of the same function are equal."""
+    """A function that returns the present password. Two of the same function are equal."""
 
     def __init__(self, function: Callable[[], str | None]) -> None:
         self._function = function
+        self._threads = Threads(1, "relatum-password")
         self._call: Future[Any] | None = None
-        self._lock = threading.Lock()
         after_fork(self, Asked._renew)
 
     def _renew(self) -> None:
-        self._lock, self._call = threading.Lock(), None
+        self._call = None
 
     def __call__(self) -> str:
         """Call the function, or wait for a call that has not returned yet.
@@ -43,16 +43,15 @@ class Asked:
             BrokerUnavailable: It raised, or did not return in time.
             ConfigurationError: What it returned is no password.
         """
-        with self._lock:
-            call = self._call
-            if call is None or call.done():
-                call = Future()
-                threading.Thread(target=self._run, args=(call,), name="relatum-password", daemon=True).start()
-                self._call = call
+        call = self._call
+        if call is None or call.done():
+            call = self._call = self._threads.submit(self._function)
         if not wait([call], left_s(PASSWORD_S)).done:
             raise BrokerUnavailable(
                 f"The function that says the broker's password did not within {seconds_text(PASSWORD_S)}."
             )
+        if (error := call.exception()) is not None:
+            raise BrokerUnavailable(f"The function that says the broker's password raised {type(error).__name__}.")
         answer = call.result()
         if not can_be_sent(answer):
             raise ConfigurationError(
@@ -60,13 +59,6 @@ class Asked:
                 f"characters and halves of surrogate pairs, and returned {type(answer).__name__}."
             )
         return str(answer)
-
-    def _run(self, call: "Future[Any]") -> None:
-        try:
-            call.set_result(self._function())
-        except BaseException as error:  # noqa: BLE001 - the login raises it
-            message = f"The function that says the broker's password raised {type(error).__name__}."
-            call.set_exception(BrokerUnavailable(message))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Asked) and bool(self._function == other._function)
@@ -79,31 +71,33 @@ class Asked:
 
 
 class HeldPassword:
-    """What a connection logs in by at present.
+    """The password that a connection would log in by at present.
 
     Args:
         connection: The connection, held weakly.
         password: What it logged in by.
-        says: How it says what it would log in by now; None from it: as before.
-        others: Other objects that say so, as the parameters of its next connection; held weakly where they can be.
+        says: Returns what it would log in by now; None: as before.
+        others: Other objects with such functions, as the parameters of its next connection; held weakly where they can
+            be.
     """
 
     def __init__(
         self, connection: object, password: str, says: Callable[[Any], Any], *others: tuple[Any, Callable[[Any], Any]]
     ) -> None:
         self._connections = [weakref.ref(connection)]
-        self._holders = [
-            _Holder(connection, says, password),
-            *(_Holder(each, read, read(each)) for each, read in others),
+        self._sources = [
+            _Source(_weakly(connection), says, password),
+            *(_Source(_weakly(each), read, read(each)) for each, read in others),
         ]
         self._last: str | None = None
 
     def __call__(self) -> str | None:
         """The one that changed last; None: none has."""
-        for holder in self._holders:
-            now = holder.now()
-            if now != holder.before and can_be_sent(now):
-                holder.before = self._last = now
+        for source in self._sources:
+            owner = source.owner()
+            now = None if owner is None else source.says(owner)
+            if now != source.before and can_be_sent(now):
+                source.before = self._last = now
         return self._last
 
     @property
@@ -116,27 +110,25 @@ class HeldPassword:
         """Look at what another connection holds as well; `password`: what counts from now on, None: as before."""
         self()
         self._connections = [each for each in self._connections if each() is not None] + others._connections
-        self._holders = [each for each in self._holders if each.is_there] + others._holders
+        self._sources = [each for each in self._sources if each.owner() is not None] + others._sources
         self._last = password or self._last
 
 
-class _Holder:
-    def __init__(self, owner: Any, says: Callable[[Any], Any], before: Any) -> None:
-        try:
-            self._owner: Callable[[], Any] = weakref.ref(owner)
-        except TypeError:
-            # pika's parameters: they are few, and whoever connects by them has them for long.
-            self._owner = lambda: owner
-        self._says = says
-        self.before = before
+@dataclass(slots=True)
+class _Source:
+    """An object that has a password, how to read it, and what was read last."""
 
-    @property
-    def is_there(self) -> bool:
-        return self._owner() is not None
+    owner: Callable[[], Any]
+    says: Callable[[Any], Any]
+    before: Any
 
-    def now(self) -> Any:
-        owner = self._owner()
-        return None if owner is None else self._says(owner)
+
+def _weakly(owner: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(owner)
+    except TypeError:
+        # pika's parameters: they are few, and whoever connects by them has them for long.
+        return lambda: owner
 
 
 def can_be_sent(password: Any) -> bool:

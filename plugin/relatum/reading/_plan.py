@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from relatum.checks import checked_name
+from relatum.checks import checked_name, shown
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetNotFound, StreamNotHere
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
+from relatum.reading._bounds import check_integers, check_offset
 from relatum.reading._message import Message
-from relatum.reading._stream_errors import check_integers, check_offset
 
 ATTACH_S: Final = 1e-3
 """Seconds one attach takes, its first chunk included. On an idle machine 0.9 ms (4.3.6) to 1.5 ms (3.10.8)."""
@@ -217,8 +217,8 @@ Result: TypeAlias = Message | NotFound | AccessRefused
 RECORD_BYTES: Final = 256
 """Bytes that a record which is held takes beside its own, about."""
 
-_Held: TypeAlias = tuple[bytes, int] | tuple[Result | StreamNotHere, int]
-"""A record with the time of its chunk, or a result with the bytes it takes.
+_Held: TypeAlias = tuple[bytes, int] | Result | StreamNotHere
+"""A record with the time of its chunk, or why there is none.
 
 A hundred thousand are held at once, and Python's garbage collector, which visits a message again and again, leaves out
 plain tuples of bytes and numbers: so messages are made when it is their turn."""
@@ -231,10 +231,13 @@ class Window:
     """
 
     def __init__(self, ids: Iterable[tuple[str, int]], messages_max: int, bytes_max: int = WINDOW_BYTES_MAX) -> None:
+        given: object = ids
+        if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+            raise InvalidInput(f"ids= takes pairs of a stream's name and an offset (MessageId), not {shown(ids)}")
         self._source = iter(ids)
         self._waiting: deque[_Place] = deque()
         self._asked: deque[_Place] = deque()
-        # What this part asks for, by stream and offset: its result and the bytes held for it, None until it comes.
+        # What this part asks for, by stream and offset: its result, None until it comes.
         self._results: dict[str, dict[int, _Held | None]] = {}
         self._repeats: dict[_Place, int] = {}
         self._held = 0
@@ -248,7 +251,7 @@ class Window:
         self.is_full = False
 
     def open(self) -> dict[str, list[int]]:
-        """Begin the next part: the offsets to read by stream, ascending; empty when all ids are done."""
+        """Begin the next part: the offsets to read by stream, ascending; no stream when all ids are done."""
         self.is_full = False
         self._came = self._came_bytes = 0
         asked = self._asked
@@ -274,13 +277,10 @@ class Window:
             # One look at the types of all: most are plain integers.
             if set(map(type, offsets)) != {int}:
                 check_integers(offsets)
-        return {stream: sorted(offsets) for stream, offsets in results.items()}
-
-    def valid(self, wanted: dict[str, list[int]]) -> dict[str, list[int]]:
-        """What of a part can be asked for; numbers that are no offsets get their error at once."""
-        return {stream: self._valid(stream, offsets) for stream, offsets in wanted.items()}
+        return {stream: self._valid(stream, sorted(offsets)) for stream, offsets in results.items()}
 
     def _valid(self, stream: str, offsets: list[int]) -> list[int]:
+        """Those of some offsets that a message can have; the others get their error at once."""
         if offsets[0] >= 0 and offsets[-1] <= INTEGER_MAX:
             return offsets
         valid = []
@@ -293,24 +293,16 @@ class Window:
                 valid.append(offset)
         return valid
 
-    def put(self, stream: str, offset: int, result: Result | StreamNotHere, size: int = 0) -> None:
-        """Hold a result until its turn; dropped where too much is held already: it will be asked for again."""
+    def put(self, stream: str, offset: int, error: NotFound | AccessRefused | StreamNotHere) -> None:
+        """Hold why there is no message until its turn."""
         results = self._results[stream]
-        # None says that it is asked for and has not come.
-        if results.get(offset, 0) is not None:
-            return
-        held = self._held
-        self._came += 1
-        self._came_bytes += size
-        if held and held + size > self._bytes_max:
-            self.is_full = True
-            return
-        self._held = held + size
-        self._lacking -= 1
-        results[offset] = (result, size)
+        # None: it is asked for and has not come.
+        if results.get(offset, 0) is None:
+            self._lacking -= 1
+            results[offset] = error
 
     def put_records(self, stream: str, offsets: list[int], records: Iterable[bytes], time_ms: int) -> None:
-        """As `put` for messages of a chunk that was written at a time."""
+        """Hold messages of a chunk until their turn; what is too much is dropped, and asked for again."""
         results, bytes_max = self._results[stream], self._bytes_max
         held = self._held
         for offset, record in zip(offsets, records, strict=True):
@@ -353,12 +345,12 @@ class Window:
             held = results[offset]
             if held is None:
                 break
-            if isinstance(held[0], bytes):
+            size = 0
+            if isinstance(held, tuple):
                 size = RECORD_BYTES + len(held[0])
                 given.append(message(stream, offset, *held))
             else:
-                size = held[1]
-                given.append(held[0])
+                given.append(held)
             taken += size
             place = asked.popleft()
             if repeats and repeats.get(place):

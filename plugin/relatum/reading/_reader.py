@@ -3,26 +3,46 @@
 import contextlib
 import ssl
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
-from typing import Self, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import Final, Self, TypeVar
 
 from relatum import metrics
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, seconds_text
 from relatum.closing import Closing
-from relatum.errors import AccessRefused, NotFound, ReadTimeout
+from relatum.errors import (
+    AccessRefused,
+    NotFound,
+    OffsetExpired,
+    ReadTimeout,
+    StreamNotFound,
+    StreamNotHere,
+    StreamUnavailable,
+)
+from relatum.ids import IDENTITY_STREAM, BrokerIdentity, broker_id_of
+from relatum.reading import _exchanges
 from relatum.reading._address import BrokerAddress
-from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._attach import Attach, until
+from relatum.reading._bounds import StreamBounds, check_offset, not_there
 from relatum.reading._connecting import HEARTBEAT_S
 from relatum.reading._connection import SocketConnection
-from relatum.reading._kept import KeptChunks
-from relatum.reading._many import ManyReader
+from relatum.reading._leaders import Leaders
+from relatum.reading._many import KeptChunks, ManyReader
 from relatum.reading._message import Message
-from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
-from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
-from relatum.reading._scan import CREDIT, IDLE_S, Scan, Start, checked_ids, checked_scan
-from relatum.reading._stream_errors import check_offset
-from relatum.reading._streams import Streams
-from relatum.waiting import current, has_passed, left_s
-from relatum.wire import IDENTITY_STREAM, AuthMechanism, Broker, BrokerIdentity, broker_id_of
+from relatum.reading._nodes import Node, Nodes, missing
+from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result, Window
+from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Turns, Use, check_limit
+from relatum.reading._scan import CREDIT, RecordBatch, Scan, Start, batches_of
+from relatum.waiting import current, has_passed
+from relatum.wire import (
+    AuthMechanism,
+    StartSpec,
+    frames,
+    record_at,
+)
+
+IDLE_S: Final = 60.0
+"""Seconds after which a reader that waits for ever looks up; nothing depends on it."""
 
 _Item = TypeVar("_Item")
 _Taken = TypeVar("_Taken")
@@ -36,9 +56,11 @@ class StreamReader(Closing):
     `broker_connections_max` were in use all that time).
     """
 
-    def __init__(self, streams: Streams, timeout_s: float) -> None:
-        self._streams = streams
-        self._timeout_s = timeout_s
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._leaders = Leaders(nodes)
+        self.turns_before: Turns | None = None
+        """Turns that an asyncio reader has its calls wait for, before they come here."""
 
     @classmethod
     def open(
@@ -74,36 +96,15 @@ class StreamReader(Closing):
                 used.
             InvalidInput: `broker_connections_max` is no number from 2 on.
         """
-        reader = cls._connected(
-            address,
-            timeout_s=timeout_s,
-            ssl_context=ssl_context,
-            auth_mechanism=auth_mechanism,
-            heartbeat_s=heartbeat_s,
-            broker_connections_max=broker_connections_max,
-        )
-        metrics.report(reader)
-        return reader
-
-    @classmethod
-    def _connected(
-        cls,
-        address: BrokerAddress | str,
-        *,
-        timeout_s: float,
-        ssl_context: ssl.SSLContext | None,
-        auth_mechanism: AuthMechanism | None,
-        heartbeat_s: int,
-        broker_connections_max: int,
-    ) -> Self:
-        """As `open`, without reporting statistics to the metrics."""
         address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         check_limit(broker_connections_max)
         checked_seconds("timeout_s", timeout_s)
         checked_count("heartbeat_s", heartbeat_s, least=0)
-        streams = Streams(address, timeout_s=timeout_s, heartbeat_s=heartbeat_s, connections=broker_connections_max)
-        streams.open()
-        return cls(streams, timeout_s)
+        nodes = Nodes(address, timeout_s=timeout_s, heartbeat_s=heartbeat_s, connections_max=broker_connections_max)
+        nodes.open()
+        reader = cls(nodes)
+        metrics.report(reader)
+        return reader
 
     def read(self, stream: str, offset: int) -> Message:
         """The message at an offset.
@@ -114,7 +115,24 @@ class StreamReader(Closing):
         """
         checked_name("stream", stream)
         check_offset(stream, offset)
-        return self._streams.read(stream, offset)
+        message = self._nodes.ask_about(stream, partial(_message_at, stream, offset))
+        if message is not None:
+            return message
+        # The connected node may lag behind.
+        bounds = self._leaders.bounds(stream)
+        if bounds.is_proven and bounds.holds(offset):
+            message = self._nodes.ask(partial(_message_at, stream, offset), self._leaders.of(stream))
+            if message is not None:
+                return message
+            # Retention may have taken it since.
+            bounds = self._leaders.bounds(stream)
+        error = not_there(stream, offset, bounds)
+        if bounds.is_proven or isinstance(error, OffsetExpired):
+            raise error
+        raise StreamUnavailable(
+            f"This node has no message at offset {offset} of {stream!r}, and the leader cannot be asked from here.",
+            stream=stream,
+        )
 
     def read_many(
         self, ids: Iterable[tuple[str, int]], *, window: int = WINDOW_MESSAGES
@@ -131,9 +149,36 @@ class StreamReader(Closing):
         """
         return _each(self._many(ids, window).run())
 
-    def _many(self, ids: Iterable[tuple[str, int]], window: int) -> ManyReader:
+    def _many(
+        self,
+        ids: Iterable[tuple[str, int]],
+        window: int,
+        use: Use = Use.LENT,
+        kept: KeptChunks | None = None,
+    ) -> ManyReader:
         checked_count("window", window, most=WINDOW_MAX)
-        return self._streams.many(checked_ids(ids), window, Use.LENT)
+        return ManyReader(self._nodes, use, Window(ids, window), partial(self._settled, {}), kept)
+
+    def _settled(self, begins: dict[str, int], result: Result | StreamNotHere) -> Result:
+        """What a batched read's result that is no message amounts to: the leader's answer, another name.
+
+        `begins`: First offsets of streams, learned on the way: they only grow, so what is below one has expired.
+        """
+        if isinstance(result, StreamNotFound):
+            return self._nodes.named(result)
+        if not isinstance(result, StreamNotHere):
+            return result
+        stream, offset = result.stream, result.offset
+        if offset < begins.get(stream, 0):
+            return not_there(stream, offset, StreamBounds(begins[stream], None, is_proven=True))
+        try:
+            return self.read(stream, offset)
+        except OffsetExpired as error:
+            if error.is_proven:
+                begins[stream] = error.first
+            return error
+        except (NotFound, AccessRefused) as error:
+            return error
 
     def read_all(self, ids: Iterable[tuple[str, int]], *, kept: KeptChunks | None = None) -> list[Result]:
         """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
@@ -145,7 +190,7 @@ class StreamReader(Closing):
             kept: Chunks that were read before and are not read again; those that are read now join them. None reads
                 all.
         """
-        return list(_each(self._streams.many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER, kept).run()))
+        return list(_each(self._many(ids, WINDOW_MESSAGES, Use.ANSWER, kept).run()))
 
     def iterate(
         self,
@@ -174,24 +219,22 @@ class StreamReader(Closing):
     def _messages_in_parts(
         self, stream: str, start: Start, *, stop: int | None, follow: bool, idle_timeout_s: float | None
     ) -> Generator[list[Message], None, None]:
-        scan = checked_scan(stream, start, stop, follow=follow)
+        scan = Scan.of(stream, start, stop, follow=follow)
         if idle_timeout_s is not None:
             checked_seconds("idle_timeout_s", idle_timeout_s)
-        return self._messages(stream, scan, idle_timeout_s, Use.FOLLOW if follow else Use.LENT)
+        return self._messages(scan, idle_timeout_s, Use.FOLLOW if follow else Use.LENT)
 
-    def _messages(
-        self, stream: str, scan: Scan, idle_timeout_s: float | None, use: Use
-    ) -> Generator[list[Message], None, None]:
+    def _messages(self, scan: Scan, idle_timeout_s: float | None, use: Use) -> Generator[list[Message], None, None]:
         """The messages that a scan brings, those that came together in one part."""
-        idle_s = left_s(self._timeout_s) if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
-        with contextlib.closing(self._streams.batches(stream, scan, idle_s, use)) as parts:
+        idle_s = self._nodes.limit_s if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
+        with contextlib.closing(batches_of(self._nodes, self._leaders, scan, idle_s, use)) as parts:
             for part in parts:
-                if part != [None]:
-                    yield [message for batch in part if batch is not None for message in batch.each_message()]
+                if part:
+                    yield [message for batch in part for message in batch.each_message()]
                     if has_passed():
-                        raise ReadTimeout(f"The stream {stream!r} was not read to the end in time ({current()}).")
+                        raise ReadTimeout(f"The stream {scan.stream!r} was not read to the end in time ({current()}).")
                 elif not scan.follow:
-                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {seconds_text(idle_s)}.")
+                    raise ReadTimeout(f"The stream {scan.stream!r} gave nothing for {seconds_text(idle_s)}.")
                 elif idle_timeout_s is not None:
                     return
 
@@ -207,19 +250,19 @@ class StreamReader(Closing):
         Raises:
             ReadTimeout: Nothing came for `timeout_s`, though more is in the stream.
         """
-        scan = checked_scan(stream, start, stop, follow=False)
-        messages = _each(self._messages(stream, scan, None, Use.ANSWER))
+        scan = Scan.of(stream, start, stop, follow=False)
+        messages = _each(self._messages(scan, None, Use.ANSWER))
         with contextlib.closing(messages):
             return [taken for message in messages if (taken := take(message)) is not None]
 
     @property
     def cluster_name(self) -> str | None:
         """The name of the broker's cluster, as it said when the reader was opened; None where it does not say."""
-        return self._streams.server_properties.get("cluster_name") or None
+        return self._nodes.server_properties.get("cluster_name") or None
 
     def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""
-        return self._streams.bounds(checked_name("stream", stream))
+        return self._leaders.bounds(checked_name("stream", stream))
 
     def all_bounds(
         self, streams: Sequence[str], kept: KeptChunks | None = None, lasts: Collection[str] = ()
@@ -233,7 +276,7 @@ class StreamReader(Closing):
             kept: What came of their first and last chunks joins these.
             lasts: Those of which the last offset alone is asked for, which takes half as long; the first of these is 0.
         """
-        return self._streams.all_bounds(checked_names("streams", streams), kept or KeptChunks(), lasts)
+        return self._leaders.all_bounds(checked_names("streams", streams), kept or KeptChunks(), lasts)
 
     def missing(self, streams: Sequence[str]) -> list[str]:
         """Those of many streams that the broker surely has not, all asked for together.
@@ -241,14 +284,15 @@ class StreamReader(Closing):
         Args:
             streams: Their names.
         """
-        return self._streams.missing(checked_names("streams", streams))
+        names = checked_names("streams", streams)
+        return self._nodes.ask(lambda connection: missing(connection, list(names)))
 
     def identity(self) -> BrokerIdentity:
         """Which broker this is; its id is None where no recorder left one, or where it cannot be read from here."""
         known = None
-        if not self._streams.missing([IDENTITY_STREAM]):
+        if not self.missing([IDENTITY_STREAM]):
             with contextlib.suppress(NotFound, AccessRefused):
-                known = broker_id_of(self._streams.read(IDENTITY_STREAM, 0).body)
+                known = broker_id_of(self.read(IDENTITY_STREAM, 0).body)
         return BrokerIdentity(known, self.cluster_name or "")
 
     def partitions(self, super_stream: str) -> list[str]:
@@ -262,7 +306,7 @@ class StreamReader(Closing):
 
     def bound(self, exchange: str) -> list[str]:
         """The streams that are bound to an exchange: a super stream's in their order; empty where it is not there."""
-        return self._streams.partitions(checked_name("exchange", exchange))
+        return _exchanges.bound(self._nodes, checked_name("exchange", exchange))
 
     def routes(self, exchange: str, routing_key: str) -> list[str] | None:
         """The streams an exchange routes a key to; None where that cannot be asked.
@@ -275,7 +319,7 @@ class StreamReader(Closing):
             NotFound: There is no such exchange.
         """
         checked_text("exchange", exchange)
-        return self._streams.routes(exchange, checked_text("routing_key", routing_key))
+        return _exchanges.routes(self._nodes, exchange, checked_text("routing_key", routing_key))
 
     def batches(
         self,
@@ -310,25 +354,31 @@ class StreamReader(Closing):
     def _batches_in_parts(
         self, stream: str, start: Start, *, stop: int | None, follow: bool, credit: int, idle_s: float
     ) -> Generator[list[RecordBatch | None], None, None]:
-        scan = checked_scan(stream, start, stop, follow=follow, credit=credit)
+        scan = Scan.of(stream, start, stop, follow=follow, credit=credit)
         checked_seconds("idle_s", idle_s)
-        return self._streams.batches(stream, scan, idle_s, Use.FOLLOW if follow else Use.LENT)
+        return self._batches(scan, idle_s, Use.FOLLOW if follow else Use.LENT)
 
-    def link(self, node: Broker | None) -> SocketConnection:
+    def _batches(self, scan: Scan, idle_s: float, use: Use) -> Generator[list[RecordBatch | None], None, None]:
+        with contextlib.closing(batches_of(self._nodes, self._leaders, scan, idle_s, use)) as parts:
+            for part in parts:
+                yield [*part] if part else [None]
+
+    def link(self, node: Node) -> SocketConnection:
         """A connection by the stream protocol for a loop of the caller's own, logged in as the reader is.
 
         Args:
             node: The node, as it was advertised; None for the one that the reader is connected to.
         """
-        return self._streams.link(node)
+        return self._nodes.link(node)
 
     def statistics(self) -> ReaderStatistics:
         """How many connections to the broker are in use, idle and waited for, and how many there may be."""
-        return self._streams.statistics()
+        found = self._nodes.statistics()
+        return found if self.turns_before is None else replace(found, waiting=found.waiting + self.turns_before.waiting)
 
     def close(self) -> None:
         """Close all connections. Calls under way in other threads may end as `ConnectionLost`."""
-        self._streams.close()
+        self._nodes.close()
         metrics.retire(self)
 
 
@@ -337,3 +387,15 @@ def _each(parts: Generator[Iterable[_Item], None, None]) -> Generator[_Item, Non
     with contextlib.closing(parts):
         for part in parts:
             yield from part
+
+
+def _message_at(stream: str, offset: int, connection: SocketConnection) -> Message | None:
+    """The message at an offset, in one round trip; None where this node has none there."""
+    attach = Attach.once(connection, stream, StartSpec(frames.Start.OFFSET, offset))
+    until(connection, attach)
+    attach.check()
+    for chunk in attach.chunks:
+        record = record_at(chunk, offset)
+        if record is not None:
+            return Message.from_record(stream, offset, record, chunk.time_ms)
+    return None

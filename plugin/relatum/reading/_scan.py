@@ -1,20 +1,23 @@
 """Reading on from a point: what is wanted, the subscription that brings it, the batches it comes in."""
 
-from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import index
 from typing import Final, Literal
 
 from relatum.checks import checked_count, checked_name, shown
-from relatum.errors import InvalidInput, StreamUnavailable
+from relatum.errors import InvalidInput, StreamNotFound, StreamNotHere, StreamUnavailable
 from relatum.limits import INTEGER_MAX
-from relatum.reading._attach import Attach, not_settled
-from relatum.reading._batches import RecordBatch
+from relatum.reading._attach import Attach
+from relatum.reading._bounds import check_time, moved, refusal
 from relatum.reading._connection import GOODBYE_S, SocketConnection
-from relatum.reading._questions import attach_at_end, check_leading
-from relatum.reading._stream_errors import check_time, moved, refusal
+from relatum.reading._leaders import Leaders, LedElsewhere, NotSettled, attach_at_end, check_leading, not_settled
+from relatum.reading._message import Message
+from relatum.reading._nodes import Nodes
+from relatum.reading._pool import Use
 from relatum.waiting import left_s
 from relatum.wire import (
     NEXT,
@@ -33,6 +36,21 @@ Start = int | datetime | Literal["first", "last", "next"]
 """An offset; a moment (by the broker's clock when it wrote the message); the first message; the first message of the
 last chunk; or what is published from now on."""
 
+CREDIT: Final = 16
+"""Chunks sent ahead unless the caller says otherwise: keeps the socket busy. They wait in its buffers, not in ours."""
+
+CREDIT_MAX: Final = 0x7FFF
+"""The most chunks the protocol can grant at once."""
+
+SHORT_SCAN_CREDIT: Final = 2
+"""Chunks a scan with a stop is granted at first: what is sent beyond the stop is wasted, so it grows on the way."""
+
+NODES_TRIED_MAX: Final = 4
+"""Nodes a scan goes on to, one after the other, because the one before has no replica of the stream."""
+
+PART_RECORDS: Final = 1000
+"""Records that are given together at most, but for those of one batch."""
+
 _NAMED: Final = {"first": frames.FIRST, "last": frames.LAST, "next": frames.NEXT}
 _NO_START: Final = "A start is an offset, a datetime, 'first', 'last' or 'next', not {}."
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -40,105 +58,211 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
-    """A start as readers use it.
+class RecordBatch:
+    """Consecutive records of a stream, as they lie in one chunk.
 
     Attributes:
-        offset: Messages below it are passed over; 0 for none.
-        time_ms: Chunks written before it are passed over; None for none.
-        spec: Where a stream subscription attaches.
+        stream: The stream's name.
+        first_offset: Offset of the first record of the batch.
+        offsets: Offset of each record, ascending.
+        records: Each record's bytes (AMQP 1.0 sections, or whatever a publisher wrote), for `Message.from_record`; an
+            `UnreadableRecord` where its batch cannot be unpacked.
+        chunk_ms: When the chunk was written, milliseconds since 1970, UTC.
+        epoch: The leader's term.
     """
 
-    offset: int
-    time_ms: int | None
-    spec: StartSpec
+    stream: str
+    first_offset: int
+    offsets: Sequence[int]
+    records: Sequence[bytes]
+    chunk_ms: int | None = None
+    epoch: int | None = None
 
+    def __len__(self) -> int:
+        return len(self.offsets)
 
-def beginning(start: Start) -> Beginning:
-    """The beginning a caller asked for.
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record of the batch."""
+        return self.offsets[-1]
 
-    Raises:
-        InvalidInput: Not an offset, a moment, or one of the names.
-    """
-    if isinstance(start, str):
-        if start not in _NAMED:
-            raise InvalidInput(_NO_START.format(shown(start)))
-        return Beginning(0, None, _NAMED[start])
-    if isinstance(start, datetime):
-        moment = start if start.tzinfo is not None else start.replace(tzinfo=UTC)
-        # In whole numbers: as a float, 0.123 s may be a millisecond less.
-        time_ms = max(0, (moment - _EPOCH) // _MILLISECOND)
-        # The documentation says the broker attaches at the chunk before the moment, its code at the one after: a
-        # second earlier, what is too early is passed over in both cases.
-        spec = StartSpec(frames.Start.TIMESTAMP, max(0, time_ms - 1000))
-        return Beginning(0, time_ms, spec)
-    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= INTEGER_MAX:
-        raise InvalidInput(_NO_START.format(shown(start)))
-    return Beginning(start, None, StartSpec(frames.Start.OFFSET, start))
-
-
-SHORT_SCAN_CREDIT: Final = 2
-"""Chunks a scan with a stop is granted at first."""
+    def each_message(self) -> list[Message]:
+        """The batch's messages, none of them decoded yet."""
+        stream, chunk_ms = self.stream, self.chunk_ms
+        pairs = zip(self.offsets, self.records, strict=True)
+        return [Message.from_record(stream, offset, record, chunk_ms) for offset, record in pairs]
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a scan reads.
+    """What is read of a stream.
 
     Attributes:
-        begin: Where it begins.
+        stream: Its name.
+        first: Messages below this offset are passed over; 0 for none.
+        time_ms: Chunks written before it are passed over; None for none.
+        spec: Where the subscription attaches.
         stop: The offset it ends before; None for none.
         follow: True goes on with what is published later; False ends at what is there.
         credit: Chunks the broker may send ahead of those handled.
         any_node: True ends, without `follow`, where a node ends that does not lead the stream.
     """
 
-    begin: Beginning
+    stream: str
+    first: int
+    time_ms: int | None
+    spec: StartSpec
     stop: int | None
     follow: bool
     credit: int
     any_node: bool = False
 
+    @classmethod
+    def of(cls, stream: str, start: Start, stop: int | None, *, follow: bool, credit: int = CREDIT) -> "Scan":
+        """What a caller asked for, checked; `InvalidInput` for what cannot be."""
+        checked_name("stream", stream)
+        if stop is not None:
+            try:
+                is_offset = not isinstance(stop, bool) and 0 <= index(stop) <= INTEGER_MAX + 1
+            except TypeError:
+                is_offset = False
+            if not is_offset:
+                raise InvalidInput(f"stop= takes an offset, or None, not {shown(stop)}")
+        return cls(stream, *_beginning(start), stop, follow, checked_count("credit", credit, most=CREDIT_MAX))
+
     def end(self, tail: Attach) -> int | None:
         """The last offset to read, given the last chunk; None where nothing is to be read."""
         tail.check()
-        if self.begin.spec == NEXT:
+        if self.spec == NEXT:
             return None
         if not tail.chunks:
             raise not_settled(tail, may_be_empty=True)
         chunk = tail.chunks[-1]
         end = chunk.last_offset if self.stop is None else min(chunk.last_offset, self.stop - 1)
-        is_past = end < self.begin.offset or not self.wants(chunk)
-        return None if is_past else end
+        return None if end < self.first or not self.wants(chunk) else end
 
     def wants(self, chunk: Chunk) -> bool:
-        """True where a chunk is not before the beginning."""
-        begin = self.begin
-        return chunk.last_offset >= begin.offset and (begin.time_ms is None or chunk.time_ms >= begin.time_ms)
+        """Whether a chunk is not before the beginning."""
+        return chunk.last_offset >= self.first and (self.time_ms is None or chunk.time_ms >= self.time_ms)
+
+
+def _beginning(start: Start) -> tuple[int, int | None, StartSpec]:
+    """The first offset, the first time, and where to attach."""
+    if isinstance(start, str):
+        if start not in _NAMED:
+            raise InvalidInput(_NO_START.format(shown(start)))
+        return 0, None, _NAMED[start]
+    if isinstance(start, datetime):
+        moment = start if start.tzinfo is not None else start.replace(tzinfo=UTC)
+        # In whole numbers: as a float, 0.123 s may be a millisecond less.
+        time_ms = max(0, (moment - _EPOCH) // _MILLISECOND)
+        # The documentation says the broker attaches at the chunk before the moment, its code at the one after: a
+        # second earlier, what is too early is passed over in both cases.
+        return 0, time_ms, StartSpec(frames.Start.TIMESTAMP, max(0, time_ms - 1000))
+    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= INTEGER_MAX:
+        raise InvalidInput(_NO_START.format(shown(start)))
+    return start, None, StartSpec(frames.Start.OFFSET, start)
+
+
+def batches_of(
+    nodes: Nodes, leaders: Leaders, scan: Scan, idle_s: float, use: Use
+) -> Generator[list[RecordBatch], None, None]:
+    """The batches of a scan; those that came together in one list, an empty one where nothing came for `idle_s`."""
+    with closing(_chunks(nodes, leaders, scan, idle_s, use)) as given:
+        for chunks in given:
+            part: list[RecordBatch] = []
+            count = 0
+            for chunk in chunks:
+                for batch in _batches_in(chunk, scan):
+                    part.append(batch)
+                    count += len(batch)
+                    if count >= PART_RECORDS:
+                        yield part
+                        part, count = [], 0
+            if part or not chunks:
+                yield part
+
+
+def _batches_in(chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:
+    """A chunk's records within the scan, in one batch unless unpacking makes it large."""
+    for first, records in split(chunk):
+        end = first + len(records)
+        if scan.stop is not None and end > scan.stop:
+            records, end = records[: max(0, scan.stop - first)], scan.stop
+        if first < scan.first:
+            records, first = records[scan.first - first :], scan.first
+        if records:
+            yield RecordBatch(scan.stream, first, range(first, end), records, chunk.time_ms, chunk.epoch)
+
+
+def _chunks(nodes: Nodes, leaders: Leaders, scan: Scan, idle_s: float, use: Use) -> Generator[list[Chunk], None, None]:
+    """The chunks of a scan as they come, none of them where none came for `idle_s`.
+
+    A node refuses before the first chunk; then the scan is begun anew where the stream is.
+    """
+    stream, node, hops = scan.stream, None, 0
+    while True:
+        try:
+            with nodes.connection(use, node) as connection:
+                yield from _chunks_at(connection, scan, idle_s)
+        except (LedElsewhere, NotSettled):
+            # Where it is read is where its end is known.
+            bounds = leaders.bounds(stream)
+            if bounds.first is None:
+                return
+            node = leaders.of(stream) if bounds.is_proven else None
+            scan = replace(scan, any_node=not bounds.is_proven)
+        except StreamNotHere:
+            node, hops = nodes.other_node(stream, node), hops + 1
+            if node is None or hops > NODES_TRIED_MAX:
+                raise
+        except StreamNotFound as error:
+            raise nodes.named(error) from None
+        else:
+            return
+
+
+def _chunks_at(connection: SocketConnection, scan: Scan, idle_s: float) -> Generator[list[Chunk], None, None]:
+    """The same by one node. A chunk is granted anew after it was handled."""
+    if scan.follow and scan.stop is not None and scan.stop <= scan.first:
+        return
+    subscription = Subscription(connection, scan)
+    try:
+        while not subscription.is_over:
+            check_time()
+            events = connection.wait(left_s(idle_s))
+            if events is None:
+                yield []
+                continue
+            # What came before an event that is no chunk is given first: it may be an error.
+            for _, run in groupby(events, key=_is_chunk):
+                if came := [chunk for event in run if (chunk := subscription.take(event)) is not None]:
+                    yield came
+                subscription.grant()
+    finally:
+        subscription.close()
+
+
+def _is_chunk(event: Event) -> bool:
+    return type(event) is Chunk
 
 
 class Subscription:
-    """A subscription that lasts, its credit, and where it ends.
+    """A subscription that lasts, its credit, and where it ends: `is_over` once all that is wanted has come."""
 
-    Attributes:
-        is_over: Whether all that is wanted has come.
-    """
-
-    def __init__(self, connection: SocketConnection, stream: str, scan: Scan) -> None:
+    def __init__(self, connection: SocketConnection, scan: Scan) -> None:
         self._connection = connection
         self._session = session = connection.session
-        self._stream = stream
         self._scan = scan
         self._end = scan.stop - 1 if scan.follow and scan.stop is not None else None
         self.is_over = False
         # Asked first, so that the end is known before the first chunk comes; both go out in one write.
-        self._tail = None if scan.follow else attach_at_end(connection, stream)
+        self._tail = None if scan.follow else attach_at_end(connection, scan.stream)
         self._number = connection.next_subscription()
         self._correlation = session.next_correlation()
-        # A scan with a stop is mostly short: what is sent beyond it is wasted, so its credit grows on the way.
         self._credit = scan.credit if scan.stop is None else min(SHORT_SCAN_CREDIT, scan.credit)
         self._outstanding = self._credit
-        session.send(frames.subscribe(self._correlation, self._number, stream, scan.begin.spec, self._credit))
+        session.send(frames.subscribe(self._correlation, self._number, scan.stream, scan.spec, self._credit))
 
     def take(self, event: Event) -> Chunk | None:
         """The chunk in an event, if it is one of this subscription's that is wanted.
@@ -156,7 +280,7 @@ class Subscription:
             self._outstanding -= 1
             self.is_over = self._end is not None and event.last_offset >= self._end
             return event if self._scan.wants(event) else None
-        stream = self._stream
+        stream = self._scan.stream
         if type(event) is Answer:
             if event.correlation == self._correlation and event.code != Code.OK:
                 raise refusal(stream, event.code)
@@ -185,86 +309,3 @@ class Subscription:
         """End it. What is still under way is for a number nobody has any more: it is dropped as it comes."""
         self._session.unsubscribe(self._number)
         self._connection.put_by(GOODBYE_S)
-
-
-def chunks_of(
-    connection: SocketConnection, stream: str, scan: Scan, idle_s: float
-) -> Generator[list[Chunk] | None, None, None]:
-    """The chunks of a scan, those that came together in one list; None where nothing came for `idle_s`.
-
-    A chunk is granted anew after it was handled. Errors are those of `Subscription.take`, and `ReadTimeout` where the
-    call has no time left.
-    """
-    if scan.follow and scan.stop is not None and scan.stop <= scan.begin.offset:
-        return
-    subscription = Subscription(connection, stream, scan)
-    try:
-        while not subscription.is_over:
-            check_time()
-            events = connection.wait(left_s(idle_s))
-            if events is None:
-                yield None
-                continue
-            # What came before an event that is no chunk is given first: it may be an error.
-            for _, run in groupby(events, key=_is_chunk):
-                if came := [chunk for event in run if (chunk := subscription.take(event)) is not None]:
-                    yield came
-                subscription.grant()
-    finally:
-        subscription.close()
-
-
-def _is_chunk(event: Event) -> bool:
-    return type(event) is Chunk
-
-
-def batches_of(stream: str, chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:
-    """A chunk's records within the scan, in one batch unless unpacking makes it large."""
-    begin = scan.begin.offset
-    for first, records in split(chunk):
-        end = first + len(records)
-        if scan.stop is not None and end > scan.stop:
-            records, end = records[: max(0, scan.stop - first)], scan.stop
-        if first < begin:
-            records, first = records[begin - first :], begin
-        if records:
-            yield RecordBatch(stream, first, range(first, end), records, chunk.time_ms, chunk.epoch)
-
-
-CREDIT: Final = 16
-"""Chunks sent ahead unless the caller says otherwise: keeps the socket busy. They wait in its buffers, not in ours."""
-
-CREDIT_MAX: Final = 0x7FFF
-"""The most chunks the protocol can grant at once."""
-
-IDLE_S: Final = 60.0
-"""Seconds after which a reader that waits for ever looks up; nothing depends on it."""
-
-
-def checked_ids(ids: Iterable[tuple[str, int]]) -> Iterable[tuple[str, int]]:
-    """Ids that can be gone through; each is looked at in its turn.
-
-    Raises:
-        InvalidInput: they cannot.
-    """
-    given: object = ids
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise InvalidInput(f"ids= takes pairs of a stream's name and an offset (MessageId), not {shown(ids)}")
-    return ids
-
-
-def checked_scan(stream: str, start: Start, stop: int | None, *, follow: bool, credit: int = CREDIT) -> Scan:
-    """What a scan reads, all of it checked before anything is asked.
-
-    Raises:
-        InvalidInput: an argument cannot be.
-    """
-    checked_name("stream", stream)
-    if stop is not None:
-        try:
-            is_offset = not isinstance(stop, bool) and 0 <= index(stop) <= INTEGER_MAX + 1
-        except TypeError:
-            is_offset = False
-        if not is_offset:
-            raise InvalidInput(f"stop= takes an offset, or None, not {shown(stop)}")
-    return Scan(beginning(start), stop, follow, checked_count("credit", credit, most=CREDIT_MAX))

@@ -14,7 +14,7 @@ from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import InvalidValue, KeyDefinition, KeyType, Place, SkipReason, bases, checked_text
 from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, TimeSource, header_value, is_header, message_time, property_text, reply_to_text
-from relatum.wire import TooManyValues, amqp10, find_head, pick, pick_list
+from relatum.wire import amqp10, find_head, pick, pick_list
 
 _PROPERTY_PLACES: Final = {
     "message_id": 0,
@@ -167,10 +167,8 @@ class Extractor:
         for place, alone in enumerate(((annotations, -1, -1), (-1, properties, -1), (-1, -1, application))):
             try:
                 self._pick(raw, alone, self._blank.copy())
-            except TooManyValues:
-                is_too_much = True
-            except UndecodableMessage:
-                continue
+            except UndecodableMessage as error:
+                is_too_much |= getattr(error, "is_too_much", False)
             else:
                 usable[place] = alone[place]
         found = self._blank.copy()

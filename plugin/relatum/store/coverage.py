@@ -12,10 +12,10 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.errors import CoverageConflict
+from relatum.ids import Position
 from relatum.keys import timestamp_us
 from relatum.store.database import sql
 from relatum.store.tables import coverage
-from relatum.wire import Position
 
 TIME: Final = 0
 """Stands for the message's time among key ids; definitions count from 1."""

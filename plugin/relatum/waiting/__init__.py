@@ -15,12 +15,13 @@ from relatum.waiting._deadline import (
     left_s,
     within,
 )
-from relatum.waiting._keeper import Keeper
-from relatum.waiting._outages import ANSWER_S, Outages, Server
-from relatum.waiting._repeating import (
+from relatum.waiting._failures import (
+    ANSWER_S,
     BACKOFF_S,
     QUESTION_S,
+    Outages,
     Pauses,
+    Server,
     backoff,
     ended,
     log_failure,
@@ -40,7 +41,6 @@ __all__ = [
     "ComponentLoop",
     "Deadline",
     "Duty",
-    "Keeper",
     "LoopThread",
     "NoThreadInTime",
     "Outages",

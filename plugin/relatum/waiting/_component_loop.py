@@ -18,8 +18,7 @@ from typing import Any, Final, TypeVar
 from relatum.client_logs import own_connection
 from relatum.processes import after_fork, leave_to_parent
 from relatum.waiting._deadline import Deadline
-from relatum.waiting._outages import Outages
-from relatum.waiting._repeating import Pauses
+from relatum.waiting._failures import Outages, Pauses
 from relatum.waiting._threads import Threads, in_thread
 
 HELPERS_MAX: Final = 3

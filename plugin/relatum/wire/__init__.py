@@ -8,7 +8,6 @@ from relatum.wire import _frames as frames
 from relatum.wire._amqp10 import find_head, pick, pick_list
 from relatum.wire._chunk import Chunk, UnreadableRecord, record_at, records_at, small_records, split
 from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Confirmed, Refused, Start, StartSpec, StreamPlaces
-from relatum.wire._identity import IDENTITY_STREAM, BrokerIdentity, Position, broker_id_of, fingerprint
 from relatum.wire._scalars import Opaque
 from relatum.wire._session import (
     SUBSCRIPTIONS,
@@ -26,11 +25,9 @@ from relatum.wire._session import (
     code_name,
     is_before,
 )
-from relatum.wire._too_many import TooManyValues
 
 __all__ = [
     "FIRST",
-    "IDENTITY_STREAM",
     "LAST",
     "NEXT",
     "SUBSCRIPTIONS",
@@ -39,7 +36,6 @@ __all__ = [
     "Answer",
     "AuthMechanism",
     "Broker",
-    "BrokerIdentity",
     "Chunk",
     "Code",
     "Confirmed",
@@ -49,20 +45,16 @@ __all__ = [
     "Login",
     "MechanismNotTaken",
     "Opaque",
-    "Position",
     "Refused",
     "Start",
     "StartSpec",
     "StreamMoved",
     "StreamPlaces",
     "StreamSession",
-    "TooManyValues",
     "UnreadableRecord",
     "amqp10",
-    "broker_id_of",
     "code_name",
     "find_head",
-    "fingerprint",
     "frames",
     "is_before",
     "pick",

@@ -14,7 +14,6 @@ from typing import Any, Final, TypeAlias
 
 from relatum.errors import UndecodableMessage
 from relatum.wire._scalars import SCALARS, TEXTS, Opaque, text_of
-from relatum.wire._too_many import TooManyValues
 
 HEADER: Final = 0x70
 DELIVERY_ANNOTATIONS: Final = 0x71
@@ -166,8 +165,8 @@ def entries_of(raw: bytes, position: int, kind: str) -> Entries:
     """Open a list (`kind` "list") or a map ("map").
 
     Raises:
-        UndecodableMessage: it is neither, or its sizes contradict each other.
-        TooManyValues: it has more than `VALUES_MAX`.
+        UndecodableMessage: it is neither, or its sizes contradict each other, or it has more than `VALUES_MAX`
+            (`is_too_much`).
     """
     end = end_of_value(raw, position)
     code = raw[position]
@@ -183,7 +182,7 @@ def entries_of(raw: bytes, position: int, kind: str) -> Entries:
     if count > end - start or (kind == "map" and count % 2):
         raise UndecodableMessage(f"an AMQP 1.0 {kind} counts more than it holds")
     if count > VALUES_MAX:
-        raise TooManyValues(f"an AMQP 1.0 {kind} of {count} values")
+        raise UndecodableMessage(f"an AMQP 1.0 {kind} of {count} values", is_too_much=True)
     return count, start, end
 
 
@@ -269,7 +268,7 @@ class _Room:
 
     def take(self, count: int) -> None:
         if count > self.left:
-            raise TooManyValues("a value with too many values in it")
+            raise UndecodableMessage("a value with too many values in it", is_too_much=True)
         self.left -= count
 
 
@@ -304,7 +303,7 @@ def decode_value(raw: bytes, position: int, depth: int = 0, room: _Room | None =
         return _decode_compound(raw, position, end, depth + 1, room or _Room()), end
     except UndecodableMessage as error:
         # Its extent is known, so what follows can still be read.
-        kind = "too many values" if isinstance(error, TooManyValues) else "broken"
+        kind = "too many values" if getattr(error, "is_too_much", False) else "broken"
         return Opaque(kind, raw[position:end]), end
 
 

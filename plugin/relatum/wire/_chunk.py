@@ -1,4 +1,4 @@
-"""Chunks of a stream: checked, then split into records without decoding them. No I/O.
+"""Chunks of a stream: checked, unpacked, and split into records without decoding them. No I/O.
 
 A chunk is what the broker wrote at once: up to 65,535 entries under one header. An entry is one record, or a
 sub-entry batch of records, compressed or not; every record takes one offset, counted from the chunk's first.
@@ -7,16 +7,17 @@ This is the recorder's hot path: a record costs one length, one slice, one appen
 Source: PROTOCOL.adoc (Deliver) and osiris_log.erl of RabbitMQ.
 """
 
+import importlib
 import struct
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 from relatum.errors import ChunkCorrupt, ProtocolError
 from relatum.wire._plain_records import plain_records
-from relatum.wire._unpacking import UnpackError, unpacked
 
 PIECE_BYTES_MAX: Final = 4 << 20
 """Bytes of records handed on at one time, about: a compressed batch is cut up piece by piece."""
@@ -24,6 +25,15 @@ PIECE_BYTES_MAX: Final = 4 << 20
 PIECE_RECORDS_MAX: Final = 8192
 """Records handed on at one time, about. A record of one byte is an object of 40, and what readers make of it is one of
 some hundred: 20 kB of gzip may hold four million of them."""
+
+SUB_ENTRY_BYTES_MAX: Final = 64 << 20
+"""Bytes one sub-entry batch may unpack to; a batch travels in one frame of 1 MiB, 64 times is past any real one."""
+
+_STEP_BYTES: Final = 1 << 20
+"""Bytes that gzip unpacks at one time into the place that is made for them."""
+
+_CODEC_NAMES: Final = {0: "none", 1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
+_SNAPPY_FRAMED: Final = b"\xff\x06\x00\x00sNaPpY"
 
 _HEADER: Final = struct.Struct(">BBHIqQQIIII")
 _HEADER_V2_BYTES: Final = 8
@@ -283,3 +293,79 @@ def _cut(content: memoryview | UnreadableRecord, ends: Sequence[int], place: int
     found = plain_records(bytes(content[ends[place] : ends[stop]]), 0, stop - place)
     assert found is not None, "lengths were compared with what they lie in"
     return found[0]
+
+
+# --- sub-entry batches, unpacked into a place of the size they say and never past it ----------------------------------
+
+
+class UnpackError(Exception):
+    """Why a sub-entry batch cannot be unpacked; by nobody, or only by us, here and now."""
+
+    is_broken = True
+
+
+class NotHereError(UnpackError):
+    is_broken = False
+
+
+def unpacked(codec: int, packed: bytes, size: int) -> bytes | bytearray:
+    """A batch's content, exactly `size` bytes; never unpacks more than it says, nor more than the limit."""
+    if size > SUB_ENTRY_BYTES_MAX:
+        raise NotHereError(f"a sub-entry batch of {size} bytes is over the limit of {SUB_ENTRY_BYTES_MAX}")
+    if codec == 0:
+        content: bytes | bytearray = packed
+        written = len(packed)
+    else:
+        # Unpacked in place: what an unpacker makes and joins itself takes twice as much at its end.
+        content = bytearray(size)
+        written = _gunzip(packed, content) if codec == 1 else _unpack_by_cramjam(codec, packed, content)
+    if written != size:
+        raise UnpackError(f"a sub-entry batch unpacks to another size than the {size} bytes it says")
+    return content
+
+
+def _gunzip(packed: bytes, content: bytearray) -> int:
+    """Unpack into a place; how many bytes, or one more than there is room for."""
+    unpacker, written, size = zlib.decompressobj(wbits=31), 0, len(content)
+    try:
+        while not unpacker.eof and written <= size:
+            step = unpacker.decompress(packed, min(_STEP_BYTES, size + 1 - written))
+            packed = unpacker.unconsumed_tail
+            if not step and not packed:
+                break
+            content[written : written + len(step)] = step
+            written += len(step)
+    except zlib.error as error:
+        raise UnpackError("a sub-entry batch is not gzip") from error
+    return written
+
+
+def _unpack_by_cramjam(codec: int, packed: bytes, content: bytearray) -> int:
+    name = _CODEC_NAMES.get(codec)
+    if name is None:
+        raise NotHereError(f"compression {codec} is not known")
+    unpack = _cramjam(name)
+    if unpack is None:
+        raise NotHereError(f"compression {name} needs cramjam, which is not installed")
+    try:
+        return unpack(packed, content)
+    except Exception as error:
+        raise UnpackError(f"a sub-entry batch is not {name}, or larger than it says") from error
+
+
+@cache
+def _cramjam(name: str) -> Callable[[bytes, bytearray], int] | None:
+    """The codec's `decompress_into`, which stops at the end of its buffer; None where cramjam is not installed."""
+    try:
+        module: Any = importlib.import_module("cramjam")
+    except ImportError:
+        return None
+    if name != "snappy":
+        return getattr(module, name).decompress_into  # type: ignore[no-any-return]
+
+    def unsnap(packed: bytes, content: bytearray) -> int:
+        framed = packed.startswith(_SNAPPY_FRAMED)
+        unpack = module.snappy.decompress_into if framed else module.snappy.decompress_raw_into
+        return int(unpack(packed, content))
+
+    return unsnap

@@ -1,27 +1,46 @@
-"""What is away, said once when it goes and once when it is back, by all threads and tasks of a component together.
+"""What is done about failures: which may be repeated and when, and what is logged of them.
 
-Whatever repeats something that failed tells an `Outages` of it, and of its success. A server that is away is one
-warning then, however many wait for it and however often they try, and one line of level INFO when the last of them
-goes on. So is all else that somebody waits for: a stream that is not there, a permission.
+Work that goes on for ever asks `may_repeat` whether time alone may cure a failure and, where it can wait for an
+operator, `may_be_mended`. All other errors are final for the message they are about: it is named, counted and passed
+on. docs/retries.md lists every loop that repeats something.
+
+Whatever repeats something that failed reports it to its component's `Outages`, and its success as well. A server that
+is away is one warning then, however many wait for it and however often they try, and one line of level INFO when the
+last of them goes on. The same holds for all else that somebody waits for: a stream that is not there, a permission.
 """
 
 import logging
+import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Final
 
 from relatum.errors import (
+    AccessRefused,
     BrokerUnavailable,
+    ConfigurationError,
     DatabaseUnavailable,
+    NotAStream,
+    PublishNacked,
+    PublishUnroutable,
     ReadTimeout,
     RelatumError,
     StreamNotFound,
     StreamUnavailable,
+    Transient,
 )
-from relatum.waiting._repeating import ended
+
+BACKOFF_S: Final = (0.05, 5.0)
+"""Least and most seconds before a server that is away is tried again: doubled each time, half of it by chance."""
+
+QUESTION_S: Final = 60.0
+"""Most seconds before a question is asked again that was refused: half of it by chance, so 30 at least in the end.
+
+It also is the longest pause before something is tried again that waits for an operator's mend.
+"""
 
 ANSWER_S: Final = 10.0
 """Seconds after which a server that was asked and says nothing counts as away."""
@@ -34,17 +53,90 @@ _OF_STREAM: Final = (StreamUnavailable, StreamNotFound)
 """What is said of streams, and of super streams, that a broker which starts has not found yet."""
 
 
+def may_repeat(error: BaseException) -> bool:
+    """Whether what raised an error may be done again as it is: time alone may cure it.
+
+    Not so: defects (what is no error of Relatum's), bad input, data that cannot be read or written, conflicts, and
+    what only a person mends (`may_be_mended`).
+    """
+    return isinstance(error, Transient)
+
+
+def may_be_mended(error: BaseException) -> bool:
+    """Whether an error is about no message, but about how servers are set up: a person mends it, or nobody does.
+
+    A user without a permission, a schema or a stream that is not there, a queue that takes nothing more: each next
+    message would fail of the same. What runs for ever may wait for it, with pauses up to `QUESTION_S` and a line in the
+    log; what somebody waits for raises it.
+    """
+    # A broker's nack says nothing about the message: a queue is full, or a stream has no leader.
+    mended = (AccessRefused, ConfigurationError, NotAStream, PublishNacked, PublishUnroutable, StreamNotFound)
+    return isinstance(error, mended)
+
+
+def backoff(longest_s: float = BACKOFF_S[1]) -> Iterator[float]:
+    """The pauses between tries, in seconds.
+
+    Args:
+        longest_s: The longest pause; `QUESTION_S` for questions that were refused, by default that for servers away.
+    """
+    pause = BACKOFF_S[0]
+    while True:
+        yield pause * (0.5 + random.random() / 2)  # noqa: S311 - spreads tries, nothing secret
+        pause = min(pause * 2, longest_s)
+
+
+class Pauses:
+    """The pauses of one loop that repeats: short after what passes by itself, longer and longer after all else."""
+
+    def __init__(self) -> None:
+        self._passing = backoff()
+        self._mended = backoff(QUESTION_S)
+
+    def after(self, error: BaseException) -> float:
+        """Seconds to wait after an error."""
+        return next(self._passing if may_repeat(error) else self._mended)
+
+
+def ended(error: BaseException) -> str:
+    """What to log of an error that ends some work: its class and message, without a traceback."""
+    kind = "" if isinstance(error, RelatumError) else " (unexpected)"
+    return f"{type(error).__name__}{kind}: {error}"
+
+
+def log_failure(
+    logger: logging.Logger,
+    error: BaseException,
+    what: str,
+    *,
+    level: int = logging.WARNING,
+    extra: Mapping[str, object] | None = None,
+) -> None:
+    """Log what ended some work: what Relatum raises in a line, a defect with its traceback.
+
+    What is repeated is told to `Outages` instead, which says it once.
+
+    - `what`: What that was, with the name of what it was about.
+    - `level`: Of what Relatum raises; INFO where nobody need do anything.
+    - `extra`: Fields for logs that have some.
+    """
+    if isinstance(error, RelatumError):
+        logger.log(level, "%s: %s", what, ended(error), extra=extra)
+    else:
+        logger.error("%s", what, exc_info=error, extra=extra)
+
+
 class Server(StrEnum):
-    """What may be away as a whole."""
+    """A server that may be away as a whole."""
 
     BROKER = "RabbitMQ"
     DATABASE = "PostgreSQL"
 
 
 class Outages:
-    """Who waits for what. As long as anybody does, it is away; the first who need not wait any more wakes the others.
+    """What the parts of a component wait for, logged once for all of them; the first that goes on wakes the others.
 
-    None of its methods blocks but `wait`: tasks may use it as well as threads.
+    No method but `wait` blocks: tasks may use it as well as threads.
 
     Args:
         broker: The broker's name in the log, without a password.
@@ -116,16 +208,13 @@ class Outages:
             self._logger.error("%s waits, by a defect, and is tried again", who, exc_info=error)
         return before is None
 
-    def over(self, who: str, server: Server | None = None) -> None:
-        """Note that somebody goes on, or waits no more; a line in the log where nobody waits any more.
-
-        `who`: Who; nothing happens where nobody of that name waits.
-        """
+    def over(self, who: str) -> None:
+        """Note that somebody goes on, or waits no more; a line in the log where nobody waits any more."""
         if who not in self._waiting:
             return
         with self._changed:
             what = self._waiting.get(who)
-            if what is None or (server is not None and what != server):
+            if what is None:
                 return
             del self._waiting[who]
             since = self._since_own.pop(who, None)

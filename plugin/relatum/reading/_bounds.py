@@ -1,8 +1,8 @@
-"""What is said of a stream, or of an offset, that cannot be read."""
+"""Where a stream begins and ends, and the errors for streams and offsets that cannot be read."""
 
 from collections.abc import Iterable
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from relatum.checks import shown
 from relatum.errors import (
@@ -19,7 +19,6 @@ from relatum.errors import (
     StreamUnavailable,
 )
 from relatum.limits import INTEGER_MAX
-from relatum.reading._batches import StreamBounds
 from relatum.waiting import current, has_passed
 from relatum.wire import Code, code_name
 
@@ -27,18 +26,58 @@ if TYPE_CHECKING:
     from relatum.reading._reader import StreamReader
 
 
+class _Ends(NamedTuple):
+    first: int | None
+    last: int | None
+
+
+class StreamBounds(_Ends):
+    """Offsets of the first and the last message retained; both None where there is none.
+
+    Attributes:
+        is_proven: True where they are the word of the stream's leader: all that was confirmed before the question is
+            between them. False is what one node knows, where the leader cannot be reached from here. It is no part of
+            the pair.
+        is_silence: True where there is none because a leader that may have to wait for replicas showed none for a
+            while: enough for a stream of which nothing is known, no proof that a known message is gone.
+    """
+
+    is_proven: bool
+    is_silence: bool
+
+    def __new__(cls, first: int | None, last: int | None, *, is_proven: bool = False, is_silence: bool = False) -> Self:
+        """Make one; it is not proven unless it is said to be."""
+        bounds = super().__new__(cls, first, last)
+        bounds.is_proven, bounds.is_silence = is_proven, is_silence
+        return bounds
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether a message that was confirmed once, and is not between them, is gone."""
+        return self.is_proven and not self.is_silence
+
+    @property
+    def end(self) -> int:
+        """The offset after the last message; 0 where there is none."""
+        return 0 if self.last is None else self.last + 1
+
+    def holds(self, offset: int) -> bool:
+        """Whether an offset is between them."""
+        return self.first is not None and self.last is not None and self.first <= offset <= self.last
+
+    def lag(self, position: int) -> int:
+        """How many retained offsets there are from a position on."""
+        return max(0, self.end - max(position, self.first or 0))
+
+
 def check_time() -> None:
-    """Raise `ReadTimeout` where the call has no time left: before anything is asked, and between what comes."""
+    """Raise `ReadTimeout` where the call has no time left."""
     if has_passed():
         raise ReadTimeout(f"The time of the call is over ({current()}).")
 
 
 def check_integers(offsets: Iterable[int]) -> None:
-    """Raise for an offset that is no integer; what counts as one in Python (a number of numpy) is taken.
-
-    Raises:
-        InvalidInput: One is none.
-    """
+    """Raise `InvalidInput` for an offset that is no integer; numbers of other libraries (numpy) are taken."""
     for offset in offsets:
         try:
             is_integer = index(offset) is not None and not isinstance(offset, bool)
@@ -49,12 +88,7 @@ def check_integers(offsets: Iterable[int]) -> None:
 
 
 def check_offset(stream: str, offset: int) -> None:
-    """Raise for a number that no message can lie at.
-
-    Raises:
-        InvalidInput: It is no integer.
-        OffsetNotFound: It is none of 0 to 2^63 - 1.
-    """
+    """Raise `InvalidInput` for an offset that is no integer, `OffsetNotFound` for one not from 0 to 2^63 - 1."""
     if type(offset) is not int:
         check_integers((offset,))
     if not 0 <= offset <= INTEGER_MAX:
@@ -92,25 +126,11 @@ def not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound:
     return OffsetNotFound(message, stream=stream, offset=offset, last=last, is_proven=proven)
 
 
-def is_inside(offset: int, bounds: StreamBounds) -> bool:
-    """Whether an offset lies between a stream's ends."""
-    return bounds.first is not None and bounds.last is not None and bounds.first <= offset <= bounds.last
-
-
-def proven_not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound | StreamUnavailable:
-    """As `not_there`, after the leader was asked; where it could not be, a node that lags is no proof of an end."""
-    error = not_there(stream, offset, bounds)
-    if bounds.is_proven or isinstance(error, OffsetExpired):
-        return error
-    message = f"This node has no message at offset {offset} of {stream!r}, and the leader cannot be asked from here."
-    return StreamUnavailable(message, stream=stream)
-
-
 def bounds_or_error(reader: "StreamReader", stream: str) -> StreamBounds | RelatumError:
     """A stream's ends, or why this one cannot be read: not there, a queue, no permission, no leader, bad data.
 
     Raises:
-        BrokerUnavailable: it is not about this stream: no other could be asked, either.
+        BrokerUnavailable: It is not about this stream: no other could be asked, either.
     """
     try:
         return reader.bounds(stream)
@@ -118,6 +138,23 @@ def bounds_or_error(reader: "StreamReader", stream: str) -> StreamBounds | Relat
         if is_of_all(error):
             raise
         return error
+
+
+def ends_of_known(reader: "StreamReader", stream: str) -> StreamBounds:
+    """The ends of a stream of which something was read once, for a caller that is about to forget that.
+
+    Raises:
+        StreamUnavailable: Its leader shows nothing now, which proves nothing. Wait, and ask again.
+        RelatumError: As of `StreamReader.bounds`.
+    """
+    bounds = reader.bounds(stream)
+    if bounds.is_silence:
+        raise StreamUnavailable(
+            f"the leader of {stream!r} shows no message now: it waits for its replicas, or the stream was declared "
+            "again; the next message tells",
+            stream=stream,
+        )
+    return bounds
 
 
 def is_of_all(error: RelatumError) -> bool:

@@ -1,0 +1,198 @@
+"""What is asked by AMQP 0.9.1: which cluster a guessed stream port must belong to, and whether a name is a queue's.
+
+A stream port that was not given is a guess, and anybody may listen there. Servers of the stream protocol name their
+cluster before a login: credentials are sent only to the cluster that the AMQP port belongs to.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Final
+
+import pika
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
+from pika.exceptions import AMQPError, AuthenticationError, ChannelClosedByBroker, ConnectionBlockedTimeout
+
+from relatum.checks import seconds_text
+from relatum.client_logs import own_connection
+from relatum.errors import (
+    AccessRefused,
+    ConfigurationError,
+    NotAStream,
+    NotFound,
+    RelatumError,
+    StreamNotFound,
+    StreamUnavailable,
+)
+from relatum.reading._address import BrokerAddress
+from relatum.reading._connecting import BROKERS_MAX, HEARTBEAT_S, all_inside, first_answering, not_reached
+
+GOODBYE_S: Final = 0.5
+"""Seconds the broker has to answer a close by AMQP 0.9.1."""
+
+_NO_VHOST: Final = 530
+"""NOT_ALLOWED: the reply code of a virtual host that is not there or that the user may not use."""
+
+_REFUSED: Final = frozenset({403, _NO_VHOST})
+"""Reply codes of a refused user, password or virtual host. Others are transient: a node that stops, for one."""
+
+_FULL: Final = "is reached"
+"""Ends the text of a 530 that says "connection limit (10) is reached", of a user, a virtual host or a node."""
+
+_CLOSED_BY_BROKER: Final = re.compile(r"\((\d+)\) (.*)", re.DOTALL)
+"""What pika's errors keep of a Close frame: the reply code and the text."""
+
+_NO_QUEUE: Final = "no queue"
+"""In the text of a 404: the broker knows the name of no queue."""
+
+_EXCLUSIVE: Final = "exclusive"
+"""In the text of a 405: another connection's own queue, which no stream can be."""
+
+_clusters: dict[tuple[str, bool], str] = {}
+"""By host and port of AMQP 0.9.1, and whether it speaks TLS: the name of the cluster there."""
+
+
+class NamelessCluster(ConfigurationError):
+    """The broker does not name its cluster, so nothing can prove that a guessed stream port belongs to it."""
+
+
+def cluster_meant(address: BrokerAddress, *, timeout_s: float) -> str:
+    """The name of the cluster that must answer on a guessed stream port: asked once.
+
+    Raises:
+        NamelessCluster: The broker does not name it.
+    """
+    name = _clusters.get((address.where, address.amqp_tls))
+    if name is None:
+        with asking(address, timeout_s) as connection:
+            given = connection._impl.server_properties.get("cluster_name")
+        name = given.decode(errors="replace") if isinstance(given, bytes) else given
+        if not isinstance(name, str) or not name:
+            raise NamelessCluster(
+                "The broker does not say which cluster it is, so the stream port cannot be guessed: give a "
+                "rabbitmq-stream:// URL."
+            )
+        if len(_clusters) >= BROKERS_MAX:
+            _clusters.clear()
+        _clusters[address.where, address.amqp_tls] = name
+    return name
+
+
+def forget_cluster(address: BrokerAddress) -> None:
+    """Ask again next time: another cluster answered, and the broker may have been reinstalled."""
+    _clusters.pop((address.where, address.amqp_tls), None)
+
+
+def blocking_connection(address: BrokerAddress, *, timeout_s: float, heartbeat_s: int) -> pika.BlockingConnection:
+    """Open a blocking connection of pika's: to the first of the addresses that answers.
+
+    Raises:
+        BrokerUnavailable, AccessRefused: None can be opened.
+        TlsRefused: A certificate is refused, or one side does not speak TLS.
+        ConfigurationError: The address has no AMQP port, or a TLS file cannot be used.
+    """
+    return first_answering(address, timeout_s, lambda one, share_s: _connect(one, share_s, timeout_s, heartbeat_s))
+
+
+def _connect(address: BrokerAddress, within_s: float, timeout_s: float, heartbeat_s: int) -> pika.BlockingConnection:
+    if address.amqp_port is None:
+        raise ConfigurationError("AMQP 0.9.1 needs an amqp:// URL.")
+    login = address.login
+    credentials: Any = pika.PlainCredentials(address.user, address.secret())
+    if login.mechanism == "EXTERNAL":
+        credentials = pika.credentials.ExternalCredentials()
+    tls = pika.SSLOptions(login.tls_context(), login.server_name_for(address.host)) if address.amqp_tls else None
+    parameters = pika.ConnectionParameters(
+        host=address.host,
+        port=address.amqp_port,
+        virtual_host=address.vhost,
+        credentials=credentials,
+        ssl_options=tls,
+        heartbeat=heartbeat_s,
+        socket_timeout=within_s,
+        stack_timeout=within_s,
+        blocked_connection_timeout=timeout_s,
+    )
+    try:
+        with own_connection():
+            return pika.BlockingConnection(parameters)
+    # A broker that accepts and never answers ends as an AMQPConnectorException, which is no AMQPError.
+    except (AMQPError, AMQPConnectorException, OSError) as error:
+        raise _amqp_error(error, address, address.amqp_port) from error
+
+
+@contextmanager
+def in_time(connection: pika.BlockingConnection, timeout_s: float) -> Iterator[None]:
+    """End the connection if the block takes longer: pika itself waits for ever."""
+    # As pika's own timer does for brokers that block publishers: only timers of the loop run while it waits.
+    loop = connection._impl
+    end = partial(loop._terminate_stream, ConnectionBlockedTimeout(f"no answer within {seconds_text(timeout_s)}"))
+    timer = loop._adapter_call_later(timeout_s, end)
+    try:
+        yield
+    finally:
+        loop._adapter_remove_timeout(timer)
+
+
+@contextmanager
+def asking(address: BrokerAddress, timeout_s: float) -> Iterator[pika.BlockingConnection]:
+    """A connection for one question, ended if the answer takes longer."""
+    connection = blocking_connection(address, timeout_s=timeout_s, heartbeat_s=HEARTBEAT_S)
+    with own_connection():
+        try:
+            with in_time(connection, timeout_s):
+                yield connection
+        finally:
+            if connection.is_open:
+                with suppress(AMQPError, OSError), in_time(connection, GOODBYE_S):
+                    connection.close()
+
+
+def _amqp_error(error: BaseException, address: BrokerAddress, port: int) -> RelatumError:
+    """Pika calls every connection that ends while it opens a "probable" refusal: only the broker's word counts."""
+    closed = _CLOSED_BY_BROKER.search(f"{error} {error!r}")
+    if closed is not None and int(closed[1]) in _REFUSED and _FULL not in closed[2]:
+        refuses = f"The broker at {address.where} refuses {address.who} in the virtual host {address.vhost!r}"
+        if int(closed[1]) == _NO_VHOST:
+            return AccessRefused(f"{refuses}: there is no such virtual host, or this user may not use it.")
+        return AccessRefused(
+            f"{refuses}: the name, the password or the certificate is wrong; RabbitMQ does not say which."
+        )
+    if any(isinstance(each, AuthenticationError) for each in all_inside(error)):
+        mechanism = address.login.mechanism
+        return ConfigurationError(f"The broker at {address.where} does not offer {mechanism} to log in by.")
+    return not_reached(error, "AMQP 0.9.1", address.host, port)
+
+
+def name_missing(error: StreamNotFound, address: BrokerAddress, timeout_s: float) -> NotFound:
+    """What a stream that a node does not know is: `NotAStream` for a queue of another kind, as AMQP 0.9.1 says.
+
+    One question, which the queue itself answers, since only streams take a consumer with an offset: two would find a
+    stream that is deleted and declared again missing first, and there then, like a queue.
+
+    Only "no queue" says that there is none: a node that starts, or whose cluster does, answers 404 of streams that are
+    there, too ("home node ... is down or inaccessible"). Texts seen with RabbitMQ 3.10.8 and 4.3.6.
+
+    Raises:
+        StreamUnavailable: There is such a stream after all, or it cannot be said yet.
+    """
+    name = error.stream
+    try:
+        with asking(address, timeout_s) as connection:
+            channel = connection.channel()
+            channel.basic_qos(prefetch_count=1)
+            channel.basic_consume(name, lambda *_: None, arguments={"x-stream-offset": "next"})
+    except ChannelClosedByBroker as refused:
+        code, text = refused.reply_code, refused.reply_text
+    except (AMQPError, RelatumError):
+        return error
+    else:
+        raise StreamUnavailable(f"The stream {name!r} was declared just now.", stream=name)
+    if (code == 406 and "x-stream-offset" in text) or (code == 405 and _EXCLUSIVE in text):
+        return NotAStream(f"{name!r} is a queue, not a stream.", stream=name)
+    if code == 404 and _NO_QUEUE not in text:
+        raise StreamUnavailable(f"The stream {name!r} is starting, or the node that has it is away.", stream=name)
+    if code in (405, 406):
+        raise StreamUnavailable(f"The stream {name!r} has no running replica on this node.", stream=name)
+    return error

@@ -1,0 +1,152 @@
+"""What is bound to exchanges, and where they route: questions that crash some brokers, and so are asked with care.
+
+A broker that ends the connection over a question has crashed over it, and asking again would crash it again. Where it
+only happened to stop at that moment, asking later is harmless: so the question is not repeated for half a minute, and
+then for twice as long each time.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+from relatum.errors import BrokerUnavailable, ConnectionLost, NotFound
+from relatum.headers import BROKERS_OWN, NAME_BYTES_MAX
+from relatum.reading._address import BrokerAddress
+from relatum.reading._bounds import refusal
+from relatum.reading._connection import SocketConnection
+from relatum.reading._nodes import Nodes, missing
+from relatum.waiting import pause
+from relatum.wire import Answer, Code, frames
+
+ROUTE_SINCE: Final = (4, 3)
+"""Version from which Route is known to be safe. In 3.10.8 the one process that serves all stream connections of a node
+evaluates it, with a message that has no content: any exchange that looks into messages (headers, hash by header, recent
+history, JMS topic) crashes it, reached directly, as alternate exchange or through a binding between exchanges. 4.3.6
+evaluates it in the process of the connection, with an empty message. Versions between were not tried."""
+
+RECOVERED_SINCE: Final = (4, 3)
+"""Version from which a broker is known to have its bindings before it lets anybody in. 3.10.8 answers while it recovers
+them: of 40 there were none for up to 0.6 s, then some for 20 to 50 ms, never the same for over 20. Versions between
+were not tried."""
+
+RECOVERING_S: Final = 0.1
+"""Seconds in which a broker that recovers bindings surely recovers another one."""
+
+REPEATED_S: Final = (30.0, 3600.0)
+"""Least and most seconds before a question is asked again that lost its connection."""
+
+LOST_MAX: Final = 1000
+"""Questions that lost a connection, of which that is remembered; the oldest are forgotten first."""
+
+_lock: Final = threading.Lock()
+
+_lost: Final[dict[tuple[str, int | None, str, str], tuple[float, float]]] = {}
+"""By broker, virtual host and exchange: when the question may be asked again, and the pause after that.
+
+Of the whole process: another reader would crash the broker as well.
+"""
+
+
+def bound(nodes: Nodes, exchange: str) -> list[str]:
+    """See `StreamReader.bound`."""
+    with _once(nodes.address, exchange):
+        found, may_lack = nodes.ask(lambda connection: _partitions(connection, exchange, None))
+        while may_lack:
+            pause(RECOVERING_S)
+            found, may_lack = nodes.ask(partial(_partitions, exchange=exchange, before=found))
+        return found
+
+
+def routes(nodes: Nodes, exchange: str, routing_key: str) -> list[str] | None:
+    """See `StreamReader.routes`."""
+    with _once(nodes.address, exchange):
+        return nodes.ask(lambda connection: _routes(connection, exchange, routing_key))
+
+
+@contextmanager
+def _once(address: BrokerAddress, exchange: str) -> Iterator[None]:
+    """Ask about an exchange inside; `BrokerUnavailable` where that lost a connection lately."""
+    if not exchange:
+        # The default exchange is never asked about; what is asked instead crashes nothing.
+        yield
+        return
+    question = (address.stream_host, address.stream_port, address.vhost, exchange)
+    until, pause_s = _lost.get(question, (0.0, REPEATED_S[0]))
+    if time.monotonic() < until:
+        raise BrokerUnavailable(
+            f"Asking the broker about exchange {exchange!r} ended the connection; it is not asked again for now."
+        )
+    try:
+        yield
+    except ConnectionLost:
+        with _lock:
+            _lost.pop(question, None)
+            _lost[question] = time.monotonic() + pause_s, min(2 * pause_s, REPEATED_S[1])
+            if len(_lost) > LOST_MAX:
+                del _lost[next(iter(_lost))]
+        raise
+    with _lock:
+        _lost.pop(question, None)
+
+
+def _routes(connection: SocketConnection, exchange: str, routing_key: str) -> list[str] | None:
+    """The streams that an exchange routes a key to; None where this broker cannot be asked without harm."""
+    if exchange == "":
+        return _named(connection, routing_key)
+    if exchange.startswith(BROKERS_OWN) or not _answers_routes(connection):
+        return None
+    _prove_alive(connection)
+    answer = connection.answer(frames.route, routing_key, exchange)
+    if answer.code == Code.STREAM_DOES_NOT_EXIST:
+        raise NotFound(f"There is no exchange {exchange!r}.")
+    return _strings(answer, exchange)
+
+
+def _answers_routes(connection: SocketConnection) -> bool:
+    """Whether Route is known to do no harm there; a version that cannot be read is not known."""
+    parts = connection.session.server_properties.get("version", "").split(".")[:2]
+    return len(parts) == 2 and all(part.isdecimal() for part in parts) and tuple(map(int, parts)) >= ROUTE_SINCE
+
+
+def _named(connection: SocketConnection, name: str) -> list[str]:
+    """The stream of that name, if it is one: all that the default exchange can lead to.
+
+    Never by Route: RabbitMQ 3.10 delivers an empty message where the key is an address of direct reply-to.
+    """
+    if name.startswith(BROKERS_OWN) or not 1 <= len(name.encode(errors="replace")) <= NAME_BYTES_MAX:
+        return []
+    return [] if missing(connection, [name]) else [name]
+
+
+def _partitions(connection: SocketConnection, exchange: str, before: list[str] | None) -> tuple[list[str], bool]:
+    """The streams bound to an exchange, in order, and whether they may be too few: the broker may be recovering others.
+
+    It lists bindings and routes nothing, so exchanges of every kind may be asked about. `before` is what it was a
+    moment ago, where that might have been too few.
+    """
+    if not exchange or exchange.startswith(BROKERS_OWN):
+        return [], False
+    _prove_alive(connection)
+    answer = connection.answer(frames.partitions, exchange)
+    if answer.code == Code.STREAM_DOES_NOT_EXIST:
+        return [], False
+    found = _strings(answer, exchange)
+    if found == before:
+        connection.settled.add(exchange)
+    may_lack = exchange not in connection.settled and connection.is_of_before(RECOVERED_SINCE)
+    return found, bool(found) and may_lack
+
+
+def _prove_alive(connection: SocketConnection) -> None:
+    """Exchange something harmless: a connection that is lost afterwards was lost over the question, not while idle."""
+    connection.answer(frames.metadata, [])
+    connection.is_reused = False
+
+
+def _strings(answer: Answer, name: str) -> list[str]:
+    if answer.code != Code.OK:
+        raise refusal(name, answer.code)
+    return frames.decode_strings(answer.body)

@@ -1,0 +1,345 @@
+"""Where a stream begins and ends, as its leader says.
+
+A node that has a replica may lag behind, also on a healthy cluster, and its word about an end is worth nothing. So the
+question for a stream's ends carries the question who leads it (Metadata) in the same write. Where the connected node
+leads, that is all; else the leader is asked itself, over a connection of its own that is kept.
+
+The leader, too, may have nothing to show at once. A subscription begins at a chunk that is written, and is given it
+when a majority has it: under publishing, the last chunk often is on its way. And a leader that has just started gives
+nothing until a replica has confirmed what it has. So "no chunk" is no answer, and is asked again. A stream is empty
+
+- where StreamStats says so, from RabbitMQ 3.11 on: it counts what is written, committed or not. Where all is committed
+  and yet no message comes, what retention left are the broker's own notes;
+- on RabbitMQ 3.10, where the leader showed nothing during a look at it: `EMPTY_LOOK_S`, three times that where it
+  should have replicas and Metadata names none, and three times more where the stream had messages before. What was
+  found so is remembered for `EMPTY_TRUST_S`, as long as no connection to the node is lost. And a node that stood alone
+  for a whole look, of which no other was ever heard, commits by itself: nothing is looked for there any more. From
+  others, it is silence (`StreamBounds.is_silence`), which may last as long as replicas take to start: who knows of a
+  message that lay in the stream concludes nothing from it.
+
+That a stream has no other replica is no reason to believe it sooner: Metadata leaves out replicas that are not up, just
+when a leader has nothing to show yet (measured: for up to 0.3 s after 2 of 12 kills of three nodes).
+
+See docs/adr/0012.
+"""
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from relatum.errors import AccessRefused, BrokerUnavailable, NotFound, ReadTimeout, StreamUnavailable
+from relatum.reading._address import BrokerAddress
+from relatum.reading._attach import Attach, until
+from relatum.reading._bounds import StreamBounds
+from relatum.reading._connection import SocketConnection
+from relatum.reading._many import LANES_MAX, KeptChunks
+from relatum.reading._nodes import Node, Nodes, OutOfReach, places_in
+from relatum.reading._pool import Use
+from relatum.waiting import pause
+from relatum.wire import FIRST, LAST, Broker, Chunk, Code, frames
+
+STATS_SINCE: Final = (3, 11)
+"""Version from which StreamStats is answered."""
+
+EMPTY_LOOK_S: Final = 1.0
+"""Seconds a stream must show nothing at its leader to be taken for empty, where the leader cannot be asked outright.
+
+A leader shows nothing between its election and the first answer of a replica: 0.3 s at most in 12 kills of three nodes
+on a busy machine, and all that time Metadata named no other replica.
+"""
+
+EMPTY_FACTOR: Final = 3.0
+"""How much longer is looked where a leader may just have been elected, and where a stream had messages: that one can be
+empty only if it was declared again."""
+
+EMPTY_TRUST_S: Final = 30.0
+"""Seconds for which an emptiness that was looked at for so long is believed without another such look."""
+
+PAUSE_S: Final = (0.002, 0.1)
+"""Least and most seconds before a leader is asked again: doubled each time. A chunk is committed within milliseconds, a
+leader elected within a second."""
+
+STREAMS_MAX: Final = 10_000
+"""Streams of which leaders and ends are remembered."""
+
+BOUNDS_AT_ONCE: Final = 8
+"""Streams whose ends are asked for in one write: two chunks come of each."""
+
+BOUNDS_OF_LANE: Final = 2
+"""Streams whose ends are asked for over one connection, where others can be had: up to two attaches each."""
+
+
+class LedElsewhere(StreamUnavailable):
+    """The node that was asked does not lead the stream; `leader` does, None while nobody does."""
+
+    leader: Broker | None
+
+
+class NotSettled(StreamUnavailable):
+    """The leader has nothing to show yet.
+
+    Fields: `may_be_empty` (not even a first message), `is_alone` (at present, no other node has a replica that is up).
+    """
+
+    may_be_empty: bool
+    is_alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was found of a stream: the node that led it, whether it was empty, the node's losses then, and when."""
+
+    node: Node
+    is_empty: bool
+    losses: int
+    at: float
+
+
+class Leaders:
+    """The ends of streams, and which node led which stream when it was asked last. Bounded."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._at: BrokerAddress | None = None
+        self._known: dict[str, _Known] = {}
+        self._has_others = False
+        self._alone: dict[Node, int] = {}
+
+    def of(self, stream: str) -> Node:
+        """The node that led a stream last; None for the one that is connected, or where it was never asked."""
+        if self._nodes.at is not self._at:
+            # What another node led, and whether it was alone, says nothing about this one.
+            self._at, self._has_others = self._nodes.at, bool(self._nodes.address.others)
+            self._known, self._alone = {}, {}
+        known = self._known.get(stream)
+        return known.node if known is not None else None
+
+    def bounds(self, stream: str) -> StreamBounds:
+        """Ask for a stream's ends until a node gives them that can.
+
+        Raises:
+            StreamUnavailable: In all that time the stream had no leader, or one that showed nothing.
+        """
+        deadline, pause_s, empty_since, losses = time.monotonic() + self._nodes.limit_s, PAUSE_S[0], None, 0
+        node, any_node, hops = self.of(stream), False, 0
+        while True:
+            error: Exception
+            try:
+                return self._noted(stream, node, self._ask(stream, node, any_node=any_node))
+            except LedElsewhere as elsewhere:
+                self._has_others = True
+                error, empty_since, hops = elsewhere, None, hops + 1
+                # From node to node without a pause once, more often only where two do not agree who leads.
+                goes_on = elsewhere.leader is not None and elsewhere.leader != node
+                node, any_node = elsewhere.leader if goes_on else None, False
+                if goes_on and hops % 2:
+                    continue
+            except NotSettled as unsettled:
+                error, now = unsettled, time.monotonic()
+                self._has_others |= not unsettled.is_alone
+                # A look ends with its connection: the next may lead to another node, and a leader of a moment.
+                before, losses = losses, self._nodes.losses[node]
+                is_on = unsettled.may_be_empty and losses == before and empty_since is not None
+                empty_since = empty_since if is_on else now if unsettled.may_be_empty else None
+                if empty_since is not None and self._is_empty(stream, node, unsettled, now, now - empty_since):
+                    is_silence = self._has_others or not unsettled.is_alone
+                    empty = StreamBounds(None, None, is_proven=not any_node, is_silence=is_silence)
+                    return self._noted(stream, node, empty)
+            except OutOfReach as out:
+                error, node, any_node = out, None, True
+                continue
+            except (StreamUnavailable, ReadTimeout, BrokerUnavailable) as lost:
+                if node is None and not isinstance(lost, StreamUnavailable):
+                    raise
+                error, empty_since, node, any_node = lost, None, None, False
+            if time.monotonic() >= deadline:
+                raise error
+            pause(pause_s)
+            pause_s = min(pause_s * 2, PAUSE_S[1])
+
+    def _ask(self, stream: str, node: Node, *, any_node: bool) -> StreamBounds:
+        if any_node:
+            return self._nodes.ask_about(stream, lambda connection: _bounds(connection, stream, any_node=True))
+        return self._nodes.ask(lambda connection: _bounds(connection, stream), node)
+
+    def _is_empty(self, stream: str, node: Node, shown: NotSettled, now: float, looked_s: float) -> bool:
+        """Whether a stream whose leader has shown nothing for so long is empty."""
+        known, look_s = self._known.get(stream), EMPTY_LOOK_S
+        if shown.is_alone and not self._has_others:
+            if looked_s >= look_s:
+                self._alone[node] = self._nodes.losses[node]
+            elif self._alone.get(node) == self._nodes.losses[node]:
+                look_s = 0.0
+        elif shown.is_alone:
+            look_s *= EMPTY_FACTOR
+        if known is not None and not known.is_empty:
+            return looked_s >= max(look_s, EMPTY_LOOK_S) * EMPTY_FACTOR
+        return looked_s >= look_s or (known is not None and self._is_trusted(known, node, now))
+
+    def _is_trusted(self, known: _Known, node: Node, now: float) -> bool:
+        is_recent = known.is_empty and now - known.at < EMPTY_TRUST_S
+        return is_recent and (known.node, known.losses) == (node, self._nodes.losses[node])
+
+    def _noted(self, stream: str, node: Node, bounds: StreamBounds) -> StreamBounds:
+        """Take in what a node said of a stream that it leads."""
+        known, is_empty, now = self._known.get(stream), bounds.first is None, time.monotonic()
+        if is_empty and known is not None and self._is_trusted(known, node, now):
+            # Believed because of an earlier look: only a new one begins the time anew.
+            return bounds
+        if len(self._known) >= STREAMS_MAX and stream not in self._known:
+            self._known.clear()
+        self._known[stream] = _Known(node, is_empty, self._nodes.losses[node], now)
+        return bounds
+
+    def all_bounds(self, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]) -> dict[str, StreamBounds]:
+        """See `StreamReader.all_bounds`."""
+        by_node: dict[Node, list[str]] = defaultdict(list)
+        for stream in streams:
+            by_node[self.of(stream)].append(stream)
+        found: dict[str, StreamBounds] = {}
+        for node, led in by_node.items():
+            # `bounds` waits for such a stream, and asks other nodes.
+            with suppress(StreamUnavailable, OutOfReach):
+                for part in (led[start : start + BOUNDS_AT_ONCE] for start in range(0, len(led), BOUNDS_AT_ONCE)):
+                    for stream, bounds in self._all_at(node, part, kept, lasts).items():
+                        found[stream] = self._noted(stream, node, bounds)
+        return found
+
+    def _all_at(
+        self, node: Node, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]
+    ) -> dict[str, StreamBounds]:
+        """The same of a few streams by one node, over a connection for each two of them where there are so many."""
+        found: dict[str, StreamBounds] = {}
+        most = min(LANES_MAX, math.ceil(len(streams) / BOUNDS_OF_LANE))
+        with ExitStack() as stack:
+            connections = [stack.enter_context(self._nodes.connection(Use.ANSWER, node))]
+            while len(connections) < most and (further := self._nodes.further(stack, Use.ANSWER, node)) is not None:
+                connections.append(further)
+            asked = []
+            for number, connection in enumerate(connections):
+                some = streams[number :: len(connections)]
+                asked.append({each: _ask_ends(connection, each, is_last=each in lasts) for each in some})
+                connection.put_by(self._nodes.limit_s)
+            for connection, pairs in zip(connections, asked, strict=True):
+                connection.deadline = time.monotonic() + self._nodes.limit_s
+                found |= _ends_of(connection, pairs, kept.keep)
+        return found
+
+
+def _bounds(connection: SocketConnection, stream: str, *, any_node: bool = False) -> StreamBounds:
+    """The first and the last offset, in one round trip where this node leads.
+
+    `any_node`: True takes this node's word though it does not lead: they are not proven then.
+
+    Raises:
+        LedElsewhere: This node does not lead the stream.
+        NotSettled: It does, and has nothing to show yet: ask again.
+    """
+    first, last = Attach.once(connection, stream, FIRST), attach_at_end(connection, stream)
+    until(connection, first, last)
+    check_leading(connection, last, any_node=any_node)
+    shown = _shown(first, last, is_proven=not any_node)
+    if shown is not None:
+        return shown
+    may_be_empty = not first.chunks
+    if may_be_empty and not any_node and not connection.is_of_before(STATS_SINCE):
+        if _has_no_message(connection, stream):
+            return StreamBounds(None, None, is_proven=True)
+        # A leader shows nothing until another replica has answered it, however long that takes after an election.
+        may_be_empty = False
+    raise not_settled(last, may_be_empty=may_be_empty)
+
+
+def _ask_ends(connection: SocketConnection, stream: str, *, is_last: bool) -> tuple[Attach | None, Attach]:
+    """Ask for a stream's ends, or for the last one alone; does not wait."""
+    return None if is_last else Attach.once(connection, stream, FIRST), attach_at_end(connection, stream)
+
+
+def _ends_of(
+    connection: SocketConnection,
+    pairs: Mapping[str, tuple[Attach | None, Attach]],
+    keep: Callable[[str, Chunk], object],
+) -> dict[str, StreamBounds]:
+    """The ends of those of the streams that this node leads and that have messages to show, in one round trip.
+
+    The first is 0 where it was not asked for. `keep` is shown the chunks that came.
+    """
+    until(connection, *(attach for pair in pairs.values() for attach in pair if attach is not None))
+    found: dict[str, StreamBounds] = {}
+    for stream, (first, last) in pairs.items():
+        # What is wrong with a stream is found out by asking for that one alone.
+        with suppress(NotFound, AccessRefused, StreamUnavailable):
+            check_leading(connection, last, any_node=False)
+            shown = _shown(last if first is None else first, last, is_proven=True)
+            if shown is not None:
+                is_first_known = first is not None or shown.last is None
+                found[stream] = shown if is_first_known else StreamBounds(0, shown.last, is_proven=True)
+                for chunk in (*(first.chunks if first is not None else ()), *last.chunks):
+                    keep(stream, chunk)
+    return found
+
+
+def _shown(first: Attach, last: Attach, *, is_proven: bool) -> StreamBounds | None:
+    """A stream's first and last offset, by its first and its last chunk; None where one of them did not come."""
+    first.check()
+    last.check()
+    if not (first.chunks and last.chunks):
+        return None
+    end = last.chunks[-1].last_offset
+    # A chunk of batches without a record has none, and may be all there is.
+    return StreamBounds(*((first.chunks[0].first_offset, end) if end >= 0 else (None, None)), is_proven=is_proven)
+
+
+def attach_at_end(connection: SocketConnection, stream: str) -> Attach:
+    """Ask for the last chunk, and who leads the stream; does not wait."""
+    last = Attach(connection, stream, LAST)
+    last.end()
+    connection.session.send(frames.metadata(last.barrier, [stream]))
+    return last
+
+
+def check_leading(connection: SocketConnection, last: Attach, *, any_node: bool) -> None:
+    """Raise `LedElsewhere` where this node does not lead the stream, by what came of `attach_at_end`."""
+    if last.code not in (Code.OK, Code.STREAM_NOT_AVAILABLE):
+        last.check()
+    places = places_in(last.answer, last.stream)
+    if not any_node and (places.code != Code.OK or places.leader != connection.own_node):
+        message = f"The stream {last.stream!r} is led by another node, or by none at present."
+        raise LedElsewhere(message, stream=last.stream, leader=places.leader)
+
+
+def _has_no_message(connection: SocketConnection, stream: str) -> bool:
+    """Whether the leader's log has no message at all, committed or not; from RabbitMQ 3.11 on.
+
+    The broker keeps notes of its own in the log (offsets that readers stored, for example), and retention may
+    leave nothing else. They are counted, and no reader is given them.
+    """
+    before = _stats(connection, stream)
+    if before.get("first_chunk_id", 0) < 0:
+        return True
+    if before.get("committed_chunk_id", -1) != before.get("last_chunk_id"):
+        return False
+    # All that is written is committed. So this attach is given the first message, if there is one, unless the
+    # leader was elected anew just now, which sets the committed chunk back.
+    first = Attach.once(connection, stream, FIRST)
+    until(connection, first)
+    first.check()
+    return not first.chunks and before == _stats(connection, stream)
+
+
+def _stats(connection: SocketConnection, stream: str) -> dict[str, int]:
+    """What the leader says of its log; empty where it says nothing."""
+    answer = connection.answer(frames.stream_stats, stream)
+    return frames.decode_stats(answer.body) if answer.code == Code.OK else {}
+
+
+def not_settled(last: Attach, *, may_be_empty: bool) -> NotSettled:
+    """The error for a leader that has nothing to show yet, by what came of asking for the last chunk."""
+    message = f"The stream {last.stream!r} is starting, or what it has is not committed yet."
+    places = places_in(last.answer, last.stream)
+    is_alone = not set(places.replicas) - {places.leader}
+    return NotSettled(message, stream=last.stream, may_be_empty=may_be_empty, is_alone=is_alone)
