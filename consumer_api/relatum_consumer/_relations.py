@@ -17,33 +17,23 @@ from relatum.processes import after_fork, leave_to_parent
 from relatum.reading import CONNECTIONS_MAX, AuthMechanism, BrokerAddress, Message, StreamReader, check_limit
 from relatum.store.database import AnyDatabase, Database
 from relatum.waiting import LOOK_S, SharedWait, pause, within
+from relatum_consumer._expectation_methods import ExpectationMethods
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
-from relatum_consumer.consumed import Consumed
-from relatum_consumer.expectations import ExpectationMethods
+from relatum_consumer._tracing import Start, trace
 from relatum_consumer.groups import GroupMethods
-from relatum_consumer.lookups import (
-    CLOSED,
-    POOL_MAX,
-    Answer,
-    Catalog,
-    Health,
-    Names,
-    Order,
-    Servers,
-    Times,
-    Watch,
-    around,
-    beside,
-    find,
-    look_up,
-    poll,
-    related,
-    times,
-    values,
-    wait_related,
-    window,
-)
-from relatum_consumer.traces import Start, Trace, trace
+from relatum_consumer.lookups.answer import Answer
+from relatum_consumer.lookups.arguments import Names
+from relatum_consumer.lookups.by_key import find, related
+from relatum_consumer.lookups.by_time import around, beside, window
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.consumed import Consumed
+from relatum_consumer.lookups.limits import POOL_MAX
+from relatum_consumer.lookups.probe import Order
+from relatum_consumer.lookups.servers import CLOSED, Health, Servers
+from relatum_consumer.lookups.telemetry import look_up
+from relatum_consumer.lookups.values import Times, times, values
+from relatum_consumer.lookups.waiting import Watch, poll, wait_related
+from relatum_consumer.traces import Trace
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

@@ -303,7 +303,7 @@ def test_nothing_is_told_while_clocks_may_differ(busy: Shop) -> None:
 
 def test_what_is_too_much_for_one_step_is_told_of_in_several(busy: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each once, also where many have the same time, and where they come together long after it."""
-    monkeypatch.setattr("relatum_consumer.expectations._expectation_limits.STEP_MESSAGES", 3)
+    monkeypatch.setattr("relatum_consumer._missing_watch.STEP_MESSAGES", 3)
     early = [(f"e{n}", BASE_US + n * SECOND) for n in range(20)]
     together = [(f"t{n}", BASE_US + 50 * SECOND) for n in range(10)]
     late = [(f"l{n}", BASE_US + n * SECOND + 1) for n in range(20)]

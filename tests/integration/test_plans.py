@@ -8,19 +8,16 @@ import psycopg
 import pytest
 
 from relatum.limits import INTEGER_MAX
-from relatum_consumer.expectations import _expectation_limits as limits
-from relatum_consumer.expectations._judging import UNFOLLOWED
-from relatum_consumer.expectations._known import LIVES, TIMES_AT
-from relatum_consumer.lookups import Watch
-from relatum_consumer.lookups import _by_time as by_time
-from relatum_consumer.lookups import _stream_states as stream_states
-from relatum_consumer.lookups import _time_index as time_index
-from relatum_consumer.lookups._catalog import present_streams
-from relatum_consumer.lookups._probe import probe_statement
-from relatum_consumer.lookups._time_index import WIDTH_CLASSES, WIDTHS_US
-from relatum_consumer.lookups._values import VALUES_OF_KEY, times_of_value, values_parameters
-from relatum_consumer.lookups._waiting import WATCHED, parameters_of
-from relatum_consumer.traces import _places as traces
+from relatum_consumer import _missing as missing_steps
+from relatum_consumer import _trace_places as traces
+from relatum_consumer._known_spans import LIVES, TIMES_AT
+from relatum_consumer._missing import UNFOLLOWED
+from relatum_consumer.lookups import by_time, stream_states, time_index
+from relatum_consumer.lookups.catalog import present_streams
+from relatum_consumer.lookups.probe import probe_statement
+from relatum_consumer.lookups.time_index import WIDTH_CLASSES, WIDTHS_US
+from relatum_consumer.lookups.values import VALUES_OF_KEY, times_of_value, values_parameters
+from relatum_consumer.lookups.waiting import WATCHED, Watch, parameters_of
 from tests.support import in_a_try
 from tests.support.plans import (
     CATALOG,
@@ -321,7 +318,7 @@ def little_known(
         yield connection
 
 
-def followed(streams: list[int], messages: int = limits.BATCH) -> Plan:
+def followed(streams: list[int], messages: int = missing_steps.BATCH) -> Plan:
     """What followed a batch of as many values, a fifth of which nobody has.
 
     A part is a tree of two or three levels; one of thirty may hold a value, as its first and last values say.

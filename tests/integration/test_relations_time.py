@@ -14,14 +14,8 @@ from relatum.limits import INTEGER_MAX
 from relatum.recording import backfill, set_record_time
 from relatum.store.database import Database
 from relatum_consumer import Relations, Status
-from relatum_consumer.lookups._time_index import (
-    BLOCK_PAGE,
-    BLOCKS_BESIDE,
-    BLOCKS_BETWEEN,
-    WIDTH_CLASSES,
-    WIDTHS_US,
-)
-from relatum_consumer.lookups._time_search import Block
+from relatum_consumer.lookups.time_index import BLOCK_PAGE, BLOCKS_BESIDE, BLOCKS_BETWEEN, WIDTH_CLASSES, WIDTHS_US
+from relatum_consumer.lookups.time_search import Block
 from tests.support import delete_stream, new_streams, publish_plain, unique_name
 from tests.support import times as slow
 from tests.support._recording import TimeBlock, time_blocks

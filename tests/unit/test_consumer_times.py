@@ -15,10 +15,12 @@ from relatum.keys import moment as moment_of
 from relatum.limits import INTEGER_MAX, TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, Properties, StreamBounds
 from relatum_consumer import Answer, Status
-from relatum_consumer.lookups import Catalog, Servers, beside, window
-from relatum_consumer.lookups import _limits as limits
-from relatum_consumer.lookups._time_index import BLOCK_PAGE, BLOCKS_BESIDE, BLOCKS_BETWEEN, WIDTHS_US
-from relatum_consumer.lookups._time_search import Block, earliest, mirrored
+from relatum_consumer.lookups import limits
+from relatum_consumer.lookups.by_time import beside, window
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.servers import Servers
+from relatum_consumer.lookups.time_index import BLOCK_PAGE, BLOCKS_BESIDE, BLOCKS_BETWEEN, WIDTHS_US
+from relatum_consumer.lookups.time_search import Block, earliest, mirrored
 from tests.support import times as slow
 from tests.support._recording import time_blocks, width_class
 

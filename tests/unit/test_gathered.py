@@ -6,8 +6,8 @@ import pytest
 
 from relatum.errors import InvalidInput
 from relatum.reading import Message
-from relatum_consumer.lookups import Gathered
-from relatum_consumer.lookups import _limits as limits
+from relatum_consumer.lookups import limits
+from relatum_consumer.lookups.answering import Gathered
 
 
 def message(offset: int, size: int = 10, stream: str = "s") -> Message:

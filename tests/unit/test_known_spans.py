@@ -8,8 +8,9 @@ import pytest
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX
 from relatum.reading import StreamBounds
-from relatum_consumer.expectations._known import ALWAYS, Known, _apart, _both, _low, still
-from relatum_consumer.lookups import Catalog, Servers
+from relatum_consumer._known_spans import ALWAYS, Known, _apart, _both, _low, still
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.servers import Servers
 
 
 def of_spans(*spans: tuple[int, int]) -> Known:

@@ -24,15 +24,15 @@ from relatum.reading import Message
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum.waiting import pause, within
-from relatum_consumer.consumed import Consumed
-from relatum_consumer.lookups._answer import Answer, Status
-from relatum_consumer.lookups._answering import recorded_answer
-from relatum_consumer.lookups._arguments import Names
-from relatum_consumer.lookups._by_key import Question, answer, probe, question_of
-from relatum_consumer.lookups._catalog import Catalog, streams_meant
-from relatum_consumer.lookups._limits import POLL_S_MIN, USELESS_POLL_S_MAX
-from relatum_consumer.lookups._probe import Order
-from relatum_consumer.lookups._servers import Servers
+from relatum_consumer.lookups.answer import Answer, Status
+from relatum_consumer.lookups.answering import recorded_answer
+from relatum_consumer.lookups.arguments import Names
+from relatum_consumer.lookups.by_key import Question, answer, probe, question_of
+from relatum_consumer.lookups.catalog import Catalog, streams_meant
+from relatum_consumer.lookups.consumed import Consumed
+from relatum_consumer.lookups.limits import POLL_S_MIN, USELESS_POLL_S_MAX
+from relatum_consumer.lookups.probe import Order
+from relatum_consumer.lookups.servers import Servers
 
 _Item = TypeVar("_Item")
 

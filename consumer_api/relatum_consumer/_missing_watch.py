@@ -14,18 +14,20 @@ from collections import Counter as Counts
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 from relatum.checks import checked_seconds
 from relatum.errors import ReadTimeout
 from relatum.keys import KeyDefinition
 from relatum.metrics import Counter, Greatest, reported
-from relatum_consumer.expectations import _expectation_limits as limits
-from relatum_consumer.expectations._expectation import Expectation, UnmetExpectation
-from relatum_consumer.expectations._judging import Judge, Part, TooManyMessages
-from relatum_consumer.expectations._known import Known
-from relatum_consumer.expectations._missing import expectation_named, streams_of
-from relatum_consumer.lookups import Catalog, span_of
+from relatum_consumer._known_spans import Known
+from relatum_consumer._missing import Judge, Part, TooManyMessages, expectation_named, streams_of
+from relatum_consumer.expectations import Expectation, UnmetExpectation
+from relatum_consumer.lookups.arguments import span_of
+from relatum_consumer.lookups.catalog import Catalog
+
+STEP_MESSAGES: Final = 50_000
+"""Messages a follower looks at in one step, about two seconds: what it has found is told behind each."""
 
 
 @reported("expectation", "expectation")
@@ -126,7 +128,7 @@ class Following:
         known_us = min(of.until, followed.until, followed.asked_us)
         step = self._next(expectation, of, known_us)
         found: list[UnmetExpectation] = []
-        most = None if step.is_least else limits.STEP_MESSAGES
+        most = None if step.is_least else STEP_MESSAGES
         judge = Judge(self._catalog, expectation, by, followed, found.append, messages_max=most)
         try:
             for part in step.parts:

@@ -9,11 +9,11 @@ from relatum import metrics
 from relatum.errors import RelatumError, StreamReplaced
 from relatum.reading import BrokerAddress
 from relatum.waiting import BACKOFF_S, Outages, Pauses, has_passed, may_repeat
-from relatum_consumer.expectations import _missing as look_ups
-from relatum_consumer.expectations._expectation import Expectation, MissingReport, UnmetExpectation
-from relatum_consumer.expectations._expectation_limits import POLL_S, UNMET_MAX
-from relatum_consumer.expectations._following import Following, logger
-from relatum_consumer.lookups import Catalog, Rest, rested
+from relatum_consumer import _missing as look_ups
+from relatum_consumer._missing_watch import Following, logger
+from relatum_consumer.expectations import POLL_S, UNMET_MAX, Expectation, MissingReport, UnmetExpectation
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.waiting import Rest, rested
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

@@ -27,10 +27,10 @@ from relatum.keys import InvalidValue, KeyDefinition, bases_of, described
 from relatum.reading import BrokerIdentity, Message, another_broker
 from relatum.store.catalog import KEYS_IN_FORCE, definitions_of
 from relatum.store.database import sql
-from relatum_consumer.lookups._answer import MissingKey, UnreadableStream
-from relatum_consumer.lookups._limits import CATALOG_AGE_S, IDENTIFY_S, UNUSABLE_S
-from relatum_consumer.lookups._servers import Servers
-from relatum_consumer.lookups._telemetry import note_sought
+from relatum_consumer.lookups.answer import MissingKey, UnreadableStream
+from relatum_consumer.lookups.limits import CATALOG_AGE_S, IDENTIFY_S, UNUSABLE_S
+from relatum_consumer.lookups.servers import Servers
+from relatum_consumer.lookups.telemetry import note_sought
 
 
 def streams_meant(names: int | None) -> str:

@@ -26,10 +26,10 @@ from functools import partial
 from relatum.errors import StreamReplaced, Transient
 from relatum.reading import KeptChunks, Message, StreamBounds, UnreadableRecord
 from relatum.store.coverage import TIME, CoverageRow, Range, covered, merged, missing, proven
-from relatum_consumer.lookups._answer import NewKey, Status, UnreadableStream
-from relatum_consumer.lookups._catalog import Catalog, PresentStream
-from relatum_consumer.lookups._servers import Servers
-from relatum_consumer.lookups._stream_states import all_ends, all_names, attended, check_identity, coverage_by_stream
+from relatum_consumer.lookups.answer import NewKey, Status, UnreadableStream
+from relatum_consumer.lookups.catalog import Catalog, PresentStream
+from relatum_consumer.lookups.servers import Servers
+from relatum_consumer.lookups.stream_states import all_ends, all_names, attended, check_identity, coverage_by_stream
 
 
 @dataclass(frozen=True, slots=True)

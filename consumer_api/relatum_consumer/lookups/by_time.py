@@ -15,27 +15,17 @@ from relatum.limits import INTEGER_MAX, TIME_US_MAX
 from relatum.reading import Message
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum_consumer.consumed import Consumed, in_hand
-from relatum_consumer.lookups._answer import Answer
-from relatum_consumer.lookups._answering import Find, Found, Gathered, answered
-from relatum_consumer.lookups._arguments import Names, names_of, time_us_of
-from relatum_consumer.lookups._by_key import without_values
-from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
-from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX
-from relatum_consumer.lookups._proof import Evidence
-from relatum_consumer.lookups._time_index import blocks_between, next_by_blocks, read_within
-from relatum_consumer.lookups._time_search import (
-    Direction,
-    Moment,
-    Nearest,
-    Place,
-    Search,
-    Side,
-    Window,
-    rank,
-    time_of,
-)
-from relatum_consumer.lookups._verified import Lost, Row, verified
+from relatum_consumer.lookups.answer import Answer
+from relatum_consumer.lookups.answering import Find, Found, Gathered, answered
+from relatum_consumer.lookups.arguments import Names, names_of, time_us_of
+from relatum_consumer.lookups.by_key import without_values
+from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted
+from relatum_consumer.lookups.consumed import Consumed, in_hand
+from relatum_consumer.lookups.limits import ANSWER_MESSAGES_MAX
+from relatum_consumer.lookups.proof import Evidence
+from relatum_consumer.lookups.time_index import blocks_between, next_by_blocks, read_within
+from relatum_consumer.lookups.time_search import Direction, Moment, Nearest, Place, Search, Side, Window, rank, time_of
+from relatum_consumer.lookups.verified import Lost, Row, verified
 
 Beside: TypeAlias = Literal["after", "before", "nearest"]
 

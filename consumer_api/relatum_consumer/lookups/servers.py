@@ -23,7 +23,7 @@ from relatum.reading import (
 )
 from relatum.store.catalog import KEYS_IN_FORCE
 from relatum.waiting import current, has_passed, left_s, within
-from relatum_consumer.lookups._flights import Flights
+from relatum_consumer.lookups.flights import Flights
 
 CLOSED: Final = "these relations were closed: make others, or ask inside the `with` block"
 """What is said where they are used after that."""

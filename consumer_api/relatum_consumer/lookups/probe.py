@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.store.database import sql
-from relatum_consumer.lookups._catalog import streams_meant
+from relatum_consumer.lookups.catalog import streams_meant
 
 Order = Literal["oldest", "newest", "offset"]
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from relatum.ids import MessageId
 from relatum.reading import Message
-from relatum_consumer.lookups import MissingKey, NewKey, Status, Uncovered, UnreadableStream, remedy, to_be_recorded
+from relatum_consumer.lookups.answer import MissingKey, NewKey, Status, UnreadableStream, remedy, to_be_recorded
+from relatum_consumer.lookups.proof import Uncovered
 
 _LABEL_MAX: Final = 60
 """Characters of a value in a graph; the rest is cut."""

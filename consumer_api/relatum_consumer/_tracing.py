@@ -13,27 +13,18 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import KeptChunks, Message
 from relatum.store.coverage import TIME
-from relatum_consumer.consumed import Consumed, InHand, in_hand
-from relatum_consumer.lookups import (
-    ANSWER_MESSAGES_MAX,
-    Catalog,
-    Evidence,
-    Gathered,
-    Lost,
-    Names,
-    Status,
-    again_if_replaced,
-    evidence,
-    is_in_span,
-    names_of,
-    read_rows,
-    replaced,
-    seen_over_amqp,
-    span_of,
-)
-from relatum_consumer.traces._links import Directions, Value
-from relatum_consumer.traces._places import Places, PlacesOfValues
-from relatum_consumer.traces._trace import Step, Stop, StopReason, Trace
+from relatum_consumer._trace_links import Directions, Value
+from relatum_consumer._trace_places import Places, PlacesOfValues
+from relatum_consumer.lookups.answer import Status
+from relatum_consumer.lookups.answering import Gathered, again_if_replaced
+from relatum_consumer.lookups.arguments import Names, is_in_span, names_of, span_of
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.consumed import Consumed, InHand, in_hand
+from relatum_consumer.lookups.limits import ANSWER_MESSAGES_MAX
+from relatum_consumer.lookups.proof import Evidence, evidence
+from relatum_consumer.lookups.stream_states import replaced
+from relatum_consumer.lookups.verified import Lost, read_rows, seen_over_amqp
+from relatum_consumer.traces import Step, Stop, StopReason, Trace
 
 HOPS_MAX: Final = 1_000
 """Hops of one trace."""

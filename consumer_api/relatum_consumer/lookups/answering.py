@@ -13,12 +13,12 @@ from relatum.ids import MessageId
 from relatum.limits import MESSAGE_BYTES
 from relatum.reading import Message, StreamBounds
 from relatum.store.coverage import last_position
-from relatum_consumer.lookups import _limits as limits
-from relatum_consumer.lookups._answer import Answer, Hit, Status, UnreadableStream
-from relatum_consumer.lookups._catalog import Catalog
-from relatum_consumer.lookups._proof import Evidence, evidence_together
-from relatum_consumer.lookups._stream_states import coverage_by_stream
-from relatum_consumer.lookups._verified import Lost
+from relatum_consumer.lookups import limits
+from relatum_consumer.lookups.answer import Answer, Hit, Status, UnreadableStream
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.proof import Evidence, evidence_together
+from relatum_consumer.lookups.stream_states import coverage_by_stream
+from relatum_consumer.lookups.verified import Lost
 
 _Result = TypeVar("_Result")
 

@@ -13,10 +13,10 @@ from relatum.keys import moment
 from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum_consumer.lookups._arguments import Names, check_limit, names_of, span_of
-from relatum_consumer.lookups._catalog import Catalog, named, streams_meant
-from relatum_consumer.lookups._limits import TIMES_ROWS_MAX, TIMES_SPANS_MAX, VALUES_MAX, VALUES_STEPS
-from relatum_consumer.lookups._probe import Order, lying_in, rows_of
+from relatum_consumer.lookups.arguments import Names, check_limit, names_of, span_of
+from relatum_consumer.lookups.catalog import Catalog, named, streams_meant
+from relatum_consumer.lookups.limits import TIMES_ROWS_MAX, TIMES_SPANS_MAX, VALUES_MAX, VALUES_STEPS
+from relatum_consumer.lookups.probe import Order, lying_in, rows_of
 
 _LAST: Final = "\U0010ffff"
 """Sorts behind all that a value may go on with, and is no character itself."""

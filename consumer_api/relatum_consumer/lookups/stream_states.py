@@ -10,10 +10,10 @@ from relatum.reading import Agreement, KeptChunks, Position, StreamBounds
 from relatum.store.coverage import CoverageRow, last_position
 from relatum.store.database import sql
 from relatum.waiting import pause
-from relatum_consumer.lookups._answer import UnreadableStream
-from relatum_consumer.lookups._catalog import Catalog, PresentStream
-from relatum_consumer.lookups._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
-from relatum_consumer.lookups._servers import Servers
+from relatum_consumer.lookups.answer import UnreadableStream
+from relatum_consumer.lookups.catalog import Catalog, PresentStream
+from relatum_consumer.lookups.limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
+from relatum_consumer.lookups.servers import Servers
 
 COVERAGE: Final = sql(
     f"""

@@ -19,14 +19,10 @@ from relatum.limits import INTEGER_MIN
 from relatum.reading import StreamBounds
 from relatum.store.coverage import TIME, CoverageRow, Range, merged, missing, proven
 from relatum.store.database import sql
-from relatum_consumer.lookups import (
-    Catalog,
-    PresentStream,
-    Servers,
-    attended,
-    evidence,
-    replaced,
-)
+from relatum_consumer.lookups.catalog import Catalog, PresentStream
+from relatum_consumer.lookups.proof import evidence
+from relatum_consumer.lookups.servers import Servers
+from relatum_consumer.lookups.stream_states import attended, replaced
 
 ALWAYS: Final = INTEGER_MIN
 """A moment before all others."""

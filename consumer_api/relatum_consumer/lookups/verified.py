@@ -18,10 +18,10 @@ from relatum.errors import (
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import KeptChunks, Message
-from relatum_consumer.lookups._answer import Hit
-from relatum_consumer.lookups._catalog import Catalog, Wanted
-from relatum_consumer.lookups._servers import Servers
-from relatum_consumer.lookups._stream_states import coverage_by_stream, replaced
+from relatum_consumer.lookups.answer import Hit
+from relatum_consumer.lookups.catalog import Catalog, Wanted
+from relatum_consumer.lookups.servers import Servers
+from relatum_consumer.lookups.stream_states import coverage_by_stream, replaced
 
 
 @dataclass(slots=True)
@@ -37,7 +37,8 @@ class HasPlace(Protocol):
     """What says where a message lies."""
 
     @property
-    def id(self) -> MessageId: ...
+    def id(self) -> MessageId:
+        """Where it lies."""
 
 
 _Placed = TypeVar("_Placed", bound=HasPlace)

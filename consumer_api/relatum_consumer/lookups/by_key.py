@@ -12,15 +12,15 @@ from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message
 from relatum.store.coverage import TIME
-from relatum_consumer.consumed import Consumed, InHand, in_hand
-from relatum_consumer.lookups._answer import Answer, Hit, MissingKey, Status
-from relatum_consumer.lookups._answering import Found, Gathered, answered, check_count
-from relatum_consumer.lookups._arguments import Names, check_limit, is_in_span, names_of, span_of
-from relatum_consumer.lookups._catalog import Catalog, Wanted, named
-from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX
-from relatum_consumer.lookups._probe import FEW_STREAMS, Order, probe_statement
-from relatum_consumer.lookups._proof import Evidence
-from relatum_consumer.lookups._verified import Lost, Row, verified
+from relatum_consumer.lookups.answer import Answer, Hit, MissingKey, Status
+from relatum_consumer.lookups.answering import Found, Gathered, answered, check_count
+from relatum_consumer.lookups.arguments import Names, check_limit, is_in_span, names_of, span_of
+from relatum_consumer.lookups.catalog import Catalog, Wanted, named
+from relatum_consumer.lookups.consumed import Consumed, InHand, in_hand
+from relatum_consumer.lookups.limits import ANSWER_MESSAGES_MAX
+from relatum_consumer.lookups.probe import FEW_STREAMS, Order, probe_statement
+from relatum_consumer.lookups.proof import Evidence
+from relatum_consumer.lookups.verified import Lost, Row, verified
 
 _Item = TypeVar("_Item")
 

@@ -12,8 +12,8 @@ from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.store.database import sql
 from relatum.store.parts import part_is_between, part_may_hold_values
 from relatum.store.rows import array_text
-from relatum_consumer.lookups import Catalog, named, streams_meant
-from relatum_consumer.traces._links import Value
+from relatum_consumer._trace_links import Value
+from relatum_consumer.lookups.catalog import Catalog, named, streams_meant
 
 Places: TypeAlias = dict[MessageId, int | None]
 """Where messages lie, with their times as far as they are known."""

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, get_args
 from relatum.checks import checked_count, checked_name
 from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, timestamp_us
-from relatum_consumer.lookups._probe import Order
+from relatum_consumer.lookups.probe import Order
 
 Names: TypeAlias = str | Sequence[str] | None
 """One name, several, or None."""
