@@ -1,16 +1,15 @@
 """Which messages of a stream were not followed in time: read as they lie, and asked of in batches."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from relatum.checks import checked_count, meant
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
-from relatum.keys import KeyDefinition
-from relatum.limits import INTEGER_MAX, TIME_US_MAX, TIME_US_MIN
+from relatum.keys import KeyDefinition, moment
+from relatum.limits import TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, StreamBounds, UnreadableRecord
 from relatum.store.coverage import TIME
 from relatum.store.database import sql
@@ -25,7 +24,7 @@ from relatum_consumer.expectations import (
     UnmetExpectation,
     not_defined,
 )
-from relatum_consumer.lookups.answer import NewKey, Status
+from relatum_consumer.lookups.answer import Status
 from relatum_consumer.lookups.answering import again_if_replaced
 from relatum_consumer.lookups.arguments import span_of
 from relatum_consumer.lookups.catalog import Catalog, PresentStream
@@ -44,26 +43,12 @@ PAGE_BLOCKS: Final = 2_048
 SPAN_S: Final = 86_400
 """Seconds of what was due that are looked at, unless told otherwise: a day."""
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NOBODY: Final = -1
 
 
 def moment_of(time_us: int) -> datetime:
     """Microseconds since 1970 as a moment; before and behind the calendar, its ends."""
-    return _EPOCH + timedelta(microseconds=max(TIME_US_MIN, min(time_us, TIME_US_MAX)))
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Which messages are looked at: times from `low` to `high`, both included, and offsets from `starts` to `stops`.
-
-    A stream that is not among `starts` is looked at from its first message on, one not among `stops` to its end.
-    """
-
-    low: int
-    high: int
-    starts: Mapping[str, int] = field(default_factory=dict)
-    stops: Mapping[str, int] = field(default_factory=dict)
+    return moment(max(TIME_US_MIN, min(time_us, TIME_US_MAX)))
 
 
 class _Asked(NamedTuple):
@@ -74,10 +59,6 @@ class _Asked(NamedTuple):
     value: str
     time_us: int
     due_us: int
-
-
-class TooManyMessages(Exception):
-    """More messages lie in a part than are to be looked at in one go."""
 
 
 _IN_PARTS: Final = part_may_hold_values("r", ":key_id::smallint", *2 * ['given.value COLLATE "C"'])
@@ -128,7 +109,6 @@ class Judge:
         by: Its key.
         followed: What is known of what follows.
         tell: Is told each message that was not followed in time.
-        messages_max: Messages at most; None for all there are.
 
     Attributes:
         checked: Messages with a value.
@@ -144,8 +124,6 @@ class Judge:
         by: KeyDefinition,
         followed: Known,
         tell: Callable[[UnmetExpectation], None],
-        *,
-        messages_max: int | None = None,
     ) -> None:
         self._catalog = catalog
         self._within_us = expectation.within_us
@@ -153,55 +131,47 @@ class Judge:
         self._by = by
         self._followed = followed
         self._tell = tell
-        self._messages_max = messages_max
         self._batch: list[_Asked] = []
         self.checked = self.without_value = self.unreadable = 0
         self.has_lost = False
 
-    def judge(self, of: Known, part: Part) -> None:
-        """Look at all messages of a part.
-
-        Raises:
-            TooManyMessages: there are more than so many; some were told of.
-        """
+    def judge(self, of: Known, low: int, high: int) -> None:
+        """Look at all messages of times from `low` to `high`, both included."""
         for stream in of.recorded:
-            begun = self._read(stream, part, max(of.firsts[stream.name], part.starts.get(stream.name, 0)))
+            begun = self._read(stream, of.firsts[stream.name], low, high)
             if begun is not None:
                 # The broker moves a reader forward, without a word, where retention is at work.
                 bounds: StreamBounds = self._catalog.servers.bounds(stream.name)
                 self.has_lost = self.has_lost or bounds.first is None or bounds.first > begun
         self._settle()
 
-    def _read(self, stream: PresentStream, part: Part, start: int) -> int | None:
-        """Look at a stream's messages from an offset on; the first offset that was read, if any."""
-        at: int | None = start
+    def _read(self, stream: PresentStream, first: int, low: int, high: int) -> int | None:
+        """Look at a stream's messages of a span of time; the first offset that was read, if any."""
+        at: int | None = first
         begun: int | None = None
-        stop = part.stops.get(stream.name, INTEGER_MAX)
-        look, servers = partial(self._look, stream.stream_id, part), self._catalog.servers
+        look, servers = partial(self._look, stream.stream_id, low, high), self._catalog.servers
         while at is not None:
-            ranges, at = offsets_within(servers, stream, part.low, part.high, at, blocks_max=PAGE_BLOCKS)
-            for low, high in ranges:
-                for piece in range(low, min(high, stop), PIECE):
-                    begun = low if begun is None else begun
-                    servers.scan(stream.name, piece, min(piece + PIECE, high, stop), look)
+            ranges, at = offsets_within(servers, stream, low, high, at, blocks_max=PAGE_BLOCKS)
+            for start, stop in ranges:
+                begun = start if begun is None else begun
+                for piece in range(start, stop, PIECE):
+                    servers.scan(stream.name, piece, min(piece + PIECE, stop), look)
                     if len(self._batch) >= BATCH:
                         self._settle()
         return begun
 
-    def _look(self, stream_id: int, part: Part, message: Message) -> None:
+    def _look(self, stream_id: int, low: int, high: int, message: Message) -> None:
         if isinstance(message.raw, UnreadableRecord):
             self.unreadable += 1
             return
         time_us = message.time_us
-        if time_us is None or not part.low <= time_us <= part.high:
+        if time_us is None or not low <= time_us <= high:
             return
         values = self._by.values_of(message)
         if not values:
             self.without_value += 1
             return
         self.checked += 1
-        if self._messages_max is not None and self.checked > self._messages_max:
-            raise TooManyMessages
         due_us = min(time_us + self._within_us, TIME_US_MAX)
         # Of several values, each is to be followed.
         self._batch += [_Asked(message.id, stream_id, value, time_us, due_us) for value in values]
@@ -305,7 +275,7 @@ def _missing(
     begin = _begin(expectation, of, end) if since is None else since
     found = _Findings(limit)
     judge = Judge(catalog, expectation, by, followed, found.take)
-    judge.judge(of, Part(begin, end - 1))
+    judge.judge(of, begin, end - 1)
     # What is not due changes nothing: what of it is known does not matter either.
     grace = expectation.grace_us
     due = min(end - 1, of.asked_us - expectation.within_us - grace - 1)
@@ -316,7 +286,7 @@ def _missing(
     status = found.status(is_known=is_known and not judge.unreadable and not has_lost, is_behind=is_behind)
     unrecorded_streams: set[str] = set()
     is_open = status in (Status.NOT_RECORDED_YET, Status.UNPROVEN)
-    new_keys = (NewKey(by.name, followed.not_looked_at),) if is_open and followed.not_looked_at else ()
+    new_keys = followed.evidence.named_new_keys(catalog, [by.key_id]) if is_open else ()
     if status is Status.NOT_RECORDED_YET:
         for each in (of, followed):
             unrecorded_streams.update(each.unrecorded_streams(catalog))

@@ -67,7 +67,7 @@ class Expectation:
 
     @property
     def meaning(self) -> str:
-        """It, in words."""
+        """A one-line description."""
         followed = f"{self.of} are followed by {self.follows} with the same {self.by}"
         return f"{followed} within {self.within_s:g} s (clocks may differ by {self.grace_s:g} s)"
 

@@ -10,7 +10,7 @@ import pytest
 from relatum.limits import INTEGER_MAX
 from relatum_consumer import _missing as missing_steps
 from relatum_consumer import _trace_places as traces
-from relatum_consumer._known_spans import LIVES, TIMES_AT
+from relatum_consumer._known_spans import TIMES_AT
 from relatum_consumer._missing import UNFOLLOWED
 from relatum_consumer.lookups import by_time, stream_states, time_index
 from relatum_consumer.lookups.catalog import present_streams
@@ -158,7 +158,6 @@ PLANS = {
     "what followed a batch": Plan(UNFOLLOWED, BATCH),
     "what followed in many streams": Plan(UNFOLLOWED, BATCH | {"stream_ids": [*range(1, 9)]}),
     "the times at offsets": Plan(TIMES_AT, OFFSETS),
-    "which generations there are": Plan(LIVES, THREE),
     "coverage": Plan(stream_states.COVERAGE, THREE),
     "who is recorded now": Plan(stream_states.ATTENDED, {"vhost": "/", "streams": ["s1", "s2"]}),
     "streams by name": Plan(present_streams(1), {"vhost": "/", "name_0": "s1"}),

@@ -59,6 +59,8 @@ class PresentStream(NamedTuple):
     record_time: bool
     broker_id: UUID | None = None
     cluster_name: str | None = None
+    generation: int = 1
+    created_us: int = 0
 
     @property
     def broker(self) -> BrokerIdentity:
@@ -71,7 +73,8 @@ def present_streams(names: int | None) -> sa.TextClause:
     """Selects what a `PresentStream` has, of the streams meant."""
     return sql(
         f"""
-        SELECT s.stream_id, s.name, s.super_stream, s.record_time, s.broker_id, b.cluster_name
+        SELECT s.stream_id, s.name, s.super_stream, s.record_time, s.broker_id, b.cluster_name, s.generation,
+          (extract(epoch FROM s.created_at) * 1000000)::bigint
         FROM relatum.streams s
         LEFT JOIN relatum.brokers b ON b.broker_id = s.broker_id
         WHERE {streams_meant(names)}
