@@ -1,30 +1,30 @@
-"""Where messages of many values lie, by the index: all values in one statement, so many rows of each and no more."""
+"""Where messages of many values are, by the index: all values in one statement, so many rows of each and no more."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import sqlalchemy as sa
 
 from relatum.ids import MessageId
-from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.store.database import sql
-from relatum.store.parts import part_is_between, part_may_hold_values
+from relatum.store.parts import part_is_between
 from relatum.store.rows import array_text
 from relatum_consumer._trace_links import Value
 from relatum_consumer.lookups.catalog import Catalog, named, streams_meant
+from relatum_consumer.lookups.probe import SPAN, lying_in, rows_of
 
 Places: TypeAlias = dict[MessageId, int | None]
-"""Where messages lie, with their times as far as they are known."""
+"""Where messages are, with their times as far as they are known."""
 
 _VALUE: Final = 'wanted.value COLLATE "C"'
-_WANTED: Final = "unnest(:numbers::int[], :key_ids::smallint[], :values::text[]) AS wanted (number, key_id, value)"
+_WANTED: Final = "unnest(:key_ids::smallint[], :values::text[]) AS wanted (key_id, value)"
 
 
 @lru_cache(maxsize=64)
 def rows_of_values(names: int | None) -> sa.TextClause:
-    """Rows of values, `most` of each: the value's number, stream, offset, time.
+    """Rows of values, `most` of each: key id, value, stream, offset, time.
 
     One probe of each part's index a value. Rows of other virtual hosts and of replaced streams count, with a stream
     of NULL: where a value has `most` rows and some are such, `rows_by_stream` knows. So do those of other streams where
@@ -33,7 +33,7 @@ def rows_of_values(names: int | None) -> sa.TextClause:
     # The limit inside keeps PostgreSQL from joining it in another way than value by value, by the index.
     return sql(
         f"""
-        SELECT wanted.number, s.name, found.stream_offset, found.time_us
+        SELECT wanted.key_id, wanted.value, s.name, found.stream_offset, found.time_us
         FROM {_WANTED}
         CROSS JOIN LATERAL (
           SELECT min(held.part) AS first, max(held.part) AS last
@@ -53,112 +53,63 @@ def rows_of_values(names: int | None) -> sa.TextClause:
 
 @lru_cache(maxsize=64)
 def rows_by_stream(names: int | None, *, bounded: bool) -> sa.TextClause:
-    """The same, of the streams meant alone: those that have a value are found first, two probes a part for each.
+    """The same of the streams meant alone, `most` in each: those that have a value are found first.
 
     `bounded`: only times from `since` to before `until`.
     """
-    has_value = f"""r.key_id = wanted.key_id AND r.value = {_VALUE}
-            AND {part_may_hold_values("r", "wanted.key_id", _VALUE, _VALUE)}"""
-    within = "AND r.time_us >= :since::bigint AND r.time_us < :until::bigint" if bounded else ""
+    place = ("lying.key_id", "lying.value", "s.stream_id")
+    rows = rows_of("oldest", place, span=SPAN if bounded else ("NULL", "NULL"), limit=":most::bigint")
     return sql(
         f"""
-        SELECT wanted.number, found.name, found.stream_offset, found.time_us
-        FROM {_WANTED}
-        CROSS JOIN LATERAL (
-          WITH RECURSIVE lying (stream_id) AS (
-            SELECT (
-              SELECT r.stream_id FROM relatum.relationships r
-              WHERE {has_value}
-              ORDER BY r.stream_id LIMIT 1
-            )
-            UNION ALL
-            SELECT (
-              SELECT r.stream_id FROM relatum.relationships r
-              WHERE {has_value} AND r.stream_id > lying.stream_id
-              ORDER BY r.stream_id LIMIT 1
-            )
-            FROM lying
-            WHERE lying.stream_id IS NOT NULL
-          )
-          SELECT s.name, placed.stream_offset, placed.time_us
-          FROM lying
-          JOIN relatum.streams s ON s.stream_id = lying.stream_id AND {streams_meant(names)}
-          CROSS JOIN LATERAL (
-            SELECT r.stream_offset, r.time_us
-            FROM relatum.relationships r
-            WHERE {has_value} AND r.stream_id = s.stream_id {within}
-            LIMIT :most::bigint
-          ) AS placed
-          LIMIT :most::bigint
-        ) AS found
+        WITH RECURSIVE {lying_in("wanted.key_id", "wanted.value", _WANTED)}
+        SELECT lying.key_id, lying.value, s.name, found.stream_offset, found.time_us
+        FROM lying
+        JOIN relatum.streams s ON s.stream_id = lying.stream_id AND {streams_meant(names)}
+        CROSS JOIN LATERAL {rows} AS found
         """
     )
 
 
 def parameters_of(
-    vhost: str,
-    names: Sequence[str] | None,
-    values: Mapping[int, Value],
-    most: int,
-    since: int | None,
-    until: int | None,
+    vhost: str, names: Sequence[str] | None, values: Iterable[Value], most: int, **span: int | None
 ) -> dict[str, Any]:
-    """The parameters of either, for values by their numbers. A bound of None is the end of the range."""
-    return named(names) | {
-        "vhost": vhost,
-        "most": most,
-        "since": INTEGER_MIN + 1 if since is None else since,
-        "until": INTEGER_MAX if until is None else until,
-        "numbers": array_text(map(str, values)),
-        "key_ids": array_text(str(key_id) for key_id, _ in values.values()),
-        "values": array_text(value for _, value in values.values()),
-    }
+    """The parameters of either; `span` has `since` and `until`, with None for no bound."""
+    key_ids, texts = zip(*values, strict=True)
+    arrays = {"key_ids": array_text(map(str, key_ids)), "values": array_text(texts)}
+    return named(names) | {"vhost": vhost, "most": most} | arrays | span
 
 
-class PlacesOfValues:
-    """Asks the index for values, each by a number.
+def places_of(catalog: Catalog, names: Sequence[str] | None, values: Iterable[Value], most: int) -> dict[Value, Places]:
+    """Where messages of each value are, of any time, so many at most."""
+    count = None if names is None else len(names)
+    found, others = _select(catalog, rows_of_values(count), parameters_of(catalog.vhost, names, values, most), most)
+    unsure = [value for value, more in others.items() if more + len(found.get(value, ())) >= most]
+    if unsure:
+        statement = rows_by_stream(count, bounded=False)
+        meant, _ = _select(catalog, statement, parameters_of(catalog.vhost, names, unsure, most), most)
+        found |= {value: meant.get(value, {}) for value in unsure}
+    return found
 
-    Args:
-        catalog: Keys and streams.
-        names: The streams and super streams meant; None for all.
-        most: Rows of each value, at most.
-        since: The first time that is in the span; None for no bound.
-        until: The first time that is not.
-    """
 
-    def __init__(
-        self, catalog: Catalog, names: Sequence[str] | None, most: int, since: int | None, until: int | None
-    ) -> None:
-        self._catalog = catalog
-        self._names = names
-        self._count = None if names is None else len(names)
-        self._most = most
-        self._span = since, until
+def places_in_time(
+    catalog: Catalog, names: Sequence[str] | None, values: Iterable[Value], most: int, **span: int | None
+) -> dict[Value, Places]:
+    """The same of times in a span, from `since` to before `until`; None for no bound."""
+    statement = rows_by_stream(None if names is None else len(names), bounded=True)
+    return _select(catalog, statement, parameters_of(catalog.vhost, names, values, most, **span), most)[0]
 
-    def places(self, numbered: Mapping[int, Value]) -> dict[int, Places]:
-        """Where messages of each value lie, of any time."""
-        found, unsure = self._select(rows_of_values(self._count), numbered)
-        if unsure:
-            again = {number: numbered[number] for number in unsure}
-            meant, _ = self._select(rows_by_stream(self._count, bounded=False), again)
-            found |= {number: meant.get(number, {}) for number in again}
-        return found
 
-    def places_in_time(self, numbered: Mapping[int, Value]) -> dict[int, Places]:
-        """Where messages of each value lie, of times in the span."""
-        return self._select(rows_by_stream(self._count, bounded=True), numbered)[0]
-
-    def _select(self, statement: sa.TextClause, numbered: Mapping[int, Value]) -> tuple[dict[int, Places], list[int]]:
-        """Rows by the values' numbers; and the numbers of those that have too many, some of streams not meant."""
-        parameters = parameters_of(self._catalog.vhost, self._names, numbered, self._most, *self._span)
-        rows: list[Any] = self._catalog.servers.rows(statement, parameters)
-        found: dict[int, Places] = {}
-        others: Counter[int] = Counter()
-        for number, stream, offset, time_us in rows:
-            if stream is None:
-                others[number] += 1
-            elif (places := found.get(number)) is None:
-                found[number] = {MessageId(stream, offset): time_us}
-            else:
-                places[MessageId(stream, offset)] = time_us
-        return found, [n for n, count in others.items() if count + len(found.get(n, ())) >= self._most]
+def _select(
+    catalog: Catalog, statement: sa.TextClause, parameters: dict[str, Any], most: int
+) -> tuple[dict[Value, Places], Counter[Value]]:
+    """Places by value; and how many rows of each value are of streams that are not meant."""
+    found: dict[Value, Places] = {}
+    others: Counter[Value] = Counter()
+    for key_id, value, stream, offset, time_us in catalog.servers.rows(statement, parameters):
+        if stream is None:
+            others[key_id, value] += 1
+        elif (places := found.get((key_id, value))) is None:
+            found[key_id, value] = {MessageId(stream, offset): time_us}
+        elif len(places) < most:
+            places[MessageId(stream, offset)] = time_us
+    return found, others

@@ -132,9 +132,9 @@ THREE = {"stream_ids": [1, 2, 3]}
 WAITS = [Watch((f"s{n}",), ((2, f"none-{n}"),), None, 0.0) for n in range(1, 500)]
 WAITS.append(Watch(("s1",), ((1, "hot"),), None, 0.0))
 """500 waits, each for a value and a stream of its own; for some there is a hot one."""
-VALUES = {n: (2, f"o{n * 70}") for n in range(299)} | {299: (1, "hot")}
+VALUES = [*[(2, f"o{n * 70}") for n in range(299)], (1, "hot")]
 """A step of a trace by 300 values, some that nobody has, and one that half a million messages share."""
-STEP = traces.parameters_of("/", None, VALUES, 201, AT, AT + 1_000_000)
+STEP = traces.parameters_of("/", None, VALUES, 201, since=AT, until=AT + 1_000_000)
 
 
 def step(statement: Any, pages_a_value: int) -> Plan:

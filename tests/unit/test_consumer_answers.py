@@ -19,11 +19,11 @@ from relatum.reading import Agreement, KeptChunks, Message, Position, Properties
 from relatum.store.coverage import TIME, CoverageRow, covered, last_position
 from relatum.wire._identity import fingerprint
 from relatum_consumer import Answer, Hit, MissingKey, Status, Trace
+from relatum_consumer.lookups.answering import first_retained, is_sure
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import Evidence, Uncovered, gaps
 from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.stream_states import check_identity
-from relatum_consumer.lookups.verified import first_retained, is_sure
 from relatum_consumer.traces import Edge, Shared, Step, Stop, StopReason
 
 
@@ -41,7 +41,7 @@ def covers(start: int, stop: int, *keys: int, kind: str = "recorded", position: 
 def test_an_answer_is_a_sequence_of_messages_that_does_not_change() -> None:
     """Length, order, index, slice, membership and truth; without messages it is false, and says why."""
     messages = [message(offset) for offset in (5, 3, 9)]
-    answer = Answer(Status.FOUND, tuple(Hit(each, ("k",)) for each in messages), (MessageId("s", 1),))
+    answer = Answer(Status.FOUND, tuple(Hit(each, ("k",)) for each in messages), expired=(MessageId("s", 1),))
     assert len(answer) == 3
     assert list(answer) == list(answer.messages) == messages
     assert answer.ids == (("s", 5), ("s", 3), ("s", 9))

@@ -15,9 +15,9 @@ from relatum.recording import Extractor
 from relatum_consumer.groups._assembly import Assembled, Row, assemble
 from relatum_consumer.groups._group import Group, sequence_of
 from relatum_consumer.groups._options import BATCH_MESSAGES, READ_RETRIES, GroupOptions
+from relatum_consumer.lookups.answering import first_retained
 from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.stream_states import replaced
-from relatum_consumer.lookups.verified import first_retained
 
 _RECORDED: Final = Extractor([GROUP_KEY])
 

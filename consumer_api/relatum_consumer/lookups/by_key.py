@@ -13,14 +13,13 @@ from relatum.limits import INTEGER_MAX
 from relatum.reading import Message
 from relatum.store.coverage import TIME
 from relatum_consumer.lookups.answer import Answer, Hit, MissingKey, Status
-from relatum_consumer.lookups.answering import Found, Gathered, answered, check_count
+from relatum_consumer.lookups.answering import Found, Gathered, Lost, Row, answered, check_count, verified
 from relatum_consumer.lookups.arguments import Names, check_limit, is_in_span, names_of, span_of
 from relatum_consumer.lookups.catalog import Catalog, Wanted, named
 from relatum_consumer.lookups.consumed import Consumed, InHand, in_hand
 from relatum_consumer.lookups.limits import ANSWER_MESSAGES_MAX
 from relatum_consumer.lookups.probe import FEW_STREAMS, Order, probe_statement
 from relatum_consumer.lookups.proof import Evidence
-from relatum_consumer.lookups.verified import Lost, Row, verified
 
 _Item = TypeVar("_Item")
 
@@ -91,6 +90,14 @@ class Question:
         if not any(each.is_of(message) for each in self.wanted) or self.itself.holds(message):
             return False
         return is_in_span(message.time_us, self.since, self.until)
+
+    def hit(self, row: Row | None, message: Message) -> Hit | None:
+        """The message with the keys that it shares; None where it does not carry what its row says."""
+        found = [each for each in self.wanted if each.is_of(message)]
+        if row is not None and not row.carries.issubset(each.key_id for each in found):
+            return None
+        # A message may share several values of one key.
+        return Hit(message, tuple(dict.fromkeys(each.definition.name for each in found)))
 
     def rank(self, stream: str, offset: int, time_us: int | None) -> tuple[Any, ...]:
         """Where a message stands in the order; one without a time counts as later than all."""
@@ -194,14 +201,11 @@ def _with(question: Question, hits: Iterable[Hit], scanned: Iterable[Message]) -
     """Hits of the index and messages read from the rest, together in order, each once."""
     by_id = {hit.id: hit for hit in hits}
     for message in scanned:
-        by_id.setdefault(message.id, Hit(message, _keys_of(question.wanted, message)))
+        if message.id not in by_id and (hit := question.hit(None, message)):
+            by_id[message.id] = hit
     return tuple(
         question.sort(by_id.values(), lambda hit: (hit.message.stream, hit.message.offset, hit.message.time_us))
     )
-
-
-def _keys_of(wanted: Sequence[Wanted], message: Message) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(each.definition.name for each in wanted if each.is_of(message)))
 
 
 # --- the index --------------------------------------------------------------------------------------------
@@ -219,7 +223,7 @@ def probe(catalog: Catalog, question: Question) -> Found:
         probed = catalog.servers.rows(*_probe(catalog, question, lost.floors))
         rows = _merged(question, probed)
         question.being_read[:] = [row.id for row in rows]
-        read = verified(catalog, question.wanted, rows, lost, is_named=question.names is not None)
+        read = verified(catalog, rows, question.hit, lost, is_named=question.names is not None)
         question.being_read.clear()
         hits = tuple(hit for hit in read if not question.itself.holds(hit.message))
         is_whole = len(question.itself.ids) + len(lost) == known
@@ -254,7 +258,7 @@ def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int
     for stream, offset, time_us, key_id in probed:
         where = MessageId(stream, offset)
         if where not in question.itself.ids:
-            rows.setdefault(where, Row(where, time_us)).key_ids.add(key_id)
+            rows.setdefault(where, Row(where, time_us)).carries.add(key_id)
     if len(rows) == 1:
         return list(rows.values())
     return question.sort(rows.values(), lambda row: (row.id.stream, row.id.offset, row.time_us))

@@ -16,7 +16,7 @@ from relatum.reading import Message
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.answer import Answer
-from relatum_consumer.lookups.answering import Find, Found, Gathered, answered
+from relatum_consumer.lookups.answering import Find, Found, Gathered, Lost, Row, answered, verified
 from relatum_consumer.lookups.arguments import Names, names_of, time_us_of
 from relatum_consumer.lookups.by_key import without_values
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted
@@ -25,7 +25,6 @@ from relatum_consumer.lookups.limits import ANSWER_MESSAGES_MAX
 from relatum_consumer.lookups.proof import Evidence
 from relatum_consumer.lookups.time_index import blocks_between, next_by_blocks, read_within
 from relatum_consumer.lookups.time_search import Direction, Moment, Nearest, Place, Search, Side, Window, rank, time_of
-from relatum_consumer.lookups.verified import Lost, Row, verified
 
 Beside: TypeAlias = Literal["after", "before", "nearest"]
 
@@ -230,7 +229,11 @@ def _checked(
 ) -> list[Message]:
     """The rows' messages, each checked; those that are gone are left out."""
     places = [Row(MessageId(stream.name, offset), time_us, {by.key_id}) for offset, time_us in rows]
-    return [hit.message for hit in verified(search.catalog, (by,), places, lost, is_named=True)]
+
+    def carried(_: Row, message: Message) -> Message | None:
+        return message if by.is_of(message) else None
+
+    return verified(search.catalog, places, carried, lost, is_named=True)
 
 
 # --- around a moment --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ Order = Literal["oldest", "newest", "offset"]
 FEW_STREAMS: Final = 4
 """Streams up to which each is asked for a value, in each part of the table; of more, those are found that have it."""
 
-_SPAN: Final = (f"coalesce(:since::bigint, {INTEGER_MIN + 1})", f"coalesce(:until::bigint, {INTEGER_MAX})")
+SPAN: Final = (f"coalesce(:since::bigint, {INTEGER_MIN + 1})", f"coalesce(:until::bigint, {INTEGER_MAX})")
 """A bound that is not given is the end of the range, so that one text with an index range serves both."""
 
 
@@ -45,7 +45,7 @@ def probe_statement(
     found = rows_of(
         order,
         (key_id, value, "meant.stream_id"),
-        span=_SPAN if bounded else ("NULL", "NULL"),
+        span=SPAN if bounded else ("NULL", "NULL"),
         floor="coalesce(floors.floor, 0)" if floored else "0",
     )
     is_lying = f"({key_id}, {value}, meant.stream_id) IN (SELECT * FROM lying WHERE stream_id IS NOT NULL)"

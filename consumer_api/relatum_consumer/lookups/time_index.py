@@ -17,12 +17,12 @@ from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, StreamBounds
 from relatum.store.coverage import Range, merged
 from relatum.store.database import sql
+from relatum_consumer.lookups.answering import Lost
 from relatum_consumer.lookups.catalog import PresentStream
 from relatum_consumer.lookups.limits import SCAN_BLOCKS_MAX
 from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.stream_states import replaced
 from relatum_consumer.lookups.time_search import Block, Direction, Nearest, Place, Search, Window, in_order, joined
-from relatum_consumer.lookups.verified import Lost
 
 WIDTH_CLASSES: Final = tuple(range(31))
 """All width classes of time blocks: 4**30 microseconds span more than the years 1 to 9999."""

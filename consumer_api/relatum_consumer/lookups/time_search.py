@@ -15,9 +15,8 @@ from relatum.limits import INTEGER_MAX
 from relatum.reading import Message
 from relatum.store.coverage import TIME
 from relatum_consumer.lookups.answer import Hit
-from relatum_consumer.lookups.answering import Found
+from relatum_consumer.lookups.answering import Found, Lost
 from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order
-from relatum_consumer.lookups.verified import Lost
 
 Place: TypeAlias = tuple[int, int]
 Direction: TypeAlias = Literal["after", "before"]
