@@ -16,22 +16,22 @@ from relatum_consumer.lookups.answer import Answer, Hit, MissingKey, Status
 from relatum_consumer.lookups.answering import Found, Gathered, Lost, Row, answered, check_count, verified
 from relatum_consumer.lookups.arguments import Names, check_limit, is_in_span, names_of, span_of
 from relatum_consumer.lookups.catalog import Catalog, Wanted, named
-from relatum_consumer.lookups.consumed import Consumed, InHand, in_hand
+from relatum_consumer.lookups.consumed import Consumed, in_hand
 from relatum_consumer.lookups.limits import ANSWER_MESSAGES_MAX
 from relatum_consumer.lookups.probe import FEW_STREAMS, Order, probe_statement
 from relatum_consumer.lookups.proof import Evidence
 
 _Item = TypeVar("_Item")
 
-_ADVICE: Final = "ask with limit=, or for a span of time (since=, until=)"
+_ADVICE: Final = "ask with limit=, or for a shorter span of time (since=, until=)"
 
 
 class Itself:
     """Where the message in hand lies itself: in one place, or wherever a copy of it is met while messages are read."""
 
-    def __init__(self, held: InHand | None = None) -> None:
-        self._is_copy = None if held is None else held.is_copy
-        self.ids: set[MessageId] = set() if held is None or held.id is None else {held.id}
+    def __init__(self, where: MessageId | None = None, is_copy: Callable[[Message], bool] | None = None) -> None:
+        self._is_copy = is_copy
+        self.ids: set[MessageId] = set() if where is None else {where}
 
     @property
     def first(self) -> MessageId | None:
@@ -143,7 +143,7 @@ def question_of(
     names, keys = names_of("to", to), names_of("by", by)
     check_limit(limit, order)
     wanted, missing_keys = catalog.values_of(held.message, keys)
-    return Question(wanted, names, order, limit, itself=Itself(held), missing_keys=missing_keys)
+    return Question(wanted, names, order, limit, itself=Itself(held.id, held.is_copy), missing_keys=missing_keys)
 
 
 def find(

@@ -2,29 +2,126 @@
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_name, checked_seconds
-from relatum.errors import AccessRefused, InvalidInput, NotFound
+from relatum.errors import AccessRefused, InvalidInput, NotFound, TimeNotRecorded
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX, TIME_US_MAX
 from relatum.reading import Message
+from relatum.store.coverage import TIME
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum_consumer.lookups.answer import Answer
+from relatum_consumer.lookups.answer import Answer, Hit
 from relatum_consumer.lookups.answering import Find, Found, Gathered, Lost, Row, answered, verified
 from relatum_consumer.lookups.arguments import Names, names_of, time_us_of
-from relatum_consumer.lookups.by_key import without_values
-from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted
+from relatum_consumer.lookups.by_key import Itself, Question, answer, without_values
+from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order
 from relatum_consumer.lookups.consumed import Consumed, in_hand
-from relatum_consumer.lookups.limits import ANSWER_MESSAGES_MAX
 from relatum_consumer.lookups.proof import Evidence
-from relatum_consumer.lookups.time_index import blocks_between, next_by_blocks, read_within
-from relatum_consumer.lookups.time_search import Direction, Moment, Nearest, Place, Search, Side, Window, rank, time_of
+from relatum_consumer.lookups.servers import Servers
+from relatum_consumer.lookups.time_index import Direction, Nearest, Place, blocks_between, next_by_blocks, read_within
+
+FIRST_OF_ITS_TIME: Final = -1
+"""An offset before all others of the same time."""
+
+
+class Side(NamedTuple):
+    """One direction to look in, and whether an equal time in another stream counts as beyond the moment."""
+
+    direction: Direction
+    inclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The moment looked from: microseconds since 1970, and the id of the message whose moment it is, if any."""
+
+    time_us: int
+    id: MessageId | None = None
+
+    def edge(self, stream: str, among: Collection[str], side: Side) -> Place:
+        """The place in a stream beyond which messages are sought.
+
+        Equal times in the message's own stream are ordered by offset; where that is one of several partitions, by
+        partition and offset; elsewhere they are beyond if the side includes them.
+        """
+        if self.id is not None and stream == self.id.stream:
+            return self.time_us, self.id.offset
+        if self.id is not None and self.id.stream in among:
+            comes_later = in_partition_order(stream) > in_partition_order(self.id.stream)
+            return self.time_us, FIRST_OF_ITS_TIME if comes_later else INTEGER_MAX
+        begins_at_it = side.inclusive == (side.direction == "after")
+        return self.time_us, FIRST_OF_ITS_TIME if begins_at_it else INTEGER_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where to look: streams and super streams, and the value of a key that messages must carry, if any.
+
+    Names of None are all streams that are recorded.
+    """
+
+    catalog: Catalog
+    names: tuple[str, ...] | None
+    by: Wanted | None = None
+
+    def targets(self) -> list[PresentStream]:
+        """The recorded streams meant; where none is named, those whose times are recorded."""
+        streams = self.catalog.streams(self.names)
+        if self.names is None:
+            return [stream for stream in streams if stream.record_time]
+        for stream in streams:
+            if not stream.record_time:
+                raise TimeNotRecorded(f"times are not recorded for the stream {stream.name!r}", stream=stream.name)
+        return streams
+
+    @property
+    def key_ids(self) -> list[int]:
+        """What must be recorded: times, and the key."""
+        return [TIME] if self.by is None else [TIME, self.by.key_id]
+
+    def shares_key(self, message: Message) -> bool:
+        """Whether a message carries the key's value, where one is asked by."""
+        return self.by is None or self.by.is_of(message)
+
+    def found(self, messages: Iterable[Message], lost: Lost) -> Found:
+        """What was found, with what of it is lost."""
+        keys = () if self.by is None else (self.by.definition.name,)
+        hits = tuple(Hit(message, keys) for message in messages)
+        return Found(hits, lost)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A span of time around a moment, both ends included, and the message in it that is not meant."""
+
+    at: int
+    low: int
+    high: int
+    beside: MessageId | None
+
+    def holds(self, message: Message) -> bool:
+        """Whether a message is meant."""
+        time_us = message.time_us
+        return time_us is not None and self.low <= time_us <= self.high and message.id != self.beside
+
+
+def rank(message: Message) -> tuple[int, tuple[int, str], int]:
+    """Where a message that has a time stands: its time, then its partition, then its offset."""
+    return time_of(message), in_partition_order(message.stream), message.offset
+
+
+def time_of(message: Message) -> int:
+    """The time of a message that has one."""
+    assert message.time_us is not None, "messages without a time were left out"
+    return message.time_us
+
 
 Beside: TypeAlias = Literal["after", "before", "nearest"]
 
@@ -33,9 +130,6 @@ _SIDES: Final[Mapping[Beside, tuple[Side, ...]]] = {
     "before": (Side("before"),),
     "nearest": (Side("before", inclusive=True), Side("after")),
 }
-
-_READ_AT_ONCE: Final = 1_000
-"""Messages of a window that are asked for at once: what there are too many of, or too large, is noticed between."""
 
 
 def beside(
@@ -73,7 +167,12 @@ def window(
     search = _search(catalog, message, stream, by)
     if isinstance(search, Answer):
         return search
-    return _answered(search, partial(_within, search, span, None), complete=complete)
+    if search.by is None:
+        return _answered(search, partial(_within, search, span, None), complete=complete)
+    search.targets()
+    question = Question((search.by,), search.names, since=span.low, until=span.high + 1, itself=Itself(at.id))
+    found = answer(catalog, question, complete=complete)
+    return replace(found, hits=tuple(sorted(found.hits, key=lambda hit: rank(hit.message))))
 
 
 def around(
@@ -152,28 +251,21 @@ def _nearest(search: Search, moment: Moment, sides: Sequence[Side], known: Evide
     among = {stream.name for stream in targets}.union({each.stream for each in known.uncovered} if known else ())
     found: list[Message] = []
     for side in sides:
-        candidates: list[Message] = []
+        nearest = {name: Nearest(moment.edge(name, among, side), side.direction, search.shares_key) for name in among}
         for stream in targets:
-            edge = moment.edge(stream.name, among, side)
-            look = next_by_blocks if search.by is None else _next_by_key
-            message = look(search, stream, edge, side.direction, lost)
-            candidates += [] if message is None else [message]
+            look = next_by_blocks if search.by is None else partial(_next_by_key, search)
+            look(search.catalog.servers, stream, nearest[stream.name], lost)
         if known:
-            candidates += _unrecorded_beside(search, moment, side, known, among)
+            known.scan(search.catalog.servers, partial(_show, nearest))
+        candidates = [each.message for each in nearest.values() if each.message is not None]
         if candidates:
             found.append(min(candidates, key=rank) if side.direction == "after" else max(candidates, key=rank))
-    nearest = sorted(found, key=lambda message: (abs(time_of(message) - moment.time_us), rank(message)))
-    return search.found(nearest[:1], lost)
+    closest = sorted(found, key=lambda message: (abs(time_of(message) - moment.time_us), rank(message)))
+    return search.found(closest[:1], lost)
 
 
-def _unrecorded_beside(
-    search: Search, moment: Moment, side: Side, known: Evidence, among: Collection[str]
-) -> list[Message]:
-    """The nearest message of each stream, of what is not recorded of it."""
-    streams = {each.stream for each in known.uncovered}
-    nearest = {stream: Nearest(search, moment.edge(stream, among, side), side.direction) for stream in streams}
-    known.scan(search.catalog.servers, lambda message: nearest[message.stream].consider(message))
-    return [each.message for each in nearest.values() if each.message is not None]
+def _show(nearest: Mapping[str, Nearest], message: Message) -> None:
+    nearest[message.stream].consider(message)
 
 
 _VALUE_IN_STREAM: Final = f"""
@@ -189,7 +281,7 @@ KEYED_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
         {_VALUE_IN_STREAM}
           AND (r.time_us, r.stream_offset) > (:t::bigint, :o::bigint) AND r.stream_offset >= :floor::bigint
         ORDER BY r.time_us, r.stream_offset
-        LIMIT :limit::bigint
+        LIMIT 1
         """
     ),
     "before": sql(
@@ -197,43 +289,30 @@ KEYED_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
         {_VALUE_IN_STREAM}
           AND (r.time_us, r.stream_offset) < (:t::bigint, :o::bigint) AND r.stream_offset >= :floor::bigint
         ORDER BY r.time_us DESC, r.stream_offset DESC
-        LIMIT :limit::bigint
+        LIMIT 1
         """
     ),
 }
-"""Rows of one key value in one stream next to (`t`, `o`) in the order of (time, offset): offset, time."""
+"""The row of one key value in one stream next to (`t`, `o`) in the order of (time, offset): offset, time."""
 
 
-def _next_by_key(
-    search: Search, stream: PresentStream, edge: Place, direction: Direction, lost: Lost
-) -> Message | None:
-    """The next message of one key value: one row of the index names it."""
-    assert search.by is not None, "only look-ups by key come here"
-    while True:
-        floor = lost.floors.get(stream.name, 0)
-        parameters = _value_in(search.by, stream) | {"t": edge[0], "o": edge[1], "floor": floor, "limit": 1}
-        rows = search.catalog.servers.rows(KEYED_BESIDE[direction], parameters)
-        if not rows:
-            return None
-        messages = _checked(search, search.by, stream, rows, lost)
-        if messages:
-            return messages[0]
-
-
-def _value_in(by: Wanted, stream: PresentStream) -> dict[str, Any]:
-    return {"key_id": by.key_id, "value": by.value, "stream_id": stream.stream_id}
-
-
-def _checked(
-    search: Search, by: Wanted, stream: PresentStream, rows: Iterable[tuple[int, int]], lost: Lost
-) -> list[Message]:
-    """The rows' messages, each checked; those that are gone are left out."""
-    places = [Row(MessageId(stream.name, offset), time_us, {by.key_id}) for offset, time_us in rows]
+def _next_by_key(search: Search, servers: Servers, stream: PresentStream, nearest: Nearest, lost: Lost) -> None:
+    """Show `nearest` the next message of one key value: one row of the index names it."""
+    by, edge = search.by, nearest.edge
+    assert by is not None, "only lookups by key come here"
 
     def carried(_: Row, message: Message) -> Message | None:
         return message if by.is_of(message) else None
 
-    return verified(search.catalog, places, carried, lost, is_named=True)
+    while nearest.message is None:
+        parameters = {"key_id": by.key_id, "value": by.value, "stream_id": stream.stream_id, "t": edge[0], "o": edge[1]}
+        parameters["floor"] = lost.floors.get(stream.name, 0)
+        rows = servers.rows(KEYED_BESIDE[nearest.direction], parameters)
+        if not rows:
+            return
+        places = [Row(MessageId(stream.name, offset), time_us, {by.key_id}) for offset, time_us in rows]
+        for message in verified(search.catalog, places, carried, lost, is_named=True):
+            nearest.consider(message)
 
 
 # --- around a moment --------------------------------------------------------------------------------------
@@ -243,51 +322,19 @@ def _within(search: Search, span: Window, limit: int | None, known: Evidence | N
     def first(messages: Iterable[Message]) -> list[Message]:
         return sorted(messages, key=lambda message: (abs(time_of(message) - span.at), rank(message)))[:limit]
 
-    lost = Lost()
-    found = Gathered(partial(span.holds, search), "ask for a shorter span of time", first=first, limit=limit)
-    targets = search.targets()
-    if search.by is None:
-        _blocks_within(search, targets, span, lost, found)
-    else:
-        for stream in targets:
-            _keyed_within(search, stream, span, lost, found)
-    if known:
-        known.scan(search.catalog.servers, found.consider)
-    messages = found.messages if limit is None else first(found.messages)
-    return search.found(sorted(messages, key=rank), lost)
-
-
-KEYED_BETWEEN: Final = sql(
-    f"""
-    {_VALUE_IN_STREAM}
-      AND r.time_us >= :low::bigint AND r.time_us <= :high::bigint
-    ORDER BY r.time_us, r.stream_offset
-    LIMIT :limit::bigint
-    """
-)
-
-
-def _keyed_within(search: Search, stream: PresentStream, span: Window, lost: Lost, found: Gathered) -> None:
-    assert search.by is not None, "only look-ups by key come here"
-    parameters = _value_in(search.by, stream)
-    parameters |= {"low": span.low, "high": span.high, "limit": ANSWER_MESSAGES_MAX + 2}
-    rows = search.catalog.servers.rows(KEYED_BETWEEN, parameters)
-    others = [row for row in rows if MessageId(stream.name, row[0]) != span.beside]
-    # Expired ones count too: behind them there may be more than the limit let through.
-    found.check(len(others))
-    for start in range(0, len(others), _READ_AT_ONCE):
-        for message in _checked(search, search.by, stream, others[start : start + _READ_AT_ONCE], lost):
-            found.take(message)
-
-
-def _blocks_within(search: Search, targets: Sequence[PresentStream], span: Window, lost: Lost, found: Gathered) -> None:
-    by_stream = blocks_between(search.catalog.servers, targets, span.low, span.high)
+    lost, servers, targets = Lost(), search.catalog.servers, search.targets()
+    found = Gathered(span.holds, "ask for a shorter span of time", first=first, limit=limit)
+    by_stream = blocks_between(servers, targets, span.low, span.high)
     for stream in targets:
+        blocks = by_stream[stream.stream_id]
         try:
-            read_within(search.catalog.servers, by_stream[stream.stream_id], stream, span, lost, found.consider)
+            read_within(servers, blocks, stream, span.low, span.high, lost, found.consider)
         except (AccessRefused, NotFound) as error:
             if search.names is not None:
                 raise
             # It was not asked for by name: what is known of it is that it had such messages.
-            where = MessageId(stream.name, by_stream[stream.stream_id][0].first_offset)
-            lost.take(where, INTEGER_MAX, is_sure=isinstance(error, NotFound))
+            lost.take(MessageId(stream.name, blocks[0].first_offset), INTEGER_MAX, is_sure=isinstance(error, NotFound))
+    if known:
+        known.scan(servers, found.consider)
+    messages = found.messages if limit is None else first(found.messages)
+    return search.found(sorted(messages, key=rank), lost)

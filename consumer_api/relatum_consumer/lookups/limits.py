@@ -43,6 +43,3 @@ USELESS_POLL_S_MAX: Final = 0.5
 
 IDENTITY_POLL_S_MAX: Final = 0.5
 """The longest pause between two questions whether a stream is the recorded one, in seconds, while nobody can say."""
-
-SCAN_BLOCKS_MAX: Final = 16
-"""Blocks of the time index read in one go, up to 128 messages each: bounds what a window holds undecided."""

@@ -1,13 +1,17 @@
 """The sparse index of times: blocks of messages in the database, by the times that they span.
 
-A block of class c spans at most 4**c microseconds, so one that holds the moment t begins after t - 4**c: each class is
-one short range of the index `time_blocks_lookup`.
+A block begins and ends at the times of two of its messages, and a block of class c spans at most 4**c microseconds: one
+that holds the moment t begins after t - 4**c, so each class is one short range of the index `time_blocks_lookup`.
+
+A place is a pair (time in microseconds, offset); messages are in the order of their places. Looking backwards is
+looking forwards in a mirror: with the signs of times and offsets changed, the last place before becomes the first one
+after. So all that decides is written once, for `after`.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 
@@ -19,10 +23,11 @@ from relatum.store.coverage import Range, merged
 from relatum.store.database import sql
 from relatum_consumer.lookups.answering import Lost
 from relatum_consumer.lookups.catalog import PresentStream
-from relatum_consumer.lookups.limits import SCAN_BLOCKS_MAX
 from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.stream_states import replaced
-from relatum_consumer.lookups.time_search import Block, Direction, Nearest, Place, Search, Window, in_order, joined
+
+Place: TypeAlias = tuple[int, int]
+Direction: TypeAlias = Literal["after", "before"]
 
 WIDTH_CLASSES: Final = tuple(range(31))
 """All width classes of time blocks: 4**30 microseconds span more than the years 1 to 9999."""
@@ -30,18 +35,69 @@ WIDTH_CLASSES: Final = tuple(range(31))
 WIDTHS_US: Final = tuple(4**width_class for width_class in WIDTH_CLASSES)
 """The widest block of each class, in microseconds."""
 
-BLOCK_PAGE: Final = 16
-"""Blocks asked for at once beyond those that hold the moment itself; one is nearly always enough."""
+SCAN_BLOCKS_MAX: Final = 16
+"""Blocks read in one go, up to 128 messages each: bounds what a window holds undecided."""
+
+_GAP_OFFSETS: Final = 512
+"""Offsets between two blocks that are read over: about what is read in half the time of one more attach."""
+
+
+class Block(NamedTuple):
+    """One row of the index: some messages between two offsets; the earliest and the latest of their times."""
+
+    min_us: int
+    max_us: int
+    first_offset: int
+    last_offset: int
+
+    def mirrored(self) -> "Block":
+        """The block with the signs of times and offsets changed."""
+        return Block(-self.max_us, -self.min_us, -self.last_offset, -self.first_offset)
+
+
+def mirrored(place: Place) -> Place:
+    """The place with the signs of time and offset changed."""
+    return -place[0], -place[1]
+
+
+def earliest(block: Block, beyond: Place) -> Place | None:
+    """The earliest place after `beyond` a message of the block can have; None where all come before."""
+    time_us, offset = beyond
+    if block.min_us > time_us:
+        return block.min_us, block.first_offset
+    if block.max_us >= time_us and block.last_offset > offset:
+        return time_us, max(block.first_offset, offset + 1)
+    if block.max_us > time_us:
+        return time_us + 1, block.first_offset
+    return None
+
+
+def joined(blocks: Iterable[Block], blocks_max: int) -> list[tuple[int, int, list[Block]]]:
+    """Blocks in the order of their offsets, as runs to read in one go: first offset, last offset, blocks.
+
+    Blocks whose offsets overlap are in one run; others are added up to `blocks_max`, while little lies between them.
+    """
+    runs: list[tuple[int, int, list[Block]]] = []
+    for block in sorted(blocks, key=lambda each: (each.first_offset, each.last_offset)):
+        if runs:
+            first, last, members = runs[-1]
+            overlaps = block.first_offset <= last
+            if overlaps or (len(members) < blocks_max and block.first_offset - last <= _GAP_OFFSETS):
+                members.append(block)
+                runs[-1] = (first, max(last, block.last_offset), members)
+                continue
+        runs.append((block.first_offset, block.last_offset, [block]))
+    return runs
+
+
+# --- the statements ---------------------------------------------------------------------------------------
 
 _BLOCK: Final = "b.min_us, b.max_us, b.first_offset, b.last_offset"
 _CLASSES: Final = "unnest(:classes::smallint[], :widths::bigint[]) AS classes (width_class, width)"
 
 
-def _in_class(classes: str, stream_id: str = ":stream_id::int") -> str:
-    return f"b.stream_id = {stream_id} AND b.width_class = {classes}.width_class AND b.last_offset >= :floor::bigint"
-
-
-# --- blocks that reach into a span of time ----------------------------------------------------------------
+def _in_class(stream_id: str = ":stream_id::int") -> str:
+    return f"b.stream_id = {stream_id} AND b.width_class = classes.width_class AND b.last_offset >= :floor::bigint"
 
 
 def _reaching(low: str, high: str, stream_id: str = ":stream_id::int") -> str:
@@ -51,7 +107,7 @@ def _reaching(low: str, high: str, stream_id: str = ":stream_id::int") -> str:
         CROSS JOIN LATERAL (
           SELECT {_BLOCK}
           FROM relatum.time_blocks b
-          WHERE {_in_class("classes", stream_id)}
+          WHERE {_in_class(stream_id)}
             AND b.min_us >= {low} - classes.width AND b.min_us <= {high} AND b.max_us >= {low}
           OFFSET 0
         ) AS reaching
@@ -67,19 +123,6 @@ BLOCKS_BETWEEN: Final = sql(
     """
 )
 
-
-def blocks_between(
-    servers: Servers, streams: Sequence[PresentStream], low: int, high: int
-) -> Mapping[int, list[Block]]:
-    """Blocks of streams that have times between two moments, both included, by offsets: by the stream's number."""
-    parameters = _CLASS_VALUES | {"stream_ids": [stream.stream_id for stream in streams], "floor": 0}
-    rows = servers.rows(BLOCKS_BETWEEN, parameters | {"low": low, "high": high})
-    found: dict[int, list[Block]] = defaultdict(list)
-    for stream_id, *block in rows:
-        found[stream_id].append(Block._make(block))
-    return found
-
-
 BLOCKS_PAGE: Final = sql(
     f"""
     SELECT reaching.*
@@ -90,143 +133,119 @@ BLOCKS_PAGE: Final = sql(
 )
 
 
-def blocks_page(servers: Servers, stream: PresentStream, floor: int, low: int, high: int, most: int) -> list[Block]:
-    """The first blocks of a stream that have times between two moments, both included, by offsets."""
-    parameters = _blocks_of(stream, floor) | {"low": low, "high": high, "blocks_max": most}
-    return [Block._make(row) for row in servers.rows(BLOCKS_PAGE, parameters)]
+def _beside(witness: str, found: str, low: str, high: str) -> sa.TextClause:
+    """The blocks that reach into the time from `t` to a witness: `found` of what each class has beyond `t`."""
+    return sql(
+        f"""
+        WITH witness AS (
+          SELECT {found} AS time_us
+          FROM {_CLASSES}
+          CROSS JOIN LATERAL (
+            SELECT b.min_us, b.max_us
+            FROM relatum.time_blocks b
+            WHERE {_in_class()} AND {witness}
+            LIMIT 1
+          ) AS beyond
+        )
+        SELECT reaching.*
+        FROM witness
+        CROSS JOIN {_reaching(low, high)}
+        """
+    )
 
+
+# Backwards, the index has no order of ends. So the block of each class that begins last, and the latest of their ends:
+# that is the time of a message, if perhaps not of the nearest. That it begins before it ends is said for the index.
+_T: Final = ":t::bigint"
+_WITNESS: Final = f"coalesce(witness.time_us, {_T})"
+BLOCKS_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
+    "after": _beside(f"b.min_us > {_T} ORDER BY b.min_us", "min(beyond.min_us)", _T, _WITNESS),
+    "before": _beside(
+        f"b.min_us < {_T} AND b.max_us < {_T} ORDER BY b.min_us DESC", "max(beyond.max_us)", _WITNESS, _T
+    ),
+}
+"""Blocks beside a moment: all that reach into the time up to a message beyond it; all that hold it if there is none."""
 
 _CLASS_VALUES: Final[dict[str, Any]] = {"classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
 
 
-def _blocks_of(stream: PresentStream, floor: int) -> dict[str, Any]:
-    return _CLASS_VALUES | {"stream_id": stream.stream_id, "floor": floor}
+def _blocks_of(servers: Servers, statement: sa.TextClause, stream: PresentStream, **given: int) -> list[Block]:
+    rows = servers.rows(statement, _CLASS_VALUES | {"stream_id": stream.stream_id} | given)
+    return [Block._make(row) for row in rows]
 
 
-# --- blocks beside a moment -------------------------------------------------------------------------------
-
-_HOLDING: Final = f"SELECT reaching.* FROM {_reaching(':t::bigint', ':t::bigint')}"
-
-# The first blocks that begin after `t`, by (begin, first offset), beyond the place (`u`, `o`) in that order.
-_FOLLOWING: Final = f"""
-    SELECT page.*
-    FROM (
-      SELECT following.*
-      FROM {_CLASSES}
-      CROSS JOIN LATERAL (
-        SELECT {_BLOCK}
-        FROM relatum.time_blocks b
-        WHERE {_in_class("classes")}
-          AND b.min_us > :t::bigint AND (b.min_us, b.first_offset) > (:u::bigint, :o::bigint)
-        ORDER BY b.min_us, b.first_offset
-        LIMIT {BLOCK_PAGE}
-      ) AS following
-      ORDER BY following.min_us, following.first_offset
-      LIMIT {BLOCK_PAGE}
-    ) AS page
-"""
-
-# That a block begins before it ends is said so that the index, which has the beginnings, has an upper end too.
-_ENDS_BEYOND: Final = """b.min_us < :t::bigint AND b.min_us <= :u::bigint AND b.max_us < :t::bigint
-          AND (b.max_us, b.last_offset) < (:u::bigint, :o::bigint)"""
-
-# The last blocks that end before `t`, by (end, last offset) downwards, beyond the place (`u`, `o`) in that order.
-#
-# The index has the blocks' beginnings. One that ends at or after some end began after that end minus its class's width.
-# So: of each class the block that begins last; the latest of their ends; and all blocks that end no earlier, of which
-# there is at least one. What is not given ends before all that is given, or is cut off by the page's size.
-_BEGUN: Final = f"""
-    WITH begun AS (
-      SELECT classes.width_class, classes.width, latest.ends
-      FROM {_CLASSES}
-      CROSS JOIN LATERAL (
-        SELECT b.max_us AS ends
-        FROM relatum.time_blocks b
-        WHERE {_in_class("classes")}
-          AND {_ENDS_BEYOND}
-        ORDER BY b.min_us DESC
-        LIMIT 1
-      ) AS latest
-    )
-"""
-_PRECEDING: Final = f"""
-    SELECT page.*
-    FROM (
-      SELECT preceding.*
-      FROM begun
-      CROSS JOIN LATERAL (
-        SELECT {_BLOCK}
-        FROM relatum.time_blocks b
-        WHERE {_in_class("begun")}
-          AND b.min_us >= (SELECT max(ends) FROM begun) - begun.width AND b.max_us >= (SELECT max(ends) FROM begun)
-          AND {_ENDS_BEYOND}
-        OFFSET 0
-      ) AS preceding
-      ORDER BY preceding.max_us DESC, preceding.last_offset DESC
-      LIMIT {BLOCK_PAGE}
-    ) AS page
-"""
-
-BLOCKS_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
-    "after": sql(f"{_HOLDING} UNION ALL {_FOLLOWING}"),
-    "before": sql(f"{_BEGUN} {_HOLDING} UNION ALL {_PRECEDING}"),
-}
-
-
-def blocks_beside(
-    servers: Servers,
-    stream: PresentStream,
-    floor: int,
-    time_us: int,
-    beyond: Place,
-    direction: Direction,
-) -> list[Block]:
-    """Blocks beside a moment, in no order: those that hold it, and a page of those beyond a place in their order.
-
-    The page is not empty while there are any, has no gap, and at most `BLOCK_PAGE` blocks.
-    """
-    parameters = _blocks_of(stream, floor) | {"t": time_us, "u": beyond[0], "o": beyond[1]}
-    return [Block._make(row) for row in servers.rows(BLOCKS_BESIDE[direction], parameters)]
+def blocks_between(
+    servers: Servers, streams: Sequence[PresentStream], low: int, high: int
+) -> Mapping[int, list[Block]]:
+    """Blocks of streams that have times between two moments, both included, by offsets: by the stream's number."""
+    parameters = _CLASS_VALUES | {"stream_ids": [stream.stream_id for stream in streams], "floor": 0}
+    found: dict[int, list[Block]] = defaultdict(list)
+    for stream_id, *block in servers.rows(BLOCKS_BETWEEN, parameters | {"low": low, "high": high}):
+        found[stream_id].append(Block._make(block))
+    return found
 
 
 # --- reading blocks ---------------------------------------------------------------------------------------
 
 
-def next_by_blocks(
-    search: Search, stream: PresentStream, edge: Place, direction: Direction, lost: Lost
-) -> Message | None:
-    """The next message in time: the blocks that can hold it are read, the most promising first.
+class Nearest:
+    """Keeps the nearest of the messages it is shown beyond an edge. Its places are in the direction's coordinates."""
 
-    All blocks and places are in the direction's coordinates: see `relatum_consumer.lookups.time_search`.
-    """
-    nearest = Nearest(search, edge, direction)
-    beyond = nearest.beyond
-    page_from: Place = (beyond[0], INTEGER_MAX)
+    def __init__(self, edge: Place, direction: Direction, is_meant: Callable[[Message], bool] = lambda _: True) -> None:
+        self._is_meant = is_meant
+        self.edge = edge
+        self.direction: Direction = direction
+        self.beyond = edge if direction == "after" else mirrored(edge)
+        self.message: Message | None = None
+        self.place: Place | None = None
+        """Where the nearest stands in time; None while there is none."""
+
+    def turned(self, block: Block) -> Block:
+        """A block in the direction's coordinates, or such a one as it is in the table."""
+        return block if self.direction == "after" else block.mirrored()
+
+    def consider(self, message: Message) -> None:
+        """Look at one message."""
+        if message.time_us is not None and self._is_meant(message):
+            place = message.time_us, message.offset
+            place = place if self.direction == "after" else mirrored(place)
+            if place > self.beyond and (self.place is None or place < self.place):
+                self.message, self.place = message, place
+
+
+def next_by_blocks(servers: Servers, stream: PresentStream, nearest: Nearest, lost: Lost) -> None:
+    """Show `nearest` the messages of the blocks that can hold the next one in time, the most promising first."""
     read: set[Block] = set()
+    reached = nearest.beyond[0]
     while True:
-        floor, turned = lost.floors.get(stream.name, 0), nearest.turned(page_from)
-        blocks = blocks_beside(search.catalog.servers, stream, floor, edge[0], turned, direction)
-        page = [nearest.turned_block(block) for block in blocks if block not in read]
-        read.update(blocks)
-        for promise, block in in_order(page, beyond):
+        t = reached if nearest.direction == "after" else -reached
+        found = _blocks_of(servers, BLOCKS_BESIDE[nearest.direction], stream, floor=_floor(stream, lost), t=t)
+        blocks = [nearest.turned(block) for block in found]
+        promises = ((earliest(block, nearest.beyond), block) for block in blocks if block not in read)
+        for promise, block in sorted((place, block) for place, block in promises if place is not None):
             if nearest.place is not None and promise > nearest.place:
-                return nearest.message
-            had, original = nearest.message, nearest.turned_block(block)
-            _read(search.catalog.servers, [original], stream, lost, nearest.consider)
-            if nearest.message is had and block.max_us > beyond[0] and _begins_in(original, stream, lost):
+                break
+            had, original = nearest.message, nearest.turned(block)
+            _read(servers, [original], stream, lost, nearest.consider)
+            if nearest.message is had and block.max_us > nearest.beyond[0] and _begins_in(original, stream, lost):
                 lost.is_sure = True
-        following = [(block.min_us, block.first_offset) for block in page if block.min_us > beyond[0]]
-        if not following:
-            return nearest.message
-        page_from = max(following)
-        if nearest.place is not None and nearest.place <= page_from:
-            return nearest.message
+        read.update(blocks)
+        # Beyond it there is more, or retention has taken the message there.
+        beyond = [block.min_us for block in blocks if block.min_us > reached]
+        if not beyond or (nearest.place is not None and nearest.place[0] <= max(beyond)):
+            return
+        reached = max(beyond)
+
+
+def _floor(stream: PresentStream, lost: Lost) -> int:
+    """The first offset retained, as far as it is known."""
+    return lost.floors.get(stream.name, 0)
 
 
 def _begins_in(block: Block, stream: PresentStream, lost: Lost) -> bool:
     """Whether retention has surely taken a part of the block."""
     doubted = any(where.stream == stream.name for where in lost.unread)
-    return block.first_offset < lost.floors.get(stream.name, 0) and not doubted
+    return block.first_offset < _floor(stream, lost) and not doubted
 
 
 def _read(
@@ -234,7 +253,7 @@ def _read(
 ) -> None:
     """Read the messages between the offsets of blocks, and see that they agree with each; the rest of what expired."""
     start, stop = min(block.first_offset for block in run), max(block.last_offset for block in run) + 1
-    floor = lost.floors.get(stream.name, 0)
+    floor = _floor(stream, lost)
     if stop <= floor:
         return
     offsets: list[int] = []
@@ -248,7 +267,7 @@ def _read(
     servers.scan(stream.name, max(start, floor), stop, look)
     for block in run:
         inside = slice(bisect_left(offsets, block.first_offset), bisect_right(offsets, block.last_offset))
-        if block.first_offset >= lost.floors.get(stream.name, 0):
+        if block.first_offset >= _floor(stream, lost):
             _check_block(servers, block, offsets[inside], times[inside], stream, lost)
 
 
@@ -280,9 +299,10 @@ def _check_block(
 
 def read_within(
     servers: Servers,
-    held: Sequence[Block],
+    held: Iterable[Block],
     stream: PresentStream,
-    span: Window,
+    low: int,
+    high: int,
     lost: Lost,
     consider: Callable[[Message], object],
 ) -> None:
@@ -290,19 +310,19 @@ def read_within(
     for _, _, run in joined(held, SCAN_BLOCKS_MAX):
         _read(servers, run, stream, lost, consider)
         for block in run:
-            is_certain = span.low <= block.min_us <= span.high or span.low <= block.max_us <= span.high
-            if is_certain and block.last_offset < lost.floors.get(stream.name, 0):
+            is_certain = low <= block.min_us <= high or low <= block.max_us <= high
+            if is_certain and block.last_offset < _floor(stream, lost):
                 lost.is_sure = True
 
 
 def offsets_within(
     servers: Servers, stream: PresentStream, low: int, high: int, start: int, *, blocks_max: int
 ) -> tuple[list[Range], int | None]:
-    """Where the messages lie from `start` on whose times are from `low` to `high`, both included, as the index has it.
+    """Where the messages are from `start` on whose times are from `low` to `high`, both included, as the index has it.
 
     Ranges of offsets in their order, with others' messages among them; and where to go on, None behind the last.
     """
-    found = blocks_page(servers, stream, start, low, high, blocks_max)
+    found = _blocks_of(servers, BLOCKS_PAGE, stream, floor=start, low=low, high=high, blocks_max=blocks_max)
     following = found[-1].first_offset if len(found) == blocks_max else None
     if following is not None and following <= start:
         return offsets_within(servers, stream, low, high, start, blocks_max=2 * blocks_max)
