@@ -11,7 +11,6 @@ from relatum.faces import imported_later
 
 if TYPE_CHECKING:
     from relatum_consumer._async_relations import AsyncRelations
-    from relatum_consumer._lookup_statistics import LookupStatistics
     from relatum_consumer._relations import Relations
     from relatum_consumer.expectations import Expectation, ExpectationResult, MissingReport, Reason, UnmetExpectation
     from relatum_consumer.groups import (
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     )
     from relatum_consumer.lookups.answer import Answer, Hit, MissingKey, NewKey, Status, UnreadableStream
     from relatum_consumer.lookups.servers import Health
+    from relatum_consumer.lookups.telemetry import LookupStatistics
     from relatum_consumer.traces import Trace
 
 __all__ = [
@@ -70,7 +70,7 @@ _HOMES = {
     "IncompleteGroupReport": "relatum_consumer.groups",
     "MissingKey": "relatum_consumer.lookups.answer",
     "UnreadableStream": "relatum_consumer.lookups.answer",
-    "LookupStatistics": "relatum_consumer._lookup_statistics",
+    "LookupStatistics": "relatum_consumer.lookups.telemetry",
     "MissingReport": "relatum_consumer.expectations",
     "NewKey": "relatum_consumer.lookups.answer",
     "Relations": "relatum_consumer._relations",

@@ -16,7 +16,6 @@ from relatum.processes import after_fork
 from relatum.reading import CONNECTIONS_MAX, AuthMechanism, BrokerAddress, Message
 from relatum.store.database import AnyDatabase
 from relatum.waiting import Deadline, NoThreadInTime, Parts, Threads, in_thread, left_s, within
-from relatum_consumer._lookup_statistics import LookupStatistics
 from relatum_consumer._relations import Relations
 from relatum_consumer.expectations import POLL_S, Expectation, UnmetExpectation
 from relatum_consumer.groups import (
@@ -27,11 +26,10 @@ from relatum_consumer.groups import (
     SharingArguments,
 )
 from relatum_consumer.lookups.answer import Answer
-from relatum_consumer.lookups.arguments import Names, names_of
+from relatum_consumer.lookups.arguments import Names, Order, names_of
 from relatum_consumer.lookups.consumed import Consumed
-from relatum_consumer.lookups.probe import Order
 from relatum_consumer.lookups.servers import CLOSED, Health
-from relatum_consumer.lookups.telemetry import look_up
+from relatum_consumer.lookups.telemetry import LookupStatistics, look_up
 from relatum_consumer.lookups.waiting import Rest, wait_related
 
 _Item = TypeVar("_Item")

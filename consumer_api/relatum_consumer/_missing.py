@@ -25,10 +25,9 @@ from relatum_consumer.expectations import (
     not_defined,
 )
 from relatum_consumer.lookups.answer import Status
-from relatum_consumer.lookups.answering import again_if_replaced
+from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, again_if_replaced
 from relatum_consumer.lookups.arguments import span_of
 from relatum_consumer.lookups.catalog import Catalog, PresentStream
-from relatum_consumer.lookups.limits import ANSWER_MESSAGES_MAX
 from relatum_consumer.lookups.time_index import offsets_within
 
 BATCH: Final = 1_000

@@ -4,7 +4,7 @@ import ssl
 from collections.abc import Callable, Generator, Iterable
 from datetime import datetime
 from functools import partial
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Final, ParamSpec, Self, TypeVar
 from weakref import WeakSet
 
 from relatum import metrics
@@ -18,24 +18,24 @@ from relatum.reading import CONNECTIONS_MAX, AuthMechanism, BrokerAddress, Messa
 from relatum.store.database import AnyDatabase, Database
 from relatum.waiting import LOOK_S, SharedWait, pause, within
 from relatum_consumer import _missing
-from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
 from relatum_consumer._tracing import Start, trace
 from relatum_consumer._watch_missing import MissingWatch
 from relatum_consumer.expectations import POLL_S, UNMET_MAX, Expectation, MissingReport, UnmetExpectation
 from relatum_consumer.groups import GroupMethods
 from relatum_consumer.lookups.answer import Answer
-from relatum_consumer.lookups.arguments import Names
+from relatum_consumer.lookups.arguments import Names, Order
 from relatum_consumer.lookups.by_key import find, related
 from relatum_consumer.lookups.by_time import around, beside, window
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.consumed import Consumed
-from relatum_consumer.lookups.limits import POOL_MAX
-from relatum_consumer.lookups.probe import Order
 from relatum_consumer.lookups.servers import CLOSED, Health, Servers
-from relatum_consumer.lookups.telemetry import look_up
+from relatum_consumer.lookups.telemetry import LookupCounts, LookupStatistics, look_up
 from relatum_consumer.lookups.values import Times, times, values
 from relatum_consumer.lookups.waiting import Rest, Watch, poll, rested, wait_related
 from relatum_consumer.traces import Trace
+
+POOL_MAX: Final = 1_000
+"""Connections to PostgreSQL one `Relations` can be told to keep; a server has a hundred for all, unless told."""
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

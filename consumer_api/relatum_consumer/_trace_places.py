@@ -12,8 +12,8 @@ from relatum.store.database import sql
 from relatum.store.parts import part_is_between
 from relatum.store.rows import array_text
 from relatum_consumer._trace_links import Value
+from relatum_consumer.lookups.by_key import SPAN, lying_in, rows_of
 from relatum_consumer.lookups.catalog import Catalog, named, streams_meant
-from relatum_consumer.lookups.probe import SPAN, lying_in, rows_of
 
 Places: TypeAlias = dict[MessageId, int | None]
 """Where messages are, with their times as far as they are known."""

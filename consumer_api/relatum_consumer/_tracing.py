@@ -16,11 +16,10 @@ from relatum.store.coverage import TIME
 from relatum_consumer._trace_links import Directions, Value
 from relatum_consumer._trace_places import Places, places_in_time, places_of
 from relatum_consumer.lookups.answer import Status
-from relatum_consumer.lookups.answering import Lost, Row, again_if_replaced, verified
+from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, Lost, Row, again_if_replaced, verified
 from relatum_consumer.lookups.arguments import Names, is_in_span, names_of, span_of
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.consumed import Consumed, InHand, in_hand
-from relatum_consumer.lookups.limits import ANSWER_MESSAGES_MAX
 from relatum_consumer.lookups.proof import Evidence, evidence
 from relatum_consumer.traces import Step, Stop, StopReason, Trace
 

@@ -12,9 +12,9 @@ from relatum_consumer import _missing as missing_steps
 from relatum_consumer import _trace_places as traces
 from relatum_consumer._known_spans import TIMES_AT
 from relatum_consumer._missing import UNFOLLOWED
-from relatum_consumer.lookups import by_time, stream_states, time_index
+from relatum_consumer.lookups import by_time, proof, time_index
+from relatum_consumer.lookups.by_key import probe_statement
 from relatum_consumer.lookups.catalog import present_streams
-from relatum_consumer.lookups.probe import probe_statement
 from relatum_consumer.lookups.time_index import WIDTH_CLASSES, WIDTHS_US
 from relatum_consumer.lookups.values import VALUES_OF_KEY, times_of_value, values_parameters
 from relatum_consumer.lookups.waiting import WATCHED, Watch, parameters_of
@@ -155,8 +155,8 @@ PLANS = {
     "what followed a batch": Plan(UNFOLLOWED, BATCH),
     "what followed in many streams": Plan(UNFOLLOWED, BATCH | {"stream_ids": [*range(1, 9)]}),
     "the times at offsets": Plan(TIMES_AT, OFFSETS),
-    "coverage": Plan(stream_states.COVERAGE, THREE),
-    "who is recorded now": Plan(stream_states.ATTENDED, {"vhost": "/", "streams": ["s1", "s2"]}),
+    "coverage": Plan(proof.COVERAGE, THREE),
+    "who is recorded now": Plan(proof.ATTENDED, {"vhost": "/", "streams": ["s1", "s2"]}),
     "streams by name": Plan(present_streams(1), {"vhost": "/", "name_0": "s1"}),
     "many waits": Plan(WATCHED, parameters_of("/", WAITS), 500 * 12, ("streams",), rows=1),
     "a step of a trace": step(traces.rows_of_values(None), 50),

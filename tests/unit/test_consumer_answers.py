@@ -21,9 +21,8 @@ from relatum.wire._identity import fingerprint
 from relatum_consumer import Answer, Hit, MissingKey, Status, Trace
 from relatum_consumer.lookups.answering import first_retained, is_sure
 from relatum_consumer.lookups.catalog import Catalog
-from relatum_consumer.lookups.proof import Evidence, Uncovered, gaps
+from relatum_consumer.lookups.proof import Evidence, Uncovered, check_identity, gaps
 from relatum_consumer.lookups.servers import Servers
-from relatum_consumer.lookups.stream_states import check_identity
 from relatum_consumer.traces import Edge, Shared, Step, Stop, StopReason
 
 
@@ -220,7 +219,7 @@ def test_a_stream_is_the_same_by_its_furthest_message(
 ) -> None:
     """What may be concluded from what a broker says of the last message that was recorded."""
     broker = Broker(agreements=agreements, patience_s=patience_s)
-    monkeypatch.setattr("relatum_consumer.lookups.stream_states.pause", lambda _: broker.asked.append("pause"))
+    monkeypatch.setattr("relatum_consumer.lookups.proof.pause", lambda _: broker.asked.append("pause"))
     of_stream = {"s": [covers(0, 5, 1, position=Position(4, 1, None))]}, {"s": StreamBounds(0, 9, is_proven=is_proven)}
     if isinstance(ends, list):
         check_identity(Catalog(broker, "/"), *of_stream, KeptChunks())

@@ -15,7 +15,7 @@ from relatum.keys import moment as moment_of
 from relatum.limits import INTEGER_MAX, TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, Properties, StreamBounds
 from relatum_consumer import Answer, Status
-from relatum_consumer.lookups import limits
+from relatum_consumer.lookups import answering
 from relatum_consumer.lookups.by_time import beside, window
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.servers import Servers
@@ -249,7 +249,7 @@ def test_few_blocks_are_read_where_times_are_in_order() -> None:
 @pytest.mark.parametrize("complete", [False, True])
 def test_a_window_reads_no_more_than_an_answer_may_have(monkeypatch: pytest.MonkeyPatch, *, complete: bool) -> None:
     """The limit holds over all partitions together, and at the message that is one too many, not behind it."""
-    monkeypatch.setattr(limits, "ANSWER_MESSAGES_MAX", 500)
+    monkeypatch.setattr(answering, "ANSWER_MESSAGES_MAX", 500)
     partitions = {f"orders-{number}": [offset * 1000 for offset in range(400)] for number in range(3)}
     world = World(partitions, super_stream="orders")
     with pytest.raises(InvalidInput, match="more than 500 messages: ask for a shorter span"):
@@ -259,7 +259,7 @@ def test_a_window_reads_no_more_than_an_answer_may_have(monkeypatch: pytest.Monk
 
 def test_a_window_counts_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read twice, since a part is recorded anew, is one message of the answer."""
-    monkeypatch.setattr(limits, "ANSWER_MESSAGES_MAX", 500)
+    monkeypatch.setattr(answering, "ANSWER_MESSAGES_MAX", 500)
     world = World({"orders": [offset * 1000 for offset in range(500)]}, batch=100)
     found = window(world.catalog, moment_of(0), "orders", 0.0, 1e6, None, complete=True)
     assert len(found) == 500

@@ -17,8 +17,8 @@ from relatum_consumer.groups._options import SharedOptions, check_name
 from relatum_consumer.lookups.answer import UnreadableStream
 from relatum_consumer.lookups.arguments import time_us_of
 from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.proof import all_ends
 from relatum_consumer.lookups.servers import Servers
-from relatum_consumer.lookups.stream_states import all_ends
 
 
 @dataclass(frozen=True, slots=True)

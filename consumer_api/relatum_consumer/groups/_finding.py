@@ -27,10 +27,9 @@ from relatum_consumer.groups._options import (
 from relatum_consumer.groups._reading import deliver
 from relatum_consumer.groups._view import View, look, say_left_out
 from relatum_consumer.lookups.arguments import time_us_of
-from relatum_consumer.lookups.catalog import Catalog, PresentStream
-from relatum_consumer.lookups.limits import POLL_S_MAX, POLL_S_MIN
-from relatum_consumer.lookups.stream_states import coverage_by_stream, ends_of, replaced
-from relatum_consumer.lookups.waiting import Rest
+from relatum_consumer.lookups.catalog import Catalog, PresentStream, replaced
+from relatum_consumer.lookups.proof import coverage_by_stream, ends_of
+from relatum_consumer.lookups.waiting import POLL_S_MAX, POLL_S_MIN, Rest
 
 
 class Candidate(NamedTuple):

@@ -32,11 +32,9 @@ from relatum_consumer.groups._reading import Reading, all_of, conflict, floor_of
 from relatum_consumer.groups._scanning import Scanner
 from relatum_consumer.groups._view import group_key
 from relatum_consumer.lookups.catalog import Catalog
-from relatum_consumer.lookups.limits import POLL_S_MIN
-from relatum_consumer.lookups.proof import evidence
+from relatum_consumer.lookups.proof import ends_of, evidence
 from relatum_consumer.lookups.servers import Servers
-from relatum_consumer.lookups.stream_states import ends_of
-from relatum_consumer.lookups.waiting import Rest
+from relatum_consumer.lookups.waiting import POLL_S_MIN, Rest
 
 logger = logging.getLogger("relatum.groups")
 

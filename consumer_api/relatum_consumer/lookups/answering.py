@@ -25,11 +25,15 @@ from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX, MESSAGE_BYTES
 from relatum.reading import KeptChunks, Message, StreamBounds
 from relatum.store.coverage import last_position
-from relatum_consumer.lookups import limits
 from relatum_consumer.lookups.answer import Answer, Hit, Status, UnreadableStream
-from relatum_consumer.lookups.catalog import Catalog
-from relatum_consumer.lookups.proof import Evidence, evidence_together
-from relatum_consumer.lookups.stream_states import coverage_by_stream, replaced
+from relatum_consumer.lookups.catalog import Catalog, replaced
+from relatum_consumer.lookups.proof import Evidence, coverage_by_stream, evidence_together
+
+ANSWER_MESSAGES_MAX: Final = 100_000
+"""Messages of one answer, which is held in memory. What has more is asked for with `limit=`, or a span of time."""
+
+ANSWER_BYTES_MAX: Final = 1 << 30
+"""Bytes of the messages of one answer that was asked for without `limit=`; each counts `MESSAGE_BYTES` more."""
 
 _Result = TypeVar("_Result")
 
@@ -126,14 +130,14 @@ class Gathered:
     def check(self, more: int) -> None:
         """See that so many messages more are not too many."""
         check_count(len(self._messages) + more, self._advice)
-        if self._bytes > limits.ANSWER_BYTES_MAX:
-            raise InvalidInput(f"messages of more than {limits.ANSWER_BYTES_MAX >> 20} MiB: {self._advice}")
+        if self._bytes > ANSWER_BYTES_MAX:
+            raise InvalidInput(f"messages of more than {ANSWER_BYTES_MAX >> 20} MiB: {self._advice}")
 
 
 def check_count(messages: int, advice: str) -> None:
     """Refuse an answer that is too large as soon as that shows, before more of it is read."""
-    if messages > limits.ANSWER_MESSAGES_MAX:
-        raise InvalidInput(f"more than {limits.ANSWER_MESSAGES_MAX} messages: {advice}")
+    if messages > ANSWER_MESSAGES_MAX:
+        raise InvalidInput(f"more than {ANSWER_MESSAGES_MAX} messages: {advice}")
 
 
 @dataclass(slots=True)

@@ -28,9 +28,17 @@ from relatum.reading import BrokerIdentity, Message, another_broker
 from relatum.store.catalog import KEYS_IN_FORCE, definitions_of
 from relatum.store.database import sql
 from relatum_consumer.lookups.answer import MissingKey, UnreadableStream
-from relatum_consumer.lookups.limits import CATALOG_AGE_S, IDENTIFY_S, UNUSABLE_S
 from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.telemetry import note_sought
+
+CATALOG_AGE_S: Final = 1.0
+"""Seconds for which key definitions are taken from memory: recorders take new ones up at the same pace."""
+
+IDENTIFY_S: Final = 60.0
+"""Seconds after which a broker that did not say which one it is is asked again."""
+
+UNUSABLE_S: Final = 5.0
+"""Seconds for which a stream that is not the recorded one is left out where none is named: a recorder puts it right."""
 
 
 def streams_meant(names: int | None) -> str:
@@ -257,7 +265,7 @@ class Catalog:
         if names is None:
             return
         snapshot = self._current()
-        for stream in others and self.known(names):
+        for stream in others and self.recorded(names):
             if stream in others:
                 raise another_broker(stream, others[stream], self._identity)
         if all(name in snapshot.by_name for name in names):
@@ -334,14 +342,6 @@ class Catalog:
         more = {stream for stream in found_in if stream not in snapshot.by_name}
         return tuple(sorted((*streams, *more))) if more else streams
 
-    def known(self, names: Sequence[str] | None) -> tuple[str, ...]:
-        """As `recorded`, without asking anything; names of which nothing is known stand for themselves."""
-        snapshot = self._snapshot
-        if names is None:
-            return () if snapshot is None else snapshot.streams
-        by_name = {} if snapshot is None else snapshot.by_name
-        return tuple(sorted({stream for name in names for stream in by_name.get(name, (name,))}))
-
     def nothing_recorded(self, gone: Sequence[str] = ()) -> NoReturn:
         """Say that no stream is there of which anything could be known, once the broker was reached."""
         self.servers.reach()
@@ -374,6 +374,16 @@ def _names(recorded: Iterable[PresentStream]) -> tuple[tuple[str, ...], dict[str
         for name in {stream.name, stream.super_stream} - {None}:
             by_name[str(name)].append(stream.name)
     return tuple(stream.name for stream in streams), {name: tuple(held) for name, held in by_name.items()}
+
+
+def replaced(stream: str, offset: int) -> StreamReplaced:
+    """The error for a stream that is not the one that was recorded."""
+    return StreamReplaced(
+        f"the stream {stream!r} is not the one that was recorded: at offset {offset} is something else, or nothing. It "
+        "was declared again, or lost its tail; a recorder puts that right",
+        stream=stream,
+        offset=offset,
+    )
 
 
 def in_partition_order(name: str) -> tuple[int, str]:

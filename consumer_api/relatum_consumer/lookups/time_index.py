@@ -22,9 +22,8 @@ from relatum.reading import Message, StreamBounds
 from relatum.store.coverage import Range, merged
 from relatum.store.database import sql
 from relatum_consumer.lookups.answering import Lost
-from relatum_consumer.lookups.catalog import PresentStream
+from relatum_consumer.lookups.catalog import PresentStream, replaced
 from relatum_consumer.lookups.servers import Servers
-from relatum_consumer.lookups.stream_states import replaced
 
 Place: TypeAlias = tuple[int, int]
 Direction: TypeAlias = Literal["after", "before"]
