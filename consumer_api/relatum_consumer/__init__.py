@@ -11,7 +11,6 @@ from relatum.faces import imported_later
 
 if TYPE_CHECKING:
     from relatum_consumer._async_relations import AsyncRelations
-    from relatum_consumer._lookup_statistics import LookupStatistics
     from relatum_consumer._relations import Relations
     from relatum_consumer.expectations import Expectation, ExpectationResult, MissingReport, Reason, UnmetExpectation
     from relatum_consumer.groups import (
@@ -24,7 +23,9 @@ if TYPE_CHECKING:
         SharedGroup,
         SharedGroups,
     )
-    from relatum_consumer.lookups import Answer, Health, Hit, MissingKey, NewKey, Status, UnreadableStream
+    from relatum_consumer.lookups.answer import Answer, Hit, MissingKey, NewKey, Status, UnreadableStream
+    from relatum_consumer.lookups.servers import Health
+    from relatum_consumer.lookups.telemetry import LookupStatistics
     from relatum_consumer.traces import Trace
 
 __all__ = [
@@ -55,7 +56,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Answer": "relatum_consumer.lookups",
+    "Answer": "relatum_consumer.lookups.answer",
     "AsyncRelations": "relatum_consumer._async_relations",
     "AsyncSharedGroup": "relatum_consumer.groups",
     "AsyncSharedGroups": "relatum_consumer.groups",
@@ -64,18 +65,18 @@ _HOMES = {
     "Group": "relatum_consumer.groups",
     "GroupConsumer": "relatum_consumer.groups",
     "GroupConsumerStatus": "relatum_consumer.groups",
-    "Health": "relatum_consumer.lookups",
-    "Hit": "relatum_consumer.lookups",
+    "Health": "relatum_consumer.lookups.servers",
+    "Hit": "relatum_consumer.lookups.answer",
     "IncompleteGroupReport": "relatum_consumer.groups",
-    "MissingKey": "relatum_consumer.lookups",
-    "UnreadableStream": "relatum_consumer.lookups",
-    "LookupStatistics": "relatum_consumer._lookup_statistics",
+    "MissingKey": "relatum_consumer.lookups.answer",
+    "UnreadableStream": "relatum_consumer.lookups.answer",
+    "LookupStatistics": "relatum_consumer.lookups.telemetry",
     "MissingReport": "relatum_consumer.expectations",
-    "NewKey": "relatum_consumer.lookups",
+    "NewKey": "relatum_consumer.lookups.answer",
     "Relations": "relatum_consumer._relations",
     "SharedGroup": "relatum_consumer.groups",
     "SharedGroups": "relatum_consumer.groups",
-    "Status": "relatum_consumer.lookups",
+    "Status": "relatum_consumer.lookups.answer",
     "Trace": "relatum_consumer.traces",
     "UnmetExpectation": "relatum_consumer.expectations",
     "Reason": "relatum_consumer.expectations",

@@ -16,9 +16,7 @@ from relatum.processes import after_fork
 from relatum.reading import CONNECTIONS_MAX, AuthMechanism, BrokerAddress, Message
 from relatum.store.database import AnyDatabase
 from relatum.waiting import Deadline, NoThreadInTime, Parts, Threads, in_thread, left_s, within
-from relatum_consumer._lookup_statistics import LookupStatistics
 from relatum_consumer._relations import Relations
-from relatum_consumer.consumed import Consumed
 from relatum_consumer.expectations import POLL_S, Expectation, UnmetExpectation
 from relatum_consumer.groups import (
     AsyncSharedGroups,
@@ -27,7 +25,12 @@ from relatum_consumer.groups import (
     GroupConsumer,
     SharingArguments,
 )
-from relatum_consumer.lookups import CLOSED, Answer, Health, Names, Order, Rest, look_up, names_of, wait_related
+from relatum_consumer.lookups.answer import Answer
+from relatum_consumer.lookups.arguments import Names, Order, names_of
+from relatum_consumer.lookups.consumed import Consumed
+from relatum_consumer.lookups.servers import CLOSED, Health
+from relatum_consumer.lookups.telemetry import LookupStatistics, look_up
+from relatum_consumer.lookups.waiting import Rest, wait_related
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

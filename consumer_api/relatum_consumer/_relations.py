@@ -4,7 +4,7 @@ import ssl
 from collections.abc import Callable, Generator, Iterable
 from datetime import datetime
 from functools import partial
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Final, ParamSpec, Self, TypeVar
 from weakref import WeakSet
 
 from relatum import metrics
@@ -17,39 +17,31 @@ from relatum.processes import after_fork, leave_to_parent
 from relatum.reading import CONNECTIONS_MAX, AuthMechanism, BrokerAddress, Message, StreamReader, check_limit
 from relatum.store.database import AnyDatabase, Database
 from relatum.waiting import LOOK_S, SharedWait, pause, within
-from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
-from relatum_consumer.consumed import Consumed
-from relatum_consumer.expectations import ExpectationMethods
+from relatum_consumer import _missing
+from relatum_consumer._tracing import Start, trace
+from relatum_consumer._watch_missing import MissingWatch
+from relatum_consumer.expectations import POLL_S, UNMET_MAX, Expectation, MissingReport, UnmetExpectation
 from relatum_consumer.groups import GroupMethods
-from relatum_consumer.lookups import (
-    CLOSED,
-    POOL_MAX,
-    Answer,
-    Catalog,
-    Health,
-    Names,
-    Order,
-    Servers,
-    Times,
-    Watch,
-    around,
-    beside,
-    find,
-    look_up,
-    poll,
-    related,
-    times,
-    values,
-    wait_related,
-    window,
-)
-from relatum_consumer.traces import Start, Trace, trace
+from relatum_consumer.lookups.answer import Answer
+from relatum_consumer.lookups.arguments import Names, Order
+from relatum_consumer.lookups.by_key import find, related
+from relatum_consumer.lookups.by_time import around, beside, window
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.consumed import Consumed
+from relatum_consumer.lookups.servers import CLOSED, Health, Servers
+from relatum_consumer.lookups.telemetry import LookupCounts, LookupStatistics, look_up
+from relatum_consumer.lookups.values import Times, times, values
+from relatum_consumer.lookups.waiting import Rest, Watch, poll, rested, wait_related
+from relatum_consumer.traces import Trace
+
+POOL_MAX: Final = 1_000
+"""Connections to PostgreSQL one `Relations` can be told to keep; a server has a hundred for all, unless told."""
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
-class Relations(GroupMethods, ExpectationMethods, Closing):
+class Relations(GroupMethods, Closing):
     """Finds the messages that belong together, and reads them, blocking.
 
     A context manager; threads may share one: each call takes a connection to the database and one to the
@@ -391,6 +383,72 @@ class Relations(GroupMethods, ExpectationMethods, Closing):
             until=until,
             complete=complete,
         )
+
+    # --- what did not follow in time ------------------------------------------------------------------------
+
+    def expectations(self) -> tuple[Expectation, ...]:
+        """The expectations that are defined for this virtual host, in the order of their names."""
+        return self._run("expectations", _missing.defined, self._catalog)
+
+    def missing(
+        self,
+        expectation: str | Expectation,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = UNMET_MAX,
+    ) -> MissingReport:
+        """The messages of a span of time that nothing has followed in time, and how sure that is.
+
+        The messages themselves are read, so each that is named is there; what followed them is told by the index, and
+        that nothing did by what is recorded. A call that looks at much needs more than the usual `timeout_s`: some
+        seconds for 100,000 messages.
+
+        Args:
+            expectation: What is expected, by its name; or an `Expectation`, which need not be defined.
+            since: Only messages of this time or later; a `datetime` without a zone is UTC. None (default): those that
+                fell due within a day before `until`, as far back as they are recorded without a hole, and retained.
+            until: Only messages before this time. None (default) for now.
+            limit: Messages of each kind that are named at most, from 1 to 100,000; they are counted all the same.
+                Default 1,000.
+
+        Raises:
+            NotFound: no expectation of that name is defined.
+            KeyNotDefined: its key is not defined any more.
+            StreamNotFound: neither the database nor the broker knows one of its streams, or it was deleted.
+            TimeNotRecorded: the times of one of its streams are not recorded.
+            InvalidInput: an argument is wrong.
+        """
+        return self._run("missing", _missing.missing, self._catalog, expectation, since, until, limit)
+
+    def watch_missing(
+        self, expectation: str | Expectation, *, since: datetime | None = None, poll_s: float = POLL_S
+    ) -> Generator[UnmetExpectation, None, None]:
+        """The messages that nothing has followed in time, each as soon as that is known, and once.
+
+        It never ends by itself. While a recorder is behind it waits for it, and it waits for servers that are away.
+        What it remembers does not grow. A message that is published later than it was due itself is not reported here:
+        `missing` finds it.
+
+        Args:
+            expectation: As for `missing`.
+            since: The time of the first message to look at; None (default) for those that fall due from now on.
+            poll_s: Seconds between two looks, more than 0. Default 1.
+
+        Returns:
+            An iterator; of late and missing messages, and of those of which it can never be known. Close it where it
+            is left early.
+
+        Raises:
+            NotFound, KeyNotDefined, StreamNotFound, TimeNotRecorded, InvalidInput: as for `missing`; when it is
+                iterated.
+        """
+        return rested(self._watch_missing(expectation, since, poll_s))
+
+    def _watch_missing(
+        self, expectation: str | Expectation, since: datetime | None, poll_s: float
+    ) -> Generator[UnmetExpectation | Rest, None, None]:
+        return MissingWatch(self._catalog, expectation, since, poll_s).found(self._run, str(self._address))
 
     # --- by time ------------------------------------------------------------------------------------------
 

@@ -19,7 +19,9 @@ from relatum.store.database import as_engine, make_engine
 from relatum.store.tables import streams
 from relatum.store.translation import translated_errors
 from relatum_consumer import Status
-from relatum_consumer.lookups import Catalog, Servers, evidence
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.proof import evidence
+from relatum_consumer.lookups.servers import Servers
 from relatum_spark._cuts import predicates_of
 from relatum_spark._jdbc import jdbc_options, require_driver
 from relatum_spark._where import database_url, definitions_in, names_of

@@ -11,7 +11,7 @@ import pytest
 from relatum.reading import Message, StreamBounds, StreamReader
 from relatum.store.database import Database
 from relatum_consumer import Answer, Relations, Status
-from relatum_consumer.lookups._waiting import WATCHED
+from relatum_consumer.lookups.waiting import WATCHED
 from tests.support import in_a_try, recording, wait_until
 from tests.support.place import Place
 

@@ -18,7 +18,7 @@ from relatum.store.catalog import add_keys, ensure_stream
 from relatum.store.database import make_engine
 from relatum.store.parts import Part, copy_rows, drop_parts, empty_parts, part_may_hold_values, turn_parts
 from relatum.store.rows import copy_text
-from relatum_consumer.lookups._probe import probe_statement
+from relatum_consumer.lookups.by_key import probe_statement
 from tests.support import new_streams, unique_name, wait_until
 from tests.support.parts import MESSAGES, Parts
 from tests.support.place import Place

@@ -14,7 +14,7 @@ from relatum.reading import Message, StreamReader
 from relatum.store.catalog import add_keys
 from relatum.store.database import Database
 from relatum_consumer import Relations, Status, Trace
-from relatum_consumer.lookups import Uncovered
+from relatum_consumer.lookups.proof import Uncovered
 from relatum_consumer.traces import Edge, Stop, StopReason
 from tests.support import delete_stream, new_streams, recording, wait_recorded
 from tests.support.pages import blocks_of, run

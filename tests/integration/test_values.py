@@ -5,8 +5,7 @@ import pytest
 from relatum.errors import InvalidInput, KeyNotDefined, StreamNotFound
 from relatum.keys import KeyDefinition, moment
 from relatum_consumer import Relations
-from relatum_consumer.lookups import Times
-from relatum_consumer.lookups._limits import TIMES_ROWS_MAX
+from relatum_consumer.lookups.values import TIMES_ROWS_MAX, Times
 from tests.support.place import Place
 
 KEYS = [KeyDefinition("order_id"), KeyDefinition("number", type="integer"), KeyDefinition("at", source=("a", "b"))]

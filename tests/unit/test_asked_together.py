@@ -9,7 +9,7 @@ import pytest
 
 from relatum.errors import InvalidInput, ReadTimeout, RelatumError
 from relatum.waiting import Deadline, within
-from relatum_consumer.lookups._flights import Flight, Flights
+from relatum_consumer.lookups.servers import Flight, Flights
 from tests.support import wait_until
 
 OTHERS = 5

@@ -10,7 +10,7 @@ import pytest
 import rstream
 
 from relatum.errors import InvalidInput
-from relatum_consumer.consumed import in_hand
+from relatum_consumer.lookups.consumed import in_hand
 
 METHOD = pika.spec.Basic.Deliver("tag", 1, False, "", "orders")
 GOT = pika.spec.Basic.GetOk(1, False, "", "orders", 0)

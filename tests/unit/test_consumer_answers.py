@@ -19,8 +19,10 @@ from relatum.ids import fingerprint
 from relatum.reading import Agreement, KeptChunks, Message, Position, Properties, StreamBounds, UnreadableRecord
 from relatum.store.coverage import TIME, CoverageRow, covered, last_position
 from relatum_consumer import Answer, Hit, MissingKey, Status, Trace
-from relatum_consumer.lookups import Catalog, Evidence, Servers, Uncovered, check_identity, first_retained, is_sure
-from relatum_consumer.lookups._proof import gaps
+from relatum_consumer.lookups.answering import first_retained, is_sure
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.proof import Evidence, Uncovered, check_identity, gaps
+from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.traces import Edge, Shared, Step, Stop, StopReason
 
 
@@ -38,7 +40,7 @@ def covers(start: int, stop: int, *keys: int, kind: str = "recorded", position: 
 def test_an_answer_is_a_sequence_of_messages_that_does_not_change() -> None:
     """Length, order, index, slice, membership and truth; without messages it is false, and says why."""
     messages = [message(offset) for offset in (5, 3, 9)]
-    answer = Answer(Status.FOUND, tuple(Hit(each, ("k",)) for each in messages), (MessageId("s", 1),))
+    answer = Answer(Status.FOUND, tuple(Hit(each, ("k",)) for each in messages), expired=(MessageId("s", 1),))
     assert len(answer) == 3
     assert list(answer) == list(answer.messages) == messages
     assert answer.ids == (("s", 5), ("s", 3), ("s", 9))
@@ -217,7 +219,7 @@ def test_a_stream_is_the_same_by_its_furthest_message(
 ) -> None:
     """What may be concluded from what a broker says of the last message that was recorded."""
     broker = Broker(agreements=agreements, patience_s=patience_s)
-    monkeypatch.setattr("relatum_consumer.lookups._stream_states.pause", lambda _: broker.asked.append("pause"))
+    monkeypatch.setattr("relatum_consumer.lookups.proof.pause", lambda _: broker.asked.append("pause"))
     of_stream = {"s": [covers(0, 5, 1, position=Position(4, 1, None))]}, {"s": StreamBounds(0, 9, is_proven=is_proven)}
     if isinstance(ends, list):
         check_identity(Catalog(broker, "/"), *of_stream, KeptChunks())

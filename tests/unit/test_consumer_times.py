@@ -15,10 +15,18 @@ from relatum.keys import moment as moment_of
 from relatum.limits import INTEGER_MAX, TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, Properties, StreamBounds
 from relatum_consumer import Answer, Status
-from relatum_consumer.lookups import Catalog, Servers, beside, window
-from relatum_consumer.lookups import _limits as limits
-from relatum_consumer.lookups._time_index import BLOCK_PAGE, BLOCKS_BESIDE, BLOCKS_BETWEEN, WIDTHS_US
-from relatum_consumer.lookups._time_search import Block, earliest, mirrored
+from relatum_consumer.lookups import answering
+from relatum_consumer.lookups.by_time import beside, window
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.servers import Servers
+from relatum_consumer.lookups.time_index import (
+    BLOCKS_BESIDE,
+    BLOCKS_BETWEEN,
+    WIDTHS_US,
+    Block,
+    earliest,
+    mirrored,
+)
 from tests.support import times as slow
 from tests.support._recording import time_blocks, width_class
 
@@ -34,7 +42,8 @@ class World:
     batch: int = 1000
     first: int = 0
     super_stream: str | None = None
-    page: int = BLOCK_PAGE
+    witness: int = 1
+    """How far the message beyond a moment is up to which blocks are given: any does."""
     blocks: dict[int, list[Block]] = field(default_factory=dict)
     reads: int = 0
     messages_read: int = 0
@@ -116,19 +125,14 @@ class World:
         return self._beside(sql, given, rows)
 
     def _beside(self, sql: Any, given: Any, rows: list[Block]) -> list[Block]:
-        t, place = given["t"], (given["u"], given["o"])
-        reaching = [block for block in rows if block.min_us <= t <= block.max_us]
+        t = given["t"]
         if sql is BLOCKS_BESIDE["after"]:
-            following = sorted(
-                (block for block in rows if block.min_us > t and (block.min_us, block.first_offset) > place),
-                key=lambda block: (block.min_us, block.first_offset),
-            )
-            return reaching + following[: self.page]
-        preceding = sorted(
-            (block for block in rows if block.max_us < t and (block.max_us, block.last_offset) < place),
-            key=lambda block: (block.max_us, block.last_offset),
-        )
-        return reaching + preceding[-self.page :]
+            beyond = sorted(block.min_us for block in rows if block.min_us > t)
+            low, high = t, [t, *beyond][: self.witness + 1][-1]
+        else:
+            beyond = sorted((block.max_us for block in rows if block.max_us < t), reverse=True)
+            low, high = [t, *beyond][: self.witness + 1][-1], t
+        return [block for block in rows if block.min_us <= high and block.max_us >= low]
 
 
 SECOND = 1_000_000
@@ -150,7 +154,7 @@ def test_look_ups_by_time_give_what_looking_at_every_message_gives(
     own: list[int | None], other: list[int | None], batch: int, data: st.DataObject
 ) -> None:
     """After, before, nearest and window, from a message and a datetime, in its own and in another stream."""
-    page = data.draw(st.sampled_from([1, 2, BLOCK_PAGE]))
+    witness = data.draw(st.sampled_from([1, 2, 16]))
     world = World({"a": own, "b": other}, batch)
     timed = [offset for offset, time in enumerate(own) if time is not None]
     at: Any = (
@@ -163,7 +167,7 @@ def test_look_ups_by_time_give_what_looking_at_every_message_gives(
         is_own = isinstance(at, Message) and stream == "a"
         places = [(t, 0, o) for o, t in enumerate(world.times[stream]) if t is not None]
         moment: slow.Moment = (time, 0 if is_own else None, at.offset if is_own else 0)
-        one = World({stream: world.times[stream]}, batch, page=page)
+        one = World({stream: world.times[stream]}, batch, witness=witness)
 
         catalog = one.catalog
         for inclusive in (False, True):
@@ -204,14 +208,14 @@ def test_going_on_through_a_super_stream_passes_every_message_once(parts: list[l
         assert seen == expected
 
 
-@given(any_times, st.integers(0, 400), st.integers(-1, 1001 * SECOND), st.sampled_from([1, BLOCK_PAGE]))
+@given(any_times, st.integers(0, 400), st.integers(-1, 1001 * SECOND), st.sampled_from([1, 16]))
 def test_what_retention_dropped_is_passed_over_and_told(
-    times: list[int | None], first: int, time: int, page: int
+    times: list[int | None], first: int, time: int, witness: int
 ) -> None:
     """The answer is exact over what is retained; where only something dropped is meant, it is `expired`."""
     # Retention never takes the last segment, so that something always stays.
     first = max(0, min(first, len(times) - 1))
-    world = World({"a": times}, first=first, page=page)
+    world = World({"a": times}, first=first, witness=witness)
     retained = [(t, 0, o) for o, t in enumerate(times) if t is not None and o >= first]
     lost = [(t, 0, o) for o, t in enumerate(times) if t is not None and o < first]
     moment: slow.Moment = (time, None, 0)
@@ -245,7 +249,7 @@ def test_few_blocks_are_read_where_times_are_in_order() -> None:
 @pytest.mark.parametrize("complete", [False, True])
 def test_a_window_reads_no_more_than_an_answer_may_have(monkeypatch: pytest.MonkeyPatch, *, complete: bool) -> None:
     """The limit holds over all partitions together, and at the message that is one too many, not behind it."""
-    monkeypatch.setattr(limits, "ANSWER_MESSAGES_MAX", 500)
+    monkeypatch.setattr(answering, "ANSWER_MESSAGES_MAX", 500)
     partitions = {f"orders-{number}": [offset * 1000 for offset in range(400)] for number in range(3)}
     world = World(partitions, super_stream="orders")
     with pytest.raises(InvalidInput, match="more than 500 messages: ask for a shorter span"):
@@ -255,7 +259,7 @@ def test_a_window_reads_no_more_than_an_answer_may_have(monkeypatch: pytest.Monk
 
 def test_a_window_counts_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read twice, since a part is recorded anew, is one message of the answer."""
-    monkeypatch.setattr(limits, "ANSWER_MESSAGES_MAX", 500)
+    monkeypatch.setattr(answering, "ANSWER_MESSAGES_MAX", 500)
     world = World({"orders": [offset * 1000 for offset in range(500)]}, batch=100)
     found = window(world.catalog, moment_of(0), "orders", 0.0, 1e6, None, complete=True)
     assert len(found) == 500

@@ -6,8 +6,8 @@ import pytest
 
 from relatum.errors import InvalidInput
 from relatum.reading import Message
-from relatum_consumer.lookups import Gathered
-from relatum_consumer.lookups import _limits as limits
+from relatum_consumer.lookups import answering
+from relatum_consumer.lookups.answering import Gathered
 
 
 def message(offset: int, size: int = 10, stream: str = "s") -> Message:
@@ -34,7 +34,7 @@ def test_with_a_limit_the_first_ones_are_kept_and_no_more() -> None:
 
 def test_too_many_bytes_are_refused_while_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a limit, large messages end the look-up before they fill the memory; small ones count their objects."""
-    monkeypatch.setattr(limits, "ANSWER_BYTES_MAX", 10_000)
+    monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", 10_000)
     for size, most in ((5_000, 2), (0, 20)):
         gathered = Gathered(lambda each: True, "ask for less")
         for number in range(most - 1):
@@ -45,7 +45,7 @@ def test_too_many_bytes_are_refused_while_they_come(monkeypatch: pytest.MonkeyPa
 
 def test_the_same_message_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is read again takes no more room."""
-    monkeypatch.setattr(limits, "ANSWER_MESSAGES_MAX", 2)
+    monkeypatch.setattr(answering, "ANSWER_MESSAGES_MAX", 2)
     gathered = Gathered(lambda each: True, "")
     for each in (message(1), message(2), message(1)):
         gathered.consider(each)

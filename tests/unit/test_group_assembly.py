@@ -11,7 +11,7 @@ from relatum_consumer.groups._assembly import Member, assemble, distinct, in_arr
 from relatum_consumer.groups._finding import Batches, Scan
 from relatum_consumer.groups._options import BATCH_MESSAGES, GROUPS_AT_ONCE, GroupOptions
 from relatum_consumer.groups._view import View
-from relatum_consumer.lookups import Servers
+from relatum_consumer.lookups.servers import Servers
 
 ID = "0" * 48
 

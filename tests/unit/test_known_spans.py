@@ -8,13 +8,15 @@ import pytest
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX
 from relatum.reading import StreamBounds
-from relatum_consumer.expectations._known import ALWAYS, Known, _apart, _both, _low, still
-from relatum_consumer.lookups import Catalog, Servers
+from relatum_consumer._known_spans import ALWAYS, Known, _apart, _both, _low, still
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.proof import Evidence
+from relatum_consumer.lookups.servers import Servers
 
 
 def of_spans(*spans: tuple[int, int]) -> Known:
     """What is known of one stream."""
-    return Known("payments", 100, spans, (), {"payments": 0}, {"payments": 9}, ())
+    return Known("payments", 100, spans, Evidence(("payments",), ends={"payments": StreamBounds(0, 8)}))
 
 
 @pytest.mark.parametrize(

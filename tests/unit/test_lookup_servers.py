@@ -9,7 +9,7 @@ import pytest
 from relatum.errors import ReadTimeout, UsedAfterClose
 from relatum.reading import StreamBounds
 from relatum.waiting import within
-from relatum_consumer.lookups import Servers
+from relatum_consumer.lookups.servers import Servers
 
 ASKING = 5
 

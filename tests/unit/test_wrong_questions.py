@@ -8,7 +8,9 @@ import pytest
 from relatum.errors import InvalidInput, InvalidKeyDefinition
 from relatum.keys import KeyDefinition
 from relatum_consumer import Expectation, Relations
-from relatum_consumer.lookups import Catalog, Servers, find
+from relatum_consumer.lookups.by_key import find
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.servers import Servers
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

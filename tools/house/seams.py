@@ -18,9 +18,8 @@ CORES: Final = (
     "relatum.contexts._order",
     "relatum.contexts._partition_log",
     "relatum.contexts._move_steps",
-    "relatum_consumer.expectations._known",
+    "relatum_consumer._known_spans",
     "relatum_consumer.groups._assembly",
-    "relatum_consumer.lookups._proof",
 )
 """Pure code that tests may know by its module: wire, keys, read plan, publication, moves, order, groups' assembly,
 the collector's core, and what an answer's proof and an expectation's spans amount to."""

@@ -13,7 +13,8 @@ from relatum.reading import Message
 from relatum.store.database import sql
 from relatum.store.members import RENEWED
 from relatum_consumer.groups._group import Group
-from relatum_consumer.lookups import Rest, Servers
+from relatum_consumer.lookups.servers import Servers
+from relatum_consumer.lookups.waiting import Rest
 
 NEVER_ACKNOWLEDGED: Final = "never_acknowledged"
 """Why a group is given up that was given as often as its consumer allows."""

@@ -14,7 +14,11 @@ from relatum.store.database import sql
 from relatum_consumer.groups._assembly import GroupOrder, Member
 from relatum_consumer.groups._finding import Beginning
 from relatum_consumer.groups._options import SharedOptions, check_name
-from relatum_consumer.lookups import Catalog, Servers, UnreadableStream, all_ends, time_us_of
+from relatum_consumer.lookups.answer import UnreadableStream
+from relatum_consumer.lookups.arguments import time_us_of
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.proof import all_ends
+from relatum_consumer.lookups.servers import Servers
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,17 +26,10 @@ from relatum_consumer.groups._options import (
 )
 from relatum_consumer.groups._reading import deliver
 from relatum_consumer.groups._view import View, look, say_left_out
-from relatum_consumer.lookups import (
-    POLL_S_MAX,
-    POLL_S_MIN,
-    Catalog,
-    PresentStream,
-    Rest,
-    coverage_by_stream,
-    ends_of,
-    replaced,
-    time_us_of,
-)
+from relatum_consumer.lookups.arguments import time_us_of
+from relatum_consumer.lookups.catalog import Catalog, PresentStream, replaced
+from relatum_consumer.lookups.proof import coverage_by_stream, ends_of
+from relatum_consumer.lookups.waiting import POLL_S_MAX, POLL_S_MIN, Rest
 
 
 class Candidate(NamedTuple):

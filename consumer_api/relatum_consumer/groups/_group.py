@@ -8,7 +8,7 @@ from typing import overload
 from relatum.ids import MessageId
 from relatum.membership import GroupPosition, GroupStatus, group_status, membership
 from relatum.reading import Message
-from relatum_consumer.lookups import Uncovered
+from relatum_consumer.lookups.proof import Uncovered
 
 
 @dataclass(frozen=True, slots=True, eq=False)

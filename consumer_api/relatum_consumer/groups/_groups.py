@@ -22,7 +22,11 @@ from relatum_consumer.groups._options import (
     consumer_of,
 )
 from relatum_consumer.groups._shared_groups import SharedGroups
-from relatum_consumer.lookups import Answer, Catalog, Names, Rest, look_up, names_of, rested
+from relatum_consumer.lookups.answer import Answer
+from relatum_consumer.lookups.arguments import Names, names_of
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.telemetry import look_up
+from relatum_consumer.lookups.waiting import Rest, rested
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

@@ -31,14 +31,10 @@ from relatum_consumer.groups._options import SharedOptions
 from relatum_consumer.groups._reading import Reading, all_of, conflict, floor_of, read_group
 from relatum_consumer.groups._scanning import Scanner
 from relatum_consumer.groups._view import group_key
-from relatum_consumer.lookups import (
-    POLL_S_MIN,
-    Catalog,
-    Rest,
-    Servers,
-    ends_of,
-    evidence,
-)
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.proof import ends_of, evidence
+from relatum_consumer.lookups.servers import Servers
+from relatum_consumer.lookups.waiting import POLL_S_MIN, Rest
 
 logger = logging.getLogger("relatum.groups")
 

@@ -37,22 +37,13 @@ from relatum_consumer.groups._reading import (
     without_copies,
 )
 from relatum_consumer.groups._view import View, group_key, look, member_of
-from relatum_consumer.lookups import (
-    ANSWER_MESSAGES_MAX,
-    Answer,
-    Catalog,
-    Evidence,
-    Names,
-    PresentStream,
-    Question,
-    Servers,
-    Wanted,
-    again_if_replaced,
-    all_ends,
-    answer,
-    evidence,
-    names_of,
-)
+from relatum_consumer.lookups.answer import Answer
+from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, again_if_replaced
+from relatum_consumer.lookups.arguments import Names, names_of
+from relatum_consumer.lookups.by_key import Question, answer
+from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted
+from relatum_consumer.lookups.proof import Evidence, all_ends, evidence
+from relatum_consumer.lookups.servers import Servers
 
 _Names = tuple[str, ...] | None
 _Report = TypeVar("_Report", bound=GroupReport)

@@ -15,7 +15,9 @@ from relatum.recording import Extractor
 from relatum_consumer.groups._assembly import Assembled, Row, assemble
 from relatum_consumer.groups._group import Group, sequence_of
 from relatum_consumer.groups._options import BATCH_MESSAGES, READ_RETRIES, GroupOptions
-from relatum_consumer.lookups import Servers, first_retained, replaced
+from relatum_consumer.lookups.answering import first_retained
+from relatum_consumer.lookups.catalog import replaced
+from relatum_consumer.lookups.servers import Servers
 
 _RECORDED: Final = Extractor([GROUP_KEY])
 
@@ -160,7 +162,7 @@ class Reading:
             try:
                 if self._messages is None:
                     ids = (row[3:5] for row in islice(self._members, self._at, None))
-                    self._messages = self._servers.read_many(ids, BATCH_MESSAGES)
+                    self._messages = self._servers.read_many(ids, window=BATCH_MESSAGES)
                 results = list(islice(self._messages, count))
             except Transient:
                 self.close()

@@ -11,7 +11,8 @@ from relatum_consumer.groups._assembly import Assembled, Member, assemble, in_ar
 from relatum_consumer.groups._consumer import SharedConsumer, scanned_of
 from relatum_consumer.groups._finding import rows_between
 from relatum_consumer.groups._view import View, group_key
-from relatum_consumer.lookups import Catalog, PresentStream, coverage_by_stream
+from relatum_consumer.lookups.catalog import Catalog, PresentStream
+from relatum_consumer.lookups.proof import coverage_by_stream
 
 WINDOW_OFFSETS_MIN: Final = 1_000
 """Offsets of the smallest window: where each message is one of a group of its own, a thousand groups are looked at."""

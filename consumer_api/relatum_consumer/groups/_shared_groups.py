@@ -22,7 +22,8 @@ from relatum_consumer.groups._consumer import SharedGroupsStatistics
 from relatum_consumer.groups._group import Group
 from relatum_consumer.groups._member import SharedReading
 from relatum_consumer.groups._options import SharedOptions
-from relatum_consumer.lookups import Catalog, Rest
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.waiting import Rest
 
 logger = logging.getLogger("relatum.groups")
 

@@ -19,7 +19,10 @@ from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.groups._assembly import Member, Row, by_group, distinct
 from relatum_consumer.groups._options import UNRECORDED_MEMBERS_MAX
-from relatum_consumer.lookups import Catalog, PresentStream, Servers, Uncovered, UnreadableStream, evidence
+from relatum_consumer.lookups.answer import UnreadableStream
+from relatum_consumer.lookups.catalog import Catalog, PresentStream
+from relatum_consumer.lookups.proof import Uncovered, evidence
+from relatum_consumer.lookups.servers import Servers
 
 GROUP_ID_LENGTH: Final = 2 * GROUP_ID_BYTES
 """Characters of a group's id."""

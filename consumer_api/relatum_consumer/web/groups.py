@@ -12,7 +12,7 @@ from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, membership
 from relatum.waiting import within
 from relatum_consumer import GroupConsumerStatus
 from relatum_consumer.groups import GroupReport
-from relatum_consumer.lookups import Uncovered
+from relatum_consumer.lookups.proof import Uncovered
 from relatum_consumer.web.cursors import cursor_of, page_of_list, read_cursor
 from relatum_consumer.web.endpoint import endpoint, words_of
 from relatum_consumer.web.messages import MessageRow, message_row

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from relatum.errors import InvalidInput
 from relatum.reading import Message
 from relatum_consumer import Answer, Status
-from relatum_consumer.lookups import TimeSpan
+from relatum_consumer.lookups.values import TimeSpan
 from relatum_consumer.web.cursors import cursor_of, read_cursor
 from relatum_consumer.web.endpoint import Known, endpoint
 from relatum_consumer.web.live import latest

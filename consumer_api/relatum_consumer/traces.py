@@ -2,23 +2,22 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Final
 
+from relatum.documents import document, field_names
 from relatum.ids import MessageId
 from relatum.reading import Message
-from relatum_consumer.lookups import MissingKey, NewKey, Status, Uncovered, UnreadableStream, remedy, to_be_recorded
+from relatum_consumer.lookups.answer import Covered, Status
+from relatum_consumer.lookups.proof import Uncovered
 
 _LABEL_MAX: Final = 60
 """Characters of a value in a graph; the rest is cut."""
 
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 """What a graph shows of a character that cannot be printed."""
-
-_BY_MESSAGE: Final = ("messages", "hops")
-"""Fields of a trace that its document shows message by message."""
 
 _SEVERITY: Final = (
     Status.UNPROVEN,
@@ -106,8 +105,12 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Covered):
     """The messages connected with a start. It does not change.
+
+    What it covers, and what could not be in it, are the attributes of `Covered`; `new_keys` are there whatever the
+    status: by these keys there may be more, by all others the steps say how sure it is. A new key that was asked for
+    by name, or that the trace begins with, makes it `NOT_RECORDED_YET`. With `complete` there are none.
 
     Attributes:
         messages: All of them, the start among them, by time, stream and offset; each was read and checked.
@@ -117,19 +120,8 @@ class Trace:
         shared: Values that messages share, in the order of their first messages.
         stopped: What bounds left out; empty where nothing was.
         steps: What each hop asked, and how sure it is.
-        expired: Where messages lay that were met and that retention has dropped since.
-        deleted: Where messages lay that were met and whose streams were deleted since.
-        unread: Where messages lie that were met and that could not be read, without a proof that they are gone.
-        streams: The streams over which it holds, in order.
-        unreadable_streams: Recorded streams that cannot be used: see `Answer`.
         uncovered: Offsets that are retained and are not recorded for all the keys, by stream: among them there may be
             more, by whatever hop. None where they lack `new_keys` alone, and with `complete`, which reads them.
-        unrecorded_streams: With `NOT_RECORDED_YET`, those of the streams that nobody records now.
-        new_keys: The keys followed that are newer than what is recorded, with the streams of which older messages were
-            not looked at for them: by these keys there may be more, by all others the steps say how sure it is. One
-            that was asked for by name, or that the trace begins with, makes it `NOT_RECORDED_YET`. None with
-            `complete`.
-        missing_keys: If the start has none of the keys: each of them, with the reason. Nothing was looked for then.
     """
 
     messages: tuple[Message, ...]
@@ -138,15 +130,7 @@ class Trace:
     shared: tuple[Shared, ...] = ()
     stopped: tuple[Stop, ...] = ()
     steps: tuple[Step, ...] = ()
-    expired: tuple[MessageId, ...] = field(default=(), kw_only=True)
-    unread: tuple[MessageId, ...] = field(default=(), kw_only=True)
-    streams: tuple[str, ...] = field(default=(), kw_only=True)
-    unreadable_streams: tuple[UnreadableStream, ...] = field(default=(), kw_only=True)
     uncovered: tuple[Uncovered, ...] = field(default=(), kw_only=True)
-    unrecorded_streams: tuple[str, ...] = field(default=(), kw_only=True)
-    new_keys: tuple[NewKey, ...] = field(default=(), kw_only=True)
-    missing_keys: tuple[MissingKey, ...] = field(default=(), kw_only=True)
-    deleted: tuple[MessageId, ...] = field(default=(), kw_only=True)
 
     @property
     def status(self) -> Status:
@@ -162,7 +146,7 @@ class Trace:
     @property
     def explanation(self) -> str:
         """What to do about what no recorder will record, or about what is gone, in words; else empty."""
-        return to_be_recorded(self.unrecorded_streams, self.new_keys) or remedy(self.status, self.deleted)
+        return self._cure(self.status)
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -223,15 +207,10 @@ class Trace:
     def to_document(self) -> dict[str, Any]:
         """The same as values for JSON."""
         messages = [
-            {
-                "stream": message.stream,
-                "offset": message.offset,
-                "time": None if message.time is None else message.time.isoformat(),
-                "hop": self.hops[message.id],
-            }
-            for message in self.messages
+            {**message.id._asdict(), "time": document(message.time), "hop": self.hops[message.id]} for message in self
         ]
-        rest = {each.name: _plain(getattr(self, each.name)) for each in fields(self) if each.name not in _BY_MESSAGE}
+        names = [name for name in field_names(Trace) if name not in ("messages", "hops")]
+        rest = {name: document(getattr(self, name)) for name in names}
         return {"status": str(self.status), "messages": messages} | rest
 
 
@@ -240,18 +219,6 @@ def _ends(pairs: Any) -> dict[MessageId, dict[MessageId, None]]:
     for one, other in pairs:
         found.setdefault(one, {})[other] = None
     return found
-
-
-def _plain(value: Any) -> Any:
-    """A part of a trace in types that JSON has: named fields as an object."""
-    if isinstance(value, StrEnum):
-        return str(value)
-    if is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, tuple):
-        named: Mapping[str, Any] | None = value._asdict() if hasattr(value, "_asdict") else None
-        return list(map(_plain, value)) if named is None else {name: _plain(each) for name, each in named.items()}
-    return value
 
 
 def _label(*lines: str) -> str:

@@ -26,10 +26,10 @@ class Status(StrEnum):
     DELETED = "deleted"
     """There was at least one, and its stream was deleted. Where retention has dropped another one, it is `EXPIRED`."""
     UNPROVEN = "unproven"
-    """What was found is there, and whether there is more nobody can prove from here: a stream's leader cannot be
+    """What was found is there, and nobody can prove from here whether there is more: a stream's leader cannot be
     reached, messages could not be unpacked, the index names some that could not be read, or one of the streams
-    cannot be used (`unreadable_streams`). Mostly there is no
-    message; with `complete=True`, and where `unread` names some, there may be."""
+    cannot be used (`unreadable_streams`). Mostly there is no message; with `complete=True`, and where `unread` names
+    some, there may be."""
 
     @property
     def words(self) -> str:
@@ -92,50 +92,72 @@ NAMED_MAX: Final = 5
 """Keys or streams named in an explanation; it counts the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer(Sequence[Message]):
-    """The messages a look-up found, in the order asked for, and its status. It does not change.
-
-    It is a sequence of messages: `len(answer)`, `answer[0]`, `for message in answer`; true where there is one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covered:
+    """What an answer or a trace covers, and what could not be in it.
 
     Attributes:
-        status: Found, absent, not recorded yet, expired, deleted, or unproven.
-        hits: The messages with the keys they share.
-        expired: Where messages lay that were recorded as sought and that retention has dropped since, as far as the
-            look-up met them.
-        deleted: Where messages lay that were recorded as sought and whose streams were deleted since.
-        streams: The names of the streams that the answer holds over, in order; a super stream's partitions, not itself.
-            With `FOUND` they are the recorded ones, as they were known within the last second: of others nothing is
-            said. There is at least one.
-        unread: Where messages lie that the index names and that could not be read, without a proof that they are gone.
+        streams: The names of the streams it holds over, in order; a super stream's partitions, not itself. Of others
+            nothing is said. An answer that is found names the recorded ones, as known within the last second.
+        expired: Where messages were that were recorded as sought and that retention has dropped since, as far as the
+            lookup met them.
+        deleted: Where messages were that were recorded as sought and whose streams were deleted since.
+        unread: Where messages are that the index names and that could not be read, without a proof that they are gone.
         unreadable_streams: If you named no stream, those recorded ones that you may not read, that are another
-            broker's, or that are not what was recorded. The answer does not hold over them, and is unproven where
-            one of them could change it.
-        self_ids: Places of the message you asked about, if a client gave it to you without its place. They are not
-            among the hits.
-        missing_keys: If your message has none of the keys asked by: each of them, with the reason. Nothing was looked
-            for then, and `ABSENT` says only that no message can share what is not there.
+            broker's, or that are not what was recorded. Nothing holds over them, and the status is unproven where one
+            of them could change it.
         unrecorded_streams: With `NOT_RECORDED_YET`, the streams of which a part is not recorded and that nobody
             records now: asking later does not help. Of other streams, a recorder is behind.
         new_keys: With `NOT_RECORDED_YET`, the keys asked by that are newer than what is recorded, with the streams of
             which older messages were not looked at for them: `relatum backfill` does that, and no recorder.
+        missing_keys: If your message has none of the keys asked by: each of them, with the reason. Nothing was looked
+            for then, and `ABSENT` says only that no message can share what is not there.
+    """
+
+    streams: tuple[str, ...] = ()
+    expired: tuple[MessageId, ...] = ()
+    deleted: tuple[MessageId, ...] = ()
+    unread: tuple[MessageId, ...] = ()
+    unreadable_streams: tuple[UnreadableStream, ...] = ()
+    unrecorded_streams: tuple[str, ...] = ()
+    new_keys: tuple[NewKey, ...] = ()
+    missing_keys: tuple[MissingKey, ...] = ()
+
+    def _cure(self, status: Status) -> str:
+        """What to do about what is not recorded or gone, in words; else empty."""
+        if self.unrecorded_streams or self.new_keys:
+            return to_be_recorded(self.unrecorded_streams, self.new_keys)
+        if status is Status.EXPIRED:
+            return "a longer retention of the stream (max-age, max-length-bytes) keeps the next one"
+        if status is not Status.DELETED:
+            return ""
+        streams = list(dict.fromkeys(where.stream for where in self.deleted))
+        names = _some([repr(stream) for stream in streams])
+        forget = f"relatum forget {' '.join(streams[:NAMED_MAX])}"
+        return f"the broker has no {names} any more: {forget} removes what was recorded of it"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Covered, Sequence[Message]):
+    """The messages a lookup found, in the order asked for, and its status. It does not change.
+
+    It is a sequence of messages: `len(answer)`, `answer[0]`, `for message in answer`; true where there is one. What it
+    covers, and what could not be in it, are the attributes of `Covered`.
+
+    Attributes:
+        status: Found, absent, not recorded yet, expired, deleted, or unproven.
+        hits: The messages with the keys they share.
+        self_ids: Places of the message you asked about, if a client gave it to you without its place. They are not
+            among the hits.
     """
 
     status: Status
     hits: tuple[Hit, ...] = ()
-    expired: tuple[MessageId, ...] = ()
-    streams: tuple[str, ...] = field(default=(), kw_only=True)
-    unread: tuple[MessageId, ...] = field(default=(), kw_only=True)
-    unreadable_streams: tuple[UnreadableStream, ...] = field(default=(), kw_only=True)
     self_ids: tuple[MessageId, ...] = field(default=(), kw_only=True)
-    missing_keys: tuple[MissingKey, ...] = field(default=(), kw_only=True)
-    unrecorded_streams: tuple[str, ...] = field(default=(), kw_only=True)
-    new_keys: tuple[NewKey, ...] = field(default=(), kw_only=True)
-    deleted: tuple[MessageId, ...] = field(default=(), kw_only=True)
 
     @property
     def words(self) -> str:
-        """What the status says, for a person; with `explanation` where keys are lacking or new."""
+        """What the status says, for a person; with `explanation` where keys are missing or new."""
         if self.missing_keys or self.new_keys:
             return f"{self.status.words.partition(':')[0]}: {self.explanation}"
         return self.status.words
@@ -146,7 +168,7 @@ class Answer(Sequence[Message]):
         if self.missing_keys:
             keys = _some([f"{key} ({reason})" for key, reason in self.missing_keys])
             return f"this message has no value of {keys}: nothing was looked for"
-        return to_be_recorded(self.unrecorded_streams, self.new_keys) or remedy(self.status, self.deleted)
+        return self._cure(self.status)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -181,18 +203,6 @@ class Answer(Sequence[Message]):
     def __repr__(self) -> str:
         why = f"; {self.explanation}" if self.explanation else ""
         return f"<Answer {self.status}: {len(self.hits)} messages of {len(self.streams)} streams{why}>"
-
-
-def remedy(status: Status, deleted: Sequence[MessageId]) -> str:
-    """What to do where retention has dropped what was sought, or where its streams were deleted; empty for the rest."""
-    if status is Status.EXPIRED:
-        return "a longer retention of the stream (max-age, max-length-bytes) keeps the next one"
-    if status is not Status.DELETED:
-        return ""
-    streams = list(dict.fromkeys(where.stream for where in deleted))
-    names = _some([repr(stream) for stream in streams])
-    forget = f"relatum forget {' '.join(streams[:NAMED_MAX])}"
-    return f"the broker has no {names} any more: {forget} removes what was recorded of it"
 
 
 def to_be_recorded(unrecorded_streams: Sequence[str], new_keys: Sequence[NewKey]) -> str:

@@ -3,15 +3,16 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from relatum.checks import checked_count, checked_name
 from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, timestamp_us
-from relatum_consumer.lookups._probe import Order
 
 Names: TypeAlias = str | Sequence[str] | None
 """One name, several, or None."""
+
+Order: TypeAlias = Literal["oldest", "newest", "offset"]
 
 
 def names_of(argument: str, names: Names) -> tuple[str, ...] | None:

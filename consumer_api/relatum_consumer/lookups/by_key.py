@@ -3,36 +3,43 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 
 from relatum.ids import MessageId
-from relatum.limits import INTEGER_MAX
+from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import Message
 from relatum.store.coverage import TIME
-from relatum_consumer.consumed import Consumed, InHand, in_hand
-from relatum_consumer.lookups._answer import Answer, Hit, MissingKey, Status
-from relatum_consumer.lookups._answering import Found, Gathered, answered, check_count
-from relatum_consumer.lookups._arguments import Names, check_limit, is_in_span, names_of, span_of
-from relatum_consumer.lookups._catalog import Catalog, Wanted, named
-from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX
-from relatum_consumer.lookups._probe import FEW_STREAMS, Order, probe_statement
-from relatum_consumer.lookups._proof import Evidence
-from relatum_consumer.lookups._verified import Lost, Row, verified
+from relatum.store.database import sql
+from relatum_consumer.lookups.answer import Answer, Hit, MissingKey, Status
+from relatum_consumer.lookups.answering import (
+    ANSWER_MESSAGES_MAX,
+    Found,
+    Gathered,
+    Lost,
+    Row,
+    answered,
+    check_count,
+    verified,
+)
+from relatum_consumer.lookups.arguments import Names, Order, check_limit, is_in_span, names_of, span_of
+from relatum_consumer.lookups.catalog import Catalog, Wanted, named, streams_meant
+from relatum_consumer.lookups.consumed import Consumed, in_hand
+from relatum_consumer.lookups.proof import Evidence
 
 _Item = TypeVar("_Item")
 
-_ADVICE: Final = "ask with limit=, or for a span of time (since=, until=)"
+_ADVICE: Final = "ask with limit=, or for a shorter span of time (since=, until=)"
 
 
 class Itself:
     """Where the message in hand lies itself: in one place, or wherever a copy of it is met while messages are read."""
 
-    def __init__(self, held: InHand | None = None) -> None:
-        self._is_copy = None if held is None else held.is_copy
-        self.ids: set[MessageId] = set() if held is None or held.id is None else {held.id}
+    def __init__(self, where: MessageId | None = None, is_copy: Callable[[Message], bool] | None = None) -> None:
+        self._is_copy = is_copy
+        self.ids: set[MessageId] = set() if where is None else {where}
 
     @property
     def first(self) -> MessageId | None:
@@ -92,6 +99,14 @@ class Question:
             return False
         return is_in_span(message.time_us, self.since, self.until)
 
+    def hit(self, row: Row | None, message: Message) -> Hit | None:
+        """The message with the keys that it shares; None where it does not carry what its row says."""
+        found = [each for each in self.wanted if each.is_of(message)]
+        if row is not None and not row.carries.issubset(each.key_id for each in found):
+            return None
+        # A message may share several values of one key.
+        return Hit(message, tuple(dict.fromkeys(each.definition.name for each in found)))
+
     def rank(self, stream: str, offset: int, time_us: int | None) -> tuple[Any, ...]:
         """Where a message stands in the order; one without a time counts as later than all."""
         if self.order == "offset":
@@ -136,7 +151,7 @@ def question_of(
     names, keys = names_of("to", to), names_of("by", by)
     check_limit(limit, order)
     wanted, missing_keys = catalog.values_of(held.message, keys)
-    return Question(wanted, names, order, limit, itself=Itself(held), missing_keys=missing_keys)
+    return Question(wanted, names, order, limit, itself=Itself(held.id, held.is_copy), missing_keys=missing_keys)
 
 
 def find(
@@ -194,14 +209,11 @@ def _with(question: Question, hits: Iterable[Hit], scanned: Iterable[Message]) -
     """Hits of the index and messages read from the rest, together in order, each once."""
     by_id = {hit.id: hit for hit in hits}
     for message in scanned:
-        by_id.setdefault(message.id, Hit(message, _keys_of(question.wanted, message)))
+        if message.id not in by_id and (hit := question.hit(None, message)):
+            by_id[message.id] = hit
     return tuple(
         question.sort(by_id.values(), lambda hit: (hit.message.stream, hit.message.offset, hit.message.time_us))
     )
-
-
-def _keys_of(wanted: Sequence[Wanted], message: Message) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(each.definition.name for each in wanted if each.is_of(message)))
 
 
 # --- the index --------------------------------------------------------------------------------------------
@@ -219,7 +231,7 @@ def probe(catalog: Catalog, question: Question) -> Found:
         probed = catalog.servers.rows(*_probe(catalog, question, lost.floors))
         rows = _merged(question, probed)
         question.being_read[:] = [row.id for row in rows]
-        read = verified(catalog, question.wanted, rows, lost, is_named=question.names is not None)
+        read = verified(catalog, rows, question.hit, lost, is_named=question.names is not None)
         question.being_read.clear()
         hits = tuple(hit for hit in read if not question.itself.holds(hit.message))
         is_whole = len(question.itself.ids) + len(lost) == known
@@ -243,7 +255,7 @@ def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> t
         names=None if names is None else len(names),
         bounded=question.is_bounded,
         floored=bool(floors),
-        many=len(catalog.known(names)) > FEW_STREAMS,
+        many=len(catalog.recorded(names)) > FEW_STREAMS,
     )
     return statement, parameters
 
@@ -254,7 +266,84 @@ def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int
     for stream, offset, time_us, key_id in probed:
         where = MessageId(stream, offset)
         if where not in question.itself.ids:
-            rows.setdefault(where, Row(where, time_us)).key_ids.add(key_id)
+            rows.setdefault(where, Row(where, time_us)).carries.add(key_id)
     if len(rows) == 1:
         return list(rows.values())
     return question.sort(rows.values(), lambda row: (row.id.stream, row.id.offset, row.time_us))
+
+
+FEW_STREAMS: Final = 4
+"""Streams up to which each is asked for a value, in each part of the table; of more, those are found that have it."""
+
+SPAN: Final = (f"coalesce(:since::bigint, {INTEGER_MIN + 1})", f"coalesce(:until::bigint, {INTEGER_MAX})")
+"""A bound that is not given is the end of the range, so that one text with an index range serves both."""
+
+
+@lru_cache(maxsize=512)
+def probe_statement(
+    order: Order, *, keys: int, names: int | None, bounded: bool, floored: bool, many: bool = False
+) -> sa.TextClause:
+    """Rows of key values in streams: stream, offset, time, key id; at most `limit` for each key and stream.
+
+    One probe of each part's index for each key and stream, which stops at the limit: a value that a million messages
+    share costs no more than any other. Ordering by offset must sort what one value has in a stream.
+
+    The text depends on how many keys and names there are: with arrays the probe takes half as long again.
+
+    Args:
+        order: In which order rows are taken up to the limit.
+        keys: How many pairs of `key_id_…` and `value_…` are sought.
+        names: How many streams and super streams `name_…` are meant, else (None) every recorded one.
+        bounded: Only times from `since` to before `until`; either may be NULL.
+        floored: Only offsets from `floors` on, one for each of `floor_names`.
+        many: Find first which streams have the value. It answers the same.
+    """
+    key_id, value, wanted = ":key_id_0::smallint", ":value_0::text", ""
+    if keys > 1:
+        pairs = ", ".join(f"(:key_id_{n}::smallint, :value_{n}::text)" for n in range(keys))
+        key_id, value, wanted = "wanted.key_id", "wanted.value", f"(VALUES {pairs}) AS wanted (key_id, value)"
+    floors = "LEFT JOIN unnest(:floor_names::text[], :floors::bigint[]) AS floors (name, floor) USING (name)"
+    found = rows_of(
+        order,
+        (key_id, value, "meant.stream_id"),
+        span=SPAN if bounded else ("NULL", "NULL"),
+        floor="coalesce(floors.floor, 0)" if floored else "0",
+    )
+    is_lying = f"({key_id}, {value}, meant.stream_id) IN (SELECT * FROM lying WHERE stream_id IS NOT NULL)"
+    return sql(
+        f"""
+        WITH RECURSIVE meant AS (
+          SELECT s.stream_id, s.name
+          FROM relatum.streams s
+          WHERE {streams_meant(names)}
+        ){f", {lying_in(key_id, value, wanted)}" if many else ""}
+        SELECT meant.name, found.stream_offset, found.time_us, {key_id} AS key_id
+        FROM meant
+        {f"CROSS JOIN {wanted}" if wanted else ""}
+        {floors if floored else ""}
+        CROSS JOIN LATERAL {found} AS found /* of relatum.relationships */
+        {f"WHERE {is_lying}" if many else ""}
+        """
+    )
+
+
+def rows_of(
+    order: Order, place: tuple[str, str, str], *, span: tuple[str, str], floor: str = "0", limit: str = ":limit::bigint"
+) -> str:
+    """SQL: rows of a key's value in a stream, from an offset on, and in a span of time if it is not NULL."""
+    return f"relatum.rows_of({', '.join((*place, floor, *span, limit))}, '{order}')"
+
+
+def lying_in(key_id: str, value: str, wanted: str) -> str:
+    """SQL: the table `lying` of the streams that have rows of values, in order, then NULL; two probes a part for each.
+
+    `wanted`: The table that key id and value are columns of; empty where they are parameters.
+    """
+    return f"""lying (key_id, value, stream_id) AS (
+          SELECT {key_id}, {value}, relatum.stream_of({key_id}, {value}, 0)
+          {f"FROM {wanted}" if wanted else ""}
+          UNION ALL
+          SELECT key_id, value, relatum.stream_of(key_id, value, stream_id)
+          FROM lying
+          WHERE stream_id IS NOT NULL
+        )"""

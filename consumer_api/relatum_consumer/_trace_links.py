@@ -7,7 +7,7 @@ from typing import TypeAlias
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition, bases_of
 from relatum.reading import Message
-from relatum_consumer.traces._trace import Edge, Shared
+from relatum_consumer.traces import Edge, Shared
 
 Value: TypeAlias = tuple[int, str]
 """A key's number, and a value in canonical form."""

@@ -6,19 +6,34 @@ A stream that is not the one that was recorded is met here, and messages are gat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
-from relatum.errors import AccessRefused, InvalidInput, NotFound, StreamReplaced, Transient
+from relatum.errors import (
+    AccessRefused,
+    InvalidInput,
+    NotAStream,
+    NotFound,
+    OffsetExpired,
+    OffsetNotFound,
+    RelatumError,
+    StreamNotFound,
+    StreamReplaced,
+    StreamUnavailable,
+    Transient,
+)
 from relatum.ids import MessageId
-from relatum.limits import MESSAGE_BYTES
-from relatum.reading import Message, StreamBounds
+from relatum.limits import INTEGER_MAX, MESSAGE_BYTES
+from relatum.reading import KeptChunks, Message, StreamBounds
 from relatum.store.coverage import last_position
-from relatum_consumer.lookups import _limits as limits
-from relatum_consumer.lookups._answer import Answer, Hit, Status, UnreadableStream
-from relatum_consumer.lookups._catalog import Catalog
-from relatum_consumer.lookups._proof import Evidence, evidence_together
-from relatum_consumer.lookups._stream_states import coverage_by_stream
-from relatum_consumer.lookups._verified import Lost
+from relatum_consumer.lookups.answer import Answer, Hit, Status, UnreadableStream
+from relatum_consumer.lookups.catalog import Catalog, replaced
+from relatum_consumer.lookups.proof import Evidence, coverage_by_stream, evidence_together
+
+ANSWER_MESSAGES_MAX: Final = 100_000
+"""Messages of one answer, which is held in memory. What has more is asked for with `limit=`, or a span of time."""
+
+ANSWER_BYTES_MAX: Final = 1 << 30
+"""Bytes of the messages of one answer that was asked for without `limit=`; each counts `MESSAGE_BYTES` more."""
 
 _Result = TypeVar("_Result")
 
@@ -115,14 +130,137 @@ class Gathered:
     def check(self, more: int) -> None:
         """See that so many messages more are not too many."""
         check_count(len(self._messages) + more, self._advice)
-        if self._bytes > limits.ANSWER_BYTES_MAX:
-            raise InvalidInput(f"messages of more than {limits.ANSWER_BYTES_MAX >> 20} MiB: {self._advice}")
+        if self._bytes > ANSWER_BYTES_MAX:
+            raise InvalidInput(f"messages of more than {ANSWER_BYTES_MAX >> 20} MiB: {self._advice}")
 
 
 def check_count(messages: int, advice: str) -> None:
     """Refuse an answer that is too large as soon as that shows, before more of it is read."""
-    if messages > limits.ANSWER_MESSAGES_MAX:
-        raise InvalidInput(f"more than {limits.ANSWER_MESSAGES_MAX} messages: {advice}")
+    if messages > ANSWER_MESSAGES_MAX:
+        raise InvalidInput(f"more than {ANSWER_MESSAGES_MAX} messages: {advice}")
+
+
+@dataclass(slots=True)
+class Row:
+    """Where the table says a message is, and what it says the message carries: ids of keys, or values with them."""
+
+    id: MessageId
+    time_us: int | None
+    carries: set[Any] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Lost:
+    """What became of messages that the index names and that are not there.
+
+    Attributes:
+        floors: The first offset retained, by stream, where it mattered; `INTEGER_MAX` where nothing is to be asked for.
+        expired: Where messages lay that retention surely took.
+        deleted: Where messages lay whose streams are surely gone.
+        unread: Where messages lie that could not be read and are not surely gone.
+        is_sure: Whether retention surely took a message that was sought, its id known or not.
+    """
+
+    floors: dict[str, int] = field(default_factory=dict)
+    expired: dict[MessageId, None] = field(default_factory=dict)
+    deleted: dict[MessageId, None] = field(default_factory=dict)
+    unread: dict[MessageId, None] = field(default_factory=dict)
+    is_sure: bool = False
+
+    def __len__(self) -> int:
+        return len(self.expired) + len(self.deleted) + len(self.unread)
+
+    def __contains__(self, where: MessageId) -> bool:
+        return where in self.expired or where in self.deleted or where in self.unread
+
+    def take(self, where: MessageId, first: int, *, is_sure: bool) -> None:
+        """Note a message that is not there, and the first offset retained: surely, or as this node knows it."""
+        self.floors[where.stream] = first
+        if is_sure and first == INTEGER_MAX:
+            self.deleted[where] = None
+        elif is_sure:
+            self.expired[where] = None
+            self.is_sure = True
+        else:
+            self.unread[where] = None
+
+
+def verified(
+    catalog: Catalog,
+    rows: Sequence[Row],
+    carried: Callable[[Row, Message], _Result | None],
+    lost: Lost,
+    *,
+    is_named: bool,
+    kept: KeptChunks | None = None,
+) -> list[_Result]:
+    """The messages of rows, each read and checked, as what `carried` makes of them: None of one that is another.
+
+    Those that are gone, or are others than their rows say, are noted in `lost`.
+
+    Raises:
+        StreamReplaced: one is another, and was not recorded over AMQP 0.9.1: that showed some values otherwise (a
+            number of 42.7 as 42).
+    """
+    found: list[_Result] = []
+    for row, message in zip(rows, catalog.servers.read([row.id for row in rows], kept) if rows else (), strict=True):
+        if isinstance(message, Message):
+            # A row that was recorded over AMQP 0.9.1 may lack the time; what both have must agree.
+            is_other = row.time_us is not None and message.time_us is not None and row.time_us != message.time_us
+            result = None if is_other else carried(row, message)
+            if result is not None:
+                found.append(result)
+            elif _was_recorded_over_amqp(catalog, row.id):
+                # As if retention had taken it, for all that is known: what is asked for again comes behind it.
+                lost.take(row.id, row.id.offset + 1, is_sure=False)
+            else:
+                raise replaced(*row.id)
+        elif isinstance(message, AccessRefused) and not is_named:
+            # All of a stream that was not asked for is unread: nothing of it is asked for again.
+            lost.take(row.id, INTEGER_MAX, is_sure=False)
+        else:
+            first = first_retained(row.id, message, is_named=is_named)
+            lost.take(row.id, first, is_sure=is_sure(message))
+    return found
+
+
+def _was_recorded_over_amqp(catalog: Catalog, where: MessageId) -> bool:
+    """Whether release 0.4 or an earlier one recorded a message."""
+    ranges = coverage_by_stream(catalog.servers, catalog.streams([where.stream]))
+    rows = (row for of_stream in ranges.values() for row in of_stream)
+    return any(row.over_amqp and row.from_offset <= where.offset < row.to_offset for row in rows)
+
+
+def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> int:
+    """The first offset the stream retains, after a row's message was not there; see `is_sure`.
+
+    Raises:
+        StreamReplaced: it is not retention that took it, and the leader says so.
+        StreamNotFound, NotAStream: the stream was deleted, and was asked for by name.
+        AccessRefused: this user may not read the stream.
+        Transient: nothing can be known now. The whole answer is this error then: a message that is there, on a node
+            that is behind or starting, must not be left out of it.
+    """
+    if isinstance(error, OffsetExpired):
+        return error.first
+    if isinstance(error, (StreamNotFound, NotAStream)):
+        if is_named:
+            raise error
+        # All of a deleted stream is gone: nothing of it is asked for again.
+        return INTEGER_MAX
+    if isinstance(error, OffsetNotFound):
+        if is_sure(error):
+            raise replaced(*where) from error
+        message = f"the message at {where} is recorded, and this node does not have it yet: repeat it later"
+        raise StreamUnavailable(message, stream=where.stream) from error
+    raise error
+
+
+def is_sure(error: RelatumError) -> bool:
+    """Whether nobody need doubt that a message is not there: its stream is gone, or the stream's leader says so."""
+    if isinstance(error, OffsetNotFound):
+        return error.is_proven
+    return isinstance(error, NotFound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +276,11 @@ class Found:
         return Answer(
             status,
             self.hits,
-            tuple(lost.expired),
             streams=streams,
+            expired=tuple(lost.expired),
+            deleted=tuple(lost.deleted),
             unread=tuple(lost.unread),
             unreadable_streams=unreadable,
-            deleted=tuple(lost.deleted),
         )
 
 

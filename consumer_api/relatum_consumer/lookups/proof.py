@@ -19,17 +19,21 @@ The rule of statuses, the first line that fits:
 - None, and at least one stream: `absent`. Without any stream there is no answer: `NothingRecorded`.
 """
 
+import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Final
 
-from relatum.errors import StreamReplaced, Transient
-from relatum.reading import KeptChunks, Message, StreamBounds, UnreadableRecord
-from relatum.store.coverage import TIME, CoverageRow, Range, covered, merged, missing, proven
-from relatum_consumer.lookups._answer import NewKey, Status, UnreadableStream
-from relatum_consumer.lookups._catalog import Catalog, PresentStream
-from relatum_consumer.lookups._servers import Servers
-from relatum_consumer.lookups._stream_states import all_ends, all_names, attended, check_identity, coverage_by_stream
+from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
+from relatum.reading import Agreement, KeptChunks, Message, Position, StreamBounds, UnreadableRecord
+from relatum.store.coverage import TIME, CoverageRow, Range, covered, last_position, merged, missing, proven
+from relatum.store.database import sql
+from relatum.waiting import pause
+from relatum_consumer.lookups.answer import NewKey, Status, UnreadableStream
+from relatum_consumer.lookups.catalog import Catalog, PresentStream, replaced
+from relatum_consumer.lookups.servers import Servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +95,13 @@ class Evidence:
 
     def unrecorded_streams(self, catalog: Catalog) -> tuple[str, ...]:
         """Those of the streams that are behind and that nobody records now."""
-        names = sorted(self.behind)
+        if not self.behind:
+            return ()
         try:
-            recorded = attended(catalog, names)
+            rows = catalog.servers.rows(ATTENDED, {"vhost": catalog.vhost, "streams": sorted(self.behind)})
         except Transient:
             return ()  # A hint is no reason to fail.
-        return tuple(name for name in names if name not in recorded)
+        return tuple(sorted(self.behind.difference(name for (name,) in rows)))
 
     def named_new_keys(self, catalog: Catalog, sought: Collection[int] | None = None) -> tuple[NewKey, ...]:
         """The new keys, or those of them that were sought, by name."""
@@ -114,12 +119,10 @@ class Evidence:
             StreamReplaced: a recorder has begun it anew meanwhile: then the index left out what was recorded of it.
         """
         present = {stream.name: stream.stream_id for stream in catalog.streams(names)}
-        for stream in self.recorded:
-            if stream.name in self.ends and present.get(stream.name) != stream.stream_id:
-                message = (
-                    f"the stream {stream.name!r} was begun anew, or forgotten, while it was asked about: repeat it"
-                )
-                raise StreamReplaced(message, stream=stream.name)
+        for name, stream_id in ((stream.name, stream.stream_id) for stream in self.recorded):
+            if name in self.ends and present.get(name) != stream_id:
+                message = f"the stream {name!r} was begun anew, or forgotten, while it was asked about: repeat it"
+                raise StreamReplaced(message, stream=name)
 
     def is_open(self, required: Collection[int] | None = None) -> bool:
         """Whether something is not recorded for one of the keys required, or for any key of which it is the evidence.
@@ -263,3 +266,135 @@ def gaps(
         return []
     retained = (first, last + 1)
     return merged(gap for key_id in key_ids for gap in missing(retained, recorded_as(rows, key_id)))
+
+
+IDENTITY_POLL_S: Final = (0.005, 0.5)
+"""The first and the longest pause between two questions whether a stream is the recorded one, in seconds."""
+
+COVERAGE: Final = sql(
+    f"""
+    SELECT {", ".join(CoverageRow.__dataclass_fields__)}
+    FROM relatum.coverage
+    WHERE stream_id = ANY (:stream_ids::int[])
+    ORDER BY stream_id, from_offset
+    """
+)
+
+
+def coverage_by_stream(servers: Servers, recorded: Sequence[PresentStream]) -> dict[int, list[CoverageRow]]:
+    """What is recorded of streams, by their numbers, in the order of offsets."""
+    rows = servers.rows(COVERAGE, {"stream_ids": [stream.stream_id for stream in recorded]})
+    ranges: dict[int, list[CoverageRow]] = defaultdict(list)
+    for values in rows:
+        row = CoverageRow(*values)
+        ranges[row.stream_id].append(row)
+    return ranges
+
+
+ATTENDED: Final = sql(
+    """
+    SELECT s.name
+    FROM relatum.streams s
+    WHERE s.vhost = :vhost::text AND s.name = ANY (:streams::text[]) AND s.replaced_at IS NULL
+      AND EXISTS (
+        SELECT * FROM relatum.recorder_members m
+        WHERE m.holder = s.lease_holder AND m.lease_expires_at >= clock_timestamp()
+      )
+    """
+)
+
+
+def ends_of(servers: Servers, stream: str, *, is_named: bool) -> StreamBounds | UnreadableStream | None:
+    """A stream's ends; None where the broker surely has no such stream; or why this user cannot read it.
+
+    Where it was asked for by name, that is an error (`StreamNotFound`, `NotAStream`, `AccessRefused`).
+    """
+    try:
+        bounds: StreamBounds = servers.bounds(stream)
+    except (NotFound, AccessRefused) as error:
+        if is_named:
+            raise
+        return UnreadableStream(stream, str(error)) if isinstance(error, AccessRefused) else None
+    return bounds
+
+
+def all_ends(
+    servers: Servers,
+    streams: Sequence[str],
+    *,
+    is_named: bool,
+    kept: KeptChunks | None = None,
+    lasts: Collection[str] = (),
+) -> dict[str, StreamBounds | UnreadableStream | None]:
+    """What `ends_of` says of each of many streams, in their order: together, and one by one what is not had so.
+
+    Of `lasts` the first offset need not be known, and may be 0 for that.
+
+    One that is gone, asked for by itself, costs a connection of AMQP 0.9.1 and a channel that the broker closes. So
+    those are found together, too, where nobody named them and many may have been recorded once and deleted.
+    """
+    found: dict[str, StreamBounds | UnreadableStream | None] = {}
+    if len(streams) > 1:
+        found.update(servers.all_bounds(streams, kept or KeptChunks(), lasts))
+    others = [stream for stream in streams if stream not in found]
+    gone: set[str] = set(servers.missing(others)) if others and not is_named else set()
+    for stream in others:
+        found[stream] = None if stream in gone else ends_of(servers, stream, is_named=is_named)
+    return {stream: found[stream] for stream in streams}
+
+
+def all_names(servers: Servers, recorded: Sequence[PresentStream], names: Sequence[str] | None) -> list[str]:
+    """The streams meant: those recorded, and named ones or partitions of named super streams that are not."""
+    found = {stream.name for stream in recorded}
+    for name in names or ():
+        if name not in found:
+            partitions = servers.partitions(name)
+            supers = {stream.super_stream for stream in recorded}
+            found.update(partitions or (() if name in supers else (name,)))
+    return sorted(found)
+
+
+def check_identity(
+    catalog: Catalog,
+    held: Mapping[str, Sequence[CoverageRow]],
+    ends: Mapping[str, StreamBounds],
+    kept: KeptChunks | None = None,
+) -> dict[str, int]:
+    """See that each stream is the one that was recorded, by what lies at the last recorded offset; all together.
+
+    Returns:
+        That offset, of streams that have it still.
+
+    Raises:
+        StreamReplaced: one is another; field `also` has the errors of others that are.
+        StreamUnavailable: nobody can say now.
+    """
+    positions: dict[str, Position] = {}
+    for stream, bounds in ends.items():
+        position = last_position(held[stream])
+        # What lies before the first one retention has dropped; then it has dropped all that was recorded, and nothing
+        # is answered from that.
+        if position is not None and (bounds.first is None or position.offset >= bounds.first):
+            positions[stream] = position
+    there: dict[str, int] = {}
+    deadline, pause_s = time.monotonic() + catalog.servers.timeout_s, IDENTITY_POLL_S[0]
+    while positions:
+        agreed: dict[str, Agreement] = catalog.servers.agreements(positions, kept or KeptChunks())
+        others = [stream for stream, each in agreed.items() if each in (Agreement.OTHER, Agreement.ENDS_BEFORE)]
+        if others:
+            first, *also = [replaced(stream, positions[stream].offset) for stream in others]
+            first.also = tuple(also)
+            raise first
+        there |= {stream: positions[stream].offset for stream, each in agreed.items() if each is Agreement.SAME}
+        # Of one without a proof nobody can say from here, and the answer will say so.
+        doubted = [stream for stream, each in agreed.items() if each is Agreement.UNKNOWN and ends[stream].is_proven]
+        positions = {stream: positions[stream] for stream in doubted}
+        if not positions:
+            break
+        left = deadline - time.monotonic()
+        if left <= 0:
+            message = f"nobody can say whether {doubted[0]!r} is the stream that was recorded"
+            raise StreamUnavailable(f"{message}: its leader does not answer; repeat it later", stream=doubted[0])
+        pause(min(pause_s, left))
+        pause_s = min(2 * pause_s, IDENTITY_POLL_S[1])
+    return there

@@ -24,15 +24,22 @@ from relatum.reading import Message
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum.waiting import pause, within
-from relatum_consumer.consumed import Consumed
-from relatum_consumer.lookups._answer import Answer, Status
-from relatum_consumer.lookups._answering import recorded_answer
-from relatum_consumer.lookups._arguments import Names
-from relatum_consumer.lookups._by_key import Question, answer, probe, question_of
-from relatum_consumer.lookups._catalog import Catalog, streams_meant
-from relatum_consumer.lookups._limits import POLL_S_MIN, USELESS_POLL_S_MAX
-from relatum_consumer.lookups._probe import Order
-from relatum_consumer.lookups._servers import Servers
+from relatum_consumer.lookups.answer import Answer, Status
+from relatum_consumer.lookups.answering import recorded_answer
+from relatum_consumer.lookups.arguments import Names, Order
+from relatum_consumer.lookups.by_key import Question, answer, probe, question_of
+from relatum_consumer.lookups.catalog import Catalog, streams_meant
+from relatum_consumer.lookups.consumed import Consumed
+from relatum_consumer.lookups.servers import Servers
+
+POLL_S_MIN: Final = 0.005
+"""The first pause between two questions to the index for all who wait, in seconds. It doubles up to `POLL_S_MAX`."""
+
+POLL_S_MAX: Final = 0.05
+"""The longest such pause, in seconds: about the recorder's own lag."""
+
+USELESS_POLL_S_MAX: Final = 0.5
+"""The longest pause of a wait whose value the index has, though only where no message can be read, in seconds."""
 
 _Item = TypeVar("_Item")
 
@@ -252,7 +259,7 @@ class Waiting:
 
     def _out_of_time(self, question: Question, error: Transient) -> Answer:
         """What is known, without asking for more."""
-        streams = self._catalog.known(question.names)
+        streams = self._catalog.recorded(question.names) or question.names
         if not streams:
             raise error
         return question.named(Answer(Status.UNPROVEN, streams=streams, unread=tuple(question.being_read)))

@@ -10,23 +10,18 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import pairwise
 from typing import Final
 
 from relatum.errors import TimeNotRecorded
-from relatum.keys import KeyDefinition, timestamp_us
+from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MIN
 from relatum.reading import StreamBounds
-from relatum.store.coverage import TIME, CoverageRow, Range, merged, missing, proven
+from relatum.store.coverage import TIME, Range, missing
 from relatum.store.database import sql
-from relatum_consumer.lookups import (
-    Catalog,
-    PresentStream,
-    Servers,
-    attended,
-    evidence,
-    replaced,
-)
+from relatum_consumer.lookups.catalog import Catalog, PresentStream
+from relatum_consumer.lookups.proof import Evidence, evidence, gaps
 
 ALWAYS: Final = INTEGER_MIN
 """A moment before all others."""
@@ -40,23 +35,25 @@ class Known:
         name: The stream or super stream.
         asked_us: The moment, before their ends were taken.
         spans: Spans of time, in order, both ends excluded, of which every message of all the streams is known.
-        recorded: Those that are recorded.
-        firsts: The first offsets that they retain, by name.
-        ends: The offsets up to which they are known, by name; what lies behind is not recorded yet.
+        evidence: What is recorded of the streams.
         behind: The streams of which something at the end is not recorded.
-        unrecorded: Those of them of which something there is recorded for no key, or not for the time.
-        not_looked_at: The streams of which recorded offsets were not looked at for the key: it was defined later.
     """
 
     name: str
     asked_us: int
     spans: tuple[Range, ...]
-    recorded: tuple[PresentStream, ...]
-    firsts: dict[str, int]
-    ends: dict[str, int]
-    behind: tuple[str, ...]
-    unrecorded: tuple[str, ...] = ()
-    not_looked_at: tuple[str, ...] = ()
+    evidence: Evidence
+    behind: tuple[str, ...] = ()
+
+    @property
+    def recorded(self) -> Sequence[PresentStream]:
+        """The streams that are recorded."""
+        return self.evidence.recorded
+
+    @property
+    def firsts(self) -> dict[str, int]:
+        """The first offsets that the streams retain, by name."""
+        return {stream: bounds.first or 0 for stream, bounds in self.evidence.ends.items()}
 
     @property
     def until(self) -> int:
@@ -68,10 +65,9 @@ class Known:
         at = bisect_left(self.spans, (low, ALWAYS)) - 1
         return at >= 0 and self.spans[at][0] < low and high < self.spans[at][1]
 
-    def unrecorded_streams(self, catalog: Catalog) -> tuple[str, ...]:
+    def unrecorded_streams(self, catalog: Catalog) -> set[str]:
         """Those of the streams that are behind that nobody records now."""
-        recorded = attended(catalog, self.unrecorded)
-        return tuple(stream for stream in self.unrecorded if stream not in recorded)
+        return set(self.behind).intersection(self.evidence.unrecorded_streams(catalog))
 
 
 def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Known:
@@ -84,28 +80,15 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Known:
         StreamReplaced: what lies at the last recorded offset is not what was recorded there.
     """
     asked_us = time.time_ns() // 1_000
-    streams = evidence(catalog, [name], (), needs_firsts=True)
-    recorded = streams.recorded
-    for stream in recorded:
+    found = evidence(catalog, [name], key_ids, needs_firsts=True)
+    for stream in found.recorded:
         if not stream.record_time:
             raise TimeNotRecorded(f"times are not recorded for the stream {stream.name!r}", stream=stream.name)
-    numbers = {stream.name: stream.stream_id for stream in recorded}
-    courses = [
-        _Course(each, numbers.get(each), ends, streams.held[each], tuple(key_ids))
-        for each, ends in streams.ends.items()
-    ]
-    spans = _spans(catalog.servers, courses, asked_us)
-    return Known(
-        name,
-        asked_us,
-        tuple(spans),
-        tuple(recorded),
-        {course.name: course.bounds.first or 0 for course in courses},
-        {course.name: course.ranges[-1][1] if course.ranges else 0 for course in courses},
-        tuple(course.name for course in courses if course.is_behind),
-        tuple(course.name for course in courses if course.is_unrecorded),
-        tuple(course.name for course in courses if course.is_not_looked_at),
-    )
+    ranges = {stream: _ranges(found, stream, key_ids) for stream in found.ends}
+    spans = _spans(catalog, found, ranges, asked_us)
+    found.check_present(catalog, [name])
+    behind = [stream for stream, ends in found.ends.items() if not ranges[stream] or ranges[stream][-1][1] < ends.end]
+    return Known(name, asked_us, tuple(spans), found, tuple(behind))
 
 
 def still(catalog: Catalog, before: Known, by: KeyDefinition) -> Known:
@@ -119,52 +102,19 @@ def still(catalog: Catalog, before: Known, by: KeyDefinition) -> Known:
         bounds: StreamBounds = catalog.servers.bounds(stream)
         if (bounds.first or 0) != first:
             now = known(catalog, before.name, (by.key_id, TIME))
-            return replace(before, spans=tuple(_both(before.spans, now.spans)), firsts=now.firsts)
+            return replace(before, spans=tuple(_both(before.spans, now.spans)), evidence=now.evidence)
     return before
 
 
-class _Course:
-    """What is recorded of one stream, of what it retains."""
-
-    def __init__(
-        self, name: str, stream_id: int | None, bounds: StreamBounds, rows: Sequence[CoverageRow], keys: Sequence[int]
-    ) -> None:
-        self.name = name
-        self.stream_id = stream_id
-        self.bounds = bounds
-        self._rows = rows
+def _ranges(found: Evidence, stream: str, key_ids: Sequence[int]) -> list[Range]:
+    """The offsets of a stream that are retained and recorded for each of the keys."""
+    bounds = found.ends[stream]
+    if bounds.last is None:
         # An empty stream has an end, and what came up to there is known: nothing.
-        self.end = bounds.end
-        retained = (bounds.first or 0, self.end)
-        gaps = merged(gap for key in keys for gap in missing(retained, proven(rows, key)))
-        self.ranges = [each for each in missing(retained, gaps) if each[0] < each[1]]
-        if bounds.last is None and stream_id is not None:
-            self.ranges = [(0, 0)]
-        at = self.ranges[-1][1] if self.ranges else retained[0]
-        self.is_behind = not self.ranges or at < self.end
-        at_all = merged((row.from_offset, row.to_offset) for row in rows if row.kind == "recorded")
-        times = missing(retained, proven(rows, TIME))
-        self.is_unrecorded = self.is_behind and bool(missing((at, self.end), at_all) or (times and times[-1][1] > at))
-        self.is_not_looked_at = any(
-            missing(gap, at_all) != [gap] for key in keys if key != TIME for gap in missing(retained, proven(rows, key))
-        )
+        return [(0, 0)] if any(each.name == stream for each in found.recorded) else []
+    retained = (bounds.first or 0, bounds.end)
+    return [each for each in missing(retained, gaps(bounds, found.held[stream], key_ids)) if each[0] < each[1]]
 
-    def high(self, of: Range, asked_us: int) -> int:
-        """The moment up to which all that came is in the range, or before it."""
-        if of[1] == self.end and self.bounds.is_proven:
-            return asked_us
-        chunks = [row.last_chunk_ms for row in self._rows if of[0] < row.to_offset <= of[1]]
-        return max((ms * 1_000 for ms in chunks if ms is not None), default=ALWAYS)
-
-
-LIVES: Final = sql(
-    """
-    SELECT stream_id, generation, created_at
-    FROM relatum.streams
-    WHERE stream_id = ANY (:stream_ids::int[]) AND replaced_at IS NULL
-    """
-)
-"""Of streams that are in force: id, which generation it is, and when that was first seen."""
 
 TIMES_AT: Final = sql(
     """
@@ -194,33 +144,24 @@ No row where no message lies behind.
 """
 
 
-def _spans(servers: Servers, courses: Sequence[_Course], asked_us: int) -> list[Range]:
+def _spans(catalog: Catalog, found: Evidence, ranges: dict[str, list[Range]], asked_us: int) -> list[Range]:
     """The spans of time of which all is known in every one of the streams."""
-    rows = servers.rows(LIVES, {"stream_ids": [course.stream_id for course in courses if course.stream_id is not None]})
-    lives = {stream_id: (generation, timestamp_us(created_at)) for stream_id, generation, created_at in rows}
-    for course in courses:
-        if course.stream_id is not None and course.stream_id not in lives:
-            raise replaced(course.name, course.end)
-    begins = [(course, each) for course in courses for each in course.ranges if course.stream_id is not None]
-    rows = servers.rows(
+    recorded = {stream.name: stream for stream in found.recorded}
+    begins = [(recorded[stream], each) for stream, of in ranges.items() if stream in recorded for each in of]
+    rows = catalog.servers.rows(
         TIMES_AT,
         {
             "numbers": list(range(len(begins))),
-            "stream_ids": [course.stream_id for course, _ in begins],
+            "stream_ids": [stream.stream_id for stream, _ in begins],
             "offsets": [each[0] for _, each in begins],
         },
     )
     times: dict[int, int] = dict(rows)
-    result: list[Range] | None = None
-    for course in courses:
-        own: list[Range] = []
-        for number, (other, each) in enumerate(begins):
-            if other is course:
-                low = _low(each, *lives[other.stream_id or 0], times.get(number))
-                own.append((low, course.high(each, asked_us)))
-        own = _apart(own)
-        result = own if result is None else _both(result, own)
-    return result or []
+    spans: dict[str, list[Range]] = {stream: [] for stream in ranges}
+    for number, (stream, each) in enumerate(begins):
+        low = _low(each, stream.generation, stream.created_us, times.get(number))
+        spans[stream.name].append((low, _high(found, stream.name, each, asked_us)))
+    return reduce(_both, map(_apart, spans.values())) if spans else []
 
 
 def _low(of: Range, generation: int, seen_us: int, first_us: int | None) -> int:
@@ -229,6 +170,15 @@ def _low(of: Range, generation: int, seen_us: int, first_us: int | None) -> int:
         # All that the stream ever held; but messages of one that was declared again are not those of the one before.
         return ALWAYS if generation == 1 else min(seen_us, first_us or seen_us)
     return -ALWAYS if first_us is None else first_us
+
+
+def _high(found: Evidence, stream: str, of: Range, asked_us: int) -> int:
+    """The moment up to which all that came is in the range, or before it."""
+    bounds = found.ends[stream]
+    if of[1] == bounds.end and bounds.is_proven:
+        return asked_us
+    chunks = [row.last_chunk_ms for row in found.held[stream] if of[0] < row.to_offset <= of[1]]
+    return max((ms * 1_000 for ms in chunks if ms is not None), default=ALWAYS)
 
 
 def _apart(spans: Iterable[Range]) -> list[Range]:

@@ -13,10 +13,21 @@ from relatum.keys import moment
 from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum_consumer.lookups._arguments import Names, check_limit, names_of, span_of
-from relatum_consumer.lookups._catalog import Catalog, named, streams_meant
-from relatum_consumer.lookups._limits import TIMES_ROWS_MAX, TIMES_SPANS_MAX, VALUES_MAX, VALUES_STEPS
-from relatum_consumer.lookups._probe import Order, lying_in, rows_of
+from relatum_consumer.lookups.arguments import Names, Order, check_limit, names_of, span_of
+from relatum_consumer.lookups.by_key import lying_in, rows_of
+from relatum_consumer.lookups.catalog import Catalog, named, streams_meant
+
+VALUES_MAX: Final = 1_000
+"""Values of a key that are listed at once."""
+
+VALUES_STEPS: Final = 200
+"""Places of the index that are looked at for them beyond their number: those of other virtual hosts, or replaced."""
+
+TIMES_ROWS_MAX: Final = 50_000
+"""Rows of a value that are looked at to count them by time: less than a tenth of a second, and a page waits for it."""
+
+TIMES_SPANS_MAX: Final = 1_000
+"""Spans of time they are counted by."""
 
 _LAST: Final = "\U0010ffff"
 """Sorts behind all that a value may go on with, and is no character itself."""

@@ -27,10 +27,18 @@ from relatum.keys import InvalidValue, KeyDefinition, bases_of, described
 from relatum.reading import BrokerIdentity, Message, another_broker
 from relatum.store.catalog import KEYS_IN_FORCE, definitions_of
 from relatum.store.database import sql
-from relatum_consumer.lookups._answer import MissingKey, UnreadableStream
-from relatum_consumer.lookups._limits import CATALOG_AGE_S, IDENTIFY_S, UNUSABLE_S
-from relatum_consumer.lookups._servers import Servers
-from relatum_consumer.lookups._telemetry import note_sought
+from relatum_consumer.lookups.answer import MissingKey, UnreadableStream
+from relatum_consumer.lookups.servers import Servers
+from relatum_consumer.lookups.telemetry import note_sought
+
+CATALOG_AGE_S: Final = 1.0
+"""Seconds for which key definitions are taken from memory: recorders take new ones up at the same pace."""
+
+IDENTIFY_S: Final = 60.0
+"""Seconds after which a broker that did not say which one it is is asked again."""
+
+UNUSABLE_S: Final = 5.0
+"""Seconds for which a stream that is not the recorded one is left out where none is named: a recorder puts it right."""
 
 
 def streams_meant(names: int | None) -> str:
@@ -59,6 +67,8 @@ class PresentStream(NamedTuple):
     record_time: bool
     broker_id: UUID | None = None
     cluster_name: str | None = None
+    generation: int = 1
+    created_us: int = 0
 
     @property
     def broker(self) -> BrokerIdentity:
@@ -71,7 +81,8 @@ def present_streams(names: int | None) -> sa.TextClause:
     """Selects what a `PresentStream` has, of the streams meant."""
     return sql(
         f"""
-        SELECT s.stream_id, s.name, s.super_stream, s.record_time, s.broker_id, b.cluster_name
+        SELECT s.stream_id, s.name, s.super_stream, s.record_time, s.broker_id, b.cluster_name, s.generation,
+          (extract(epoch FROM s.created_at) * 1000000)::bigint
         FROM relatum.streams s
         LEFT JOIN relatum.brokers b ON b.broker_id = s.broker_id
         WHERE {streams_meant(names)}
@@ -254,7 +265,7 @@ class Catalog:
         if names is None:
             return
         snapshot = self._current()
-        for stream in others and self.known(names):
+        for stream in others and self.recorded(names):
             if stream in others:
                 raise another_broker(stream, others[stream], self._identity)
         if all(name in snapshot.by_name for name in names):
@@ -331,14 +342,6 @@ class Catalog:
         more = {stream for stream in found_in if stream not in snapshot.by_name}
         return tuple(sorted((*streams, *more))) if more else streams
 
-    def known(self, names: Sequence[str] | None) -> tuple[str, ...]:
-        """As `recorded`, without asking anything; names of which nothing is known stand for themselves."""
-        snapshot = self._snapshot
-        if names is None:
-            return () if snapshot is None else snapshot.streams
-        by_name = {} if snapshot is None else snapshot.by_name
-        return tuple(sorted({stream for name in names for stream in by_name.get(name, (name,))}))
-
     def nothing_recorded(self, gone: Sequence[str] = ()) -> NoReturn:
         """Say that no stream is there of which anything could be known, once the broker was reached."""
         self.servers.reach()
@@ -371,6 +374,16 @@ def _names(recorded: Iterable[PresentStream]) -> tuple[tuple[str, ...], dict[str
         for name in {stream.name, stream.super_stream} - {None}:
             by_name[str(name)].append(stream.name)
     return tuple(stream.name for stream in streams), {name: tuple(held) for name, held in by_name.items()}
+
+
+def replaced(stream: str, offset: int) -> StreamReplaced:
+    """The error for a stream that is not the one that was recorded."""
+    return StreamReplaced(
+        f"the stream {stream!r} is not the one that was recorded: at offset {offset} is something else, or nothing. It "
+        "was declared again, or lost its tail; a recorder puts that right",
+        stream=stream,
+        offset=offset,
+    )
 
 
 def in_partition_order(name: str) -> tuple[int, str]:

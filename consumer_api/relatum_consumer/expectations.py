@@ -1,14 +1,34 @@
 """What is expected of the messages of a stream, and what an answer says of those it was not met for."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
-from relatum.checks import checked_name, checked_seconds
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from relatum.checks import checked_name, checked_seconds, meant
+from relatum.errors import InvalidInput, KeyNotDefined, NotFound
 from relatum.ids import MessageId
-from relatum_consumer.expectations._expectation_limits import GRACE_S, GRACE_S_MAX
-from relatum_consumer.lookups import NewKey, Status, to_be_recorded
+from relatum.store.catalog import key_definitions
+from relatum.store.database import AnyDatabase, as_engine, sql
+from relatum.store.tables import expectations
+from relatum.store.translation import translated_errors
+from relatum_consumer.lookups.answer import NewKey, Status, to_be_recorded
+
+GRACE_S: Final = 1.0
+"""Seconds by which clocks may differ, unless told otherwise: machines that are kept in step differ by less."""
+
+GRACE_S_MAX: Final = 86_400.0
+"""Seconds that anybody's clock may be wrong by: a day, as of one that takes its own zone's time for UTC."""
+
+UNMET_MAX: Final = 1_000
+"""Messages of each finding that a report holds, unless told otherwise."""
+
+POLL_S: Final = 1.0
+"""Seconds between a follower's looks, unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +67,7 @@ class Expectation:
 
     @property
     def meaning(self) -> str:
-        """It, in words."""
+        """A one-line description."""
         followed = f"{self.of} are followed by {self.follows} with the same {self.by}"
         return f"{followed} within {self.within_s:g} s (clocks may differ by {self.grace_s:g} s)"
 
@@ -183,3 +203,97 @@ _WORDS: Final = {
     Status.NOT_RECORDED_YET: "not recorded yet: a recorder is behind with what was due",
     Status.FOUND: "not all were followed in time",
 }
+
+
+_COLUMNS: Final = ("name", "of_stream", "by_key", "follows", "within_s", "grace_s")
+"""In the order of an expectation's fields."""
+
+DEFINED: Final = sql(
+    f"""
+    SELECT {", ".join(_COLUMNS)}
+    FROM relatum.expectations
+    WHERE vhost = :vhost::text
+    ORDER BY name
+    """
+)
+"""The expectations of a virtual host, in the order of their names."""
+
+
+def add_expectations(
+    database: AnyDatabase, wanted: Expectation | Iterable[Expectation], *, vhost: str = "/"
+) -> list[Expectation]:
+    """Define expectations. Messages that lie in the streams already are looked at, too.
+
+    Args:
+        database: PostgreSQL's URL, or a `Database`, which stays open.
+        wanted: One, or several. One that is defined already and says the same is kept.
+        vhost: The virtual host of their streams.
+
+    Returns:
+        Them, in the order given.
+
+    Raises:
+        KeyNotDefined: no key of the name of one is in force; nothing was written.
+        InvalidInput: one of that name says something else; nothing was written.
+    """
+    checked_name("vhost", vhost)
+    given = [wanted] if isinstance(wanted, Expectation) else list(wanted)
+    if not all(isinstance(each, Expectation) for each in given):
+        raise InvalidInput("expectations are given as `Expectation`s")
+    with as_engine(database) as engine, translated_errors(), engine.begin() as connection:
+        names = {key.name for key in key_definitions(connection)}
+        for each in given:
+            if each.by not in names:
+                raise KeyNotDefined(f"no key {each.by!r} is defined{meant(each.by, names)}", key=each.by)
+            row = dict(zip(_COLUMNS, astuple(each), strict=True)) | {"vhost": vhost}
+            connection.execute(insert(expectations).values(**row).on_conflict_do_nothing())
+        stored = {each.name: each for each in _stored(connection, vhost)}
+        for each in given:
+            if stored[each.name] != each:
+                raise InvalidInput(
+                    f"expectation {each.name!r} is defined already: {stored[each.name].meaning}. Use another name, or "
+                    "remove it first (`relatum expect remove`)"
+                )
+    return given
+
+
+def defined_expectations(database: AnyDatabase, *, vhost: str = "/") -> list[Expectation]:
+    """The expectations of a virtual host, in the order of their names.
+
+    Args:
+        database: As for `add_expectations`.
+        vhost: As for `add_expectations`.
+    """
+    checked_name("vhost", vhost)
+    with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
+        return _stored(connection, vhost)
+
+
+def remove_expectation(database: AnyDatabase, name: str, *, vhost: str = "/") -> None:
+    """Take an expectation back; the messages and their rows stay as they are.
+
+    Args:
+        database: As for `add_expectations`.
+        name: Its name.
+        vhost: As for `add_expectations`.
+
+    Raises:
+        NotFound: none of that name is defined.
+    """
+    checked_name("name", name)
+    checked_name("vhost", vhost)
+    is_it = (expectations.c.vhost == vhost) & (expectations.c.name == name)
+    with as_engine(database) as engine, translated_errors(), engine.begin() as connection:
+        if connection.execute(sa.delete(expectations).where(is_it)).rowcount == 0:
+            raise not_defined(name, vhost)
+
+
+def not_defined(name: str, vhost: str, hint: str = "") -> NotFound:
+    """The error for a name that no expectation has; `hint`: what may be meant."""
+    return NotFound(
+        f"no expectation {name!r} is defined for the virtual host {vhost!r}{hint}; see `relatum expect list`"
+    )
+
+
+def _stored(connection: sa.Connection, vhost: str) -> list[Expectation]:
+    return [Expectation(*row) for row in connection.execute(DEFINED, {"vhost": vhost})]

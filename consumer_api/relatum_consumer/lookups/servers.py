@@ -3,27 +3,25 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
-from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, UsedAfterClose
+from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, Transient, UsedAfterClose
 from relatum.ids import MessageId
 from relatum.processes import after_fork
 from relatum.reading import (
     Agreement,
-    BrokerIdentity,
     KeptChunks,
     Message,
     Position,
-    StreamBounds,
     StreamReader,
     agreements,
 )
 from relatum.store.catalog import KEYS_IN_FORCE
-from relatum.waiting import current, has_passed, left_s, within
-from relatum_consumer.lookups._flights import Flights
+from relatum.waiting import LOOK_S, current, has_passed, left_s, within
 
 CLOSED: Final = "these relations were closed: make others, or ask inside the `with` block"
 """What is said where they are used after that."""
@@ -35,6 +33,8 @@ _ASKED_FOR: Final = "relatum"
 """A stream that need not be there: the broker is asked whether it is, and any answer will do."""
 
 _Ask = TypeVar("_Ask", bound=Callable[..., Any])
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 _logger: Final = logging.getLogger("relatum.lookups")
 
@@ -63,6 +63,19 @@ def _logged(name: str, about: Callable[..., str]) -> Callable[[_Ask], _Ask]:
         return cast(_Ask, asked)
 
     return decorate
+
+
+def _of_reader(
+    method: Callable[Concatenate[StreamReader, _Arguments], _Result],
+) -> Callable[Concatenate["Servers", _Arguments], _Result]:
+    """A method of the reader, asked of the one that is open; with its documentation."""
+
+    @wraps(method)
+    def asked(self: "Servers", /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        result: _Result = getattr(self.reader(), method.__name__)(*args, **options)
+        return result
+
+    return asked
 
 
 def _rows(answer: Any) -> int:
@@ -171,7 +184,7 @@ class Servers:
         with within(self.timeout_s):
             return self._rows(statement, parameters)
 
-    # --- the broker ---------------------------------------------------------------------------------------
+    # --- the broker -------------------------------------------------------------------------------------
 
     @_logged("read", lambda ids, kept=None: _names({where.stream for where in ids}))
     def read(self, ids: Sequence[MessageId], kept: KeptChunks | None = None) -> list[Message | RelatumError]:
@@ -187,56 +200,25 @@ class Servers:
         except (NotFound, AccessRefused) as error:
             return [error]
 
-    def read_many(
-        self, ids: Iterable[tuple[str, int]], window: int
-    ) -> Generator[Message | NotFound | AccessRefused, None, None]:
-        """The same of any number of ids, planned together, one after the other. To be closed."""
-        return self.reader().read_many(ids, window=window)
-
-    @_logged("bounds", lambda stream: stream)
-    def bounds(self, stream: str) -> StreamBounds:
-        """A stream's ends."""
-        return self.reader().bounds(stream)
-
-    @_logged("allbounds", _names)
-    def all_bounds(
-        self, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str] = ()
-    ) -> dict[str, StreamBounds]:
-        """The ends of those of many streams that are had at once; others are asked for by themselves.
-
-        Of `lasts` the first offset is not asked for, and is 0.
-        """
-        return self.reader().all_bounds(streams, kept, lasts)
-
-    @_logged("missing", _names)
-    def missing(self, streams: Sequence[str]) -> list[str]:
-        """Those of many streams that the broker surely has not."""
-        return self.reader().missing(streams)
-
-    @_logged("partitions", lambda super_stream: super_stream)
-    def partitions(self, super_stream: str) -> list[str]:
-        """The streams of a super stream; none where there is no such super stream."""
-        return self.reader().partitions(super_stream)
-
     @_logged("agree", _names)
     def agreements(self, positions: Mapping[str, Position], kept: KeptChunks) -> dict[str, Agreement]:
         """Whether streams are those of which a position is known."""
         return agreements(self.reader(), positions, kept)
-
-    @_logged("identify", str)
-    def identity(self) -> BrokerIdentity:
-        """Which broker answers."""
-        return self.reader().identity()
 
     @_logged("reach", str)
     def reach(self) -> None:
         """See that the broker is there and lets this user in."""
         self.reader()
 
-    @_logged("sift", lambda stream, start, stop, _: f"{stream} from {start} to {stop - 1}")
-    def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], Any]) -> list[Any]:
-        """Read a stream's messages from `start` to before `stop`: what `take` makes of each, None left out."""
-        return self.reader().scan(stream, start, stop, take)
+    read_many = _of_reader(StreamReader.read_many)
+    bounds = _logged("bounds", str)(_of_reader(StreamReader.bounds))
+    all_bounds = _logged("allbounds", _names)(_of_reader(StreamReader.all_bounds))
+    missing = _logged("missing", _names)(_of_reader(StreamReader.missing))
+    partitions = _logged("partitions", str)(_of_reader(StreamReader.partitions))
+    identity = _logged("identify", str)(_of_reader(StreamReader.identity))
+    scan = _logged("sift", lambda stream, start, stop, _: f"{stream} from {start} to {stop - 1}")(
+        _of_reader(StreamReader.scan)
+    )
 
 
 def _wrong(ask: Callable[[], None], within_s: float) -> str:
@@ -246,3 +228,85 @@ def _wrong(ask: Callable[[], None], within_s: float) -> str:
     except RelatumError as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+_Answer = TypeVar("_Answer")
+
+
+class Flight:
+    """A question that is asked once for all who came before it began.
+
+    Where it ends with neither result nor error, whoever still wants to know asks again.
+    """
+
+    def __init__(self) -> None:
+        self.has_result = False
+        self.result: Any = None
+        self.error: Exception | None = None
+        self._over = threading.Event()
+
+    def end(self) -> None:
+        """Tell all who wait."""
+        self._over.set()
+
+    def wait(self, until: float) -> None:
+        """Wait until it ended, no longer than to a moment."""
+        while not self._over.wait(min(LOOK_S, left := left_s(until - time.monotonic()))):
+            if left <= 0:
+                raise ReadTimeout("What others ask for as well was not answered in time; it is safe to repeat.")
+
+
+class Flights:
+    """Asks once for many. Threads share it.
+
+    A question that is under way began before a later caller came, and so proves nothing to that one: the caller waits
+    for the next, with all others who come meanwhile. The first of them asks it.
+    """
+
+    def __init__(self, within_s: float) -> None:
+        self._within_s = within_s
+        self._next: dict[Hashable, Flight] = {}
+        self._under_way: dict[Hashable, Flight] = {}
+        self._lock = threading.Lock()
+
+    def run(self, about: Hashable, ask: Callable[[], _Answer]) -> _Answer:
+        """What `ask` returns, called here or by another thread that asks `about` the same. Nobody changes it."""
+        until = time.monotonic() + self._within_s
+        while True:
+            with self._lock:
+                flight, before = self._next.get(about), self._under_way.get(about)
+                if flight is None:
+                    mine = self._next[about] = Flight()
+            if flight is None:
+                return self._take(about, ask, mine, before, until)
+            flight.wait(until)
+            if flight.error is not None:
+                raise copy(flight.error) from flight.error
+            if flight.has_result:
+                result: _Answer = flight.result
+                return result
+
+    def _take(
+        self, about: Hashable, ask: Callable[[], _Answer], flight: Flight, before: Flight | None, until: float
+    ) -> _Answer:
+        try:
+            if before is not None:
+                before.wait(until)
+            with self._lock:
+                del self._next[about]
+                self._under_way[about] = flight
+            result = flight.result = ask()
+            flight.has_result = True
+        except Exception as error:
+            # That the asking thread's own time is over says nothing of the others: one of them asks anew.
+            if not (isinstance(error, Transient) and has_passed()):
+                flight.error = error
+            raise
+        else:
+            return result
+        finally:
+            with self._lock:
+                for flights in (self._next, self._under_way):
+                    if flights.get(about) is flight:
+                        del flights[about]
+            flight.end()

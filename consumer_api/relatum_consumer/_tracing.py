@@ -8,32 +8,20 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from relatum.checks import checked_count
-from relatum.errors import InvalidInput, StreamReplaced
+from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import KeptChunks, Message
 from relatum.store.coverage import TIME
-from relatum_consumer.consumed import Consumed, InHand, in_hand
-from relatum_consumer.lookups import (
-    ANSWER_MESSAGES_MAX,
-    Catalog,
-    Evidence,
-    Gathered,
-    Lost,
-    Names,
-    Status,
-    again_if_replaced,
-    evidence,
-    is_in_span,
-    names_of,
-    read_rows,
-    replaced,
-    seen_over_amqp,
-    span_of,
-)
-from relatum_consumer.traces._links import Directions, Value
-from relatum_consumer.traces._places import Places, PlacesOfValues
-from relatum_consumer.traces._trace import Step, Stop, StopReason, Trace
+from relatum_consumer._trace_links import Directions, Value
+from relatum_consumer._trace_places import Places, places_in_time, places_of
+from relatum_consumer.lookups.answer import Status
+from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, Lost, Row, again_if_replaced, verified
+from relatum_consumer.lookups.arguments import Names, is_in_span, names_of, span_of
+from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.consumed import Consumed, InHand, in_hand
+from relatum_consumer.lookups.proof import Evidence, evidence
+from relatum_consumer.traces import Step, Stop, StopReason, Trace
 
 HOPS_MAX: Final = 1_000
 """Hops of one trace."""
@@ -61,14 +49,6 @@ class _Bounds:
     def has(self, time_us: int | None) -> bool:
         """Whether a message of this time is meant."""
         return is_in_span(time_us, self.since, self.until)
-
-
-class _Found(NamedTuple):
-    """Where the table says a message lies, and which of the values it has."""
-
-    id: MessageId
-    time_us: int | None
-    values: list[Value]
 
 
 class _Met(NamedTuple):
@@ -149,15 +129,12 @@ class _Course:
         self._directions = directions
         self._bounds = bounds
         self._names = names
-        self._index = PlacesOfValues(catalog, names, bounds.fan_out + 1, bounds.since, bounds.until)
         self._met: dict[MessageId, _Met] = {}
         self._asked: set[Value] = set()
         self._too_many: set[Value] = set()
         self._stops: list[Stop] = []
         self._steps: list[Step] = []
-        self._expired: dict[MessageId, None] = {}
-        self._deleted: dict[MessageId, None] = {}
-        self._unread: dict[MessageId, None] = {}
+        self._lost = Lost()
         self._frontier: list[Value] = list(values)
         # Hops meet the same chunks again and again: messages that belong together were published together.
         self._kept = KeptChunks()
@@ -212,125 +189,100 @@ class _Course:
     def _hop(self, hop: int, wanted: Sequence[Value], known: Evidence, *, complete: bool) -> bool:
         """Find what has the values, and read it. Whether to go on."""
         self._asked.update(wanted)
-        by_value = self._rows(wanted)
-        unrecorded: dict[MessageId, Message] = {}
+        by_value = self._places(wanted)
         if complete:
-            unrecorded = self._unrecorded(set(wanted), by_value, known)
+            self._add_unrecorded(set(wanted), by_value, known)
         rows = self._new_rows(by_value)
         cut = len(rows) - (self._bounds.limit - len(self._met))
         if cut > 0:
             rows = rows[:-cut]
             self._stops.append(Stop(StopReason.LIMIT, cut))
-        before, expired, deleted = len(self._met), len(self._expired), len(self._deleted)
-        was_whole = not self._unread
-        self._read(rows, hop, unrecorded, known)
+        lost = self._lost
+        before, expired, deleted, was_whole = len(self._met), len(lost.expired), len(lost.deleted), not lost.unread
+        self._read(rows, hop, known)
         # The start's own copies are no finding.
         found = sum(1 for met in islice(self._met.values(), before, None) if met.hops)
         status = known.status(
             is_found=bool(found or cut > 0 or self._too_many.intersection(wanted)),
             was_read=complete,
-            is_whole=was_whole and not self._unread,
-            has_expired=len(self._expired) > expired,
-            was_deleted=len(self._deleted) > deleted,
+            is_whole=was_whole and not lost.unread,
+            has_expired=len(lost.expired) > expired,
+            was_deleted=len(lost.deleted) > deleted,
             required=self._required & self._sought,
         )
         self._steps.append(Step(hop, len(wanted), found, status))
         return cut <= 0
 
-    def _rows(self, wanted: Sequence[Value]) -> dict[Value, Places]:
-        """Where messages of each value lie, by the index; of too many, so many that it shows."""
-        numbered = dict(enumerate(wanted))
-        found = self._index.places(numbered)
-        if self._bounds.is_in_time:
-            self._keep_in_time(numbered, found)
-        return {numbered[number]: rows for number, rows in found.items()}
+    def _places(self, wanted: Sequence[Value]) -> dict[Value, Places]:
+        """Where messages of each value are, by the index; of too many, so many that it shows."""
+        bounds, most = self._bounds, self._bounds.fan_out + 1
+        found = places_of(self._catalog, self._names, wanted, most)
+        if not bounds.is_in_time:
+            return found
+        # Of values that have too many, those of the span are asked for.
+        full = [value for value, places in found.items() if len(places) >= most]
+        span = {"since": bounds.since, "until": bounds.until}
+        within = places_in_time(self._catalog, self._names, full, most, **span) if full else {}
+        for value, places in found.items():
+            if value in full:
+                inside = within.get(value, {})
+            else:
+                inside = {where: time_us for where, time_us in places.items() if bounds.has(time_us)}
+            if len(inside) < len(places):
+                self._stop(StopReason.TIME, len(places) - len(inside), value)
+            found[value] = inside
+        return found
 
-    def _keep_in_time(self, numbered: Mapping[int, Value], found: dict[int, Places]) -> None:
-        """Leave out rows of other times; of values that have too many, those of the span are asked for."""
-        full = {number: numbered[number] for number, rows in found.items() if len(rows) > self._bounds.fan_out}
-        within = self._index.places_in_time(full) if full else {}
-        for number, rows in found.items():
-            inside = within.get(number, {})
-            if number not in full:
-                inside = {where: time_us for where, time_us in rows.items() if self._bounds.has(time_us)}
-            if len(inside) < len(rows):
-                key_id, value = numbered[number]
-                name = self._directions.definitions[key_id].name
-                self._stops.append(Stop(StopReason.TIME, len(rows) - len(inside), name, value))
-            found[number] = inside
+    def _stop(self, reason: StopReason, count: int, value: Value) -> None:
+        self._stops.append(Stop(reason, count, self._directions.definitions[value[0]].name, value[1]))
 
-    def _unrecorded(
-        self, wanted: set[Value], by_value: dict[Value, Places], known: Evidence
-    ) -> dict[MessageId, Message]:
-        """Messages of the values that are not recorded, which join those that are; of each so many that it shows."""
-        most = self._bounds.fan_out + 1
-        gathered = Gathered(lambda _: True, "ask for fewer with fan_out=, or for a span of time (since=, until=)")
+    def _add_unrecorded(self, wanted: set[Value], by_value: dict[Value, Places], known: Evidence) -> None:
+        """Add where messages of the values are that are not recorded; of each value so many that it shows."""
 
         def consider(message: Message) -> None:
             if not self._bounds.has(message.time_us):
                 return
             for value in wanted.intersection(self._directions.values_of(message)):
                 places = by_value.setdefault(value, {})
-                if len(places) < most:
+                if len(places) <= self._bounds.fan_out:
                     places.setdefault(message.id, message.time_us)
-                    gathered.take(message)
 
         known.scan(self._catalog.servers, consider)
-        return {message.id: message for message in gathered.messages}
 
-    def _new_rows(self, by_value: Mapping[Value, Places]) -> list[_Found]:
-        """Where messages lie that were not met yet, by time, stream and offset; values that have too many are named."""
-        new: dict[MessageId, _Found] = {}
-        for pair, places in by_value.items():
+    def _new_rows(self, by_value: Mapping[Value, Places]) -> list[Row]:
+        """Where messages are that were not met yet, by time, stream and offset; values that have too many are named."""
+        new: dict[MessageId, Row] = {}
+        for value, places in by_value.items():
             if len(places) > self._bounds.fan_out:
-                key_id, value = pair
-                self._too_many.add(pair)
-                name = self._directions.definitions[key_id].name
-                self._stops.append(Stop(StopReason.FAN_OUT, len(places), name, value))
+                self._too_many.add(value)
+                self._stop(StopReason.FAN_OUT, len(places), value)
                 continue
             for where, time_us in places.items():
-                if (row := new.get(where)) is not None:
-                    row.values.append(pair)
-                elif not any(where in known for known in (self._met, self._expired, self._deleted, self._unread)):
-                    new[where] = _Found(where, time_us, [pair])
+                if where not in self._met and where not in self._lost:
+                    new.setdefault(where, Row(where, time_us)).carries.add(value)
         return sorted(new.values(), key=lambda row: (row.time_us is None, row.time_us or 0, row.id))
 
-    def _read(
-        self,
-        rows: Sequence[_Found],
-        hop: int,
-        unrecorded: Mapping[MessageId, Message],
-        known: Evidence,
-    ) -> None:
+    def _read(self, rows: Sequence[Row], hop: int, known: Evidence) -> None:
         """Read messages, each checked against its row; of streams that are gone or refused, nothing is asked."""
+
+        def take(row: Row, message: Message) -> bool | None:
+            values = self._directions.values_of(message)
+            if not row.carries.issubset(values):
+                return None
+            self._take(row.id, message, message.time_us, hop, values)
+            return True
+
         refused = {each.stream for each in known.unreadable_streams}
-        asked: list[_Found] = []
-        others: dict[MessageId, StreamReplaced] = {}
-
-        def take(row: _Found, message: Message) -> None:
-            values, time_us = self._directions.values_of(message), message.time_us
-            is_other = row.time_us != time_us and row.time_us is not None and time_us is not None
-            if is_other or not all(map(values.__contains__, row.values)):
-                others[row.id] = replaced(*row.id)
-            else:
-                self._take(row.id, message, time_us, hop, values)
-
+        asked: list[Row] = []
         for row in rows:
-            if row.id in unrecorded:
-                take(row, unrecorded[row.id])
-            elif row.id.stream in refused:
-                self._unread[row.id] = None
+            if row.id.stream in refused:
+                self._lost.unread[row.id] = None
             elif row.id.stream in known.gone:
-                self._deleted[row.id] = None
+                self._lost.deleted[row.id] = None
             else:
                 asked.append(row)
-        lost = Lost()
-        read_rows(self._catalog.servers, asked, take, lost, is_named=self._names is not None, kept=self._kept)
+        verified(self._catalog, asked, take, self._lost, is_named=self._names is not None, kept=self._kept)
         self._kept.visited.update(row.id.stream for row in asked)
-        self._expired |= lost.expired
-        self._deleted |= lost.deleted
-        self._unread |= lost.unread
-        self._unread |= dict.fromkeys(seen_over_amqp(self._catalog, others))
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -345,9 +297,9 @@ class _Course:
             shared,
             tuple(self._stops),
             tuple(self._steps),
-            expired=tuple(self._expired),
-            deleted=tuple(self._deleted),
-            unread=tuple(self._unread),
+            expired=tuple(self._lost.expired),
+            deleted=tuple(self._lost.deleted),
+            unread=tuple(self._lost.unread),
             streams=known.streams,
             unreadable_streams=known.unreadable_streams,
         )

@@ -1,0 +1,340 @@
+"""Lookups by time: beside a moment, and around it. What the indexes name is read and checked."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import sqlalchemy as sa
+
+from relatum.checks import checked_count, checked_name, checked_seconds
+from relatum.errors import AccessRefused, InvalidInput, NotFound, TimeNotRecorded
+from relatum.ids import MessageId
+from relatum.limits import INTEGER_MAX, TIME_US_MAX
+from relatum.reading import Message
+from relatum.store.coverage import TIME
+from relatum.store.database import sql
+from relatum.store.parts import part_may_hold_values
+from relatum_consumer.lookups.answer import Answer, Hit
+from relatum_consumer.lookups.answering import Find, Found, Gathered, Lost, Row, answered, verified
+from relatum_consumer.lookups.arguments import Names, names_of, time_us_of
+from relatum_consumer.lookups.by_key import Itself, Question, answer, without_values
+from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted, in_partition_order
+from relatum_consumer.lookups.consumed import Consumed, in_hand
+from relatum_consumer.lookups.proof import Evidence
+from relatum_consumer.lookups.servers import Servers
+from relatum_consumer.lookups.time_index import Direction, Nearest, Place, blocks_between, next_by_blocks, read_within
+
+FIRST_OF_ITS_TIME: Final = -1
+"""An offset before all others of the same time."""
+
+
+class Side(NamedTuple):
+    """One direction to look in, and whether an equal time in another stream counts as beyond the moment."""
+
+    direction: Direction
+    inclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The moment looked from: microseconds since 1970, and the id of the message whose moment it is, if any."""
+
+    time_us: int
+    id: MessageId | None = None
+
+    def edge(self, stream: str, among: Collection[str], side: Side) -> Place:
+        """The place in a stream beyond which messages are sought.
+
+        Equal times in the message's own stream are ordered by offset; where that is one of several partitions, by
+        partition and offset; elsewhere they are beyond if the side includes them.
+        """
+        if self.id is not None and stream == self.id.stream:
+            return self.time_us, self.id.offset
+        if self.id is not None and self.id.stream in among:
+            comes_later = in_partition_order(stream) > in_partition_order(self.id.stream)
+            return self.time_us, FIRST_OF_ITS_TIME if comes_later else INTEGER_MAX
+        begins_at_it = side.inclusive == (side.direction == "after")
+        return self.time_us, FIRST_OF_ITS_TIME if begins_at_it else INTEGER_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where to look: streams and super streams, and the value of a key that messages must carry, if any.
+
+    Names of None are all streams that are recorded.
+    """
+
+    catalog: Catalog
+    names: tuple[str, ...] | None
+    by: Wanted | None = None
+
+    def targets(self) -> list[PresentStream]:
+        """The recorded streams meant; where none is named, those whose times are recorded."""
+        streams = self.catalog.streams(self.names)
+        if self.names is None:
+            return [stream for stream in streams if stream.record_time]
+        for stream in streams:
+            if not stream.record_time:
+                raise TimeNotRecorded(f"times are not recorded for the stream {stream.name!r}", stream=stream.name)
+        return streams
+
+    @property
+    def key_ids(self) -> list[int]:
+        """What must be recorded: times, and the key."""
+        return [TIME] if self.by is None else [TIME, self.by.key_id]
+
+    def shares_key(self, message: Message) -> bool:
+        """Whether a message carries the key's value, where one is asked by."""
+        return self.by is None or self.by.is_of(message)
+
+    def found(self, messages: Iterable[Message], lost: Lost) -> Found:
+        """What was found, with what of it is lost."""
+        keys = () if self.by is None else (self.by.definition.name,)
+        hits = tuple(Hit(message, keys) for message in messages)
+        return Found(hits, lost)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A span of time around a moment, both ends included, and the message in it that is not meant."""
+
+    at: int
+    low: int
+    high: int
+    beside: MessageId | None
+
+    def holds(self, message: Message) -> bool:
+        """Whether a message is meant."""
+        time_us = message.time_us
+        return time_us is not None and self.low <= time_us <= self.high and message.id != self.beside
+
+
+def rank(message: Message) -> tuple[int, tuple[int, str], int]:
+    """Where a message that has a time stands: its time, then its partition, then its offset."""
+    return time_of(message), in_partition_order(message.stream), message.offset
+
+
+def time_of(message: Message) -> int:
+    """The time of a message that has one."""
+    assert message.time_us is not None, "messages without a time were left out"
+    return message.time_us
+
+
+Beside: TypeAlias = Literal["after", "before", "nearest"]
+
+_SIDES: Final[Mapping[Beside, tuple[Side, ...]]] = {
+    "after": (Side("after"),),
+    "before": (Side("before"),),
+    "nearest": (Side("before", inclusive=True), Side("after")),
+}
+
+
+def beside(
+    catalog: Catalog,
+    where: Beside,
+    moment: Message | Consumed | datetime,
+    stream: str,
+    by: str | None,
+    *,
+    inclusive: bool = False,
+    complete: bool,
+) -> Answer:
+    """The next message on a side of the moment; of two sides the nearer one, and the earlier if equally near."""
+    at, message = _moment(moment)
+    search = _search(catalog, message, stream, by)
+    if isinstance(search, Answer):
+        return search
+    sides = tuple(Side(side.direction, side.inclusive or inclusive) for side in _SIDES[where])
+    return _answered(search, partial(_nearest, search, at, sides), complete=complete)
+
+
+def window(
+    catalog: Catalog,
+    moment: Message | Consumed | datetime,
+    stream: str,
+    before_s: float,
+    after_s: float,
+    by: str | None,
+    *,
+    complete: bool,
+) -> Answer:
+    """All messages around a moment, by time, partition and offset."""
+    at, message = _moment(moment)
+    span = _span(at, before_s, after_s, beside=at.id)
+    search = _search(catalog, message, stream, by)
+    if isinstance(search, Answer):
+        return search
+    if search.by is None:
+        return _answered(search, partial(_within, search, span, None), complete=complete)
+    search.targets()
+    question = Question((search.by,), search.names, since=span.low, until=span.high + 1, itself=Itself(at.id))
+    found = answer(catalog, question, complete=complete)
+    return replace(found, hits=tuple(sorted(found.hits, key=lambda hit: rank(hit.message))))
+
+
+def around(
+    catalog: Catalog,
+    moment: Message | Consumed | datetime,
+    streams: Names,
+    before_s: float,
+    after_s: float,
+    limit: int | None,
+    *,
+    complete: bool,
+) -> Answer:
+    """All messages of many streams around a moment; with a limit those nearest to it."""
+    names = names_of("streams", streams)
+    if limit is not None:
+        checked_count("limit", limit, otherwise=", or None for all")
+    at, _ = _moment(moment)
+    span, search = _span(at, before_s, after_s, beside=None), Search(catalog, names)
+    return _answered(search, partial(_within, search, span, limit), complete=complete)
+
+
+def _moment(moment: Message | Consumed | datetime) -> tuple[Moment, Message | None]:
+    """When to look, and the message whose time that is; None for a datetime."""
+    if isinstance(moment, datetime):
+        return Moment(time_us_of(moment)), None
+    held = in_hand(moment, "a datetime or a message")
+    if held.message.time_us is None:
+        where = f" at {held.id}" if held.id else ""
+        raise InvalidInput(f"the message{where} has no time; ask with a datetime")
+    return Moment(held.message.time_us, held.id), held.message
+
+
+def _span(at: Moment, before_s: float, after_s: float, beside: MessageId | None) -> Window:
+    """A span of time around a moment; more than the calendar holds means all of it."""
+    for argument, seconds in (("before_s", before_s), ("after_s", after_s)):
+        checked_seconds(argument, seconds, most=math.inf)
+    before_us, after_us = (round(min(seconds * 1_000_000, 2 * TIME_US_MAX)) for seconds in (before_s, after_s))
+    return Window(at.time_us, at.time_us - before_us, at.time_us + after_us, beside)
+
+
+def _search(catalog: Catalog, message: Message | None, stream: str, by: str | None) -> Search | Answer:
+    """Where to look; the answer where the message has no value of the key."""
+    if not isinstance(stream, str):
+        raise InvalidInput("a look-up by time takes the name of one stream or super stream")
+    checked_name("stream", stream)
+    if by is None:
+        return Search(catalog, (stream,))
+    if not isinstance(by, str):
+        raise InvalidInput("a look-up by time takes one key by its name")
+    if message is None:
+        raise InvalidInput("by= takes the value from a message; with a datetime, use find(…, since=, until=)")
+    wanted, missing_keys = catalog.values_of(message, [by])
+    if len(wanted) > 1:
+        raise InvalidInput(
+            f"the message has {len(wanted)} values of the key {by!r}, and by= takes one: "
+            "find(…, since=, until=) asks for one of them"
+        )
+    if wanted:
+        return Search(catalog, (stream,), wanted[0])
+    # No message can share a value that is not there; the stream must exist all the same.
+    catalog.check_names([stream])
+    return without_values(catalog, [stream], missing_keys)
+
+
+def _answered(search: Search, find: Find, *, complete: bool) -> Answer:
+    search.catalog.check_names(search.names)
+    return answered(search.catalog, search.names, search.key_ids, find, complete=complete)
+
+
+# --- beside a moment --------------------------------------------------------------------------------------
+
+
+def _nearest(search: Search, moment: Moment, sides: Sequence[Side], known: Evidence | None) -> Found:
+    lost = Lost()
+    targets = search.targets()
+    among = {stream.name for stream in targets}.union({each.stream for each in known.uncovered} if known else ())
+    found: list[Message] = []
+    for side in sides:
+        nearest = {name: Nearest(moment.edge(name, among, side), side.direction, search.shares_key) for name in among}
+        for stream in targets:
+            look = next_by_blocks if search.by is None else partial(_next_by_key, search)
+            look(search.catalog.servers, stream, nearest[stream.name], lost)
+        if known:
+            known.scan(search.catalog.servers, partial(_show, nearest))
+        candidates = [each.message for each in nearest.values() if each.message is not None]
+        if candidates:
+            found.append(min(candidates, key=rank) if side.direction == "after" else max(candidates, key=rank))
+    closest = sorted(found, key=lambda message: (abs(time_of(message) - moment.time_us), rank(message)))
+    return search.found(closest[:1], lost)
+
+
+def _show(nearest: Mapping[str, Nearest], message: Message) -> None:
+    nearest[message.stream].consider(message)
+
+
+_VALUE_IN_STREAM: Final = f"""
+    SELECT r.stream_offset, r.time_us
+    FROM relatum.relationships r
+    WHERE r.key_id = :key_id::smallint AND r.value = :value::text AND r.stream_id = :stream_id::int
+      AND {part_may_hold_values("r", ":key_id::smallint", ":value::text", ":value::text")}
+"""
+
+KEYED_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
+    "after": sql(
+        f"""
+        {_VALUE_IN_STREAM}
+          AND (r.time_us, r.stream_offset) > (:t::bigint, :o::bigint) AND r.stream_offset >= :floor::bigint
+        ORDER BY r.time_us, r.stream_offset
+        LIMIT 1
+        """
+    ),
+    "before": sql(
+        f"""
+        {_VALUE_IN_STREAM}
+          AND (r.time_us, r.stream_offset) < (:t::bigint, :o::bigint) AND r.stream_offset >= :floor::bigint
+        ORDER BY r.time_us DESC, r.stream_offset DESC
+        LIMIT 1
+        """
+    ),
+}
+"""The row of one key value in one stream next to (`t`, `o`) in the order of (time, offset): offset, time."""
+
+
+def _next_by_key(search: Search, servers: Servers, stream: PresentStream, nearest: Nearest, lost: Lost) -> None:
+    """Show `nearest` the next message of one key value: one row of the index names it."""
+    by, edge = search.by, nearest.edge
+    assert by is not None, "only lookups by key come here"
+
+    def carried(_: Row, message: Message) -> Message | None:
+        return message if by.is_of(message) else None
+
+    while nearest.message is None:
+        parameters = {"key_id": by.key_id, "value": by.value, "stream_id": stream.stream_id, "t": edge[0], "o": edge[1]}
+        parameters["floor"] = lost.floors.get(stream.name, 0)
+        rows = servers.rows(KEYED_BESIDE[nearest.direction], parameters)
+        if not rows:
+            return
+        places = [Row(MessageId(stream.name, offset), time_us, {by.key_id}) for offset, time_us in rows]
+        for message in verified(search.catalog, places, carried, lost, is_named=True):
+            nearest.consider(message)
+
+
+# --- around a moment --------------------------------------------------------------------------------------
+
+
+def _within(search: Search, span: Window, limit: int | None, known: Evidence | None) -> Found:
+    def first(messages: Iterable[Message]) -> list[Message]:
+        return sorted(messages, key=lambda message: (abs(time_of(message) - span.at), rank(message)))[:limit]
+
+    lost, servers, targets = Lost(), search.catalog.servers, search.targets()
+    found = Gathered(span.holds, "ask for a shorter span of time", first=first, limit=limit)
+    by_stream = blocks_between(servers, targets, span.low, span.high)
+    for stream in targets:
+        blocks = by_stream[stream.stream_id]
+        try:
+            read_within(servers, blocks, stream, span.low, span.high, lost, found.consider)
+        except (AccessRefused, NotFound) as error:
+            if search.names is not None:
+                raise
+            # It was not asked for by name: what is known of it is that it had such messages.
+            lost.take(MessageId(stream.name, blocks[0].first_offset), INTEGER_MAX, is_sure=isinstance(error, NotFound))
+    if known:
+        known.scan(servers, found.consider)
+    messages = found.messages if limit is None else first(found.messages)
+    return search.found(sorted(messages, key=rank), lost)

@@ -1,0 +1,330 @@
+"""The sparse index of times: blocks of messages in the database, by the times that they span.
+
+A block begins and ends at the times of two of its messages, and a block of class c spans at most 4**c microseconds: one
+that holds the moment t begins after t - 4**c, so each class is one short range of the index `time_blocks_lookup`.
+
+A place is a pair (time in microseconds, offset); messages are in the order of their places. Looking backwards is
+looking forwards in a mirror: with the signs of times and offsets changed, the last place before becomes the first one
+after. So all that decides is written once, for `after`.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import sqlalchemy as sa
+
+from relatum.errors import StreamUnavailable
+from relatum.ids import MessageId
+from relatum.limits import INTEGER_MAX
+from relatum.reading import Message, StreamBounds
+from relatum.store.coverage import Range, merged
+from relatum.store.database import sql
+from relatum_consumer.lookups.answering import Lost
+from relatum_consumer.lookups.catalog import PresentStream, replaced
+from relatum_consumer.lookups.servers import Servers
+
+Place: TypeAlias = tuple[int, int]
+Direction: TypeAlias = Literal["after", "before"]
+
+WIDTH_CLASSES: Final = tuple(range(31))
+"""All width classes of time blocks: 4**30 microseconds span more than the years 1 to 9999."""
+
+WIDTHS_US: Final = tuple(4**width_class for width_class in WIDTH_CLASSES)
+"""The widest block of each class, in microseconds."""
+
+SCAN_BLOCKS_MAX: Final = 16
+"""Blocks read in one go, up to 128 messages each: bounds what a window holds undecided."""
+
+_GAP_OFFSETS: Final = 512
+"""Offsets between two blocks that are read over: about what is read in half the time of one more attach."""
+
+
+class Block(NamedTuple):
+    """One row of the index: some messages between two offsets; the earliest and the latest of their times."""
+
+    min_us: int
+    max_us: int
+    first_offset: int
+    last_offset: int
+
+    def mirrored(self) -> "Block":
+        """The block with the signs of times and offsets changed."""
+        return Block(-self.max_us, -self.min_us, -self.last_offset, -self.first_offset)
+
+
+def mirrored(place: Place) -> Place:
+    """The place with the signs of time and offset changed."""
+    return -place[0], -place[1]
+
+
+def earliest(block: Block, beyond: Place) -> Place | None:
+    """The earliest place after `beyond` a message of the block can have; None where all come before."""
+    time_us, offset = beyond
+    if block.min_us > time_us:
+        return block.min_us, block.first_offset
+    if block.max_us >= time_us and block.last_offset > offset:
+        return time_us, max(block.first_offset, offset + 1)
+    if block.max_us > time_us:
+        return time_us + 1, block.first_offset
+    return None
+
+
+def joined(blocks: Iterable[Block], blocks_max: int) -> list[tuple[int, int, list[Block]]]:
+    """Blocks in the order of their offsets, as runs to read in one go: first offset, last offset, blocks.
+
+    Blocks whose offsets overlap are in one run; others are added up to `blocks_max`, while little lies between them.
+    """
+    runs: list[tuple[int, int, list[Block]]] = []
+    for block in sorted(blocks, key=lambda each: (each.first_offset, each.last_offset)):
+        if runs:
+            first, last, members = runs[-1]
+            overlaps = block.first_offset <= last
+            if overlaps or (len(members) < blocks_max and block.first_offset - last <= _GAP_OFFSETS):
+                members.append(block)
+                runs[-1] = (first, max(last, block.last_offset), members)
+                continue
+        runs.append((block.first_offset, block.last_offset, [block]))
+    return runs
+
+
+# --- the statements ---------------------------------------------------------------------------------------
+
+_BLOCK: Final = "b.min_us, b.max_us, b.first_offset, b.last_offset"
+_CLASSES: Final = "unnest(:classes::smallint[], :widths::bigint[]) AS classes (width_class, width)"
+
+
+def _in_class(stream_id: str = ":stream_id::int") -> str:
+    return f"b.stream_id = {stream_id} AND b.width_class = classes.width_class AND b.last_offset >= :floor::bigint"
+
+
+def _reaching(low: str, high: str, stream_id: str = ":stream_id::int") -> str:
+    # Offset 0 keeps PostgreSQL from joining it in another way than class by class.
+    return f"""
+        {_CLASSES}
+        CROSS JOIN LATERAL (
+          SELECT {_BLOCK}
+          FROM relatum.time_blocks b
+          WHERE {_in_class(stream_id)}
+            AND b.min_us >= {low} - classes.width AND b.min_us <= {high} AND b.max_us >= {low}
+          OFFSET 0
+        ) AS reaching
+    """
+
+
+BLOCKS_BETWEEN: Final = sql(
+    f"""
+    SELECT given.stream_id, reaching.*
+    FROM unnest(:stream_ids::int[]) AS given (stream_id)
+    CROSS JOIN {_reaching(":low::bigint", ":high::bigint", "given.stream_id")}
+    ORDER BY stream_id, first_offset, last_offset
+    """
+)
+
+BLOCKS_PAGE: Final = sql(
+    f"""
+    SELECT reaching.*
+    FROM {_reaching(":low::bigint", ":high::bigint")}
+    ORDER BY first_offset, last_offset
+    LIMIT :blocks_max::bigint
+    """
+)
+
+
+def _beside(witness: str, found: str, low: str, high: str) -> sa.TextClause:
+    """The blocks that reach into the time from `t` to a witness: `found` of what each class has beyond `t`."""
+    return sql(
+        f"""
+        WITH witness AS (
+          SELECT {found} AS time_us
+          FROM {_CLASSES}
+          CROSS JOIN LATERAL (
+            SELECT b.min_us, b.max_us
+            FROM relatum.time_blocks b
+            WHERE {_in_class()} AND {witness}
+            LIMIT 1
+          ) AS beyond
+        )
+        SELECT reaching.*
+        FROM witness
+        CROSS JOIN {_reaching(low, high)}
+        """
+    )
+
+
+# Backwards, the index has no order of ends. So the block of each class that begins last, and the latest of their ends:
+# that is the time of a message, if perhaps not of the nearest. That it begins before it ends is said for the index.
+_T: Final = ":t::bigint"
+_WITNESS: Final = f"coalesce(witness.time_us, {_T})"
+BLOCKS_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
+    "after": _beside(f"b.min_us > {_T} ORDER BY b.min_us", "min(beyond.min_us)", _T, _WITNESS),
+    "before": _beside(
+        f"b.min_us < {_T} AND b.max_us < {_T} ORDER BY b.min_us DESC", "max(beyond.max_us)", _WITNESS, _T
+    ),
+}
+"""Blocks beside a moment: all that reach into the time up to a message beyond it; all that hold it if there is none."""
+
+_CLASS_VALUES: Final[dict[str, Any]] = {"classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
+
+
+def _blocks_of(servers: Servers, statement: sa.TextClause, stream: PresentStream, **given: int) -> list[Block]:
+    rows = servers.rows(statement, _CLASS_VALUES | {"stream_id": stream.stream_id} | given)
+    return [Block._make(row) for row in rows]
+
+
+def blocks_between(
+    servers: Servers, streams: Sequence[PresentStream], low: int, high: int
+) -> Mapping[int, list[Block]]:
+    """Blocks of streams that have times between two moments, both included, by offsets: by the stream's number."""
+    parameters = _CLASS_VALUES | {"stream_ids": [stream.stream_id for stream in streams], "floor": 0}
+    found: dict[int, list[Block]] = defaultdict(list)
+    for stream_id, *block in servers.rows(BLOCKS_BETWEEN, parameters | {"low": low, "high": high}):
+        found[stream_id].append(Block._make(block))
+    return found
+
+
+# --- reading blocks ---------------------------------------------------------------------------------------
+
+
+class Nearest:
+    """Keeps the nearest of the messages it is shown beyond an edge. Its places are in the direction's coordinates."""
+
+    def __init__(self, edge: Place, direction: Direction, is_meant: Callable[[Message], bool] = lambda _: True) -> None:
+        self._is_meant = is_meant
+        self.edge = edge
+        self.direction: Direction = direction
+        self.beyond = edge if direction == "after" else mirrored(edge)
+        self.message: Message | None = None
+        self.place: Place | None = None
+        """Where the nearest stands in time; None while there is none."""
+
+    def turned(self, block: Block) -> Block:
+        """A block in the direction's coordinates, or such a one as it is in the table."""
+        return block if self.direction == "after" else block.mirrored()
+
+    def consider(self, message: Message) -> None:
+        """Look at one message."""
+        if message.time_us is not None and self._is_meant(message):
+            place = message.time_us, message.offset
+            place = place if self.direction == "after" else mirrored(place)
+            if place > self.beyond and (self.place is None or place < self.place):
+                self.message, self.place = message, place
+
+
+def next_by_blocks(servers: Servers, stream: PresentStream, nearest: Nearest, lost: Lost) -> None:
+    """Show `nearest` the messages of the blocks that can hold the next one in time, the most promising first."""
+    read: set[Block] = set()
+    reached = nearest.beyond[0]
+    while True:
+        t = reached if nearest.direction == "after" else -reached
+        found = _blocks_of(servers, BLOCKS_BESIDE[nearest.direction], stream, floor=_floor(stream, lost), t=t)
+        blocks = [nearest.turned(block) for block in found]
+        promises = ((earliest(block, nearest.beyond), block) for block in blocks if block not in read)
+        for promise, block in sorted((place, block) for place, block in promises if place is not None):
+            if nearest.place is not None and promise > nearest.place:
+                break
+            had, original = nearest.message, nearest.turned(block)
+            _read(servers, [original], stream, lost, nearest.consider)
+            if nearest.message is had and block.max_us > nearest.beyond[0] and _begins_in(original, stream, lost):
+                lost.is_sure = True
+        read.update(blocks)
+        # Beyond it there is more, or retention has taken the message there.
+        beyond = [block.min_us for block in blocks if block.min_us > reached]
+        if not beyond or (nearest.place is not None and nearest.place[0] <= max(beyond)):
+            return
+        reached = max(beyond)
+
+
+def _floor(stream: PresentStream, lost: Lost) -> int:
+    """The first offset retained, as far as it is known."""
+    return lost.floors.get(stream.name, 0)
+
+
+def _begins_in(block: Block, stream: PresentStream, lost: Lost) -> bool:
+    """Whether retention has surely taken a part of the block."""
+    doubted = any(where.stream == stream.name for where in lost.unread)
+    return block.first_offset < _floor(stream, lost) and not doubted
+
+
+def _read(
+    servers: Servers, run: Sequence[Block], stream: PresentStream, lost: Lost, consider: Callable[[Message], object]
+) -> None:
+    """Read the messages between the offsets of blocks, and see that they agree with each; the rest of what expired."""
+    start, stop = min(block.first_offset for block in run), max(block.last_offset for block in run) + 1
+    floor = _floor(stream, lost)
+    if stop <= floor:
+        return
+    offsets: list[int] = []
+    times: list[int | None] = []
+
+    def look(message: Message) -> None:
+        offsets.append(message.offset)
+        times.append(message.time_us)
+        consider(message)
+
+    servers.scan(stream.name, max(start, floor), stop, look)
+    for block in run:
+        inside = slice(bisect_left(offsets, block.first_offset), bisect_right(offsets, block.last_offset))
+        if block.first_offset >= _floor(stream, lost):
+            _check_block(servers, block, offsets[inside], times[inside], stream, lost)
+
+
+def _check_block(
+    servers: Servers,
+    block: Block,
+    inside: Sequence[int],
+    times: Sequence[int | None],
+    stream: PresentStream,
+    lost: Lost,
+) -> None:
+    """See that what was read between a block's ends, the offsets and the times of messages, is what the block says."""
+    if block.min_us in times and block.max_us in times:
+        return
+    bounds: StreamBounds = servers.bounds(stream.name)
+    if bounds.first is not None and bounds.first > block.first_offset:
+        lost.floors[stream.name] = bounds.first
+        if not bounds.is_proven:
+            lost.unread[MessageId(stream.name, block.first_offset)] = None
+        return
+    is_whole = bool(inside) and (inside[0], inside[-1]) == (block.first_offset, block.last_offset)
+    if not is_whole and not (bounds.is_sure and (bounds.last is None or bounds.last < block.last_offset)):
+        message = (
+            f"only a part of {stream.name!r} from {block.first_offset} to {block.last_offset} came: repeat it later"
+        )
+        raise StreamUnavailable(message, stream=stream.name)
+    raise replaced(stream.name, block.first_offset)
+
+
+def read_within(
+    servers: Servers,
+    held: Iterable[Block],
+    stream: PresentStream,
+    low: int,
+    high: int,
+    lost: Lost,
+    consider: Callable[[Message], object],
+) -> None:
+    """Read the messages of blocks that reach into a span of time."""
+    for _, _, run in joined(held, SCAN_BLOCKS_MAX):
+        _read(servers, run, stream, lost, consider)
+        for block in run:
+            is_certain = low <= block.min_us <= high or low <= block.max_us <= high
+            if is_certain and block.last_offset < _floor(stream, lost):
+                lost.is_sure = True
+
+
+def offsets_within(
+    servers: Servers, stream: PresentStream, low: int, high: int, start: int, *, blocks_max: int
+) -> tuple[list[Range], int | None]:
+    """Where the messages are from `start` on whose times are from `low` to `high`, both included, as the index has it.
+
+    Ranges of offsets in their order, with others' messages among them; and where to go on, None behind the last.
+    """
+    found = _blocks_of(servers, BLOCKS_PAGE, stream, floor=start, low=low, high=high, blocks_max=blocks_max)
+    following = found[-1].first_offset if len(found) == blocks_max else None
+    if following is not None and following <= start:
+        return offsets_within(servers, stream, low, high, start, blocks_max=2 * blocks_max)
+    stop = INTEGER_MAX if following is None else following
+    runs = ((max(first, start), min(last + 1, stop)) for first, last, _ in joined(found, SCAN_BLOCKS_MAX))
+    return merged(runs), following
