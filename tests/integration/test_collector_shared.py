@@ -22,7 +22,7 @@ from relatum.errors import ConfigurationError, InvalidInput, NotAStream, StreamN
 from relatum.reading import StreamReader
 from relatum.store.database import Database
 from tests.support import declare_stream, delete_stream, new_streams, unique_name, wait_until
-from tests.support.collectors import FOREVER, Collecting, CollectorStore, Consumer, Gate, wait_status
+from tests.support.collectors import FOREVER, Collecting, CollectorStore, Consumer, Gate, is_attached, wait_status
 from tests.support.leases import LEASE_S, let_lapse
 from tests.support.place import Place
 from tests.support.threads import Threads
@@ -128,7 +128,7 @@ def test_a_stream_is_followed_from_where_it_is_told(collecting: Collecting, star
     collecting.put(*"abc")
     consumer = Consumer()
     with collecting.collector(consumer, start=start) as collector:
-        wait_until(lambda: collector._shared.intake.is_followed(collecting.place.stream), what="the stream followed")
+        wait_until(lambda: is_attached(collector, collecting.place.stream), what="the stream followed")
         collecting.put("d")
         wait_status(collector, SUCCEEDED, "d")
     assert consumer.bodies == list(expected)
@@ -153,7 +153,7 @@ def test_it_is_said_that_start_does_not_count(
         caplog.clear()
         consumer = Consumer()
         with caplog.at_level("INFO", "relatum.collector"), collecting.collector(consumer, start=1) as collector:
-            wait_until(lambda: collector._shared.intake.is_followed(stream), what="the stream followed")
+            wait_until(lambda: is_attached(collector, stream), what="the stream followed")
             wait_status(collector, SUCCEEDED, "b")
         return sum("start is for" in record.message for record in caplog.records), consumer.bodies
 

@@ -5,13 +5,13 @@ again, and the answer is the same. Rows are fenced one by one: a statement names
 """
 
 import logging
+import math
 import secrets
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
-from uuid import UUID
 
 import sqlalchemy as sa
 
@@ -277,14 +277,10 @@ class CollectorStore:
                 connection.execute(message_rows.GIVE_BACK, each)
             return not any(connection.execute(message_rows.IS_MINE, each).first() for each in wanted)
 
-    def came_through(self, token: UUID) -> bool:
-        """Whether a joined transaction in doubt was committed; asked once, over a connection of its own."""
-        return self._tokens.came_through(self._engine, token)
-
     @contextmanager
-    def transaction(self) -> Iterator[sa.Connection]:
-        """A transaction that an executor may join."""
-        with self._tokens.transaction(self._joined.engine, within_s=None) as connection:
+    def transaction(self, stop: threading.Event | None = None) -> Iterator[sa.Connection]:
+        """A transaction that an executor may join. A commit in doubt is settled, however long it takes; until `stop`."""
+        with self._tokens.transaction(self._joined.engine, within_s=math.inf, stop=stop) as connection:
             yield connection
 
     # Taking over

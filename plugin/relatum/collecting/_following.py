@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from relatum.collecting._bulk import Collected, id_of, id_of_place
-from relatum.collecting._collector_core import Followed
+from relatum.collecting._bulk import Collected, TypeOf, describe_followed, id_of, id_of_place, type_of_property
+from relatum.collecting._collector_core import Abandoned, Followed, Lot
 from relatum.collecting._handlers import logger
-from relatum.collecting._intake import TypeOf, describe_followed, type_of_property
 from relatum.collecting._named_streams import NamedStreams
 from relatum.errors import Conflict, OffsetExpired, OffsetNotFound
 from relatum.following import Attached, Event, Failed, Hole, Reach, Records, Replaced, StreamFollower
@@ -46,9 +45,9 @@ class Following:
         self.shared = shared
         self.type_of = type_of
         self.follower = StreamFollower(shared.loop, address, self._told)
-        self.reach = Reach(self.follower, shared.outages, lambda: next(iter(self._streams)))
+        self.reach = Reach(self.follower, shared.outages, lambda: next(iter(self.streams)))
         self._named = named
-        self._streams: dict[str, CollectedStream] = {}
+        self.streams: dict[str, CollectedStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, names: Iterable[str]) -> None:
@@ -61,8 +60,8 @@ class Following:
     def add(self, names: Iterable[str]) -> None:
         """Follow these streams, too."""
         for name in names:
-            if name not in self._streams and not self.shared.is_stopping:
-                stream = self._streams[name] = CollectedStream(self, name)
+            if name not in self.streams and not self.shared.is_stopping:
+                stream = self.streams[name] = CollectedStream(self, name)
                 task = self.shared.loop.spawn(stream.run())
                 self._tasks.add(task)
                 task.add_done_callback(self._ended)
@@ -78,12 +77,8 @@ class Following:
 
     def wake(self) -> None:
         """Have all streams look whether they are still this member's to read."""
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             stream.wake()
-
-    def lost(self, stream: str, error: Exception | None) -> None:
-        """Begin anew with a stream: another member moved its position (None), or the store takes its messages never."""
-        self._streams[stream].lose(error)
 
     async def close(self) -> None:
         """Read nothing more."""
@@ -92,15 +87,15 @@ class Following:
 
     def _told(self, event: Event) -> None:
         """Give an event of the follower to the stream it is about: to all streams, where it names none."""
-        for stream in self._streams.values() if event.stream is None else [self._streams[event.stream]]:
+        for stream in self.streams.values() if event.stream is None else [self.streams[event.stream]]:
             stream.came(event)
 
     async def _look_for_free(self) -> float:
         """Have those asked for again that nobody else follows."""
         shared = self.shared
-        if any(stream.is_standing_by for stream in self._streams.values()) and not shared.is_stopping:
+        if any(stream.is_standing_by for stream in self.streams.values()) and not shared.is_stopping:
             held = await shared.loop.ask(shared.store.held, shared.member)
-            for stream in self._streams.values():
+            for stream in self.streams.values():
                 if stream.name not in held:
                     stream.is_standing_by = False
                     stream.wake()
@@ -173,11 +168,12 @@ class CollectedStream:
     Attributes:
         name: The stream's.
         is_standing_by: Whether another member follows it, as far as is known.
+        is_attached: Whether it is read here, and is the one that was collected.
     """
 
     def __init__(self, following: Following, name: str) -> None:
         self.name = name
-        self.is_standing_by = False
+        self.is_standing_by = self.is_attached = False
         self._following = following
         self._shared = following.shared
         self._follower = following.follower
@@ -185,8 +181,8 @@ class CollectedStream:
         self._pauses = Pauses()
         self._woken = asyncio.Event()
         self._events: deque[Event] = deque()
-        self._lost: Exception | None = None
-        self._is_read = self._is_lost = self._was_followed = False
+        self._next_offset = 0
+        self._is_read = self._was_followed = False
 
     # --- what it is told ----------------------------------------------------------------------------------------------
 
@@ -195,11 +191,6 @@ class CollectedStream:
         if self._is_read:
             self._events.append(event)
             self._woken.set()
-
-    def lose(self, error: Exception | None) -> None:
-        """Begin anew, as what was read of it was not stored: for this reason, or as another member came between."""
-        self._is_lost, self._lost = self._is_read, error
-        self._woken.set()
 
     def wake(self) -> None:
         """Look what has changed."""
@@ -212,6 +203,8 @@ class CollectedStream:
         while not self._shared.is_stopping:
             try:
                 pause_s = await self._follow()
+            except Abandoned:
+                return
             except Exception as error:  # noqa: BLE001 - whatever it was, the stream is followed again
                 pause_s = self._pause_after(error)
             await self._rest(pause_s)
@@ -236,15 +229,13 @@ class CollectedStream:
             self.is_standing_by = True
             while self.is_standing_by and not shared.is_stopping:
                 await self._wait()
-        failure: Exception | None = None
         try:
             if await self._read(member, followed):
                 await self._find_again(member)
-        except Exception as error:  # noqa: BLE001 - it is left to others before that is said
-            failure = error
-        await self._leave(member)
-        if failure is not None:
-            raise failure
+        finally:
+            # It is left to others before that is said; a member that was abandoned leaves all that it followed.
+            if not shared.abandoned.is_set():
+                await shared.loop.ask(shared.store.unfollow, member, self.name)
         self._pauses = Pauses()
         return AGAIN_S
 
@@ -255,7 +246,7 @@ class CollectedStream:
     def _is_over(self, member: int) -> bool:
         """Whether it is not this member's to read any more."""
         shared = self._shared
-        return shared.is_stopping or shared.is_cut_off or shared.member != member or self._is_lost
+        return shared.is_stopping or shared.is_cut_off or shared.member != member
 
     async def _read(self, member: int, followed: Followed) -> bool:
         """Take what comes; whether it ended as the stream is another one now."""
@@ -264,9 +255,8 @@ class CollectedStream:
             text = "collector %r: going on with stream %r at %d, where it was; start is for streams it never followed"
             logger.info(text, self._shared.store.name, self.name, followed.next_offset)
         self._is_read = self._was_followed = True
-        self._is_lost, self._lost = False, None
+        self._next_offset = followed.next_offset
         self._follower.follow(self.name, followed.next_offset, known=followed.known_by)
-        is_attached = False
         try:
             while not self._is_over(member):
                 if not self._events:
@@ -275,10 +265,9 @@ class CollectedStream:
                 event = self._events.popleft()
                 if isinstance(event, Records):
                     await self._take(member, event)
-                elif isinstance(event, Attached) and not is_attached:
+                elif isinstance(event, Attached) and not self.is_attached:
                     # Once: a connection may be replaced meanwhile.
-                    is_attached = True
-                    self._attached(followed)
+                    self._attached()
                 elif isinstance(event, Replaced):
                     self._warn("stream %r was deleted and declared again: what it has now is collected", self.name)
                     return True
@@ -289,43 +278,42 @@ class CollectedStream:
                 elif isinstance(event, Failed):
                     # Another member may read it, meanwhile.
                     raise event.error
-            if self._is_lost and self._lost is not None:
-                raise self._lost
             return False
         finally:
-            self._is_read = False
+            self._is_read = self.is_attached = False
             self._follower.leave(self.name)
             self._follower.done(*self._events)
             self._events.clear()
 
-    def _attached(self, followed: Followed) -> None:
+    def _attached(self) -> None:
         """It is the one that was collected: take what comes."""
-        shared = self._shared
-        shared.outages.over(self._who)
-        shared.intake.follow(self.name, followed)
+        self.is_attached = True
+        self._shared.outages.over(self._who)
         text = "collector %r: following stream %r from %d on"
-        logger.info(text, shared.store.name, self.name, followed.next_offset)
+        logger.info(text, self._shared.store.name, self.name, self._next_offset)
 
     async def _take(self, member: int, first: Records) -> None:
-        """Hand on messages, with those that came right behind them, as far as there is room."""
-        shared, events, messages = self._shared, list[Event](), list[Collected]()
+        """Store messages, with those that came right behind them, as there is room; the position moves with them."""
+        shared, events, messages = self._shared, [first], list[Collected]()
         try:
-            event: Event = first
-            while isinstance(event, Records):
+            await shared.gather(len(first.batch))
+            messages += await self._described(first)
+            while len(messages) < TAKE_MESSAGES and self._events and isinstance(event := self._events[0], Records):
+                self._events.popleft()
                 events.append(event)
                 messages += await self._described(event)
-                if len(messages) >= TAKE_MESSAGES or not self._events or not isinstance(self._events[0], Records):
-                    break
-                event = self._events.popleft()
             while messages and not self._is_over(member):
-                taken = shared.intake.take(self.name, messages)
-                del messages[:taken]
-                if taken:
-                    shared.stir()
-                if messages:
+                lot = Lot(self.name, self._next_offset)
+                del messages[: lot.take(shared.core, messages)]
+                if not messages:
+                    # More may come while these are stored.
+                    self._follower.done(*events)
+                if lot.last is None:
                     await shared.changed()
-            # Others have their turn, however much comes of this one.
-            await asyncio.sleep(0)
+                    continue
+                await shared.store_lot(lot)
+                self._next_offset = lot.last.offset + 1
+                self._pauses = Pauses()
         finally:
             self._follower.done(*events)
 
@@ -346,16 +334,6 @@ class CollectedStream:
                 return
             await shared.changed()
         await shared.loop.ask(self._following.find_again, self.name, member)
-
-    async def _leave(self, member: int) -> None:
-        """Let another member have it, as soon as all that was taken of it is stored."""
-        shared = self._shared
-        while not shared.intake.is_stored(self.name) and not shared.abandoned.is_set():
-            await shared.changed()
-        shared.intake.unfollow(self.name)
-        if not shared.abandoned.is_set():
-            # Else the member leaves, and with it what it followed.
-            await shared.loop.ask(shared.store.unfollow, member, self.name)
 
     def _pause_after(self, error: Exception) -> float:
         """Say what ended it; gives the seconds until it is tried again."""
