@@ -65,8 +65,8 @@ def test_spill_leaves_bodies_in_their_stream(collecting: Collecting) -> None:
     gate = Gate()
     options: dict[str, Any] = {"bulk_messages": 4, "queue_bulks": 1, "when_full": "spill", "max_age_s": 1.0}
     with collecting.collector(gate, **options) as collector, gate.closed():
-        wait_until(lambda: collector.held_messages == 40, what="all messages taken")
-        wait_until(lambda: collector.held_bytes < 12 * 20_000, what="bodies left in the stream")
+        wait_until(lambda: collector.statistics().held_messages == 40, what="all messages taken")
+        wait_until(lambda: collector.statistics().held_bytes < 12 * 20_000, what="bodies left in the stream")
         gate.opened.set()
         wait_until(lambda: len(gate.bodies) == 40, what="all messages consumed")
     assert gate.bodies == bodies
@@ -79,8 +79,8 @@ def test_memory_ends_at_its_limit(collecting: Collecting) -> None:
     gate = Gate()
     options: dict[str, Any] = {"bulk_messages": 2, "queue_bulks": 100, "max_age_s": 1.0}
     with collecting.collector(gate, bytes_max=500_000, **options) as collector, gate.closed():
-        wait_until(lambda: collector.held_bytes >= 500_000, what="the limit reached")
-        assert collector.held_bytes < 500_000 + 52_000
+        wait_until(lambda: collector.statistics().held_bytes >= 500_000, what="the limit reached")
+        assert collector.statistics().held_bytes < 500_000 + 52_000
         gate.opened.set()
         wait_until(lambda: len(gate.bodies) == 60, what="all messages consumed")
     assert gate.bodies == bodies
@@ -403,7 +403,7 @@ def test_a_handler_of_collected_does_not_wait_for_what_comes_after_it(collecting
     with collector:
         assert collector.collect(first)
         wait_until(lambda: len(given) == 5, what="all messages offered")
-        wait_until(lambda: collector.held_messages == 0, what="what was taken is consumed")
+        wait_until(lambda: collector.statistics().held_messages == 0, what="what was taken is consumed")
         assert given == [True, False, False, False, False]
 
 

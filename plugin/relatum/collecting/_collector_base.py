@@ -211,26 +211,6 @@ class Collector(Generic[ExecutorT]):
         """What this member has counted, and what it holds. It asks nobody."""
         return self._shared.statistics()
 
-    @property
-    def held_messages(self) -> int:
-        """Messages this member has taken and is not done with."""
-        return self._shared.core.held_messages
-
-    @property
-    def held_bytes(self) -> int:
-        """What counts towards `bytes_max`."""
-        return self._shared.core.held_bytes
-
-    @property
-    def passed_over(self) -> int:
-        """Messages this member met whose type has no executor."""
-        return self._shared.core.passed_over
-
-    @property
-    def refused(self) -> int:
-        """Messages that `collect` refused: for want of room in time, at the end, or since they cannot be stored."""
-        return self._shared.refused
-
     # --- its beginning ------------------------------------------------------------------------------------------------
 
     def _join_members(self) -> list[str]:

@@ -279,7 +279,7 @@ class CollectorStore:
 
     @contextmanager
     def transaction(self, stop: threading.Event | None = None) -> Iterator[sa.Connection]:
-        """A transaction that an executor may join. A commit in doubt is settled, however long it takes; until `stop`."""
+        """A transaction that an executor may join. A commit in doubt is settled, as long as `stop` is not set."""
         with self._tokens.transaction(self._joined.engine, within_s=math.inf, stop=stop) as connection:
             yield connection
 
