@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from relatum.errors import StreamNotHere, StreamUnavailable
 from relatum.following._connections import SETTLED_S
 from relatum.following._events import Attached, CaughtUp, Event, Hole, Replaced
-from relatum.following._held import Held
+from relatum.following._giving import Held
 from relatum.following._subscriptions import Ended, Interrupted, Subscription
 from relatum.reading import Agreement, Broker, Message, Position, RecordBatch, StreamBounds, position_of
 from relatum.waiting import Pauses, may_repeat
@@ -29,6 +29,9 @@ from relatum.wire import Chunk, Code
 
 if TYPE_CHECKING:
     from relatum.following._follower import StreamFollower
+
+AFTER_DEFECT_S: Final = 1.0
+"""Seconds before a stream is read again whose owner could not take it that it is another one."""
 
 RECORD_KEPT_BYTES: Final = 4 << 10
 """Bytes of a stream's last record up to which it is kept, to be known again; of a larger one its sum is."""
@@ -94,9 +97,10 @@ class Followed:
             except Differs as differs:
                 assert self.known is not None, "else nothing can differ"
                 self._put(Replaced(self.stream, self.number, self.known, differs.found, differs.bounds))
-                # Left soon; else what is before that could not be given, and it is found again.
+                # Left soon; else this, or what came before it, could not be given, and it is found again.
                 with suppress(Exception):
                     await self._first()
+                await asyncio.sleep(AFTER_DEFECT_S)
             except Exception as error:  # noqa: BLE001 - told, and tried again
                 await self._pause(error)
 
@@ -115,7 +119,7 @@ class Followed:
             raise ended.error
 
     async def _ask_why(self) -> None:
-        error = await self._follower.ask(self._follower.questions.why_missing, self.stream)
+        error = await self._follower.why_missing(self.stream)
         if error is not None:
             raise error
         # It was declared just now.
@@ -275,10 +279,10 @@ class Followed:
         return True
 
     async def _look(self, held: Held | None, known: Position | None, *, is_end: bool) -> Finding:
-        """Ask the leader about what came; see `Questions.look`."""
+        """Ask the leader about what came; see `StreamFollower.look`."""
         follower = self._follower
         try:
-            finding = await follower.ask(follower.questions.look, self.stream, known, is_end)
+            finding = await follower.look(self.stream, known, is_end)
         except Exception as error:
             if any(isinstance(each, Interrupted) for each in self._inbox):
                 raise Interrupted from error
