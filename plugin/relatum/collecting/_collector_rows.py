@@ -8,7 +8,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import psycopg
 import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_seconds
@@ -17,7 +16,7 @@ from relatum.collecting._collector_core import Result, Stored
 from relatum.ids import MessageId
 from relatum.outcomes import OutcomeStatus
 from relatum.store.database import sql
-from relatum.store.rows import BigIntegers, copy_lines, copy_text, needs_escape
+from relatum.store.rows import BigIntegers
 from relatum.store.translation import translated_errors
 
 # The member is compared in a way no index serves: by its own, all that it has not finished would be read.
@@ -32,16 +31,18 @@ def _on_rows(text: str) -> sa.TextClause:
 
 # The clock is `statement_timestamp()`: a joined transaction may have begun long before, and `now()` is its beginning.
 
-# --- collecting and consuming. Offsets come in one row, None for none: to give a row for each takes the client longer.
+# --- collecting and consuming. Offsets come back in one row: to give a row for each takes the client longer. Arrays of
+# integers are sent as one text, so that to add rows takes no longer than by COPY.
 
-ADD_MISSING: Final = sql("""
+ADD: Final = _on_rows("""
     INSERT INTO relatum.collected_messages (source_id, stream_offset, member_id, size, message_id, type)
-    SELECT * FROM unnest(:sources::integer[], :offsets::bigint[], :members::bigint[],
-        :sizes::integer[], :message_ids::text[], :types::text[])
-    ON CONFLICT DO NOTHING""")
+    SELECT :source::integer, stream_offset, :of_member::bigint, size, message_id, type
+    FROM unnest(:offsets::bigint[], :sizes::bigint[], :message_ids::text[], :types::text[])
+        AS given (stream_offset, size, message_id, type)
+    ON CONFLICT DO NOTHING""").bindparams(sa.bindparam("sizes", type_=BigIntegers()))
 
 MINE_TO_CONSUME: Final = _on_rows(f"""
-    SELECT source_id, stream_offset FROM relatum.collected_messages
+    SELECT stream_offset FROM relatum.collected_messages
     WHERE {_MINE} AND state = 'collected' AND attempts = 0""")
 
 FORWARD: Final = _on_rows(f"""
@@ -140,49 +141,34 @@ TAKEN_OVER: Final = sql("""
     ORDER BY collected_at, source_id, stream_offset""")
 
 
-def copy(connection: sa.Connection, member: int, messages: Sequence[Collected], sources: Mapping[str, int]) -> bool:
-    """Write new rows; False, and none is written, where some are there."""
-    message_ids = [message.message_id for message in messages]
-    if needs_escape("".join(message_ids)):
-        message_ids = [copy_text(message_id) for message_id in message_ids]
-    types = {kind: copy_text(kind) for kind in {message.type for message in messages}}
-    lines = [
-        f"{sources[each.place.stream]}\t{each.place.offset}\t{member}\t{each.bytes}\t{message_id}\t{types[each.type]}\n"
-        for each, message_id in zip(messages, message_ids, strict=True)
-    ]
-    savepoint = connection.begin_nested()
-    try:
-        copy_lines(connection, "collected_messages", lines)
-    except psycopg.errors.UniqueViolation:
-        savepoint.rollback()
-        return False
-    savepoint.commit()
-    return True
-
-
-def added_before(
-    connection: sa.Connection,
-    member: int,
-    messages: Sequence[Collected],
-    sources: Mapping[str, int],
-    *,
-    insert: bool,
+def added(
+    connection: sa.Connection, member: int, messages: Sequence[Collected], sources: Mapping[str, int], *, insert: bool
 ) -> frozenset[MessageId]:
-    """Write those rows that are not there; gives the places that wait for this member to consume them."""
-    if insert:
-        new = {
-            "sources": [sources[message.place.stream] for message in messages],
-            "offsets": [message.place.offset for message in messages],
-            "members": [member] * len(messages),
-            "sizes": [message.bytes for message in messages],
-            "message_ids": [message.message_id for message in messages],
-            "types": [message.type for message in messages],
+    """Write those rows that are not there; gives the places that wait for this member to consume them.
+
+    `insert`: False where this very call has written them before, and was not answered.
+    """
+    by_stream: dict[str, list[Collected]] = {}
+    for message in messages:
+        by_stream.setdefault(message.place.stream, []).append(message)
+    mine = set[MessageId]()
+    for stream in sorted(by_stream):
+        of_stream = by_stream[stream]
+        named = {
+            "source": sources[stream],
+            "of_member": member,
+            "offsets": [message.place.offset for message in of_stream],
         }
-        connection.execute(ADD_MISSING, new)
-    wanted = by_source((message.place for message in messages), sources, of_member=member)
-    rows = (row for named in wanted for row in connection.execute(MINE_TO_CONSUME, named))
-    streams = streams_of(sources)
-    return frozenset(MessageId(streams[source], offset) for source, offset in rows)
+        values = {
+            "sizes": [message.bytes for message in of_stream],
+            "message_ids": [message.message_id for message in of_stream],
+            "types": [message.type for message in of_stream],
+        }
+        if insert and connection.execute(ADD, named | values).rowcount == len(of_stream):
+            mine.update(message.place for message in of_stream)
+        else:
+            mine.update(MessageId(stream, offset) for offset in connection.scalars(MINE_TO_CONSUME, named))
+    return frozenset(mine)
 
 
 Change = tuple[sa.TextClause, dict[str, Any]]

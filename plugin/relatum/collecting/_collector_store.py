@@ -21,9 +21,8 @@ from relatum.collecting._bulk import REASON_CHARACTERS_MAX, Collected, id_of_pla
 from relatum.collecting._collector_core import Advance, Followed, Result, Stored
 from relatum.collecting._collector_rows import (
     KEEP_S,
-    added_before,
+    added,
     by_source,
-    copy,
     ends,
     forget_finished,
     forwarded,
@@ -232,10 +231,7 @@ class CollectorStore:
                 sources = self._sources.ids(connection, {message.place.stream for message in messages})
             else:
                 is_new, sources[advance.stream] = self._sources.advance(connection, member, advance)
-            if is_new and copy(connection, member, messages, sources):
-                mine = frozenset(message.place for message in messages)
-            else:
-                mine = added_before(connection, member, messages, sources, insert=is_new)
+            mine = added(connection, member, messages, sources, insert=is_new)
         self._sources.remember(sources)
         return Stored(mine, at)
 
