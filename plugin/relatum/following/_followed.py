@@ -30,9 +30,6 @@ from relatum.wire import Chunk, Code
 if TYPE_CHECKING:
     from relatum.following._follower import StreamFollower
 
-AFTER_DEFECT_S: Final = 1.0
-"""Seconds before a stream is read again whose owner could not take it that it is another one."""
-
 RECORD_KEPT_BYTES: Final = 4 << 10
 """Bytes of a stream's last record up to which it is kept, to be known again; of a larger one its sum is."""
 
@@ -97,10 +94,9 @@ class Followed:
             except Differs as differs:
                 assert self.known is not None, "else nothing can differ"
                 self._put(Replaced(self.stream, self.number, self.known, differs.found, differs.bounds))
-                # Left soon; else this, or what came before it, could not be given, and it is found again.
+                # Left soon; else what is before that could not be given, and it is found again.
                 with suppress(Exception):
                     await self._first()
-                await asyncio.sleep(AFTER_DEFECT_S)
             except Exception as error:  # noqa: BLE001 - told, and tried again
                 await self._pause(error)
 

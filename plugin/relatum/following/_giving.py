@@ -33,6 +33,9 @@ a thousand times its size."""
 RESUMES_AT: Final = 0.75
 """Part of the bytes that may be held at which reading goes on after a pause."""
 
+AFTER_DEFECT_S: Final = 1.0
+"""Seconds before an event is given again that the owner raised at."""
+
 STREAMS: Final = 16
 """Streams of which something came in one window, from which on the next one is waited for: each turn of the loop, and
 of what is behind it, costs more than a small chunk does."""
@@ -303,9 +306,11 @@ class Giving:
         return None
 
     def _give_event(self, followed: "Followed", event: Event) -> None:
-        """Give an event that is no records; once more, by reading from there, where the owner raised."""
+        """Give an event that is no records; once more where the owner raised."""
         defect = self._tell(event)
-        if defect is not None and isinstance(event, Hole):
-            followed.begin_anew(event.from_offset, defect)
-        elif defect is not None and not isinstance(event, Failed | Records):
-            followed.begin_anew(followed.next_offset if isinstance(event, Replaced) else event.next_offset, defect)
+        if defect is None or isinstance(event, Failed | Records):
+            return
+        if isinstance(event, Replaced):
+            asyncio.get_running_loop().call_later(AFTER_DEFECT_S, self.put, followed, event)
+        else:
+            followed.begin_anew(event.from_offset if isinstance(event, Hole) else event.next_offset, defect)
