@@ -180,7 +180,7 @@ class StreamFollower:
                     self._address, timeout_s=self._timeout_s, heartbeat_s=self._heartbeat_s
                 )
             if self._reader is None or self._is_closed:
-                self._close_reader()
+                self.close_reader()
                 raise UsedAfterClose("the follower was closed: open another one")
             return self._reader
 
@@ -281,11 +281,12 @@ class StreamFollower:
             return
         self.end()
         try:
-            await in_thread(self._threads, self._close_reader)
+            await in_thread(self._threads, self.close_reader)
         finally:
             self._threads.shutdown()
 
-    def _close_reader(self) -> None:
+    def close_reader(self) -> None:
+        """Close the reader, which `close` does, too. It waits: not in the loop."""
         if self._reader is not None:
             self._reader.close()
 
