@@ -13,7 +13,6 @@ from relatum.closing import AsyncClosing
 from relatum.collecting._bulk import Answer, Bulk, Executor
 from relatum.collecting._collector_base import CLOSE_S, JOIN_S, Collector
 from relatum.collecting._collector_core import Abandoned
-from relatum.collecting._collector_loop import END_S
 from relatum.errors import Transient
 from relatum.outcomes import Outcome
 from relatum.reading import Message
@@ -131,7 +130,6 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
     """
 
     _application: ApplicationLoop | None = None
-    _unwinding_s = END_S
 
     def _called_in_thread(self, executor: AsyncExecutor) -> Executor:
         if not is_coroutine_function(executor):
@@ -239,9 +237,8 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
         return shared.in_time
 
     async def _close_in_task(self, timeout_s: float) -> None:
-        close, shared = self._shared.close, self._shared
-        await self._awaited(close, timeout_s, self._unwinding_s, self._leave, otherwise=lambda: None)
-        await in_thread(None, shared.joined, JOIN_S)
+        await self._awaited(self._shared.close, timeout_s, otherwise=lambda: None)
+        await in_thread(None, self._shared.joined, JOIN_S)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Start, waiting for servers that are away; go on until `stop` is set; close. Cancelled, it closes, too.

@@ -56,9 +56,6 @@ class Collector(Generic[ExecutorT]):
     Args: as for `MessageCollector`.
     """
 
-    _unwinding_s: float = 0.0
-    """Seconds to wait for executors that were not done in time: they may be told to end."""
-
     def __init__(
         self,
         name: str,
@@ -96,6 +93,7 @@ class Collector(Generic[ExecutorT]):
             CollectorStore(name, database, vhost="/" if self._address is None else self._address.vhost, keep_s=keep_s),
             Core(bytes_max, bulks_max),
             lease_s=lease_s,
+            leave=self._leave,
             broker="" if self._address is None else str(self._address),
         )
         self._is_started = False
@@ -271,12 +269,12 @@ class Collector(Generic[ExecutorT]):
 
     def _close_behind(self, timeout_s: float) -> None:
         """Close it without waiting."""
-        self._shared.loop.run(self._shared.close, timeout_s, self._unwinding_s, self._leave)
+        self._shared.loop.run(self._shared.close, timeout_s)
 
     def _close(self, timeout_s: float) -> bool:
         """Stop in order; whether all was done in time."""
         shared = self._shared
-        self._result_of(shared.close, timeout_s, self._unwinding_s, self._leave, otherwise=lambda: None)
+        self._result_of(shared.close, timeout_s, otherwise=lambda: None)
         shared.joined(JOIN_S)
         return shared.in_time
 

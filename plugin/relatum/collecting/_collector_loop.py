@@ -56,7 +56,9 @@ class CollectorLoop:
     Whatever changes something says so by `stir`: bulks that are closed go to workers, and who waits for a change looks.
     """
 
-    def __init__(self, store: CollectorStore, core: Core, *, lease_s: float, broker: str) -> None:
+    def __init__(
+        self, store: CollectorStore, core: Core, *, lease_s: float, broker: str, leave: Callable[[], None]
+    ) -> None:
         name = f"relatum-{store.name}"
         self.core = core
         self.store = store
@@ -70,8 +72,10 @@ class CollectorLoop:
         self.refused = 0
         self.is_stopping = self.in_time = False
         self.abandoned = threading.Event()
-        self.on_abandon: Callable[[], None] = lambda: None
+        self.on_abandon: Callable[[], None] | None = None
+        """Ends executors that are no threads."""
         self.lease_s = lease_s
+        self._leave = leave
         # Each its own: the lease waits behind nothing, and what is stored behind no broker that does not answer. One
         # more than calls at once where they follow each other: a thread is free a moment after its call has ended.
         self._keeping = Threads(1, f"{name}-lease")
@@ -83,8 +87,7 @@ class CollectorLoop:
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at: float | None = None
         self._given = Lot()
-        self._lots: set[Lot] = set()
-        """What is gathered to be stored, or is being stored."""
+        self._lots: set[Lot] = set()  # those that wait to be stored, and those that are being stored
         self._one_by_one = asyncio.Lock()
         self._end: asyncio.Task[None] | None = None
 
@@ -227,13 +230,8 @@ class CollectorLoop:
         """Take messages as there is room, in order; those for which there was none in time are refused."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         taken: list[bool] = []
-        said = 0
         for message in messages:
             while (verdict := self.core.admit(message)) is Verdict.WAIT:
-                if said < len(taken):
-                    # What was taken before makes room as it is consumed.
-                    said = len(taken)
-                    self.stir()
                 if not await self.changed(until):
                     verdict = Verdict.REFUSED
                     break
@@ -241,7 +239,6 @@ class CollectorLoop:
                 self._give(message)
             self.refused += verdict is Verdict.REFUSED
             taken.append(verdict in (Verdict.TAKEN, Verdict.KNOWN))
-        self.stir()
         return taken
 
     async def flush(self, type_: str | None, waits: bool) -> None:
@@ -355,19 +352,17 @@ class CollectorLoop:
             return
         self.abandoned.set()
         self.store.end_in(END_S)
-        self.on_abandon()
+        if self.on_abandon is not None:
+            self.on_abandon()
         self.stop()
 
-    async def close(self, timeout_s: float, unwinding_s: float, leave: Callable[[], None]) -> None:
-        """Stop in order: once, whoever asks. `in_time` says then whether all was done in time.
-
-        Executors that were not have `unwinding_s` more to end; `leave` leaves all servers.
-        """
+    async def close(self, timeout_s: float) -> None:
+        """Stop in order: once, whoever asks. `in_time` says then whether all was done in time."""
         if self._end is None:
-            self._end = self.loop.spawn(self._close(timeout_s, unwinding_s, leave))
+            self._end = self.loop.spawn(self._close(timeout_s))
         await asyncio.shield(self._end)
 
-    async def _close(self, timeout_s: float, unwinding_s: float, leave: Callable[[], None]) -> None:
+    async def _close(self, timeout_s: float) -> None:
         until, following = time.monotonic() + timeout_s, self.following
         self.stop()
         if following is not None:
@@ -375,7 +370,7 @@ class CollectorLoop:
         is_done = await self._until(lambda: not self._lots and self.core.is_idle, until)
         in_time = is_done and not self.abandoned.is_set()
         self.abandon()
-        unwound = time.monotonic() + unwinding_s
+        unwound = time.monotonic() + (0.0 if self.on_abandon is None else END_S)
         while self.core.is_running and await self.changed(unwound):
             pass
         try:
@@ -385,7 +380,7 @@ class CollectorLoop:
             if following is not None:
                 await asyncio.wait([self.loop.spawn(following.close())], timeout=END_S)
             # In a thread that nothing else can hold; what it asks of a server has an end of its own.
-            await in_thread(self._leaving, leave)
+            await in_thread(self._leaving, self._leave)
         finally:
             self.in_time = in_time
             for threads in self._threads:

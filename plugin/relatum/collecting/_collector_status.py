@@ -60,21 +60,20 @@ FLOOR: Final = sql(f"""
         ORDER BY finished_at DESC OFFSET :looked::bigint LIMIT 1))
     FROM relatum.collector_sources AS source WHERE {_MINE}""")
 
-FINISHED_BEFORE: Final = sql(f"""
-    SELECT {_SHOWN} FROM {_TABLES} JOIN relatum.collected_messages AS message ON message.source_id = source.source_id
-    WHERE {_MINE} AND {_KINDS} AND {_BEFORE} AND message.finished_at >= :floor::timestamptz
-    ORDER BY message.finished_at DESC, message.source_id DESC, message.stream_offset DESC LIMIT :limit::bigint
-    """)
-
-# Stream by stream, each by the index of those that have a reason: nothing that succeeded is passed.
-UNSUCCESSFUL_BEFORE: Final = sql(f"""
+_PAGE: Final = f"""
     SELECT {_SHOWN} FROM {_TABLES} JOIN LATERAL (
         SELECT * FROM relatum.collected_messages AS message
-        WHERE message.source_id = source.source_id AND {_BEFORE} AND message.reason IS NOT NULL AND {_KINDS}
+        WHERE message.source_id = source.source_id AND {_BEFORE} AND {_KINDS} AND %s
         ORDER BY message.finished_at DESC, message.stream_offset DESC LIMIT :limit::bigint) AS message ON true
     WHERE {_MINE}
     ORDER BY message.finished_at DESC, message.source_id DESC, message.stream_offset DESC LIMIT :limit::bigint
-    """)
+    """
+"""A page of each stream's finished messages, by an index, of which the latest of all are taken."""
+
+FINISHED_BEFORE: Final = sql(_PAGE % "message.finished_at >= :floor::timestamptz")
+
+# By the index of those that have a reason: nothing that succeeded is passed.
+UNSUCCESSFUL_BEFORE: Final = sql(_PAGE % "message.reason IS NOT NULL")
 
 # By itself: to walk along the index of places would pass all that is finished.
 UNFINISHED_AFTER: Final = sql(f"""

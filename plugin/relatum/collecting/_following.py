@@ -4,16 +4,16 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from relatum.collecting._bulk import Collected, TypeOf, describe_followed, id_of, id_of_place, type_of_property
+from relatum.collecting._bulk import Collected, TypeOf, describe_followed, type_of_property
 from relatum.collecting._collector_core import Abandoned, Followed, Lot
 from relatum.collecting._handlers import logger
-from relatum.collecting._named_streams import NamedStreams
-from relatum.errors import Conflict, OffsetExpired, OffsetNotFound
+from relatum.collecting._named_streams import NamedStreams, last_agreed
+from relatum.errors import Conflict
 from relatum.following import Attached, Event, Failed, Hole, Reach, Records, Replaced, StreamFollower
-from relatum.ids import MessageId
-from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader, ends_of_known
+from relatum.reading import BrokerAddress, ends_of_known
 from relatum.waiting import Pauses, ended
 
 if TYPE_CHECKING:
@@ -121,45 +121,13 @@ class Following:
         """Go on behind the last message that is as it was collected; from the stream's beginning where none is."""
         store, reader = self.shared.store, self.follower.reader()
         bounds = ends_of_known(reader, stream)
-        agreed = self._last_agreed(reader, stream, bounds)
+        agreed = last_agreed(reader, stream, bounds, partial(store.last_collected, stream))
         if agreed is None:
             store.begin_anew(member, stream, bounds.first or 0)
             return
         text, extra = "collector %r: stream %r has lost its end: gone on with behind offset %d", {"stream": stream}
         logger.warning(text, store.name, stream, agreed, extra={**extra, "agreed": agreed})
         store.cut_back(member, stream, agreed)
-
-    def _last_agreed(self, reader: StreamReader, stream: str, bounds: StreamBounds) -> int | None:
-        """The offset of the last collected message that lies in the stream as it was collected; None where none does.
-
-        Found by halving: what agrees is a prefix. A message agrees by its own `message_id`; one without speaks for
-        nothing.
-        """
-        if bounds.first is None or bounds.last is None:
-            return None
-        agreed: int | None = None
-        low, high = bounds.first, bounds.last
-        middle = high
-        while low <= high:
-            row = self.shared.store.last_collected(stream, middle)
-            if row is None or row[0] < low:
-                low = middle + 1
-            elif _is_there(reader, MessageId(stream, row[0]), row[1]):
-                agreed, low = row[0], middle + 1
-            else:
-                high = row[0] - 1
-            middle = (low + high) // 2
-        return agreed
-
-
-def _is_there(reader: StreamReader, place: MessageId, message_id: str) -> bool:
-    """Whether the message of that id lies there."""
-    (found,) = reader.read_all([place])
-    if isinstance(found, Message):
-        return id_of(found) == message_id != id_of_place(place)
-    if isinstance(found, OffsetExpired) or (isinstance(found, OffsetNotFound) and found.is_proven):
-        return False
-    raise found
 
 
 class CollectedStream:
