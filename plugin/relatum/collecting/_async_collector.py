@@ -191,9 +191,9 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
 
     async def start(self) -> None:
         """Join the collector's members, and begin; see `MessageCollector.start`. Cancelled, it was not started."""
-        self._go_on(await self._joined())
+        self._go_on(await self._join())
 
-    async def _joined(self) -> list[str]:
+    async def _join(self) -> list[str]:
         self._check_startable()
         # A thread of its own: executors may use up those of the loop.
         threads = Threads(1, f"relatum-{self.name}-joins")
@@ -251,7 +251,7 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
         for pause in backoff():
             try:
                 with within(AfterStop(stop)):
-                    names = await self._joined()
+                    names = await self._join()
                 # Without that deadline: whatever begins with this collector is not to end with its beginning.
                 self._go_on(names)
                 self._shared.outages.over(who)

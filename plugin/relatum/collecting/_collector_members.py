@@ -110,9 +110,6 @@ FOLLOW: Final = sql(f"""
 UNFOLLOW: Final = sql(f"""
     UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = :by::bigint AND {_THIS}""")
 
-UNFOLLOW_ALL: Final = sql("""
-    UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = :by::bigint""")
-
 REPLACE_SOURCE: Final = sql("""
     UPDATE relatum.collector_sources SET replaced_at = now(), member_id = NULL
     WHERE source_id = :id::integer""")
@@ -240,9 +237,8 @@ class CollectorMembers:
         return is_there
 
     def close(self, member: int) -> None:
-        """Leave: others may take over at once."""
+        """Leave: others may take over at once, the streams too, which are of no member with a lease then."""
         with self._database.transaction() as connection:
-            connection.execute(UNFOLLOW_ALL, {"by": member})
             connection.execute(LEAVE, {"id": member})
             connection.execute(REMOVE_MEMBERS, {"lapsed": [member]})
 

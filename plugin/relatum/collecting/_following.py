@@ -13,7 +13,7 @@ from relatum.collecting._handlers import logger
 from relatum.collecting._named_streams import NamedStreams, last_agreed
 from relatum.errors import Conflict
 from relatum.following import Attached, Event, Failed, Hole, Reach, Records, Replaced, StreamFollower
-from relatum.reading import BrokerAddress, ends_of_known
+from relatum.reading import BrokerAddress, RecordBatch, ends_of_known
 from relatum.waiting import Pauses, ended
 
 if TYPE_CHECKING:
@@ -230,10 +230,11 @@ class CollectedStream:
                 if not self._events:
                     await self._wait()
                     continue
+                if isinstance(self._events[0], Records):
+                    await self._take(member)
+                    continue
                 event = self._events.popleft()
-                if isinstance(event, Records):
-                    await self._take(member, event)
-                elif isinstance(event, Attached) and not self.is_attached:
+                if isinstance(event, Attached) and not self.is_attached:
                     # Once: a connection may be replaced meanwhile.
                     self._attached()
                 elif isinstance(event, Replaced):
@@ -260,16 +261,13 @@ class CollectedStream:
         text = "collector %r: following stream %r from %d on"
         logger.info(text, self._shared.store.name, self.name, self._next_offset)
 
-    async def _take(self, member: int, first: Records) -> None:
-        """Store messages, with those that came right behind them, as there is room; the position moves with them."""
-        shared, events, messages = self._shared, [first], list[Collected]()
+    async def _take(self, member: int) -> None:
+        """Store what has come, as there is room; the position moves with it."""
+        shared, events, messages = self._shared, list[Records](), list[Collected]()
         try:
-            await shared.gather(len(first.batch))
-            messages += await self._described(first)
-            while len(messages) < TAKE_MESSAGES and self._events and isinstance(event := self._events[0], Records):
-                self._events.popleft()
-                events.append(event)
-                messages += await self._described(event)
+            await self._describe(events, messages)
+            await shared.gather(len(messages))
+            await self._describe(events, messages)
             while messages and not self._is_over(member):
                 lot = Lot(self.name, self._next_offset)
                 del messages[: lot.take(shared.core, messages)]
@@ -285,14 +283,17 @@ class CollectedStream:
         finally:
             self._follower.done(*events)
 
-    async def _described(self, event: Records) -> list[Collected]:
-        type_of, records = self._following.type_of, event.batch
-
-        def describe() -> list[Collected]:
-            return [describe_followed(each, type_of) for each in records.each_message()]
-
-        # A function of the application's may take its time.
-        return describe() if type_of is type_of_property else await self._shared.loop.ask(describe)
+    async def _describe(self, events: list[Records], messages: list[Collected]) -> None:
+        """Take the records that have come, as many as are stored together."""
+        type_of = self._following.type_of
+        while len(messages) < TAKE_MESSAGES and self._events and isinstance(event := self._events[0], Records):
+            self._events.popleft()
+            events.append(event)
+            if type_of is type_of_property:
+                messages += _described(event.batch, type_of)
+            else:
+                # A function of the application's may take its time.
+                messages += await self._shared.loop.ask(_described, event.batch, type_of)
 
     async def _find_again(self, member: int) -> None:
         """Places mean something else from now on: what lay there before is consumed first."""
@@ -315,3 +316,7 @@ class CollectedStream:
     def _warn(self, text: str, *values: object, **fields: object) -> None:
         extra = {"stream": self.name, **fields}
         logger.warning(f"collector %r: {text}", self._shared.store.name, *values, extra=extra)
+
+
+def _described(batch: RecordBatch, type_of: TypeOf) -> list[Collected]:
+    return [describe_followed(each, type_of) for each in batch.each_message()]
