@@ -14,7 +14,7 @@ from relatum.errors import AccessRefused, ConfigurationError, RelatumError, Stre
 from relatum.following._connections import Connections
 from relatum.following._events import Event, Failed, Hole, Replaced
 from relatum.following._followed import Finding, Followed
-from relatum.following._giving import Gathering, Giving
+from relatum.following._delivery import Gathering, Giving
 from relatum.limits import INTEGER_MAX
 from relatum.metrics import Counter, Gauge, reported
 from relatum.processes import of_one_process
