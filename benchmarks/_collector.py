@@ -29,7 +29,7 @@ def main(broker_url: str, stream_url: str, database_url: str, name: str, bytes_m
     collector = MessageCollector(name, database=database_url, broker=address, streams=streams, bytes_max=int(bytes_max))
     collector.register_executor("order", hold, ExecutorOptions(queue_bulks=QUEUE_BULKS))
     collector.start()
-    while streams and collector.held_bytes < int(bytes_max):
+    while streams and collector.statistics().held_bytes < int(bytes_max):
         is_over.wait(LOOK_S)
     print("full", flush=True)
     sys.stdin.read()

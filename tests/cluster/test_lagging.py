@@ -33,7 +33,7 @@ from relatum.recording import StreamStatus, status
 from relatum.superstreams import Layout
 from tests.support import broker_connection, publish_plain, recording, rows_of, unique_name, wait_until
 from tests.support.cluster import Cluster, on_each_cluster
-from tests.support.collectors import COLLECTOR_FACES, collectors_of
+from tests.support.collectors import COLLECTOR_FACES, collectors_of, is_attached
 from tests.support.serial_consuming import SESSION, SerialBed, consume
 
 # --- collectors ------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_a_replica_that_lags_is_no_other_stream(
         lagging = stack.enter_context(collector(2))
         # Whether it waits for its node or reads at the leader: it must not take the stream for another one.
         wait_until(
-            lambda: lagging._shared.intake._next or generations(engine) or "cannot be said now" in caplog.text,
+            lambda: is_attached(lagging, stream) or generations(engine) or "cannot be said now" in caplog.text,
             what="followed, or waited with",
         )
         cluster.follow()

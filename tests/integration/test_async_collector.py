@@ -131,11 +131,11 @@ async def test_a_cancelled_collect_has_taken_nothing(apart: Apart) -> None:
         await collector.flush()
         waiting = asyncio.create_task(collector.collect(third))
         await asyncio.sleep(0.05)
-        held = collector.held_messages
+        held = collector.statistics().held_messages
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert collector.held_messages == held == 2
+        assert collector.statistics().held_messages == held == 2
         opened.set()
         await until_succeeded(collector, "made:0", "made:1")
         assert (await collector.outcome("made:2")).status is OutcomeStatus.UNKNOWN

@@ -117,7 +117,7 @@ def test_a_type_without_executor_is_refused(collecting: Collecting, engine: sa.E
         wait_status(collector, SUCCEEDED, "c")
         assert collector.collect_many(collecting.place.messages()[:2]) == [False, False]
         assert (collector.outcome("a").status, collector.outcome("b").status) == (UNKNOWN, UNKNOWN)
-        assert collector.passed_over == 4
+        assert collector.statistics().passed_over == 4
     with engine.connect() as connection:
         assert connection.execute(sa.text("SELECT count(*) FROM relatum.collected_messages")).scalar_one() == 1
 
@@ -157,9 +157,9 @@ def test_wrong_arguments_are_refused_while_it_runs(collecting: Collecting) -> No
         for said, call in refused:
             with pytest.raises((InvalidInput, ConfigurationError), match=said):
                 call()
-        assert collector.held_messages == 0
+        assert collector.statistics().held_messages == 0
         collector.flush("order")
-        assert (collector.collect(message), collector.passed_over) == (False, 1), "it has no type"
+        assert (collector.collect(message), collector.statistics().passed_over) == (False, 1), "it has no type"
 
 
 def fill(collector: Any, gate: Gate, messages: Iterable[Message]) -> list[Message]:
@@ -187,7 +187,7 @@ def test_who_has_no_room_waits_or_is_refused(collecting: Collecting) -> None:
         answers: list[bool] = []
         waiting = threading.Thread(target=lambda: answers.append(collector.collect(fourth)))
         waiting.start()
-        assert (collector.refused, {collector.outcome(each).status for each in "cd"}) == (2, {UNKNOWN})
+        assert (collector.statistics().refused, {collector.outcome(each).status for each in "cd"}) == (2, {UNKNOWN})
         gate.opened.set()
         waiting.join(90)
         assert answers == [True]
@@ -303,7 +303,7 @@ def test_a_defect_in_a_worker_leaves_nothing_undecided(
     with collecting.collector(answer, **options) as collector:
         [a] = wait_status(collector, FAILED, "a")
         wait_status(collector, SUCCEEDED, "b")
-        wait_until(lambda: collector.held_messages == 0, what="nothing held")
+        wait_until(lambda: collector.statistics().held_messages == 0, what="nothing held")
     assert (a.attempts, a.reason) == (2, "RuntimeError: no such question")
 
 

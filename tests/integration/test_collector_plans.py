@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 
+from relatum.collecting import _collector_members as member_statements
 from relatum.collecting import _collector_rows as statements
-from relatum.collecting import _collector_sources as member_statements
 from relatum.collecting import _collector_status as status_statements
 from relatum.outcomes._outcome_values import OUTCOMES_BY_ID
 from tests.support.plans import nodes_of, plan_of_statement
@@ -19,7 +19,7 @@ ROWS = 100_000
 WAITING = 20_000
 DEAD_MEMBER, LIVE_MEMBER = 7, 8
 OFFSETS = list(range(ROWS - 500, ROWS))
-PLACES = {"source": 1, "offsets": OFFSETS}
+PLACES = {"in_collector": 1, "of_stream": "orders", "offsets": OFFSETS}
 TAKEN = {"in_collector": 1, "of_types": ["order"], "most": 500, "by": LIVE_MEMBER, "token": -1}
 DONE = {"state": None, "states": ["forwarded"] * 500}
 RESULTS = {"states": ["succeeded"] * 500, "reasons": [None] * 500, "retries_s": [None] * 500}
@@ -34,7 +34,7 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "finish": (statements.FINISH, {**PLACES, **RESULTS, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "done": (statements.DONE, {**PLACES, **DONE, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "mine to consume": (statements.MINE_TO_CONSUME, {**PLACES, "of_member": LIVE_MEMBER}),
-    "give back": (statements.GIVE_BACK, {**PLACES, "in_collector": 1, "of_member": LIVE_MEMBER}),
+    "give back": (statements.GIVE_BACK, {**PLACES, "of_member": LIVE_MEMBER}),
     "is mine": (statements.IS_MINE, {**PLACES, "of_member": LIVE_MEMBER}),
     "take over": (statements.TAKE_OVER, {**TAKEN, "lapsed": [DEAD_MEMBER]}),
     "take over of nobody": (statements.TAKE_OVER, {**TAKEN, "lapsed": []}),
@@ -126,7 +126,7 @@ def test_what_waits_is_not_read_again_for_each_bulk(filled: psycopg.Connection[A
     """A bulk is found in a backlog of which PostgreSQL knows nothing yet without comparing each with each."""
     select = f"SELECT 1, n, 'waiting-' || n, 'order', 1, {LIVE_MEMBER} FROM generate_series(0, {WAITING} - 1) AS n"
     with other_messages(filled, "member_id", select):
-        wanted = {"source": 1, "offsets": list(range(500)), "of_member": LIVE_MEMBER, "of_bulk": 1}
+        wanted = {**PLACES, "offsets": list(range(500)), "of_member": LIVE_MEMBER, "of_bulk": 1}
         plan = plan_of_statement(filled, mode, statements.FORWARD, wanted)
     seen = ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Join Filter")
     compared = max(sum(node.get(key, 0) for key in seen) * node["Actual Loops"] for node in nodes_of(plan))
@@ -142,7 +142,7 @@ def test_nothing_moves_in_an_index_when_messages_are_forwarded(filled: psycopg.C
         )
         query = "SELECT pg_stat_get_xact_tuples_hot_updated('relatum.collected_messages'::regclass)"
         before = filled.execute(query).fetchone()
-        parameters = {"source": 2, "offsets": list(range(10)), "of_member": 8, "of_bulk": 2}
+        parameters = {**PLACES, "of_stream": "invoices", "offsets": list(range(10)), "of_member": 8, "of_bulk": 2}
         text = str(statements.FORWARD.compile(dialect=dialect.dialect()))
         constants = statements.FORWARD.compile(dialect=dialect.dialect()).params
         filled.execute(text.encode(), {**constants, **parameters})

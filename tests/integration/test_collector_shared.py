@@ -22,7 +22,7 @@ from relatum.errors import ConfigurationError, InvalidInput, NotAStream, StreamN
 from relatum.reading import StreamReader
 from relatum.store.database import Database
 from tests.support import declare_stream, delete_stream, new_streams, unique_name, wait_until
-from tests.support.collectors import FOREVER, Collecting, CollectorStore, Consumer, Gate, wait_status
+from tests.support.collectors import FOREVER, Collecting, CollectorStore, Consumer, Gate, is_attached, wait_status
 from tests.support.leases import LEASE_S, let_lapse
 from tests.support.place import Place
 from tests.support.threads import Threads
@@ -65,8 +65,8 @@ def test_spill_leaves_bodies_in_their_stream(collecting: Collecting) -> None:
     gate = Gate()
     options: dict[str, Any] = {"bulk_messages": 4, "queue_bulks": 1, "when_full": "spill", "max_age_s": 1.0}
     with collecting.collector(gate, **options) as collector, gate.closed():
-        wait_until(lambda: collector.held_messages == 40, what="all messages taken")
-        wait_until(lambda: collector.held_bytes < 12 * 20_000, what="bodies left in the stream")
+        wait_until(lambda: collector.statistics().held_messages == 40, what="all messages taken")
+        wait_until(lambda: collector.statistics().held_bytes < 12 * 20_000, what="bodies left in the stream")
         gate.opened.set()
         wait_until(lambda: len(gate.bodies) == 40, what="all messages consumed")
     assert gate.bodies == bodies
@@ -79,8 +79,8 @@ def test_memory_ends_at_its_limit(collecting: Collecting) -> None:
     gate = Gate()
     options: dict[str, Any] = {"bulk_messages": 2, "queue_bulks": 100, "max_age_s": 1.0}
     with collecting.collector(gate, bytes_max=500_000, **options) as collector, gate.closed():
-        wait_until(lambda: collector.held_bytes >= 500_000, what="the limit reached")
-        assert collector.held_bytes < 500_000 + 52_000
+        wait_until(lambda: collector.statistics().held_bytes >= 500_000, what="the limit reached")
+        assert collector.statistics().held_bytes < 500_000 + 52_000
         gate.opened.set()
         wait_until(lambda: len(gate.bodies) == 60, what="all messages consumed")
     assert gate.bodies == bodies
@@ -128,7 +128,7 @@ def test_a_stream_is_followed_from_where_it_is_told(collecting: Collecting, star
     collecting.put(*"abc")
     consumer = Consumer()
     with collecting.collector(consumer, start=start) as collector:
-        wait_until(lambda: collector._shared.intake.is_followed(collecting.place.stream), what="the stream followed")
+        wait_until(lambda: is_attached(collector, collecting.place.stream), what="the stream followed")
         collecting.put("d")
         wait_status(collector, SUCCEEDED, "d")
     assert consumer.bodies == list(expected)
@@ -153,7 +153,7 @@ def test_it_is_said_that_start_does_not_count(
         caplog.clear()
         consumer = Consumer()
         with caplog.at_level("INFO", "relatum.collector"), collecting.collector(consumer, start=1) as collector:
-            wait_until(lambda: collector._shared.intake.is_followed(stream), what="the stream followed")
+            wait_until(lambda: is_attached(collector, stream), what="the stream followed")
             wait_status(collector, SUCCEEDED, "b")
         return sum("start is for" in record.message for record in caplog.records), consumer.bodies
 
@@ -403,7 +403,7 @@ def test_a_handler_of_collected_does_not_wait_for_what_comes_after_it(collecting
     with collector:
         assert collector.collect(first)
         wait_until(lambda: len(given) == 5, what="all messages offered")
-        wait_until(lambda: collector.held_messages == 0, what="what was taken is consumed")
+        wait_until(lambda: collector.statistics().held_messages == 0, what="what was taken is consumed")
         assert given == [True, False, False, False, False]
 
 

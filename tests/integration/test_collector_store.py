@@ -1,20 +1,23 @@
 """The durable store of a collector: each transaction, repeated and raced; fencing, taking over, forgetting."""
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
 from relatum import MessageId
-from relatum.collecting import Bulk, Collected, Failure, FlushReason, OutcomeStatus, forget_finished
+from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure, FlushReason, OutcomeStatus, forget_finished
 from relatum.collecting._collector_core import Advance, Result
-from relatum.collecting._joined import JoinedRun
+from relatum.collecting._consuming import BulkConsumer
 from relatum.errors import Conflict, DatabaseUnavailable
+from relatum.otel import NO_SPAN
 from relatum.reading import Message, Position, Properties
 from relatum.store.database import Database
 from tests.support.collectors import CollectorStore, StoreMember
@@ -374,15 +377,15 @@ def test_what_is_told_of_a_joined_commit_in_doubt_is_what_was_committed(
     member.add(entries(0))
     member.forward(BULK, places(0))
     answers: list[list[Any]] = [[Failure("not yet")], [None]]
-
-    def judge(answered: Any) -> list[Result]:
-        return [Result(place, OutcomeStatus.SUCCEEDED if answered[0] == [None] else OutcomeStatus.COLLECTED)]
-
-    run = JoinedRun(member.store, member.member, bulk, judge, lambda bulk: answers.pop(0), lambda letters: {})
+    shared: Any = SimpleNamespace(store=member.store, member=member.member, abandoned=threading.Event())
+    consumer = BulkConsumer(
+        shared, "order", ExecutorOptions(), lambda bulk: answers.pop(0), open_reader=cast(Any, None), dead_letters=None
+    )
     with _CutAtCommit(engine, after=after):
-        with pytest.raises(DatabaseUnavailable):
-            run.run()
-        results, stored = run.run()
+        if not after:
+            with pytest.raises(DatabaseUnavailable):
+                consumer.execute_joined(bulk, NO_SPAN)
+        results, stored = consumer.execute_joined(bulk, NO_SPAN)
     told = OutcomeStatus.COLLECTED if after else OutcomeStatus.SUCCEEDED
     assert [result.status for result in results] == [told]
     assert statuses(member, 0) == [told.value]

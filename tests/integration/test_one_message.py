@@ -211,7 +211,7 @@ def test_a_message_whose_type_cannot_be_told_is_passed_over(
 
     collector = collector_of(type_of=type_of)
     assert collected(collector, lambda bulk: None, "good") == {"good": (SUCCEEDED, None)}
-    assert collector.passed_over == 2
+    assert collector.statistics().passed_over == 2
     said = [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()]
     assert [place.stream in each for each in said] == [True, True]
 
@@ -231,7 +231,7 @@ def test_an_executor_cannot_take_messages_out_of_its_bulk(place: Place, collecto
         bulk.messages = ()  # type: ignore[misc]
 
     found = collected(collector, change, "a", "b")
-    wait_until(lambda: collector.held_messages == 0, what="nothing held")
+    wait_until(lambda: collector.statistics().held_messages == 0, what="nothing held")
     assert {status for status, _ in found.values()} == {FAILED}
     assert all(str(reason).startswith("FrozenInstanceError: ") for _, reason in found.values())
 

@@ -267,8 +267,8 @@ def test_messages_that_were_left_in_their_stream_are_linked_once_they_are_read(p
 
     with collecting(place, execute, bulk_messages=2, queue_bulks=1, when_full="spill") as collector:
         try:
-            wait_until(lambda: collector.held_messages == 12, what="all messages taken")
-            wait_until(lambda: collector.held_bytes < 12 * 10_000, what="bodies left in the stream")
+            wait_until(lambda: collector.statistics().held_messages == 12, what="all messages taken")
+            wait_until(lambda: collector.statistics().held_bytes < 12 * 10_000, what="bodies left in the stream")
         finally:
             gate.set()
         wait_until(lambda: len(bulks(spans)) == 6, what="all bulks")
@@ -364,5 +364,5 @@ def test_no_row_no_answer_and_no_bulk_is_lost_to_what_raises_in_a_span(
         relations.read(place.stream, 7)
     done: list[int] = []
     with collecting(place, lambda bulk: done.append(len(bulk)), bulk_messages=5) as collector:
-        wait_until(lambda: collector.held_messages == 0 and done, what="a bulk")
+        wait_until(lambda: collector.statistics().held_messages == 0 and done, what="a bulk")
     assert done == [5]

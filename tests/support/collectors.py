@@ -209,6 +209,12 @@ class Collecting:
         return collector
 
 
+def is_attached(collector: Any, stream: str) -> bool:
+    """Whether a collector reads a stream."""
+    following = collector._shared.following
+    return stream in following.streams and following.streams[stream].is_attached
+
+
 def wait_status(collector: Any, status: OutcomeStatus, *ids: str) -> list[Outcome]:
     """Wait until messages have a status; gives their outcomes."""
     wait_until(

@@ -1,19 +1,15 @@
 """What becomes of a bulk: results from what its executor answers; and messages on their way into the store. No I/O."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from relatum import MessageId
 from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure, FlushReason
-from relatum.collecting._bulk import results_of
-from relatum.collecting._collector_core import Core, Followed, Stored
-from relatum.collecting._intake import Intake, describe, type_of_property
+from relatum.collecting._bulk import describe, results_of, type_of_property
+from relatum.collecting._collector_core import Core, Lot
 from relatum.reading import Message, Properties
-
-NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
 def read(offset: int, message_id: str | None = None, type_: str | None = "a") -> Message:
@@ -105,13 +101,11 @@ def test_described_messages_are_undecoded_again() -> None:
     assert described.message == record
 
 
-def intake_of(**options: Any) -> tuple[Core, Intake]:
-    """An intake that follows `orders` from 10 on."""
+def core_of(**options: Any) -> Core:
+    """A core with an executor of one type."""
     core = Core()
     core.register("a", ExecutorOptions(**options))
-    intake = Intake(core)
-    intake.follow("orders", Followed(10))
-    return core, intake
+    return core
 
 
 def described(*offsets: int, type_: str = "a") -> list[Collected]:
@@ -119,35 +113,26 @@ def described(*offsets: int, type_: str = "a") -> list[Collected]:
     return [describe(read(offset, type_=type_), type_of_property) for offset in offsets]
 
 
-def test_batches_are_gathered_into_one_transaction() -> None:
-    """What arrives while the store is busy is stored at once, with one move of the position."""
-    _, intake = intake_of()
-    assert intake.take("orders", described(10, 11)) == 2
-    assert intake.take("orders", [*described(14), *described(15, type_="z")]) == 2
-    [gathered] = intake.next()
-    advance = gathered.advance
+def test_the_position_moves_over_what_is_taken_or_passed_over() -> None:
+    """By one step, whatever gaps the stream has, and however many messages are of nobody's type."""
+    core, lot = core_of(), Lot("orders", 10)
+    assert lot.take(core, [*described(10, 11, 14), *described(15, type_="z")]) == 4
+    advance = lot.advance
     assert advance is not None
-    assert [entry.place.offset for entry in gathered.messages] == [10, 11, 14]
+    assert [entry.place.offset for entry in lot.messages] == [10, 11, 14]
     assert (advance.from_offset, advance.to_offset, advance.passed_over) == (10, 16, 1)
     assert advance.known_by is not None
     assert advance.known_by.offset == 15
-    intake.take("orders", described(16))
-    intake.add(gathered, intake.stored(gathered, Stored(frozenset(m.place for m in gathered.messages), NOW)), 0.0)
-    assert not intake.is_stored("orders")
-    [second] = intake.next()
-    assert second.advance is not None
-    assert (second.advance.from_offset, second.advance.to_offset) == (16, 17)
 
 
 def test_a_full_type_stops_its_stream_where_it_is() -> None:
     """The position moves up to the message that has to wait, not over it."""
-    core, intake = intake_of(bulk_messages=1, queue_bulks=1)
-    assert intake.take("orders", described(10)) == 1
-    [gathered] = intake.next()
-    intake.add(gathered, intake.stored(gathered, Stored(frozenset([MessageId("orders", 10)]), NOW)), 0.0)
-    assert intake.take("orders", [*described(11, type_="z"), *described(12, 13)]) == 1
-    [gathered] = intake.next()
-    assert gathered.advance is not None
-    assert (gathered.messages, gathered.advance.to_offset) == ([], 12)
+    core, first = core_of(bulk_messages=1, queue_bulks=1), Lot("orders", 10)
+    assert first.take(core, described(10)) == 1
+    core.add(first.messages, 0.0)
+    lot = Lot("orders", 11)
+    assert lot.take(core, [*described(11, type_="z"), *described(12, 13)]) == 1
+    assert lot.advance is not None
+    assert (lot.messages, lot.advance.to_offset) == ([], 12)
     assert core.take("a") is not None
-    assert intake.take("orders", described(12)) == 1
+    assert Lot("orders", 12).take(core, described(12)) == 1

@@ -33,13 +33,16 @@ class Store:
     def __init__(self) -> None:
         self.ending = Deadline(None)
         self.left = 0
-        self.refuses: Exception | None = None
+        self.on_add: Callable[[], None] = lambda: None
+
+    def add(self, member: int, messages: Any, advance: Any) -> None:
+        """Store messages; the position is where another member moved it."""
+        self.on_add()
+        raise Conflict("another member's")
 
     def unfollow(self, member: int, stream: str) -> None:
         """Let another member have it."""
         self.left += 1
-        if self.refuses is not None:
-            raise self.refuses
 
     def end_in(self, seconds: float) -> None:
         """Let go."""
@@ -88,10 +91,6 @@ class World:
         """Wake the stream."""
         self.stream.wake()
 
-    def lost(self, stream: str, error: Exception | None) -> None:
-        """Tell the stream."""
-        self.stream.lose(error)
-
     def done(self, *events: Event) -> None:
         """Note what is given back."""
         self.given_back += events
@@ -123,7 +122,7 @@ class World:
         """Have it attached, when it has been followed for the nth time."""
         wait_until(lambda: self.number == number, what="the stream followed")
         self.do(self.stream.came, Attached("orders", number, 0))
-        wait_until(lambda: self.shared.intake.is_followed("orders"), what="the stream attached")
+        wait_until(lambda: self.stream.is_attached, what="the stream attached")
 
 
 @pytest.fixture
@@ -156,22 +155,14 @@ def test_a_stream_that_cannot_be_read_is_another_member_s_to_try(
 
 def test_a_position_that_another_member_moved_is_begun_anew(world: World) -> None:
     """What is still to come of the old following is nobody's; the stream is asked for again at once."""
-    world.store.refuses = Conflict("another member's")
     world.attach(1)
-    world.do(world.stream.came, world.records(0))
-    wait_until(lambda: world.shared.intake.is_anything_gathered, what="the message gathered")
-
-    def lose() -> None:
-        [gathered] = world.shared.intake.next()
-        world.stream.came(late)
-        world.shared._lost(gathered, None)
-
     late = world.records(1)
-    world.do(lose)
+    world.store.on_add = lambda: world.do(world.stream.came, late)
+    world.do(world.stream.came, world.records(0))
     world.wait_for_rest(1)
     assert late in world.given_back
     assert world.store.left == 1
-    assert not world.shared.intake.is_anything_gathered
+    assert world.shared.core.held_messages == 0
     assert world.rests[0] < 0.1
     world.do(world.goes_on.set)
     world.attach(2)

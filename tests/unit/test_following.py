@@ -12,7 +12,7 @@ from relatum.errors import BrokerUnavailable, ConnectionLost
 from relatum.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from relatum.following._connection import UNSENT_BYTES_MAX, Connection
 from relatum.following._followed import Finding, Followed
-from relatum.following._giving import BYTES, GIVEN_BYTES, STREAMS, Gathering, Giving
+from relatum.following._delivery import BYTES, GIVEN_BYTES, STREAMS, Gathering, Giving
 from relatum.following._subscriptions import CHUNKS_MAX, CROWD, Interrupted, Subscription, Subscriptions
 from relatum.reading import Agreement, Message, Position, Properties, SocketConnection, StreamBounds, position_of
 from relatum.wire import Chunk, Login, StreamSession
@@ -74,7 +74,7 @@ class Bench:
         self.events: list[Event] = []
         self.is_away = False
         self.is_paused = False
-        self.connections = self.questions = self
+        self.connections = self
         self._on_event = on_event
         self.giving = Logged(self._tell, 1 << 30, Gathering(0.0), self._pause)
         self.giving.log = self.seen.append
@@ -110,10 +110,7 @@ class Bench:
     def grant(self, _subscription: Subscription) -> None:
         """As of `Connections`."""
 
-    def look(self) -> None:
-        """What is asked."""
-
-    async def ask(self, _what: object, _stream: str, position: Position | None, is_end: bool) -> Finding:
+    async def look(self, _stream: str, position: Position | None, is_end: bool) -> Finding:
         """As of `StreamFollower`: the test answers."""
         of = f" of {position.offset}" if position else ""
         self.seen.append("ask" + of + (" and not of the begin" if is_end else ""))
@@ -232,7 +229,7 @@ def happen(bench: Bench, followed: Followed, what: str) -> None:
         assert bench.asked is not None
         bounds = StreamBounds(*map(int, numbers), is_proven=True)
         agreement = Agreement.__members__.get(word)
-        # As `Questions.look` has it: its begin is not asked for where nothing was seen of it.
+        # As `StreamFollower.look` has it: its begin is not asked for where nothing was seen of it.
         is_enough = bench.is_end and agreement in (Agreement.SAME, Agreement.EXPIRED)
         bench.asked.set_result(Finding(agreement, None if is_enough else bounds))
     else:

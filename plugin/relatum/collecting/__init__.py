@@ -8,14 +8,13 @@ from relatum.collecting._collector_rows import forget_finished
 from relatum.collecting._collector_status import (
     CollectedAt,
     CollectedPage,
-    CollectorStatistics,
     CollectorStatus,
     MemberStatus,
     SourceStatus,
-    TypeStatistics,
     collected,
     collector_status,
 )
+from relatum.collecting._statistics import CollectorStatistics, TypeStatistics
 from relatum.outcomes import AsyncOutcomes, Outcome, Outcomes, OutcomeStatus
 
 __all__ = [

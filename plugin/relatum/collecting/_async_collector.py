@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -12,13 +11,12 @@ from typing import Any, Final, Self, TypeVar, cast
 from relatum.checks import checked_event, checked_name, checked_seconds
 from relatum.closing import AsyncClosing
 from relatum.collecting._bulk import Answer, Bulk, Executor
-from relatum.collecting._collector_base import CLOSE_S, Collector
+from relatum.collecting._collector_base import CLOSE_S, JOIN_S, Collector
 from relatum.collecting._collector_core import Abandoned
-from relatum.collecting._collector_loop import END_S
 from relatum.errors import Transient
 from relatum.outcomes import Outcome
 from relatum.reading import Message
-from relatum.waiting import AfterStop, Deadline, backoff, within
+from relatum.waiting import AfterStop, Threads, backoff, in_thread, within
 
 LOOK_S: Final = 1.0
 """Seconds between two looks whether a loop was closed, where that cancelled nothing."""
@@ -132,7 +130,6 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
     """
 
     _application: ApplicationLoop | None = None
-    _unwinding_s = END_S
 
     def _called_in_thread(self, executor: AsyncExecutor) -> Executor:
         if not is_coroutine_function(executor):
@@ -188,29 +185,24 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
     async def outcome(self, message_id: str) -> Outcome:
         """What became of a message of this collector, by any member."""
         checked_name("message_id", message_id)
-        return (await self._in_thread(partial(self._shared.store.outcomes_of, [message_id])))[message_id]
+        return (await in_thread(None, self._shared.store.outcomes_of, [message_id]))[message_id]
 
     # --- its life -------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Join the collector's members, and begin; see `MessageCollector.start`. Cancelled, it was not started."""
-        await self._start_within(None)
+        self._go_on(await self._join())
 
-    async def _start_within(self, deadline: Deadline | None) -> None:
+    async def _join(self) -> list[str]:
         self._check_startable()
-
-        def join() -> list[str]:
-            # In there alone: whatever begins with this collector is not to end with its beginning.
-            with within(deadline):
-                return self._join_members()
-
-        joining = self._in_thread(join)
+        # A thread of its own: executors may use up those of the loop.
+        threads = Threads(1, f"relatum-{self.name}-joins")
         try:
-            names = await asyncio.shield(joining)
-        except asyncio.CancelledError:
-            # What was begun is undone all the same, if it takes longer than that.
-            await asyncio.wait([asyncio.create_task(self._undo(joining))], timeout=END_S)
-            raise
+            return await in_thread(threads, self._join_members, returned=lambda _names: self._leave())
+        finally:
+            threads.shutdown()
+
+    def _go_on(self, names: list[str]) -> None:
         shared = self._shared
         self._application = ApplicationLoop(self._loop_ended)
         shared.tell, shared.on_abandon = self._tell, self._application.cancel_soon
@@ -220,31 +212,6 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
         """Leave all to other members where the loop ends before the collector is closed."""
         self._shared.loop.call(self._shared.abandon)
         self._close_behind(0.0)
-
-    async def _undo(self, joining: "asyncio.Future[list[str]]") -> None:
-        """Leave nothing of a start that was cancelled on its way."""
-        self._shared.store.end_in(END_S)
-        # What it raised has left nothing, and is nobody's.
-        with suppress(Exception):
-            await joining
-            await self._in_thread(self._leave)
-
-    def _in_thread(self, call: Callable[[], T]) -> "asyncio.Future[T]":
-        """Do something in a thread of its own: executors may use up those of the loop."""
-        done: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - raised where it is awaited
-                done.set_exception(error)
-
-        thread = threading.Thread(target=run, name=f"relatum-{self.name}-call", daemon=True)
-        thread.start()
-        called = asyncio.wrap_future(done)
-        # It is at its end then: whoever waited finds it gone.
-        called.add_done_callback(lambda _: thread.join() if done.done() else None)
-        return called
 
     async def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Stop in order; see `MessageCollector.close`. Cancelled, it ends all at once.
@@ -257,15 +224,21 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
         if self._is_own:
             self._close_behind(timeout_s)
             return False
-        closing = self._in_thread(partial(self._close, timeout_s))
+        shared = self._shared
+        closing = asyncio.create_task(self._close_in_task(timeout_s))
         try:
-            return await asyncio.shield(closing)
+            await asyncio.shield(closing)
         except asyncio.CancelledError:
-            self._shared.loop.call(self._shared.abandon)
+            shared.loop.call(shared.abandon)
             await asyncio.shield(closing)
             raise
         finally:
             await self._application.end()
+        return shared.in_time
+
+    async def _close_in_task(self, timeout_s: float) -> None:
+        await self._awaited(self._shared.close, timeout_s, otherwise=lambda: None)
+        await in_thread(None, self._shared.joined, JOIN_S)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Start, waiting for servers that are away; go on until `stop` is set; close. Cancelled, it closes, too.
@@ -277,7 +250,10 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
         who = self._shared.who("starting")
         for pause in backoff():
             try:
-                await self._start_within(AfterStop(stop))
+                with within(AfterStop(stop)):
+                    names = await self._join()
+                # Without that deadline: whatever begins with this collector is not to end with its beginning.
+                self._go_on(names)
                 self._shared.outages.over(who)
                 break
             except Transient as error:

@@ -1,16 +1,20 @@
 """What an executor is handed and may answer, and what the store knows of the same messages."""
 
 import secrets
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from relatum.errors import InvalidInput
+from relatum.collecting._handlers import logger
+from relatum.errors import DataError, InvalidInput
 from relatum.ids import MessageId
-from relatum.reading import Message
+from relatum.reading import Message, type_and_id_of
+from relatum.waiting import ended
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -134,6 +138,48 @@ class Collected:
 
     def __repr__(self) -> str:
         return f"<Collected {self.message_id} at {self.place}>"
+
+
+TypeOf = Callable[[Message], str | None]
+"""Tells a message's type; None for a message nobody consumes."""
+
+
+def type_of_property(message: Message) -> str | None:
+    """The property `type`: what a collector goes by unless it is told otherwise."""
+    return message.properties.type
+
+
+def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Collected:
+    """What a collector needs to know of a message.
+
+    The message kept is undecoded again: decoded, it would take twice the memory while it waits.
+
+    `is_new`: Whether nobody has decoded it yet. Default: False.
+    """
+    place, raw = message.id, message.raw
+    kind, given = type_and_id_of(message)
+    if type_of is not type_of_property:
+        kind = None
+        with suppress(DataError):
+            kind = type_of(message)
+    if kind is not None and not isinstance(kind, str):
+        raise InvalidInput(f"type_of gives a text or None, not {type(kind).__name__}, for message {place}")
+    # Interned: as many messages as there are would each keep a copy of the few types.
+    kind, message_id = sys.intern(kind or ""), checked_id(place, given)
+    size = len(message.body if raw is None else raw)
+    if raw is not None and not (is_new and type_of is type_of_property):
+        message = Message.from_record(message.stream, message.offset, raw, message.chunk_ms)
+    return Collected(place, message_id, kind, size, message)
+
+
+def describe_followed(message: Message, type_of: TypeOf) -> Collected:
+    """As `describe`, of a followed message: one that cannot be described has no type, and so is passed over."""
+    try:
+        return describe(message, type_of, is_new=True)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the caller's own function must not stop a stream
+        logger.warning("passed over, its type cannot be told: %s: %s", message.id, ended(error))
+        raw = message.raw
+        return Collected(message.id, id_of_place(message.id), "", 0 if raw is None else len(raw), message)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

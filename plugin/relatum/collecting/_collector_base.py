@@ -16,18 +16,17 @@ from relatum.checks import (
     checked_seconds,
     shown,
 )
-from relatum.collecting._bulk import Collected, Executor
+from relatum.collecting._bulk import Collected, Executor, TypeOf, describe, type_of_property
 from relatum.collecting._bulks import BULKS_MAX, BYTES_MAX, ExecutorOptions
 from relatum.collecting._collector_core import Core
 from relatum.collecting._collector_loop import CollectorLoop
 from relatum.collecting._collector_rows import KEEP_S
-from relatum.collecting._collector_status import CollectorStatistics
 from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._consuming import BulkConsumer
 from relatum.collecting._following import Following
 from relatum.collecting._handlers import Handler, call_of, logger
-from relatum.collecting._intake import TypeOf, describe, type_of_property
 from relatum.collecting._named_streams import NamedStreams, StartAt
+from relatum.collecting._statistics import CollectorStatistics
 from relatum.errors import ConfigurationError, InvalidInput, Transient
 from relatum.processes import of_one_process
 from relatum.publishing import DeadLetters
@@ -56,9 +55,6 @@ class Collector(Generic[ExecutorT]):
 
     Args: as for `MessageCollector`.
     """
-
-    _unwinding_s: float = 0.0
-    """Seconds to wait for executors that were not done in time: they may be told to end."""
 
     def __init__(
         self,
@@ -97,9 +93,9 @@ class Collector(Generic[ExecutorT]):
             CollectorStore(name, database, vhost="/" if self._address is None else self._address.vhost, keep_s=keep_s),
             Core(bytes_max, bulks_max),
             lease_s=lease_s,
+            leave=self._leave,
             broker="" if self._address is None else str(self._address),
         )
-        self._executors: dict[str, tuple[Executor, ExecutorOptions]] = {}
         self._is_started = False
         of_one_process(self, "a collector")
         metrics.report(self._shared, collector=self.name)
@@ -108,7 +104,7 @@ class Collector(Generic[ExecutorT]):
         """Refuse what would go wrong from the start."""
         if self._is_started:
             raise ConfigurationError("a collector is started once")
-        if self._streams.names and not self._executors:
+        if self._streams.names and not self._shared.workers:
             raise ConfigurationError(
                 "streams are followed for executors: register one before the start, or all messages are passed over"
             )
@@ -151,11 +147,11 @@ class Collector(Generic[ExecutorT]):
             raise InvalidInput(f"options= takes ExecutorOptions, not {shown(options)}")
         if options.when_full == "spill" and self._address is None:
             raise ConfigurationError("'spill' reads bodies from their streams again: give the collector a broker")
-        called = self._called_in_thread(executor)
-        self._shared.core.register(type, options)
-        # Told from the start, as 0.
-        self._shared.counts[type]
-        self._executors[type] = called, options
+        called, shared = self._called_in_thread(executor), self._shared
+        shared.core.register(type, options)
+        shared.workers[type] = BulkConsumer(
+            shared, type, options, called, open_reader=self._streams.open_reader, dead_letters=self._dead_letters
+        )
 
     def register_result_handler(
         self,
@@ -204,7 +200,7 @@ class Collector(Generic[ExecutorT]):
 
     def _check_flushed(self, type_: str | None) -> None:
         """Refuse to flush a type nobody consumes here: a misspelt one would leave its bulk open."""
-        if type_ is not None and checked_name("type", type_) not in self._executors:
+        if type_ is not None and checked_name("type", type_) not in self._shared.workers:
             raise InvalidInput(f"type {type_!r} has no executor in this collector: there is no bulk of it to flush")
 
     # --- what it knows --------------------------------------------------------------------------------------------
@@ -212,26 +208,6 @@ class Collector(Generic[ExecutorT]):
     def statistics(self) -> CollectorStatistics:
         """What this member has counted, and what it holds. It asks nobody."""
         return self._shared.statistics()
-
-    @property
-    def held_messages(self) -> int:
-        """Messages this member has taken and is not done with."""
-        return self._shared.core.held_messages
-
-    @property
-    def held_bytes(self) -> int:
-        """What counts towards `bytes_max`."""
-        return self._shared.core.held_bytes
-
-    @property
-    def passed_over(self) -> int:
-        """Messages this member met whose type has no executor."""
-        return self._shared.intake.passed_over
-
-    @property
-    def refused(self) -> int:
-        """Messages that `collect` refused: for want of room in time, at the end, or since they cannot be stored."""
-        return self._shared.intake.refused
 
     # --- its beginning ------------------------------------------------------------------------------------------------
 
@@ -250,11 +226,6 @@ class Collector(Generic[ExecutorT]):
         """Start its loop; it waits for nothing."""
         shared = self._shared
         self._is_started = True
-        open_reader = None if self._address is None else self._streams.open_reader
-        for type_, (executor, options) in self._executors.items():
-            shared.workers[type_] = BulkConsumer(
-                shared, type_, options, executor, open_reader=open_reader, dead_letters=self._dead_letters
-            )
         if names:
             assert self._address is not None, "streams are followed on a broker"
             shared.following = Following(shared, self._address, self._type_of, self._streams)
@@ -276,7 +247,7 @@ class Collector(Generic[ExecutorT]):
 
     def _refused(self, count: int) -> list[bool]:
         """The answers of a collector whose loop has ended."""
-        self._shared.intake.refused += count
+        self._shared.refused += count
         return [False] * count
 
     def _result_of(self, function: Callable[..., Any], *args: Any, otherwise: Callable[[], T]) -> T:
@@ -298,12 +269,12 @@ class Collector(Generic[ExecutorT]):
 
     def _close_behind(self, timeout_s: float) -> None:
         """Close it without waiting."""
-        self._shared.loop.run(self._shared.close, timeout_s, self._unwinding_s, self._leave)
+        self._shared.loop.run(self._shared.close, timeout_s)
 
     def _close(self, timeout_s: float) -> bool:
         """Stop in order; whether all was done in time."""
         shared = self._shared
-        self._result_of(shared.close, timeout_s, self._unwinding_s, self._leave, otherwise=lambda: None)
+        self._result_of(shared.close, timeout_s, otherwise=lambda: None)
         shared.joined(JOIN_S)
         return shared.in_time
 

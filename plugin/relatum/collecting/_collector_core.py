@@ -1,7 +1,7 @@
 """What is flushed when, and who has to wait: decided from sizes and times that are handed in. No I/O, no clock."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Final
@@ -13,7 +13,7 @@ from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.outcomes import OutcomeStatus
-from relatum.reading import Position
+from relatum.reading import Message, Position, position_of
 
 ENTRY_BYTES: Final = 640
 """Bytes a message takes beside its own while it is held: 490 to 550 with Python 3.11, by tracemalloc; rounded up."""
@@ -86,7 +86,7 @@ class Core:
     def __init__(self, bytes_max: int = BYTES_MAX, bulks_max: int = BULKS_MAX) -> None:
         self.bytes_max = checked_count("bytes_max", bytes_max, most=INTEGER_MAX)
         self.bulks_max = checked_count("bulks_max", bulks_max, most=INTEGER_MAX)
-        self.held_bytes = 0
+        self.held_bytes = self.passed_over = 0
         self.is_stopping = False
         self._types: dict[str, TypeBulks] = {}
         self._held: dict[MessageId, int] = {}
@@ -111,6 +111,7 @@ class Core:
         """Whether a message is taken. If so, it is held from now on."""
         bulks = self._types.get(message.type)
         if bulks is None:
+            self.passed_over += 1
             return Verdict.NO_EXECUTOR
         if self.is_stopping:
             return Verdict.REFUSED
@@ -317,3 +318,39 @@ class Core:
     def waiting_bulks(self, type: str) -> int:  # noqa: A002
         """Closed bulks of a type that wait for a worker."""
         return len(self._types[type].waiting)
+
+
+@dataclass(slots=True, eq=False)
+class Lot:
+    """Messages that are stored in one transaction: of a stream from an offset on, or without one those that were given.
+
+    `last`: The last message that was taken or passed over; None for messages that were given.
+    """
+
+    stream: str = ""
+    from_offset: int = 0
+    messages: list[Collected] = field(default_factory=list)
+    passed_over: int = 0
+    last: Message | None = None
+
+    def take(self, core: Core, messages: Sequence[Collected]) -> int:
+        """Take messages of the stream, in order; gives how many. Fewer than all where the next one has to wait.
+
+        Messages whose type has no executor here are passed over.
+        """
+        for taken, message in enumerate(messages):
+            verdict = core.admit(message)
+            if verdict in (Verdict.WAIT, Verdict.REFUSED):
+                return taken
+            if verdict is Verdict.TAKEN:
+                self.messages.append(message)
+            self.passed_over += verdict is Verdict.NO_EXECUTOR
+            self.last = message.message
+        return len(messages)
+
+    @property
+    def advance(self) -> Advance | None:
+        """How the stream's position moves; None for messages that were given. It decodes the last message."""
+        if self.last is None:
+            return None
+        return Advance(self.stream, self.from_offset, self.last.offset + 1, position_of(self.last), self.passed_over)

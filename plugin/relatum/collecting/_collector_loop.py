@@ -3,19 +3,17 @@
 import asyncio
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from relatum.collecting._bulk import Bulk, Collected
-from relatum.collecting._collector_core import Abandoned, Core, Result, Stored, Verdict
-from relatum.collecting._collector_status import CollectorStatistics, TypeCounts, statistics_of
+from relatum.collecting._collector_core import Abandoned, Core, Lot, Result, Stored, Verdict
 from relatum.collecting._collector_store import CollectorStore
-from relatum.collecting._consuming import NAMED_MAX, BulkConsumer, log_defect, outcome_of
-from relatum.collecting._handlers import Handlers, inside, logger
-from relatum.collecting._intake import Gathered, Intake
+from relatum.collecting._consuming import NAMED_MAX, BulkConsumer
+from relatum.collecting._handlers import Handlers, inside, logger, outcome_of
+from relatum.collecting._statistics import CollectorStatistics
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.outcomes import Outcome
 from relatum.store.members import renewal_s
@@ -26,6 +24,7 @@ from relatum.waiting import (
     Threads,
     ended,
     in_thread,
+    log_failure,
     may_be_mended,
     may_repeat,
 )
@@ -43,10 +42,7 @@ GATHER_MESSAGES: Final = 500
 """Messages that are stored in one transaction, where workers have bulks in the meantime."""
 
 GATHER_S: Final = 0.02
-"""How long they are waited for, at most."""
-
-AFTER_DEFECT_S: Final = 1.0
-"""Seconds between two defects of our own, so that none fills the log or a processor."""
+"""How long they are waited for."""
 
 END_S: Final = 5.0
 """Seconds to leave, once nobody is waited for: a database that does not answer is let go."""
@@ -60,23 +56,26 @@ class CollectorLoop:
     Whatever changes something says so by `stir`: bulks that are closed go to workers, and who waits for a change looks.
     """
 
-    def __init__(self, store: CollectorStore, core: Core, *, lease_s: float, broker: str) -> None:
+    def __init__(
+        self, store: CollectorStore, core: Core, *, lease_s: float, broker: str, leave: Callable[[], None]
+    ) -> None:
         name = f"relatum-{store.name}"
         self.core = core
-        self.intake = Intake(core)
         self.store = store
         self.handlers = Handlers()
         self.tell: Callable[[Sequence[Outcome]], None] = self.handlers.tell
         self.member = 0
-        self.counts: defaultdict[str, TypeCounts] = defaultdict(TypeCounts)
         self.outages = Outages(logger, broker=broker, database=store.server)
         self.loop = ComponentLoop(name, logger, ending=store.ending)
         self.workers: dict[str, BulkConsumer] = {}
         self.following: Following | None = None
+        self.refused = 0
         self.is_stopping = self.in_time = False
         self.abandoned = threading.Event()
-        self.on_abandon: Callable[[], None] = lambda: None
+        self.on_abandon: Callable[[], None] | None = None
+        """Ends executors that are no threads."""
         self.lease_s = lease_s
+        self._leave = leave
         # Each its own: the lease waits behind nothing, and what is stored behind no broker that does not answer. One
         # more than calls at once where they follow each other: a thread is free a moment after its call has ended.
         self._keeping = Threads(1, f"{name}-lease")
@@ -87,14 +86,23 @@ class CollectorLoop:
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at: float | None = None
-        self._storer: asyncio.Task[None] | None = None
+        self._given = Lot()
+        self._lots: set[Lot] = set()  # those that wait to be stored, and those that are being stored
+        self._one_by_one = asyncio.Lock()
         self._end: asyncio.Task[None] | None = None
 
     # --- asked by any thread ------------------------------------------------------------------------------------------
 
     def statistics(self) -> CollectorStatistics:
         """What this member has counted, and what it holds. It asks nobody."""
-        return statistics_of(self.core, self.intake, self.counts)
+        core = self.core
+        return CollectorStatistics(
+            types={name: each.counts.statistics(core.waiting_bulks(name)) for name, each in list(self.workers.items())},
+            held_messages=core.held_messages,
+            held_bytes=core.held_bytes,
+            passed_over=core.passed_over,
+            refused=self.refused,
+        )
 
     def who(self, does: str) -> str:
         """Who does something, as the log names it where it has to wait."""
@@ -172,9 +180,8 @@ class CollectorLoop:
     # --- its beginning ------------------------------------------------------------------------------------------------
 
     def begin(self, names: Sequence[str]) -> None:
-        """Begin to follow streams, to store, to hand bulks on, and to keep the lease."""
+        """Begin to follow streams, to hand bulks on, and to keep the lease."""
         rest_s = min(TAKE_OVER_S, renewal_s(self.lease_s))
-        self._storer = self.loop.spawn(self._store_on())
         self.loop.repeat(self._renew, self.who("keeping its lease"), self.outages, rest_s)
         self.loop.repeat(self._look_after_others, self.who("looking after other members"), self.outages, rest_s)
         if self.following is not None:
@@ -223,84 +230,93 @@ class CollectorLoop:
         """Take messages as there is room, in order; those for which there was none in time are refused."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         taken: list[bool] = []
-        said = 0
         for message in messages:
-            while (verdict := self.intake.collect(message)) is Verdict.WAIT:
-                if said < len(taken):
-                    # What was taken before makes room as it is consumed.
-                    said = len(taken)
-                    self.stir()
+            while (verdict := self.core.admit(message)) is Verdict.WAIT:
                 if not await self.changed(until):
                     verdict = Verdict.REFUSED
-                    self.intake.refused += 1
                     break
+            if verdict is Verdict.TAKEN:
+                self._give(message)
+            self.refused += verdict is Verdict.REFUSED
             taken.append(verdict in (Verdict.TAKEN, Verdict.KNOWN))
-        self.stir()
         return taken
 
     async def flush(self, type_: str | None, waits: bool) -> None:
         """Close bulks, with all in them that was taken before: it waits until that is stored."""
-        mark = self.intake.mark()
-        while waits and not self.intake.is_stored_to(mark) and not self.abandoned.is_set():
+        lots = set(self._lots)
+        while waits and not self._lots.isdisjoint(lots) and not self.abandoned.is_set():
             await self.changed()
         self.core.flush(type_)
         self.stir()
 
     # --- into the store -----------------------------------------------------------------------------------------------
 
-    async def _store_on(self) -> None:
-        """Store what is gathered, again and again: while one lot is committed, the next one is gathered."""
-        while not self.abandoned.is_set():
+    def _give(self, message: Collected) -> None:
+        """Have a message stored, with those that come while others are."""
+        if not self._given.messages:
+            self._lots.add(self._given)
+            self.loop.spawn(self._store_given())
+        self._given.messages.append(message)
+
+    async def _store_given(self) -> None:
+        async with self._one_by_one:
+            await self.gather(len(self._given.messages))
+            lot, self._given = self._given, Lot()
             try:
-                if self.intake.is_anything_gathered:
-                    await self._let_gather()
-                    for gathered in self.intake.next():
-                        await self._store(gathered)
-                else:
-                    await self.changed()
-            except Exception as error:  # noqa: BLE001 - no defect may end it for all that comes
-                log_defect(error, self.who("storing messages"))
-                await asyncio.sleep(AFTER_DEFECT_S)
+                await self.store_lot(lot)
+            except Abandoned:
+                pass
+            except Exception:  # noqa: BLE001 - it was logged
+                self.refused += len(lot.messages)
 
-    async def _let_gather(self) -> None:
-        """Let more come into one transaction while no worker waits for it."""
-        until = time.monotonic() + GATHER_S
-        while self.core.has_waiting_bulks and self.intake.gathered < GATHER_MESSAGES and not self.is_stopping:
-            if not await self.changed(until):
-                return
+    async def gather(self, count: int) -> None:
+        """Let more come into a transaction than so many messages, while no worker waits for them."""
+        if count < GATHER_MESSAGES and self.core.has_waiting_bulks and not self.is_stopping:
+            await asyncio.sleep(GATHER_S)
 
-    async def _store(self, gathered: Gathered) -> None:
-        """Store messages, tell of them, and hand them to the core: a result is never told before `collected` is."""
+    async def store_lot(self, lot: Lot) -> None:
+        """Store messages, tell of them, and put them into bulks: no result is told before `collected` is.
+
+        Raises:
+            Conflict: Another member follows the stream, or did; nothing was stored.
+            Abandoned: The collector was closed before PostgreSQL came back.
+        """
+        self._lots.add(lot)
         try:
-            stored = await in_thread(self._storing, self.persist, partial(self._add, gathered), "storing messages")
-            ours = self.intake.stored(gathered, stored)
-        except (Conflict, Abandoned) as error:
-            # They go back to where they came from.
-            text = "collector %r: %d messages (of the stream %r, or given where that is empty) are not stored: %s"
-            logger.warning(text, self.store.name, len(gathered.messages), gathered.stream, ended(error))
-            self._lost(gathered, None)
-            return
-        except Exception as error:  # noqa: BLE001 - one lot must not end what stores all others
-            places = ", ".join(str(message.place) for message in gathered.messages[:NAMED_MAX])
-            what = f"collector {self.store.name!r}: {len(gathered.messages)} messages refused by the store: {places}"
-            log_defect(error, what)
-            # Those given are refused; a stream is followed anew later.
-            self._lost(gathered, error)
-            return
-        wanted = self.handlers.is_wanted
-        outcomes = [outcome_of(self.store.name, message) for message in ours if wanted(message.type)]
-        if outcomes:
-            await in_thread(self._storing, self._tell_collected, outcomes)
-        for message in ours:
-            self.counts[message.type].collected += 1
-        self.intake.add(gathered, ours, time.monotonic())
-        self.stir()
+            stored = await self._stored(lot)
+            ours = [message for message in lot.messages if message.place in stored.places]
+            if len(ours) < len(lot.messages):
+                self.core.cancel(message for message in lot.messages if message.place not in stored.places)
+            for message in ours:
+                message._note(collected_at=stored.at)
+                self.workers[message.type].counts.collected += 1
+            wanted = self.handlers.is_wanted
+            outcomes = [outcome_of(self.store.name, message) for message in ours if wanted(message.type)]
+            if outcomes:
+                await in_thread(self._storing, self._tell_collected, outcomes)
+            self.core.add(ours, time.monotonic())
+        finally:
+            self._lots.discard(lot)
+            self.stir()
 
-    def _add(self, gathered: Gathered) -> Stored:
+    async def _stored(self, lot: Lot) -> Stored:
         try:
-            return self.store.add(self.member, gathered.messages, gathered.advance)
+            return await in_thread(self._storing, self.persist, partial(self._add, lot), "storing messages")
+        except Exception as error:
+            self.core.cancel(lot.messages)
+            places = ", ".join(str(message.place) for message in lot.messages[:NAMED_MAX])
+            what = f"collector {self.store.name!r}: {len(lot.messages)} messages are not stored: {places}"
+            if isinstance(error, Abandoned):
+                logger.warning("%s: %s", what, ended(error))
+            else:
+                log_failure(logger, error, what)
+            raise
+
+    def _add(self, lot: Lot) -> Stored:
+        try:
+            return self.store.add(self.member, lot.messages, lot.advance)
         except Conflict as error:
-            if gathered.stream:
+            if lot.stream:
                 raise
             # This member is gone, and joins anew in a moment. What was given is nowhere else: it must be stored.
             raise DatabaseUnavailable(str(error)) from error
@@ -309,12 +325,6 @@ class CollectorLoop:
         with inside(self, is_storing=True):
             self.tell(outcomes)
 
-    def _lost(self, gathered: Gathered, error: Exception | None) -> None:
-        self.intake.lost(gathered, error)
-        if gathered.stream and self.following is not None:
-            self.following.lost(gathered.stream, error)
-        self.stir()
-
     # --- out of it ----------------------------------------------------------------------------------------------------
 
     async def _consume(self, worker: BulkConsumer, bulk: Bulk) -> None:
@@ -322,9 +332,9 @@ class CollectorLoop:
         try:
             results = await in_thread(worker.threads, worker.take, bulk)
         except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
-            log_defect(error, self.who(f"a bulk of type {bulk.type!r}") + " not consumed")
+            log_failure(logger, error, self.who(f"a bulk of type {bulk.type!r}") + " not consumed")
         now = time.monotonic()
-        self.counts[bulk.type].settled(results, now - began)
+        worker.counts.settled(results, now - began)
         self.core.settle(bulk, results, now)
         self.stir()
 
@@ -342,36 +352,35 @@ class CollectorLoop:
             return
         self.abandoned.set()
         self.store.end_in(END_S)
-        self.on_abandon()
+        if self.on_abandon is not None:
+            self.on_abandon()
         self.stop()
 
-    async def close(self, timeout_s: float, unwinding_s: float, leave: Callable[[], None]) -> None:
-        """Stop in order: once, whoever asks. `in_time` says then whether all was done in time.
-
-        Executors that were not have `unwinding_s` more to end; `leave` leaves all servers.
-        """
+    async def close(self, timeout_s: float) -> None:
+        """Stop in order: once, whoever asks. `in_time` says then whether all was done in time."""
         if self._end is None:
-            self._end = self.loop.spawn(self._close(timeout_s, unwinding_s, leave))
+            self._end = self.loop.spawn(self._close(timeout_s))
         await asyncio.shield(self._end)
 
-    async def _close(self, timeout_s: float, unwinding_s: float, leave: Callable[[], None]) -> None:
+    async def _close(self, timeout_s: float) -> None:
         until, following = time.monotonic() + timeout_s, self.following
         self.stop()
         if following is not None:
             await self._until(lambda: not following.is_following, until)
-        is_done = await self._until(lambda: self.intake.is_empty and self.core.is_idle, until)
+        is_done = await self._until(lambda: not self._lots and self.core.is_idle, until)
         in_time = is_done and not self.abandoned.is_set()
         self.abandon()
-        unwound = time.monotonic() + unwinding_s
+        unwound = time.monotonic() + (0.0 if self.on_abandon is None else END_S)
         while self.core.is_running and await self.changed(unwound):
             pass
         try:
-            if self._storer is not None:
-                await asyncio.wait([self._storer], timeout=END_S)
+            left = time.monotonic() + END_S
+            while self._lots and await self.changed(left):
+                pass
             if following is not None:
                 await asyncio.wait([self.loop.spawn(following.close())], timeout=END_S)
             # In a thread that nothing else can hold; what it asks of a server has an end of its own.
-            await in_thread(self._leaving, leave)
+            await in_thread(self._leaving, self._leave)
         finally:
             self.in_time = in_time
             for threads in self._threads:

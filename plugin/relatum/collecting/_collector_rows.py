@@ -1,14 +1,13 @@
 """The rows of collected messages: written, changed and read in a transaction of the store's, and forgotten when old.
 
-Rows that a call names are an array of offsets in one source: one statement for any number of them, and no join, which
+Rows that a call names are an array of offsets in one stream: one statement for any number of them, and no join, which
 PostgreSQL could begin at the wrong end while it does not know how much is waiting.
 """
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
-import psycopg
 import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_seconds
@@ -17,11 +16,15 @@ from relatum.collecting._collector_core import Result, Stored
 from relatum.ids import MessageId
 from relatum.outcomes import OutcomeStatus
 from relatum.store.database import sql
-from relatum.store.rows import BigIntegers, copy_lines, copy_text, needs_escape
+from relatum.store.rows import BigIntegers
 from relatum.store.translation import translated_errors
 
+PRESENT: Final = """(SELECT source_id FROM relatum.collector_sources
+        WHERE collector_id = :in_collector::integer AND stream = :of_stream::text AND replaced_at IS NULL)"""
+"""The present generation of a stream."""
+
 # The member is compared in a way no index serves: by its own, all that it has not finished would be read.
-_MINE: Final = """source_id = :source::integer AND stream_offset = ANY (:offsets::bigint[])
+_MINE: Final = f"""source_id = {PRESENT} AND stream_offset = ANY (:offsets::bigint[])
     AND member_id IS NOT DISTINCT FROM :of_member::bigint"""
 
 
@@ -32,16 +35,18 @@ def _on_rows(text: str) -> sa.TextClause:
 
 # The clock is `statement_timestamp()`: a joined transaction may have begun long before, and `now()` is its beginning.
 
-# --- collecting and consuming. Offsets come in one row, None for none: to give a row for each takes the client longer.
+# --- collecting and consuming. Offsets come back in one row: to give a row for each takes the client longer. Arrays of
+# integers are sent as one text, so that to add rows takes no longer than by COPY.
 
-ADD_MISSING: Final = sql("""
+ADD: Final = _on_rows(f"""
     INSERT INTO relatum.collected_messages (source_id, stream_offset, member_id, size, message_id, type)
-    SELECT * FROM unnest(:sources::integer[], :offsets::bigint[], :members::bigint[],
-        :sizes::integer[], :message_ids::text[], :types::text[])
-    ON CONFLICT DO NOTHING""")
+    SELECT {PRESENT}, stream_offset, :of_member::bigint, size, message_id, type
+    FROM unnest(:offsets::bigint[], :sizes::bigint[], :message_ids::text[], :types::text[])
+        AS given (stream_offset, size, message_id, type)
+    ON CONFLICT DO NOTHING""").bindparams(sa.bindparam("sizes", type_=BigIntegers()))
 
 MINE_TO_CONSUME: Final = _on_rows(f"""
-    SELECT source_id, stream_offset FROM relatum.collected_messages
+    SELECT stream_offset FROM relatum.collected_messages
     WHERE {_MINE} AND state = 'collected' AND attempts = 0""")
 
 FORWARD: Final = _on_rows(f"""
@@ -132,7 +137,7 @@ TAKE_OVER: Final = sql("""
     FROM taken WHERE message.source_id = taken.source_id AND message.stream_offset = taken.stream_offset""")
 
 TAKEN_OVER: Final = sql("""
-    SELECT stream, source_id, stream_offset, message_id, type, size, attempts, collected_at,
+    SELECT stream, stream_offset, message_id, type, size, attempts, collected_at,
         CAST(greatest(0.0, extract(epoch FROM next_attempt_at - clock_timestamp())) AS float) AS due_in_s
     FROM relatum.collected_messages AS message JOIN relatum.collector_sources USING (source_id)
     WHERE message.member_id = :of_member::bigint AND finished_at IS NULL AND state = 'collected'
@@ -140,69 +145,48 @@ TAKEN_OVER: Final = sql("""
     ORDER BY collected_at, source_id, stream_offset""")
 
 
-def copy(connection: sa.Connection, member: int, messages: Sequence[Collected], sources: Mapping[str, int]) -> bool:
-    """Write new rows; False, and none is written, where some are there."""
-    message_ids = [message.message_id for message in messages]
-    if needs_escape("".join(message_ids)):
-        message_ids = [copy_text(message_id) for message_id in message_ids]
-    types = {kind: copy_text(kind) for kind in {message.type for message in messages}}
-    lines = [
-        f"{sources[each.place.stream]}\t{each.place.offset}\t{member}\t{each.bytes}\t{message_id}\t{types[each.type]}\n"
-        for each, message_id in zip(messages, message_ids, strict=True)
-    ]
-    savepoint = connection.begin_nested()
-    try:
-        copy_lines(connection, "collected_messages", lines)
-    except psycopg.errors.UniqueViolation:
-        savepoint.rollback()
-        return False
-    savepoint.commit()
-    return True
-
-
-def added_before(
-    connection: sa.Connection,
-    member: int,
-    messages: Sequence[Collected],
-    sources: Mapping[str, int],
-    *,
-    insert: bool,
+def added(
+    connection: sa.Connection, messages: Sequence[Collected], *, insert: bool, **mine: int
 ) -> frozenset[MessageId]:
-    """Write those rows that are not there; gives the places that wait for this member to consume them."""
-    if insert:
-        new = {
-            "sources": [sources[message.place.stream] for message in messages],
-            "offsets": [message.place.offset for message in messages],
-            "members": [member] * len(messages),
-            "sizes": [message.bytes for message in messages],
-            "message_ids": [message.message_id for message in messages],
-            "types": [message.type for message in messages],
+    """Write those rows that are not there; gives the places that wait for this member to consume them.
+
+    `insert`: False where this very call has written them before, and was not answered.
+    `mine`: The parameters that say whose messages they are.
+    """
+    by_stream: dict[str, list[Collected]] = {}
+    for message in messages:
+        by_stream.setdefault(message.place.stream, []).append(message)
+    added = set[MessageId]()
+    for stream, of_stream in by_stream.items():
+        named = {"of_stream": stream, "offsets": [message.place.offset for message in of_stream], **mine}
+        values = {
+            "sizes": [message.bytes for message in of_stream],
+            "message_ids": [message.message_id for message in of_stream],
+            "types": [message.type for message in of_stream],
         }
-        connection.execute(ADD_MISSING, new)
-    wanted = by_source((message.place for message in messages), sources, of_member=member)
-    rows = (row for named in wanted for row in connection.execute(MINE_TO_CONSUME, named))
-    streams = streams_of(sources)
-    return frozenset(MessageId(streams[source], offset) for source, offset in rows)
+        if insert and connection.execute(ADD, named | values).rowcount == len(of_stream):
+            added.update(message.place for message in of_stream)
+        else:
+            added.update(MessageId(stream, offset) for offset in connection.scalars(MINE_TO_CONSUME, named))
+    return frozenset(added)
 
 
 Change = tuple[sa.TextClause, dict[str, Any]]
-"""A statement that changes rows of one source, and its parameters."""
+"""A statement that changes rows of one stream, and its parameters."""
 
 
-def update(
-    connection: sa.Connection, changes: Sequence[Change], places: Collection[MessageId], sources: Mapping[str, int]
-) -> Stored:
+def update(connection: sa.Connection, changes: Sequence[Change], places: Collection[MessageId]) -> Stored:
     """Change rows; where some are not as they should be before, those that are so afterwards count too.
 
     `places`: Those that the changes name, all together.
     """
-    streams, found, at = streams_of(sources), list[tuple[str, list[int]]](), None
+    found, at = list[tuple[str, list[int]]](), None
     for change, named in changes:
         offsets, moment = connection.execute(change, named).one()
         if len(offsets or ()) < len(named["offsets"]):
             # Those that were changed just now are among them.
             offsets, moment = connection.execute(DONE, named).one()
-        found.append((streams[named["source"]], offsets or []))
+        found.append((named["of_stream"], offsets or []))
         at = at or moment
     if at is None:
         at = connection.execute(sa.select(sa.func.statement_timestamp())).scalar_one()
@@ -211,19 +195,18 @@ def update(
     return Stored(frozenset(MessageId(stream, offset) for stream, offsets in found for offset in offsets), at)
 
 
-def forwarded(places: Iterable[MessageId], sources: Mapping[str, int], **mine: Any) -> list[Change]:
-    """The changes that note an attempt. `mine`: The parameters that say whose messages they must be."""
-    return [(FORWARD, named) for named in by_source(places, sources, state="forwarded", states=[], **mine)]
+def forwarded(places: Iterable[MessageId], **mine: int) -> list[Change]:
+    """The changes that note an attempt. `mine`: As of `added`, and the bulk."""
+    return [(FORWARD, named) for named in by_stream(places, state="forwarded", states=[], **mine)]
 
 
-def ends(results: Sequence[Result], sources: Mapping[str, int], **mine: Any) -> list[Change]:
+def ends(results: Sequence[Result], **mine: int) -> list[Change]:
     """The changes that store what an attempt came to. `mine`: As of `forwarded`."""
     others = {result.place: result for result in results if result.status is not OutcomeStatus.SUCCEEDED}
     rest = (result.place for result in results if result.place not in others)
-    changes = [(SUCCEED, named) for named in by_source(rest, sources, state="succeeded", states=[], **mine)]
-    streams = streams_of(sources)
-    for named in by_source(others, sources, state=None, **mine):
-        its_own = [others[MessageId(streams[named["source"]], offset)] for offset in named["offsets"]]
+    changes = [(SUCCEED, named) for named in by_stream(rest, state="succeeded", states=[], **mine)]
+    for named in by_stream(others, state=None, **mine):
+        its_own = [others[MessageId(named["of_stream"], offset)] for offset in named["offsets"]]
         named["states"] = [result.status.value for result in its_own]
         named["reasons"] = [result.reason for result in its_own]
         named["retries_s"] = [result.retry_in_s for result in its_own]
@@ -231,17 +214,12 @@ def ends(results: Sequence[Result], sources: Mapping[str, int], **mine: Any) -> 
     return changes
 
 
-def by_source(places: Iterable[MessageId], sources: Mapping[str, int], **named: Any) -> list[dict[str, Any]]:
-    """The parameters that name these places, for one statement a source."""
+def by_stream(places: Iterable[MessageId], **named: Any) -> list[dict[str, Any]]:
+    """The parameters that name these places, for one statement a stream."""
     offsets: dict[str, list[int]] = {}
     for stream, offset in places:
         offsets.setdefault(stream, []).append(offset)
-    return [{"source": sources[stream], "offsets": of_stream, **named} for stream, of_stream in offsets.items()]
-
-
-def streams_of(sources: Mapping[str, int]) -> dict[int, str]:
-    """The streams by their rows."""
-    return {source: stream for stream, source in sources.items()}
+    return [{"of_stream": stream, "offsets": of_stream, **named} for stream, of_stream in offsets.items()]
 
 
 KEEP_S: Final = 7 * 86_400

@@ -1,19 +1,15 @@
-"""How collectors are doing: what a member counts, who runs, how far they have come, and what became of messages."""
+"""How collectors are doing, asked from any process: who runs, how far they have come, and what became of messages."""
 
-from collections import Counter as Counts
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_name, checked_names, meant, shown
-from relatum.collecting._collector_core import Core, Result
-from relatum.collecting._intake import Intake
 from relatum.errors import InvalidInput, NotFound, StreamNotFound
-from relatum.metrics import Counter, Distribution, Each, Gauge, Histogram, Observed, reported
 from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store.database import AnyDatabase, as_engine, sql
@@ -64,21 +60,20 @@ FLOOR: Final = sql(f"""
         ORDER BY finished_at DESC OFFSET :looked::bigint LIMIT 1))
     FROM relatum.collector_sources AS source WHERE {_MINE}""")
 
-FINISHED_BEFORE: Final = sql(f"""
-    SELECT {_SHOWN} FROM {_TABLES} JOIN relatum.collected_messages AS message ON message.source_id = source.source_id
-    WHERE {_MINE} AND {_KINDS} AND {_BEFORE} AND message.finished_at >= :floor::timestamptz
-    ORDER BY message.finished_at DESC, message.source_id DESC, message.stream_offset DESC LIMIT :limit::bigint
-    """)
-
-# Stream by stream, each by the index of those that have a reason: nothing that succeeded is passed.
-UNSUCCESSFUL_BEFORE: Final = sql(f"""
+_PAGE: Final = f"""
     SELECT {_SHOWN} FROM {_TABLES} JOIN LATERAL (
         SELECT * FROM relatum.collected_messages AS message
-        WHERE message.source_id = source.source_id AND {_BEFORE} AND message.reason IS NOT NULL AND {_KINDS}
+        WHERE message.source_id = source.source_id AND {_BEFORE} AND {_KINDS} AND %s
         ORDER BY message.finished_at DESC, message.stream_offset DESC LIMIT :limit::bigint) AS message ON true
     WHERE {_MINE}
     ORDER BY message.finished_at DESC, message.source_id DESC, message.stream_offset DESC LIMIT :limit::bigint
-    """)
+    """
+"""A page of each stream's finished messages, by an index, of which the latest of all are taken."""
+
+FINISHED_BEFORE: Final = sql(_PAGE % "message.finished_at >= :floor::timestamptz")
+
+# By the index of those that have a reason: nothing that succeeded is passed.
+UNSUCCESSFUL_BEFORE: Final = sql(_PAGE % "message.reason IS NOT NULL")
 
 # By itself: to walk along the index of places would pass all that is finished.
 UNFINISHED_AFTER: Final = sql(f"""
@@ -316,83 +311,3 @@ def _end_at(row: Any) -> CollectedAt:
 def _outcome(row: Any) -> Outcome:
     message_id, state, *facts = row[:-1]
     return Outcome(message_id, OutcomeStatus(state), *facts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypeStatistics:
-    """What was counted of one type that has an executor here.
-
-    Attributes:
-        collected: Messages stored to be consumed here.
-        outcomes: Messages whose outcome is final, by status: "succeeded", "failed", "dead".
-        retries: Attempts that are followed by another one.
-        waiting_bulks: Closed bulks that wait for a worker.
-        bulk_s: Seconds from taking a bulk to where its results were stored.
-    """
-
-    collected: Annotated[int, Counter("relatum_collector_collected_total", "Messages stored to be consumed here")]
-    outcomes: Annotated[
-        Mapping[str, int],
-        Counter("relatum_collector_outcomes_total", "Messages whose outcome has become final here", by="status"),
-    ]
-    retries: Annotated[int, Counter("relatum_collector_retries_total", "Failed attempts that are tried again")]
-    waiting_bulks: Annotated[int, Gauge("relatum_collector_waiting_bulks", "Closed bulks that wait for a worker")]
-    bulk_s: Annotated[
-        Observed, Distribution("relatum_collector_bulk_seconds", "Time from taking a bulk to storing what came of it")
-    ]
-
-
-@reported("collector")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectorStatistics:
-    """What one member of a collector has counted, and what it holds.
-
-    Attributes:
-        types: By the types that have an executor here.
-        held_messages: Messages taken and not settled.
-        held_bytes: Their bytes in memory.
-        passed_over: Messages of types that nobody has an executor of.
-        refused: Messages that `collect` refused: for want of room in time, at the end, or since they cannot be stored.
-    """
-
-    types: Annotated[Mapping[str, TypeStatistics], Each("type")]
-    held_messages: Annotated[int, Gauge("relatum_collector_held_messages", "Messages taken and not settled")]
-    held_bytes: Annotated[int, Gauge("relatum_collector_held_bytes", "Memory that held messages take")]
-    passed_over: Annotated[int, Counter("relatum_collector_passed_over_total", "Messages that nobody here consumes")]
-    refused: Annotated[int, Counter("relatum_collector_refused_total", "Messages refused")]
-
-
-class TypeCounts:
-    """What is counted of a type; whoever counts holds the collector's lock, or is in its loop."""
-
-    def __init__(self) -> None:
-        self.collected = self.retries = 0
-        self.outcomes: Counts[str] = Counts()
-        self.bulk_s = Histogram()
-
-    def settled(self, results: Sequence[Result], seconds: float) -> None:
-        """Count what came of a bulk."""
-        self.bulk_s.observe(seconds)
-        found = Counts(result.status for result in results)
-        self.retries += found.pop(OutcomeStatus.COLLECTED, 0)
-        self.outcomes.update({status.value: count for status, count in found.items()})
-
-
-def statistics_of(core: Core, intake: Intake, counts: Mapping[str, TypeCounts]) -> CollectorStatistics:
-    """What a collector's state comes to."""
-    return CollectorStatistics(
-        types={
-            type_: TypeStatistics(
-                collected=each.collected,
-                outcomes=dict(each.outcomes),
-                retries=each.retries,
-                waiting_bulks=core.waiting_bulks(type_),
-                bulk_s=each.bulk_s.observed(),
-            )
-            for type_, each in list(counts.items())
-        },
-        held_messages=core.held_messages,
-        held_bytes=core.held_bytes,
-        passed_over=intake.passed_over,
-        refused=intake.refused,
-    )

@@ -1,20 +1,22 @@
-"""What is done with a bulk, in a thread of its type's, and what is decided of its messages."""
+"""What is done with a bulk, in a thread of its type's: bodies read, the executor called, what came of it stored."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from relatum import otel
 from relatum.collecting._bulk import Bulk, Collected, Executor, Failure, id_of, id_of_place, results_of
 from relatum.collecting._bulks import CRASHES_MAX, ExecutorOptions
 from relatum.collecting._collector_core import Abandoned, Result, Stored
-from relatum.collecting._handlers import inside, logger
-from relatum.collecting._joined import Answered, JoinedRun, Letter, call, letters_of, with_refused
+from relatum.collecting._handlers import inside, logger, outcome_of
+from relatum.collecting._statistics import TypeCounts
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
+    ConfigurationError,
+    DatabaseUnavailable,
     NotFound,
     OffsetExpired,
     OffsetNotFound,
@@ -22,42 +24,37 @@ from relatum.errors import (
     RelatumError,
 )
 from relatum.ids import MessageId
-from relatum.otel import Description, Link, Part, Span
-from relatum.outcomes import Outcome, OutcomeStatus
+from relatum.otel import Description, Part, Span
+from relatum.outcomes import OutcomeStatus
 from relatum.publishing import Burial, DeadLetters
+from relatum.reading import Message, StreamReader
 from relatum.reading import Result as Found
-from relatum.reading import StreamReader
 from relatum.waiting import Threads, log_failure, may_repeat
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from relatum.collecting._collector_loop import CollectorLoop
 
 NAMED_MAX: Final = 10
 """Messages that are named in one line of the log."""
-
-log_defect = partial(log_failure, logger)
-"""Logs what ended some work: `log_defect(error, what)`."""
-
-T = TypeVar("T")
 
 UNREAD_S: Final = 2.0
 """Seconds until a body is read again that is in its stream, as far as anybody knows, and could not be read."""
 
 GIVEN_UP: Final = Failure("the collector died each time this message was consumed", retry=False)
 
+T = TypeVar("T")
 
-def decide(
-    options: ExecutorOptions,
-    messages: Sequence[Collected],
-    results: Mapping[MessageId, Failure | None],
-    *,
-    may_die: bool,
-) -> list[Result]:
-    """What to store of each message of a bulk."""
-    return [_decided(options, message, results[message.place], may_die=may_die) for message in messages]
+Letter = tuple[Message, str]
+"""A message for the dead-letter stream, and why."""
 
 
-def _decided(options: ExecutorOptions, message: Collected, failure: Failure | None, *, may_die: bool) -> Result:
+# --- what is decided of messages --------------------------------------------------------------------------------------
+
+
+def decided(options: ExecutorOptions, message: Collected, failure: Failure | None, *, may_die: bool) -> Result:
+    """What to store of a message after an attempt."""
     if failure is None:
         return Result(message.place, OutcomeStatus.SUCCEEDED)
     if failure.retry and message.attempts < options.attempts:
@@ -68,31 +65,38 @@ def _decided(options: ExecutorOptions, message: Collected, failure: Failure | No
     return Result(message.place, status, failure.stored_reason)
 
 
-def is_hopeless(options: ExecutorOptions, message: Collected) -> bool:
-    """Whether a message was handed on so often without any result that it must be what kills its collectors."""
-    return message.attempts > options.attempts + CRASHES_MAX
+def _letters_of(bulk: Bulk, results: Sequence[Result]) -> list[Letter]:
+    """The messages that go to the dead-letter stream, each with its reason."""
+    reasons = {result.place: result.reason or "" for result in results if result.status is OutcomeStatus.DEAD}
+    return [(message.message, reasons[message.place]) for message in bulk.messages if message.place in reasons]
 
 
-def outcome_of(collector: str, message: Collected, result: Result | None = None, at: datetime | None = None) -> Outcome:
-    """What handlers are told of a message: after an attempt, or, without a result, when it was stored."""
-    status = OutcomeStatus.COLLECTED if result is None else result.status
-    return Outcome(
-        message.message_id,
-        status,
-        collector,
-        message.type,
-        message.place.stream,
-        message.place.offset,
-        message.attempts,
-        None if result is None else result.reason,
-        message.collected_at,
-        message.forwarded_at,
-        at if status.is_final else None,
-    )
+def _with_refused(results: Sequence[Result], refused: Mapping[MessageId, str]) -> list[Result]:
+    """Results, where the dead-letter stream takes some messages at no time: those failed, and both reasons are kept."""
+
+    def reason(result: Result) -> str:
+        return Failure(f"{result.reason}; no dead letter: {refused[result.place]}").stored_reason
+
+    return [
+        replace(each, status=OutcomeStatus.FAILED, reason=reason(each)) if each.place in refused else each
+        for each in results
+    ]
+
+
+def _is_not_known(error: RelatumError) -> bool:
+    """Whether an error says nothing about a message: a node that is behind does not have it yet, or no longer answers.
+
+    A stream whose leader cannot be asked may hold what this node does not.
+    """
+    if isinstance(error, OffsetExpired):
+        return False
+    return may_repeat(error) or (isinstance(error, OffsetNotFound) and not getattr(error, "is_proven", True))
+
+
+# --- a bulk as a span tells of it -------------------------------------------------------------------------------------
 
 
 def _described(collector: str, bulk: Bulk) -> Description:
-    """A bulk as a span of its consumption tells of it."""
     streams = {message.place.stream for message in bulk.messages}
     attributes: dict[str, str | int] = {
         "messaging.system": "rabbitmq",
@@ -110,15 +114,26 @@ def _described(collector: str, bulk: Bulk) -> Description:
     return Description(name, attributes, "consumer", _links_of(bulk.messages))
 
 
-def _links_of(messages: Iterable[Collected]) -> list[Link]:
+def _links_of(messages: Iterable[Collected]) -> list[otel.Link]:
     return otel.links_of(message.body for message in messages if message.body is not None)
 
 
 def _counts(results: Sequence[Result]) -> dict[str, int]:
-    """What became of a bulk's messages, as its span tells of it."""
     found = Counter(result.status for result in results)
     told = (OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD)
     return {f"relatum.bulk.{status.value}": found[status] for status in told}
+
+
+# --- consuming --------------------------------------------------------------------------------------------------------
+
+
+class _RolledBack(Exception):
+    """Leaves the transaction so that it is rolled back: the executor raised (None), or some rows are another's."""
+
+    def __init__(self, results: list[Result], stored: Stored | None) -> None:
+        super().__init__()
+        self.results = results
+        self.stored = stored
 
 
 class BulkConsumer:
@@ -131,10 +146,11 @@ class BulkConsumer:
         options: ExecutorOptions,
         executor: Executor,
         *,
-        open_reader: Callable[[], StreamReader] | None,
+        open_reader: Callable[[], StreamReader],
         dead_letters: DeadLetters | None,
     ) -> None:
         self.options = options
+        self.counts = TypeCounts()
         # One more than bulks are consumed at once: a thread is free a moment after its call has ended.
         self.threads = Threads(options.workers + 1, f"relatum-{type}")
         self._shared = shared
@@ -162,7 +178,9 @@ class BulkConsumer:
             except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
                 # They are with this member until it ends, then another member takes them over.
                 places = ", ".join(str(message.place) for message in bulk.messages[:NAMED_MAX])
-                log_defect(error, f"{len(bulk)} messages of type {bulk.type!r} without a stored result: {places}")
+                log_failure(
+                    logger, error, f"{len(bulk)} messages of type {bulk.type!r} without a stored result: {places}"
+                )
             span.tell(partial(_counts, stored))
         return stored
 
@@ -172,13 +190,12 @@ class BulkConsumer:
         except Abandoned:
             raise
         except Exception as error:  # noqa: BLE001 - logged, and the messages' result
-            log_defect(error, self._shared.who(f"a bulk of type {self._type!r}") + " not consumed")
+            log_failure(logger, error, self._shared.who(f"a bulk of type {self._type!r}") + " not consumed")
             # Else they would be with this member for as long as it lives, and nobody would consume them.
             self._forward(bulk)
-            failed = dict.fromkeys((message.place for message in bulk.messages), Failure.of(error))
-            self._finish(bulk, decide(self.options, bulk.messages, failed, may_die=False), stored)
-
-    # --- in their order -----------------------------------------------------------------------------------------------
+            failed = Failure.of(error)
+            results = [decided(self.options, each, failed, may_die=False) for each in bulk.messages]
+            self._finish(bulk, results, stored)
 
     def _try(self, bulk: Bulk, stored: list[Result], span: Span) -> None:
         """Read what is not in memory, note the attempt, call the executor, store what came of it."""
@@ -189,17 +206,20 @@ class BulkConsumer:
         if not bulk.messages:
             return
         self._forward(bulk)
-        lost |= {message.place: GIVEN_UP for message in bulk.messages if is_hopeless(self.options, message)}
+        # Those that were handed on so often without any result must be what kills their collectors.
+        most = self.options.attempts + CRASHES_MAX
+        lost |= {message.place: GIVEN_UP for message in bulk.messages if message.attempts > most}
         hopeless = [message for message in bulk.messages if message.place in lost]
         if hopeless:
-            self._finish(bulk, decide(self.options, hopeless, lost, may_die=self._may_die), stored)
+            self._finish(bulk, [self._decided(each, lost[each.place]) for each in hopeless], stored)
             bulk._keep({message.place for message in bulk.messages} - lost.keys())
         if bulk.messages:
             self._execute(bulk, stored, span)
 
-    @property
-    def _may_die(self) -> bool:
-        return self._dead_letters is not None
+    def _decided(self, message: Collected, failure: Failure | None) -> Result:
+        return decided(self.options, message, failure, may_die=self._dead_letters is not None)
+
+    # --- bodies that were left in their streams -------------------------------------------------------------------
 
     def _load(self, bulk: Bulk) -> tuple[dict[MessageId, Failure], list[Result]]:
         """Read bodies that were left in their streams; gives why some cannot be read, and what is to be read later.
@@ -219,7 +239,7 @@ class BulkConsumer:
         for place, message in unread.items():
             body = found[place]
             if isinstance(body, RelatumError):
-                if is_not_known(body):
+                if _is_not_known(body):
                     later.append(Result(place, OutcomeStatus.COLLECTED, retry_in_s=UNREAD_S))
                 else:
                     why = "expired" if isinstance(body, NotFound) else "unreadable"
@@ -235,7 +255,6 @@ class BulkConsumer:
         return lost, later
 
     def _read(self, places: Sequence[MessageId]) -> dict[MessageId, Found]:
-        assert self._open_reader is not None, "bodies are left in streams only where there is a broker"
         try:
             reader = self._readers.pop()
         except IndexError:
@@ -252,6 +271,8 @@ class BulkConsumer:
                 raise each
         return found
 
+    # --- an attempt -----------------------------------------------------------------------------------------------
+
     def _forward(self, bulk: Bulk) -> None:
         """Note the attempt, once; only what is still this member's is left to be consumed."""
         shared, places = self._shared, [message.place for message in bulk.messages]
@@ -260,33 +281,87 @@ class BulkConsumer:
         bulk._note_forwarded(forwarded.at)
 
     def _execute(self, bulk: Bulk, stored: list[Result], span: Span) -> None:
-        def judge(answered: Answered) -> list[Result]:
-            return decide(self.options, bulk.messages, results_of(bulk, *answered), may_die=self._may_die)
-
-        shared = self._shared
-        bulk._begin_attempt()
-        if not self.options.joins_transaction:
-            self._finish(bulk, judge(call(self._executor, bulk, span)), stored)
-            return
-        joined = JoinedRun(
-            shared.store, shared.member, bulk, judge, self._executor, lambda each: self._burial(each).run(), span
-        )
-        results, committed = self._persist(joined.run, "committing results")
-        if committed is None:
-            self._finish(bulk, results, stored)
+        if self.options.joins_transaction:
+            results, committed = self._persist(partial(self.execute_joined, bulk, span), "committing results")
+            if committed is not None:
+                self._tell(bulk, results, committed, stored)
+                return
         else:
-            self._tell(bulk, results, committed, stored)
+            bulk._begin_attempt()
+            results = self._results(bulk, *self._call(bulk, span))
+        self._finish(bulk, results, stored)
+
+    def _call(self, bulk: Bulk, span: Span) -> tuple[Any, BaseException | None]:
+        """What the executor returned, and what it raised instead."""
+        try:
+            return self._executor(bulk), None
+        except Abandoned:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is the messages' result
+            span.failed(error)
+            return None, error
+
+    def _results(self, bulk: Bulk, answer: Any, raised: BaseException | None) -> list[Result]:
+        found = results_of(bulk, answer, raised)
+        return [self._decided(message, found[message.place]) for message in bulk.messages]
+
+    def execute_joined(self, bulk: Bulk, span: Span) -> tuple[list[Result], Stored | None]:
+        """Call the executor in a transaction; gives results, and what of them was committed: None where nothing was.
+
+        Exactly once rests on one statement: the one that stores the results finds the rows still forwarded in this
+        bulk by this member, or the transaction is rolled back, with all the executor wrote. So a try whose commit was
+        in doubt, and another member, are both kept out.
+        """
+        shared = self._shared
+        while bulk.messages:
+            try:
+                with shared.store.transaction(shared.abandoned) as connection:
+                    return self._write_joined(connection, bulk, span)
+            except _RolledBack as end:
+                if end.stored is None:
+                    return end.results, None
+                # Some messages turned out to be another member's: once more, without them.
+                bulk._keep(end.stored.places)
+            except (DatabaseUnavailable, Abandoned):
+                raise
+            except Exception as error:  # noqa: BLE001 - what the executor left behind made the transaction fail
+                return self._results(bulk, None, error), None
+            finally:
+                bulk._note(connection=None)
+        return [], None
+
+    def _write_joined(self, connection: "sa.Connection", bulk: Bulk, span: Span) -> tuple[list[Result], Stored]:
+        bulk._begin_attempt(connection)
+        answer, raised = self._call(bulk, span)
+        if connection.invalidated or connection.closed:
+            raise DatabaseUnavailable("the executor's transaction was lost") from raised
+        if not connection.in_transaction():
+            raise ConfigurationError(
+                "the executor ended the transaction that stores its results: what it committed is not joined with them"
+            ) from raised
+        results = self._results(bulk, answer, raised)
+        if raised is not None:
+            raise _RolledBack(results, None)
+        if letters := _letters_of(bulk, results):
+            results = _with_refused(results, self._burial(letters).run())
+        shared = self._shared
+        stored = shared.store.finish(shared.member, bulk.id, results, connection=connection)
+        if len(stored.places) < len(results):
+            raise _RolledBack(results, stored)
+        return results, stored
+
+    # --- what came of it ------------------------------------------------------------------------------------------
 
     def _finish(self, bulk: Bulk, results: list[Result], stored: list[Result]) -> None:
         """Store results, and add those that were to `stored`."""
-        shared, letters = self._shared, letters_of(bulk, results)
+        shared, letters = self._shared, _letters_of(bulk, results)
         if letters:
             # First: a message that is called dead must be there. Killed between the two, it is published again.
             refused = self._bury(letters)
             if refused is None:
                 results = [result for result in results if result.status is not OutcomeStatus.DEAD]
             else:
-                results = with_refused(results, refused)
+                results = _with_refused(results, refused)
         finish = partial(shared.store.finish, shared.member, bulk.id, results)
         self._tell(bulk, results, self._persist(finish, "storing results"), stored)
 
@@ -320,13 +395,3 @@ class BulkConsumer:
             if shared.is_cut_off and shared.store.give_back(shared.member, places):
                 return None
             raise
-
-
-def is_not_known(error: RelatumError) -> bool:
-    """Whether an error says nothing about a message: a node that is behind does not have it yet, or no longer answers.
-
-    A stream whose leader cannot be asked may hold what this node does not.
-    """
-    if isinstance(error, OffsetExpired):
-        return False
-    return may_repeat(error) or (isinstance(error, OffsetNotFound) and not getattr(error, "is_proven", True))

@@ -4,17 +4,16 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from relatum.collecting._bulk import Collected, id_of, id_of_place
-from relatum.collecting._collector_core import Followed
+from relatum.collecting._bulk import Collected, TypeOf, describe_followed, type_of_property
+from relatum.collecting._collector_core import Abandoned, Followed, Lot
 from relatum.collecting._handlers import logger
-from relatum.collecting._intake import TypeOf, describe_followed, type_of_property
-from relatum.collecting._named_streams import NamedStreams
-from relatum.errors import Conflict, OffsetExpired, OffsetNotFound
+from relatum.collecting._named_streams import NamedStreams, last_agreed
+from relatum.errors import Conflict
 from relatum.following import Attached, Event, Failed, Hole, Reach, Records, Replaced, StreamFollower
-from relatum.ids import MessageId
-from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader, ends_of_known
+from relatum.reading import BrokerAddress, RecordBatch, ends_of_known
 from relatum.waiting import Pauses, ended
 
 if TYPE_CHECKING:
@@ -46,9 +45,9 @@ class Following:
         self.shared = shared
         self.type_of = type_of
         self.follower = StreamFollower(shared.loop, address, self._told)
-        self.reach = Reach(self.follower, shared.outages, lambda: next(iter(self._streams)))
+        self.reach = Reach(self.follower, shared.outages, lambda: next(iter(self.streams)))
         self._named = named
-        self._streams: dict[str, CollectedStream] = {}
+        self.streams: dict[str, CollectedStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, names: Iterable[str]) -> None:
@@ -61,8 +60,8 @@ class Following:
     def add(self, names: Iterable[str]) -> None:
         """Follow these streams, too."""
         for name in names:
-            if name not in self._streams and not self.shared.is_stopping:
-                stream = self._streams[name] = CollectedStream(self, name)
+            if name not in self.streams and not self.shared.is_stopping:
+                stream = self.streams[name] = CollectedStream(self, name)
                 task = self.shared.loop.spawn(stream.run())
                 self._tasks.add(task)
                 task.add_done_callback(self._ended)
@@ -78,12 +77,8 @@ class Following:
 
     def wake(self) -> None:
         """Have all streams look whether they are still this member's to read."""
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             stream.wake()
-
-    def lost(self, stream: str, error: Exception | None) -> None:
-        """Begin anew with a stream: another member moved its position (None), or the store takes its messages never."""
-        self._streams[stream].lose(error)
 
     async def close(self) -> None:
         """Read nothing more."""
@@ -92,15 +87,15 @@ class Following:
 
     def _told(self, event: Event) -> None:
         """Give an event of the follower to the stream it is about: to all streams, where it names none."""
-        for stream in self._streams.values() if event.stream is None else [self._streams[event.stream]]:
+        for stream in self.streams.values() if event.stream is None else [self.streams[event.stream]]:
             stream.came(event)
 
     async def _look_for_free(self) -> float:
         """Have those asked for again that nobody else follows."""
         shared = self.shared
-        if any(stream.is_standing_by for stream in self._streams.values()) and not shared.is_stopping:
+        if any(stream.is_standing_by for stream in self.streams.values()) and not shared.is_stopping:
             held = await shared.loop.ask(shared.store.held, shared.member)
-            for stream in self._streams.values():
+            for stream in self.streams.values():
                 if stream.name not in held:
                     stream.is_standing_by = False
                     stream.wake()
@@ -126,45 +121,13 @@ class Following:
         """Go on behind the last message that is as it was collected; from the stream's beginning where none is."""
         store, reader = self.shared.store, self.follower.reader()
         bounds = ends_of_known(reader, stream)
-        agreed = self._last_agreed(reader, stream, bounds)
+        agreed = last_agreed(reader, stream, bounds, partial(store.last_collected, stream))
         if agreed is None:
             store.begin_anew(member, stream, bounds.first or 0)
             return
         text, extra = "collector %r: stream %r has lost its end: gone on with behind offset %d", {"stream": stream}
         logger.warning(text, store.name, stream, agreed, extra={**extra, "agreed": agreed})
         store.cut_back(member, stream, agreed)
-
-    def _last_agreed(self, reader: StreamReader, stream: str, bounds: StreamBounds) -> int | None:
-        """The offset of the last collected message that lies in the stream as it was collected; None where none does.
-
-        Found by halving: what agrees is a prefix. A message agrees by its own `message_id`; one without speaks for
-        nothing.
-        """
-        if bounds.first is None or bounds.last is None:
-            return None
-        agreed: int | None = None
-        low, high = bounds.first, bounds.last
-        middle = high
-        while low <= high:
-            row = self.shared.store.last_collected(stream, middle)
-            if row is None or row[0] < low:
-                low = middle + 1
-            elif _is_there(reader, MessageId(stream, row[0]), row[1]):
-                agreed, low = row[0], middle + 1
-            else:
-                high = row[0] - 1
-            middle = (low + high) // 2
-        return agreed
-
-
-def _is_there(reader: StreamReader, place: MessageId, message_id: str) -> bool:
-    """Whether the message of that id lies there."""
-    (found,) = reader.read_all([place])
-    if isinstance(found, Message):
-        return id_of(found) == message_id != id_of_place(place)
-    if isinstance(found, OffsetExpired) or (isinstance(found, OffsetNotFound) and found.is_proven):
-        return False
-    raise found
 
 
 class CollectedStream:
@@ -173,11 +136,12 @@ class CollectedStream:
     Attributes:
         name: The stream's.
         is_standing_by: Whether another member follows it, as far as is known.
+        is_attached: Whether it is read here, and is the one that was collected.
     """
 
     def __init__(self, following: Following, name: str) -> None:
         self.name = name
-        self.is_standing_by = False
+        self.is_standing_by = self.is_attached = False
         self._following = following
         self._shared = following.shared
         self._follower = following.follower
@@ -185,8 +149,8 @@ class CollectedStream:
         self._pauses = Pauses()
         self._woken = asyncio.Event()
         self._events: deque[Event] = deque()
-        self._lost: Exception | None = None
-        self._is_read = self._is_lost = self._was_followed = False
+        self._next_offset = 0
+        self._is_read = self._was_followed = False
 
     # --- what it is told ----------------------------------------------------------------------------------------------
 
@@ -195,11 +159,6 @@ class CollectedStream:
         if self._is_read:
             self._events.append(event)
             self._woken.set()
-
-    def lose(self, error: Exception | None) -> None:
-        """Begin anew, as what was read of it was not stored: for this reason, or as another member came between."""
-        self._is_lost, self._lost = self._is_read, error
-        self._woken.set()
 
     def wake(self) -> None:
         """Look what has changed."""
@@ -212,6 +171,8 @@ class CollectedStream:
         while not self._shared.is_stopping:
             try:
                 pause_s = await self._follow()
+            except Abandoned:
+                return
             except Exception as error:  # noqa: BLE001 - whatever it was, the stream is followed again
                 pause_s = self._pause_after(error)
             await self._rest(pause_s)
@@ -236,15 +197,13 @@ class CollectedStream:
             self.is_standing_by = True
             while self.is_standing_by and not shared.is_stopping:
                 await self._wait()
-        failure: Exception | None = None
         try:
             if await self._read(member, followed):
                 await self._find_again(member)
-        except Exception as error:  # noqa: BLE001 - it is left to others before that is said
-            failure = error
-        await self._leave(member)
-        if failure is not None:
-            raise failure
+        finally:
+            # It is left to others before that is said; a member that was abandoned leaves all that it followed.
+            if not shared.abandoned.is_set():
+                await shared.loop.ask(shared.store.unfollow, member, self.name)
         self._pauses = Pauses()
         return AGAIN_S
 
@@ -255,7 +214,7 @@ class CollectedStream:
     def _is_over(self, member: int) -> bool:
         """Whether it is not this member's to read any more."""
         shared = self._shared
-        return shared.is_stopping or shared.is_cut_off or shared.member != member or self._is_lost
+        return shared.is_stopping or shared.is_cut_off or shared.member != member
 
     async def _read(self, member: int, followed: Followed) -> bool:
         """Take what comes; whether it ended as the stream is another one now."""
@@ -264,21 +223,20 @@ class CollectedStream:
             text = "collector %r: going on with stream %r at %d, where it was; start is for streams it never followed"
             logger.info(text, self._shared.store.name, self.name, followed.next_offset)
         self._is_read = self._was_followed = True
-        self._is_lost, self._lost = False, None
+        self._next_offset = followed.next_offset
         self._follower.follow(self.name, followed.next_offset, known=followed.known_by)
-        is_attached = False
         try:
             while not self._is_over(member):
                 if not self._events:
                     await self._wait()
                     continue
+                if isinstance(self._events[0], Records):
+                    await self._take(member)
+                    continue
                 event = self._events.popleft()
-                if isinstance(event, Records):
-                    await self._take(member, event)
-                elif isinstance(event, Attached) and not is_attached:
+                if isinstance(event, Attached) and not self.is_attached:
                     # Once: a connection may be replaced meanwhile.
-                    is_attached = True
-                    self._attached(followed)
+                    self._attached()
                 elif isinstance(event, Replaced):
                     self._warn("stream %r was deleted and declared again: what it has now is collected", self.name)
                     return True
@@ -289,54 +247,53 @@ class CollectedStream:
                 elif isinstance(event, Failed):
                     # Another member may read it, meanwhile.
                     raise event.error
-            if self._is_lost and self._lost is not None:
-                raise self._lost
             return False
         finally:
-            self._is_read = False
+            self._is_read = self.is_attached = False
             self._follower.leave(self.name)
             self._follower.done(*self._events)
             self._events.clear()
 
-    def _attached(self, followed: Followed) -> None:
+    def _attached(self) -> None:
         """It is the one that was collected: take what comes."""
-        shared = self._shared
-        shared.outages.over(self._who)
-        shared.intake.follow(self.name, followed)
+        self.is_attached = True
+        self._shared.outages.over(self._who)
         text = "collector %r: following stream %r from %d on"
-        logger.info(text, shared.store.name, self.name, followed.next_offset)
+        logger.info(text, self._shared.store.name, self.name, self._next_offset)
 
-    async def _take(self, member: int, first: Records) -> None:
-        """Hand on messages, with those that came right behind them, as far as there is room."""
-        shared, events, messages = self._shared, list[Event](), list[Collected]()
+    async def _take(self, member: int) -> None:
+        """Store what has come, as there is room; the position moves with it."""
+        shared, events, messages = self._shared, list[Records](), list[Collected]()
         try:
-            event: Event = first
-            while isinstance(event, Records):
-                events.append(event)
-                messages += await self._described(event)
-                if len(messages) >= TAKE_MESSAGES or not self._events or not isinstance(self._events[0], Records):
-                    break
-                event = self._events.popleft()
+            await self._describe(events, messages)
+            await shared.gather(len(messages))
+            await self._describe(events, messages)
             while messages and not self._is_over(member):
-                taken = shared.intake.take(self.name, messages)
-                del messages[:taken]
-                if taken:
-                    shared.stir()
-                if messages:
+                lot = Lot(self.name, self._next_offset)
+                del messages[: lot.take(shared.core, messages)]
+                if not messages:
+                    # More may come while these are stored.
+                    self._follower.done(*events)
+                if lot.last is None:
                     await shared.changed()
-            # Others have their turn, however much comes of this one.
-            await asyncio.sleep(0)
+                    continue
+                await shared.store_lot(lot)
+                self._next_offset = lot.last.offset + 1
+                self._pauses = Pauses()
         finally:
             self._follower.done(*events)
 
-    async def _described(self, event: Records) -> list[Collected]:
-        type_of, records = self._following.type_of, event.batch
-
-        def describe() -> list[Collected]:
-            return [describe_followed(each, type_of) for each in records.each_message()]
-
-        # A function of the application's may take its time.
-        return describe() if type_of is type_of_property else await self._shared.loop.ask(describe)
+    async def _describe(self, events: list[Records], messages: list[Collected]) -> None:
+        """Take the records that have come, as many as are stored together."""
+        type_of = self._following.type_of
+        while len(messages) < TAKE_MESSAGES and self._events and isinstance(event := self._events[0], Records):
+            self._events.popleft()
+            events.append(event)
+            if type_of is type_of_property:
+                messages += _described(event.batch, type_of)
+            else:
+                # A function of the application's may take its time.
+                messages += await self._shared.loop.ask(_described, event.batch, type_of)
 
     async def _find_again(self, member: int) -> None:
         """Places mean something else from now on: what lay there before is consumed first."""
@@ -346,16 +303,6 @@ class CollectedStream:
                 return
             await shared.changed()
         await shared.loop.ask(self._following.find_again, self.name, member)
-
-    async def _leave(self, member: int) -> None:
-        """Let another member have it, as soon as all that was taken of it is stored."""
-        shared = self._shared
-        while not shared.intake.is_stored(self.name) and not shared.abandoned.is_set():
-            await shared.changed()
-        shared.intake.unfollow(self.name)
-        if not shared.abandoned.is_set():
-            # Else the member leaves, and with it what it followed.
-            await shared.loop.ask(shared.store.unfollow, member, self.name)
 
     def _pause_after(self, error: Exception) -> float:
         """Say what ended it; gives the seconds until it is tried again."""
@@ -369,3 +316,7 @@ class CollectedStream:
     def _warn(self, text: str, *values: object, **fields: object) -> None:
         extra = {"stream": self.name, **fields}
         logger.warning(f"collector %r: {text}", self._shared.store.name, *values, extra=extra)
+
+
+def _described(batch: RecordBatch, type_of: TypeOf) -> list[Collected]:
+    return [describe_followed(each, type_of) for each in batch.each_message()]

@@ -7,9 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import datetime
 from inspect import isawaitable
+from typing import TYPE_CHECKING
 
-from relatum.outcomes import Outcome
+from relatum.outcomes import Outcome, OutcomeStatus
+
+if TYPE_CHECKING:
+    from relatum.collecting._bulk import Collected
+    from relatum.collecting._collector_core import Result
 
 logger = logging.getLogger("relatum.collector")
 
@@ -74,6 +80,26 @@ class Handlers:
             if outcome.is_final:
                 self._of_message.pop(outcome.message_id, None)
             return [*of_message, *self._of_type.get(outcome.type or "", ()), *self._of_all]
+
+
+def outcome_of(
+    collector: str, message: "Collected", result: "Result | None" = None, at: datetime | None = None
+) -> Outcome:
+    """What handlers are told of a message: after an attempt, or, without a result, when it was stored."""
+    status = OutcomeStatus.COLLECTED if result is None else result.status
+    return Outcome(
+        message.message_id,
+        status,
+        collector,
+        message.type,
+        message.place.stream,
+        message.place.offset,
+        message.attempts,
+        None if result is None else result.reason,
+        message.collected_at,
+        message.forwarded_at,
+        at if status.is_final else None,
+    )
 
 
 @dataclass(slots=True, eq=False)

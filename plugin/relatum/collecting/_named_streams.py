@@ -1,14 +1,25 @@
-"""The streams that a collector is told to follow: partitions are found, and what never becomes a stream is refused."""
+"""What a broker is asked about the streams to follow: which there are, where to begin, and up to where they agree."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal
 
 from relatum.checks import shown
+from relatum.collecting._bulk import id_of, id_of_place
 from relatum.collecting._handlers import logger
-from relatum.errors import AccessRefused, ConfigurationError, InvalidInput, NotAStream, StreamNotFound, Transient
+from relatum.errors import (
+    AccessRefused,
+    ConfigurationError,
+    InvalidInput,
+    NotAStream,
+    OffsetExpired,
+    OffsetNotFound,
+    StreamNotFound,
+    Transient,
+)
+from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
-from relatum.reading import BrokerAddress, StreamBounds, StreamReader
+from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader
 
 StartAt = Literal["first", "next"] | int
 """Where to begin with a stream that was never followed: its first message, what is published from now on, an offset."""
@@ -87,3 +98,40 @@ class NamedStreams:
                         if reader.routes("", name) == []:
                             reader.bounds(name)
         return names
+
+
+def last_agreed(
+    reader: StreamReader,
+    stream: str,
+    bounds: StreamBounds,
+    last_collected: Callable[[int], tuple[int, str] | None],
+) -> int | None:
+    """The offset of the last collected message that lies in a stream as it was collected; None where none does.
+
+    Found by halving: what agrees is a prefix. A message agrees by its own `message_id`; one without speaks for nothing.
+    """
+    if bounds.first is None or bounds.last is None:
+        return None
+    agreed: int | None = None
+    low, high = bounds.first, bounds.last
+    middle = high
+    while low <= high:
+        row = last_collected(middle)
+        if row is None or row[0] < low:
+            low = middle + 1
+        elif _is_there(reader, MessageId(stream, row[0]), row[1]):
+            agreed, low = row[0], middle + 1
+        else:
+            high = row[0] - 1
+        middle = (low + high) // 2
+    return agreed
+
+
+def _is_there(reader: StreamReader, place: MessageId, message_id: str) -> bool:
+    """Whether the message of that id lies there."""
+    (found,) = reader.read_all([place])
+    if isinstance(found, Message):
+        return id_of(found) == message_id != id_of_place(place)
+    if isinstance(found, OffsetExpired) or (isinstance(found, OffsetNotFound) and found.is_proven):
+        return False
+    raise found

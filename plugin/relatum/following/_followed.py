@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from relatum.errors import StreamNotHere, StreamUnavailable
 from relatum.following._connections import SETTLED_S
 from relatum.following._events import Attached, CaughtUp, Event, Hole, Replaced
-from relatum.following._held import Held
+from relatum.following._delivery import Held
 from relatum.following._subscriptions import Ended, Interrupted, Subscription
 from relatum.reading import Agreement, Broker, Message, Position, RecordBatch, StreamBounds, position_of
 from relatum.waiting import Pauses, may_repeat
@@ -115,7 +115,7 @@ class Followed:
             raise ended.error
 
     async def _ask_why(self) -> None:
-        error = await self._follower.ask(self._follower.questions.why_missing, self.stream)
+        error = await self._follower.why_missing(self.stream)
         if error is not None:
             raise error
         # It was declared just now.
@@ -275,10 +275,10 @@ class Followed:
         return True
 
     async def _look(self, held: Held | None, known: Position | None, *, is_end: bool) -> Finding:
-        """Ask the leader about what came; see `Questions.look`."""
+        """Ask the leader about what came; see `StreamFollower.look`."""
         follower = self._follower
         try:
-            finding = await follower.ask(follower.questions.look, self.stream, known, is_end)
+            finding = await follower.look(self.stream, known, is_end)
         except Exception as error:
             if any(isinstance(each, Interrupted) for each in self._inbox):
                 raise Interrupted from error

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -9,16 +10,15 @@ from typing import Annotated, Final, TypeGuard, TypeVar
 
 from relatum import metrics
 from relatum.checks import checked_count, checked_name
-from relatum.errors import AccessRefused, ConfigurationError, RelatumError, UsedAfterClose
+from relatum.errors import AccessRefused, ConfigurationError, RelatumError, StreamUnavailable, UsedAfterClose
 from relatum.following._connections import Connections
 from relatum.following._events import Event, Failed, Hole, Replaced
-from relatum.following._followed import Followed
-from relatum.following._giving import Gathering, Giving
-from relatum.following._questions import Questions
+from relatum.following._followed import Finding, Followed
+from relatum.following._delivery import Gathering, Giving
 from relatum.limits import INTEGER_MAX
 from relatum.metrics import Counter, Gauge, reported
 from relatum.processes import of_one_process
-from relatum.reading import Broker, BrokerAddress, Position, SocketConnection, StreamReader
+from relatum.reading import Agreement, Broker, BrokerAddress, Position, SocketConnection, StreamReader, agreement
 from relatum.waiting import ComponentLoop, Outages, Server, Threads, in_thread
 
 logger = logging.getLogger("relatum.follower")
@@ -97,7 +97,11 @@ class StreamFollower:
         self._outages = outages or Outages(_NOBODY)
         self._name = name
         self._who = who
-        self.questions = Questions(BrokerAddress.of(broker), timeout_s, heartbeat_s)
+        self._address = BrokerAddress.of(broker)
+        self._timeout_s = timeout_s
+        self._heartbeat_s = heartbeat_s
+        self._opening = threading.Lock()
+        self._reader: StreamReader | None = None
         # The owner's questions, to PostgreSQL, do not queue behind these, and opening a connection not behind those
         # about streams.
         self._threads = Threads(HELPERS_MAX, "relatum-follower-asks")
@@ -167,8 +171,18 @@ class StreamFollower:
 
         Raises:
             BrokerUnavailable, AccessRefused, ConfigurationError: none can be opened now.
+            UsedAfterClose: it was closed.
         """
-        return self.questions.reader()
+        # One opens for all who ask; closing waits for nobody.
+        with self._opening:
+            if self._reader is None and not self._is_closed:
+                self._reader = StreamReader.open(
+                    self._address, timeout_s=self._timeout_s, heartbeat_s=self._heartbeat_s
+                )
+            if self._reader is None or self._is_closed:
+                self.close_reader()
+                raise UsedAfterClose("the follower was closed: open another one")
+            return self._reader
 
     @property
     def is_attached(self) -> bool:
@@ -190,13 +204,49 @@ class StreamFollower:
             failures=giving.told[Failed],
         )
 
-    async def ask(self, function: Callable[..., _Answer], *args: object) -> _Answer:
-        """Ask about a stream, in a thread."""
+    async def look(self, stream: str, known: Position | None, is_end: bool) -> Finding:
+        """Ask the stream's leader how it stands to what is known, and where it begins.
+
+        `is_end` says that its begin need not be asked for where it agrees. Where nobody can say now, it raises
+        `StreamUnavailable`.
+        """
+        return await self._ask(self._look, stream, known, is_end)
+
+    def _look(self, stream: str, known: Position | None, is_end: bool) -> Finding:
+        reader = self.reader()
+        found = None if known is None else agreement(reader, stream, known)
+        if found is Agreement.UNKNOWN:
+            raise StreamUnavailable(
+                f"{stream!r} does not show offset {known and known.offset}, which was read: a node is "
+                "behind, or starts, or the leader cannot be asked; nothing is concluded",
+                stream=stream,
+            )
+        is_enough = is_end and found in (Agreement.SAME, Agreement.EXPIRED)
+        return Finding(found, None if is_enough else reader.bounds(stream))
+
+    async def why_missing(self, stream: str) -> RelatumError | None:
+        """Why a node does not know a stream: there is none, or a queue of that name. None where it was declared now."""
+        return await self._ask(self._why_missing, stream)
+
+    def _why_missing(self, stream: str) -> RelatumError | None:
+        try:
+            self.reader().bounds(stream)
+        except StreamUnavailable:
+            return None
+        except RelatumError as error:
+            return error
+        return None
+
+    async def _ask(self, function: Callable[..., _Answer], *args: object) -> _Answer:
         async with self._asking:
             return await self._loop.ask(function, *args, threads=self._threads)
 
     async def _link(self, node: Broker | None) -> SocketConnection:
-        return await in_thread(self._threads, self.questions.link, node, returned=SocketConnection.close)
+        return await in_thread(self._threads, self._open_link, node, returned=SocketConnection.close)
+
+    def _open_link(self, node: Broker | None) -> SocketConnection:
+        """A connection to a node, logged in; None for the node that is connected first."""
+        return self.reader().link(node)
 
     # --- what its parts tell ------------------------------------------------------------------------------------------
 
@@ -231,9 +281,14 @@ class StreamFollower:
             return
         self.end()
         try:
-            await in_thread(self._threads, self.questions.close)
+            await in_thread(self._threads, self.close_reader)
         finally:
             self._threads.shutdown()
+
+    def close_reader(self) -> None:
+        """Close the reader, which `close` does, too. It waits: not in the loop."""
+        if self._reader is not None:
+            self._reader.close()
 
     def end(self) -> None:
         """Follow nothing more, and close all connections but the reader's."""

@@ -178,7 +178,7 @@ class RecorderGroup:
         if self._finishing is None:
             # Nothing was to be recorded.
             self.follower.end()
-            self.follower.questions.close()
+            self.follower.close_reader()
         else:
             # Also where another thread stops it as well.
             with suppress(TimeoutError, CancelledError):

@@ -12,7 +12,6 @@ from relatum.store.tables import skips
 _COLUMNS: Final = {
     "time_blocks": "(min_us, max_us, first_offset, last_offset, stream_id, width_class)",
     "receipts": "(message_id, stream_id, stream_offset)",
-    "collected_messages": "(source_id, stream_offset, member_id, size, message_id, type)",
     "checkpoints": "(stream_id, last_offset, fingerprint, chunk_ms)",
 }
 _SPECIAL: Final = re.compile(r"[\\\t\n\r\x08\x0b\x0c]")

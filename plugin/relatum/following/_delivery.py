@@ -4,14 +4,24 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Final
 
 from relatum.following._events import Event, Failed, Hole, Records, Replaced
-from relatum.following._followed import Followed
-from relatum.following._held import Given, Held
+from relatum.reading import Message, RecordBatch, UnreadableRecord
+from relatum.wire import Chunk, record_at, small_records, split
+
+if TYPE_CHECKING:
+    from relatum.following._followed import Followed
+    from relatum.following._subscriptions import Subscription
 
 logger = logging.getLogger("relatum.follower")
+
+RECORD_BYTES: Final = 64
+"""Bytes that a record takes in memory beside its own, about."""
+
+PIECE_RECORDS: Final = 512
+"""Records of one piece at most: some milliseconds' work for the owner, whose loop has other streams, and a lease."""
 
 TURN_S: Final = 0.02
 """Seconds after which giving lets the loop's other work have its turn: a lease has to be renewed in time."""
@@ -34,6 +44,68 @@ BYTES: Final = 1 << 20
 """Bytes that came in one window from which on nothing is waited for: those are large turns by themselves."""
 
 
+class Held:
+    """A chunk, split and unpacked piece by piece as it is given: what waits has the size that was sent.
+
+    Records before `begin` are not given; `out` pieces were, and the owner is not done with them; `is_cut` says that
+    there is no other to give.
+    """
+
+    def __init__(self, chunk: Chunk, followed: "Followed", subscription: "Subscription") -> None:
+        self._chunk = chunk
+        self.followed = followed
+        self.subscription = subscription
+        self.begin = 0
+        self.bytes = len(chunk.data)
+        self.first_offset = chunk.first_offset
+        self.last_offset = chunk.first_offset + chunk.record_count - 1
+        self.out = 0
+        self.is_cut = self.is_released = False
+        self._pieces: Iterator[RecordBatch] | None = None
+
+    def at(self, offset: int) -> Message | None:
+        """The message at an offset; None where none is held."""
+        record = record_at(self._chunk, offset)
+        return None if record is None else Message.from_record("", offset, record, self._chunk.time_ms)
+
+    def piece(self) -> tuple[RecordBatch, int] | None:
+        """The next piece and the bytes it takes; None where there is no other, as `is_cut` says with the last one."""
+        if self._pieces is None and self.begin <= self.first_offset and self._chunk.record_count <= PIECE_RECORDS:
+            records = small_records(self._chunk)
+            if records is not None:
+                self.is_cut = True
+                return self._batch(self.first_offset, records), self.bytes + RECORD_BYTES * len(records)
+        if self._pieces is None:
+            self._pieces = self._cut()
+        piece = next(self._pieces, None)
+        self.is_cut = piece is None or piece.last_offset >= self.last_offset
+        return None if piece is None else (piece, sum(map(len, piece.records)) + RECORD_BYTES * len(piece))
+
+    def _cut(self) -> Iterator[RecordBatch]:
+        for first, records in split(self._chunk):
+            # What cannot be unpacked is no work, and passed over as a whole.
+            most = len(records) if UnreadableRecord in set(map(type, records)) else PIECE_RECORDS
+            start = max(0, self.begin - first)
+            while start < len(records):
+                yield self._batch(first + start, records[start : start + most])
+                start += most
+
+    def _batch(self, first: int, records: list[bytes]) -> RecordBatch:
+        chunk, offsets = self._chunk, range(first, first + len(records))
+        return RecordBatch(self.followed.stream, first, offsets, records, chunk.time_ms, chunk.epoch)
+
+
+class Given:
+    """A piece that was given, with the bytes it takes unpacked: what `done` releases, once."""
+
+    __slots__ = ("bytes", "held", "is_done")
+
+    def __init__(self, held: Held, bytes_: int) -> None:
+        self.held = held
+        self.bytes = bytes_
+        self.is_done = False
+
+
 class Gathering:
     """Judges, by what came in the last window of time, whether reading pauses until the next one ends.
 
@@ -48,7 +120,7 @@ class Gathering:
         self._until = 0.0
         self._is_pausing = False
 
-    def came(self, followed: Followed, bytes_: int) -> None:
+    def came(self, followed: "Followed", bytes_: int) -> None:
         """Something came of a stream."""
         self._bytes += bytes_
         if followed.window != self._window:
@@ -138,7 +210,7 @@ class Giving:
 
     # --- in turn ------------------------------------------------------------------------------------------------------
 
-    def put(self, followed: Followed, item: Event | Held) -> None:
+    def put(self, followed: "Followed", item: Event | Held) -> None:
         """Give something when the stream has its turn, behind what it has already."""
         if not followed.is_over:
             followed.items.append(item)
@@ -150,14 +222,14 @@ class Giving:
         """Give something that is about no stream, soon."""
         asyncio.get_running_loop().call_soon(self._tell, event)
 
-    def forget(self, followed: Followed) -> None:
+    def forget(self, followed: "Followed") -> None:
         """Give nothing of what a stream has."""
         items, followed.items = followed.items, deque()
         for item in items:
             if isinstance(item, Held):
                 self.drop(item)
 
-    def _queue(self, followed: Followed) -> None:
+    def _queue(self, followed: "Followed") -> None:
         if followed.items and not followed.has_turn and followed.given_bytes < GIVEN_BYTES:
             followed.has_turn = True
             self._turns.append(followed)
@@ -190,7 +262,7 @@ class Giving:
         self._is_gathering = False
         self._pause(self._is_full)
 
-    def _give_next(self, followed: Followed) -> None:
+    def _give_next(self, followed: "Followed") -> None:
         item = followed.items[0]
         if not isinstance(item, Held):
             followed.items.popleft()
@@ -233,7 +305,7 @@ class Giving:
             return error
         return None
 
-    def _give_event(self, followed: Followed, event: Event) -> None:
+    def _give_event(self, followed: "Followed", event: Event) -> None:
         """Give an event that is no records; once more where the owner raised."""
         defect = self._tell(event)
         if defect is None or isinstance(event, Failed | Records):

@@ -1,0 +1,350 @@
+"""A collector's members, and the streams that they follow: each question and change is one transaction."""
+
+import logging
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from relatum.collecting._collector_core import Advance, Followed
+from relatum.collecting._collector_rows import PRESENT, forget_finished
+from relatum.errors import Conflict
+from relatum.processes import new_holder
+from relatum.reading import Position
+from relatum.store.database import AnyDatabase, Database, sql
+from relatum.store.members import LEASE_S
+from relatum.store.settling import forget_settlements
+from relatum.waiting import Deadline
+
+logger = logging.getLogger("relatum.collector")
+
+# --- collectors and members
+
+FIND_COLLECTOR: Final = sql("""
+    SELECT collector_id, keep_s FROM relatum.collectors
+    WHERE vhost = :of_vhost::text AND name = :named::text""")
+
+ADD_COLLECTOR: Final = sql("""
+    INSERT INTO relatum.collectors (vhost, name, keep_s)
+    VALUES (:of_vhost::text, :named::text, :kept_s::integer) ON CONFLICT DO NOTHING""")
+
+SET_KEEP: Final = sql("""
+    UPDATE relatum.collectors SET keep_s = :kept_s::integer WHERE collector_id = :in_collector::integer
+    """)
+
+ADD_MEMBER: Final = sql("""
+    INSERT INTO relatum.collector_members (collector_id, types, holder, lease_s, lease_expires_at)
+    VALUES (:in_collector::integer, :has_types::text[], :held_by::text, :holds_s::float,
+        clock_timestamp() + make_interval(secs => :holds_s::float))
+    RETURNING member_id""")
+
+RENEW: Final = sql("""
+    UPDATE relatum.collector_members SET lease_expires_at = clock_timestamp() + make_interval(secs => lease_s)
+    WHERE member_id = :id::bigint""")
+
+LEAVE: Final = sql("""
+    UPDATE relatum.collector_members SET lease_expires_at = clock_timestamp() WHERE member_id = :id::bigint""")
+
+# Nobody may find this member dead, with nothing left to take over, while it adds rows.
+HOLD_MEMBER: Final = sql("""
+    SELECT now() FROM relatum.collector_members WHERE member_id = :of_member::bigint FOR KEY SHARE""")
+
+LOCK_LAPSED: Final = sql("""
+    SELECT member_id FROM relatum.collector_members
+    WHERE collector_id = :in_collector::integer AND lease_expires_at < clock_timestamp()
+        AND member_id <> :of_member::bigint
+    ORDER BY member_id FOR UPDATE SKIP LOCKED""")
+
+REMOVE_MEMBERS: Final = sql("""
+    DELETE FROM relatum.collector_members AS member
+    WHERE member_id = ANY (:lapsed::bigint[]) AND NOT EXISTS (
+        SELECT FROM relatum.collected_messages AS message
+        WHERE message.member_id = member.member_id AND message.finished_at IS NULL)""")
+
+# --- streams
+
+_THIS: Final = """collector_id = :in_collector::integer AND stream = :of_stream::text
+        AND replaced_at IS NULL"""
+"""The present generation of a stream."""
+
+# No id is drawn where it is there.
+ADD_SOURCE: Final = sql(f"""
+    INSERT INTO relatum.collector_sources (collector_id, stream)
+    SELECT :in_collector::integer, :of_stream::text
+    WHERE NOT EXISTS (SELECT FROM relatum.collector_sources WHERE {_THIS})
+    ON CONFLICT (collector_id, stream) WHERE replaced_at IS NULL DO NOTHING""")
+
+_OTHERS: Final = """relatum.collector_members AS other
+        WHERE other.collector_id = :in_collector::integer AND other.member_id <> :of_member::bigint
+            AND other.lease_expires_at >= clock_timestamp()"""
+"""The members beside this one."""
+
+# A member follows only where it has executors of all types that others have: it would pass theirs over.
+_LACKS_TYPES: Final = f"""EXISTS (SELECT FROM {_OTHERS} AND NOT other.types <@ (
+        SELECT types FROM relatum.collector_members WHERE member_id = :of_member::bigint))"""
+
+LOCK_SOURCE: Final = sql(f"""
+    SELECT source_id, position, member_id, last_offset, last_fingerprint, last_chunk_ms
+    FROM relatum.collector_sources WHERE {_THIS} FOR UPDATE""")
+
+IS_ALIVE: Final = sql("""
+    SELECT member_id FROM relatum.collector_members
+    WHERE member_id = :of_member::bigint AND lease_expires_at >= clock_timestamp()""")
+
+TYPES_ALIVE: Final = sql("""
+    SELECT member_id, types FROM relatum.collector_members
+    WHERE collector_id = :in_collector::integer AND lease_expires_at >= clock_timestamp()""")
+
+HELD: Final = sql(f"""
+    SELECT stream FROM relatum.collector_sources AS source
+    WHERE collector_id = :in_collector::integer AND replaced_at IS NULL
+        AND (EXISTS (SELECT FROM {_OTHERS} AND other.member_id = source.member_id) OR {_LACKS_TYPES})""")
+
+FOLLOW: Final = sql(f"""
+    UPDATE relatum.collector_sources
+    SET member_id = :of_member::bigint, position = coalesce(position, :initial::bigint)
+    WHERE source_id = :id::integer AND NOT {_LACKS_TYPES}
+    RETURNING position""")
+
+UNFOLLOW: Final = sql(f"""
+    UPDATE relatum.collector_sources SET member_id = NULL WHERE member_id = :by::bigint AND {_THIS}""")
+
+REPLACE_SOURCE: Final = sql("""
+    UPDATE relatum.collector_sources SET replaced_at = now(), member_id = NULL
+    WHERE source_id = :id::integer""")
+
+ADD_REPLACED: Final = sql("""
+    INSERT INTO relatum.collector_sources (collector_id, stream, replaced_at)
+    VALUES (:in_collector::integer, :of_stream::text, now()) RETURNING source_id""")
+"""A generation that is over from the first: for messages whose places others have, or will have."""
+
+MOVE_LOST: Final = sql("""
+    UPDATE relatum.collected_messages SET source_id = :to_source::integer
+    WHERE source_id = :of_source::integer AND stream_offset > :behind::bigint""")
+
+SET_BACK: Final = sql("""
+    UPDATE relatum.collector_sources
+    SET position = :to::bigint, last_offset = NULL, last_fingerprint = NULL, last_chunk_ms = NULL,
+        moved_at = now()
+    WHERE source_id = :id::integer""")
+
+# Not by a join, for which PostgreSQL reads half a stream's messages.
+LAST_COLLECTED: Final = sql(f"""
+    SELECT stream_offset, message_id FROM relatum.collected_messages
+    WHERE source_id = {PRESENT}
+        AND stream_offset <= :until::bigint
+    ORDER BY stream_offset DESC LIMIT 1""")
+
+FAIL_UNFINISHED: Final = sql("""
+    UPDATE relatum.collected_messages
+    SET state = 'failed', finished_at = statement_timestamp(), next_attempt_at = NULL, reason = :why::text
+    WHERE source_id = :of_source::integer AND finished_at IS NULL""")
+
+ADVANCE: Final = sql(f"""
+    UPDATE relatum.collector_sources
+    SET position = :to::bigint, moved_at = now(),
+        passed_over = passed_over + :more_passed_over::bigint,
+        last_offset = CASE WHEN :is_known::boolean THEN :known_offset::bigint ELSE last_offset END,
+        last_fingerprint = CASE WHEN :is_known::boolean THEN :known_fingerprint::bigint ELSE last_fingerprint END,
+        last_chunk_ms = CASE WHEN :is_known::boolean THEN :known_chunk_ms::bigint ELSE last_chunk_ms END
+    WHERE {_THIS} AND member_id = :of_member::bigint AND position = :expected::bigint
+        AND NOT {_LACKS_TYPES}""")
+
+
+REPLACED: Final = "the stream was deleted and declared again, or lost its end, before the message was consumed"
+"""Why messages of a stream's old generation failed."""
+
+_POOL: Final = 10
+"""Connections kept; more are opened where it takes them."""
+
+
+class CollectorMembers:
+    """The members of one collector, and its streams, in PostgreSQL. Thread-safe."""
+
+    def __init__(self, name: str, database: AnyDatabase, vhost: str, keep_s: int | None) -> None:
+        self.name = name
+        self.ending = Deadline(None)
+        self._vhost = vhost
+        self._keep_s = keep_s
+        # A member that is frozen must not keep rows locked that others wait for.
+        self._database = Database(
+            database, refusing=None, ending=self.ending, pool_size=_POOL, is_bounded=False, idle_s=LEASE_S
+        )
+        self.server = self._database.address.name
+        self._collector: int | None = None
+        self._has_said_lacking = False
+
+    def _collector_id(self, connection: sa.Connection) -> int:
+        """The collector's row, made where it is not there."""
+        if self._collector is None:
+            self._collector = self._ensure(connection)
+        return self._collector
+
+    def _ensure(self, connection: sa.Connection) -> int:
+        """As `_collector_id`; and the last member that joins decides for how long messages are remembered."""
+        named = {"of_vhost": self._vhost, "named": self.name}
+        row = connection.execute(FIND_COLLECTOR, named).one_or_none()
+        if row is None:
+            connection.execute(ADD_COLLECTOR, {**named, "kept_s": self._keep_s})
+            row = connection.execute(FIND_COLLECTOR, named).one()
+        if row.keep_s != self._keep_s:
+            connection.execute(SET_KEEP, {"in_collector": row.collector_id, "kept_s": self._keep_s})
+        return int(row.collector_id)
+
+    def _of(self, connection: sa.Connection, **named: Any) -> dict[str, Any]:
+        """Parameters, with the collector's row."""
+        return {"in_collector": self._collector_id(connection), **named}
+
+    def _lock(self, connection: sa.Connection, stream: str) -> Any:
+        """The stream's row, made where it is not there, for us alone until the transaction ends."""
+        named = self._of(connection, of_stream=stream)
+        connection.execute(ADD_SOURCE, named)
+        return connection.execute(LOCK_SOURCE, named).one()
+
+    def _hold(self, connection: sa.Connection, member: int) -> datetime:
+        """Keep the member from being removed until the transaction ends; gives the transaction's time."""
+        at: datetime | None = connection.execute(HOLD_MEMBER, {"of_member": member}).scalar_one_or_none()
+        if at is None:
+            raise Conflict(f"member {member} of {self.name!r} is gone: others took over what it had")
+        return at
+
+    # --- members ------------------------------------------------------------------------------------------------------
+
+    def end_in(self, seconds: float) -> None:
+        """Let go of a database that does not answer, after so many seconds; a new member begins anew."""
+        self.ending.end_in(seconds)
+
+    def open(self, types: Collection[str], lease_s: float) -> int:
+        """Join as a new member with executors of these types; gives its id."""
+        self.ending.begin_anew()
+        with self._database.transaction() as connection:
+            member = {
+                "in_collector": self._ensure(connection),
+                "held_by": new_holder(),
+                "has_types": sorted(types),
+                "holds_s": lease_s,
+            }
+            forget_settlements(connection)
+            return int(connection.execute(ADD_MEMBER, member).scalar_one())
+
+    def renew(self, member: int) -> bool:
+        """Extend the lease, also one that lapsed; and forget what has been finished for longer than it is kept."""
+        with self._database.transaction() as connection:
+            collector = self._collector_id(connection)
+            is_there = connection.execute(RENEW, {"id": member}).rowcount == 1
+        forget_finished(self._database.engine, collector)
+        return is_there
+
+    def close(self, member: int) -> None:
+        """Leave: others may take over at once, the streams too, which are of no member with a lease then."""
+        with self._database.transaction() as connection:
+            connection.execute(LEAVE, {"id": member})
+            connection.execute(REMOVE_MEMBERS, {"lapsed": [member]})
+
+    # --- streams ------------------------------------------------------------------------------------------------------
+
+    def follow(self, member: int, stream: str, initial: int) -> Followed | None:
+        """Follow a stream; None where a member with a lease does, or has executors of types that this one lacks.
+
+        `initial`: The position of a stream that this collector never followed before.
+        """
+        with self._database.transaction() as connection:
+            self._hold(connection, member)
+            source = self._lock(connection, stream)
+            is_others = source.member_id not in (None, member)
+            if is_others and connection.execute(IS_ALIVE, {"of_member": source.member_id}).first():
+                return None
+            taken = self._of(connection, id=source.source_id, of_member=member, initial=initial)
+            position = connection.execute(FOLLOW, taken).scalar_one_or_none()
+            if position is None:
+                self._say_lacking(connection, member)
+                return None
+        self._has_said_lacking = False
+        if source.last_offset is None:
+            return Followed(position, is_new=source.position is None)
+        return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms))
+
+    def _say_lacking(self, connection: sa.Connection, member: int) -> None:
+        """Say, once, that this member follows nothing beside others that have executors of more types."""
+        if self._has_said_lacking:
+            return
+        self._has_said_lacking = True
+        named = self._of(connection)
+        types = {row.member_id: set(row.types) for row in connection.execute(TYPES_ALIVE, named)}
+        everything = set[str]().union(*types.values())
+        lacking = sorted(everything - types.get(member, set()))
+        if everything in types.values():
+            logger.info("collector %r: those follow its streams that have executors of %s, too", self.name, lacking)
+        else:
+            text = "collector %r: nobody follows its streams: others have executors of %s, and none of all types"
+            logger.warning(text, self.name, lacking)
+
+    def held(self, member: int) -> frozenset[str]:
+        """The streams it is of no use to ask for: others follow them, or have executors of types this member lacks."""
+        with self._database.transaction() as connection:
+            return frozenset(connection.scalars(HELD, self._of(connection, of_member=member)))
+
+    def begin_anew(self, member: int, stream: str, initial: int) -> None:
+        """Begin a new generation of a stream, for whoever follows it next; what is unfinished of the old one failed."""
+        with self._database.transaction() as connection:
+            old = self._its_own(connection, member, stream)
+            connection.execute(REPLACE_SOURCE, {"id": old.source_id})
+            connection.execute(FAIL_UNFINISHED, {"of_source": old.source_id, "why": REPLACED})
+            new = self._lock(connection, stream)
+            connection.execute(SET_BACK, {"id": new.source_id, "to": initial})
+
+    def _its_own(self, connection: sa.Connection, member: int, stream: str) -> Any:
+        """The row of a stream that a member follows, locked."""
+        self._hold(connection, member)
+        source = self._lock(connection, stream)
+        if source.member_id != member:
+            raise Conflict(f"another member of {self.name!r} follows {stream!r}")
+        return source
+
+    def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
+        """The last message of a stream's present generation up to an offset: its offset, and its id."""
+        with self._database.transaction() as connection:
+            named = self._of(connection, of_stream=stream, until=until)
+            row = connection.execute(LAST_COLLECTED, named).one_or_none()
+            return None if row is None else (row.stream_offset, row.message_id)
+
+    def cut_back(self, member: int, stream: str, behind: int) -> None:
+        """Go on behind an offset in a stream that lost its end: what lay there is over, and its places are free."""
+        with self._database.transaction() as connection:
+            source = self._its_own(connection, member, stream)
+            lost = connection.execute(ADD_REPLACED, self._of(connection, of_stream=stream)).scalar_one()
+            moved = {"of_source": source.source_id, "behind": behind, "to_source": lost}
+            connection.execute(MOVE_LOST, moved)
+            connection.execute(FAIL_UNFINISHED, {"of_source": lost, "why": REPLACED})
+            connection.execute(SET_BACK, {"id": source.source_id, "to": behind + 1})
+
+    def unfollow(self, member: int, stream: str) -> None:
+        """Let another member follow the stream."""
+        with self._database.transaction() as connection:
+            connection.execute(UNFOLLOW, self._of(connection, by=member, of_stream=stream))
+
+    def _advance(self, connection: sa.Connection, member: int, advance: Advance) -> bool:
+        """Move the position by compare-and-set; False where this very call has done so before."""
+        known = advance.known_by
+        named = self._of(
+            connection,
+            of_stream=advance.stream,
+            of_member=member,
+            expected=advance.from_offset,
+            to=advance.to_offset,
+            more_passed_over=advance.passed_over,
+            is_known=known is not None,
+            known_offset=known and known.offset,
+            known_fingerprint=known and known.fingerprint,
+            known_chunk_ms=known and known.chunk_ms,
+        )
+        if connection.execute(ADVANCE, named).rowcount:
+            return True
+        source = self._lock(connection, advance.stream)
+        if (source.member_id, source.position) == (member, advance.to_offset):
+            return False
+        raise Conflict(
+            f"the position of {advance.stream!r} in {self.name!r} is not {advance.from_offset}, or another member "
+            "follows the stream, or has executors of more types; nothing was written"
+        )
