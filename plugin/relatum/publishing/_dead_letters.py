@@ -10,7 +10,7 @@ from relatum.closing import Closing
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.limits import HEADERS_DEPTH_MAX
-from relatum.publishing.clients._direct_publisher import (
+from relatum.publishing._direct_publisher import (
     DIRECT_TIMEOUT_S,
     DirectPublisher,
     encoded_bytes,

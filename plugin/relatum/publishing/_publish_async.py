@@ -44,10 +44,10 @@ async def publish_async(
         PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; `await error.settle()`.
     """
     if any(kind.__module__ == "faststream.rabbit.broker.broker" for kind in type(target).__mro__):
-        from relatum.publishing.clients import _faststream
+        from relatum.publishing import _faststream
 
         return await _faststream.with_receipt(target, message, routing_key, mandatory=mandatory, **kwargs)
-    from relatum.publishing.clients import _aio_pika
+    from relatum.publishing import _aio_pika
 
     if isinstance(target, TargetExchange):
         channel = target.channel

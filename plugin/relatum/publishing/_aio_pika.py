@@ -29,14 +29,14 @@ from relatum.errors import (
 )
 from relatum.headers import RECEIPT_HEADER
 from relatum.processes import of_one_process
+from relatum.publishing._attributes import Late, Watch, put, put_back
 from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._locate import Sent
+from relatum.publishing._pamqp_properties import OwnProperties, copy_of
 from relatum.publishing._publish_errors import outcome, refuses_publish
 from relatum.publishing._receipt import AsyncReceipt, receipt_header
 from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing._stamp import Stamp
-from relatum.publishing.clients._attributes import Late, Watch, put, put_back
-from relatum.publishing.clients._pamqp_properties import OwnProperties, copy_of
 from relatum.uuid7 import uuid7
 
 NAME: Final = "aio-pika"

@@ -35,15 +35,15 @@ from relatum.errors import (
 )
 from relatum.headers import RECEIPT_HEADER
 from relatum.processes import of_one_process
+from relatum.publishing._attributes import Replacement, Watch, put, put_back
+from relatum.publishing._copies import is_copied, with_copy
 from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._locate import Sent
+from relatum.publishing._pika_properties import OwnProperties, copy_with
 from relatum.publishing._publish_errors import BLOCKING, MALFORMED, outcome, refuses_message, refuses_publish
 from relatum.publishing._receipt import Receipt, receipt_header
 from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing._stamp import Stamp
-from relatum.publishing.clients._attributes import Replacement, Watch, put, put_back
-from relatum.publishing.clients._copies import is_copied, with_copy
-from relatum.publishing.clients._pika_properties import OwnProperties, copy_with
 from relatum.superstreams import Target
 from relatum.superstreams.connections import note_secret
 
