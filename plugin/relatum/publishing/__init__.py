@@ -7,9 +7,8 @@ from relatum.publishing._dead_letters import REASON_CHARACTERS_MAX, Burial, Dead
 from relatum.publishing._direct_publisher import DIRECT_TIMEOUT_S, DirectPublisher
 from relatum.publishing._intercept import intercept, recording_here, release, stamped, statistics
 from relatum.publishing._interception import RecorderChoice
-from relatum.publishing._pika import publish, publisher_of
-from relatum.publishing._pika_properties import OwnProperties, copy_with
-from relatum.publishing._publish_async import intercepted_exchange, publish_async
+from relatum.publishing._pika import OwnProperties, copy_with
+from relatum.publishing._publish import intercepted_exchange, publish, publish_async, publisher_of
 from relatum.publishing._publisher_statistics import PublisherStatistics
 from relatum.publishing._receipt import AsyncReceipt, Receipt
 from relatum.publishing._stamp import OnInvalid, Stamper
