@@ -1,7 +1,7 @@
-"""Everything Relatum raises, branched by what a caller can do about it; the classes stand in the order of the tree.
+"""Everything Relatum raises, grouped by what a caller can do about it; the classes are in the order of the tree.
 
 Fields say what failed (`stream`, `offset`, `key`, `reason`); no message holds a payload, a credential or a URL.
-All of them can be pickled.
+All errors can be pickled.
 """
 
 from collections.abc import Callable
@@ -33,14 +33,11 @@ class ConfigurationError(RelatumError):
 
 
 class UsedAfterFork(ConfigurationError):
-    """An object that works in one process was made before a fork and used in the child; nothing was sent or written.
-
-    Make one in each process: behind the fork, in a pre-fork server's hook for new workers.
-    """
+    """An object that works in one process was made before a fork and used in the child. Make one in each process."""
 
 
 class UsedAfterClose(ConfigurationError):
-    """An object was used after it was closed; nothing was sent or written. Make another one, or close it later."""
+    """An object was used after it was closed; nothing was sent or written."""
 
 
 class SchemaMissing(ConfigurationError):
@@ -48,16 +45,13 @@ class SchemaMissing(ConfigurationError):
 
 
 class NothingRecorded(ConfigurationError):
-    """A look-up among all recorded streams of a virtual host (field `vhost`) that has none: nothing can be known."""
+    """A lookup in all recorded streams of a virtual host (field `vhost`) that has none: nothing can be known."""
 
     vhost: str
 
 
 class AnotherBroker(ConfigurationError):
-    """A stream of that name was recorded from another broker (field `stream`); nothing was written.
-
-    Fields `recorded` and `connected`: the two brokers, in words.
-    """
+    """A stream of that name was recorded from another broker (`recorded`, not `connected`); nothing was written."""
 
     stream: str
     recorded: str
@@ -65,7 +59,7 @@ class AnotherBroker(ConfigurationError):
 
 
 class TlsRefused(ConfigurationError):
-    """TLS with a broker cannot be: a certificate is refused, by either side, or one of them does not speak TLS."""
+    """No TLS with a broker: either side refuses a certificate, or does not speak TLS."""
 
 
 class ServerStartFailed(ConfigurationError):
@@ -73,7 +67,7 @@ class ServerStartFailed(ConfigurationError):
 
 
 class TimeNotRecorded(ConfigurationError):
-    """A look-up by time asked for a stream whose times are switched off (field `stream`)."""
+    """A lookup by time asked for a stream whose times are switched off (field `stream`)."""
 
     stream: str
 
@@ -99,12 +93,7 @@ class InvalidKeyDefinition(InvalidInput):
 
 
 class InvalidGroup(InvalidInput):
-    """Headers or a call that cannot make a message one of a group, or an id or a number no group has (field `reason`).
-
-    Where it was about a message to be published, nothing was sent.
-
-    The reasons are those of `relatum.membership.GroupFault`.
-    """
+    """Headers, an id, a number or a call that no message group can have (field `reason`); nothing was sent."""
 
     reason: str
 
@@ -135,10 +124,10 @@ class NotAStream(NotFound):
 
 
 class OffsetNotFound(NotFound):
-    """No message lies at the offset (fields `stream`, `offset`): past the end, or an offset the broker used itself.
+    """No message is at the offset (fields `stream`, `offset`): past the end, or an offset the broker used itself.
 
-    Field `is_proven`: True where the stream's leader says so; False is one node's word, which may lag behind. Field
-    `last`: the stream's last offset, None where it is empty.
+    Fields: `is_proven` (True if the stream's leader says so; False: one node, which may lag behind); `last` (the
+    stream's last offset, None for an empty stream).
     """
 
     stream: str
@@ -192,10 +181,7 @@ class Conflict(RelatumError):
 
 
 class StreamReplaced(Conflict):
-    """The stream is not the one that was recorded: declared again, or its tail was lost (field `stream`).
-
-    Field `also`: the errors of other streams that were found to be others at the same time.
-    """
+    """The stream was declared again, or lost its tail (field `stream`; `also`: the same errors of other streams)."""
 
     stream: str
     also: "tuple[StreamReplaced, ...]" = ()
@@ -216,8 +202,7 @@ class KeyDefinitionConflict(Conflict):
 class IncompleteGroup(Conflict):
     """A message group ended while messages of it are missing.
 
-    Fields: `group_id`; `missing` (ranges of sequence numbers, each with its first and its last); `last_sequence` (the
-    last message's number, None where it is not there).
+    Fields: `group_id`; `missing` (ranges of sequence numbers: first, last); `last_sequence` (None without a last one).
     """
 
     group_id: str
@@ -233,29 +218,20 @@ class GroupConflict(Conflict):
 
 
 class ClaimLost(Conflict):
-    """The group is not this member's any more (field `group_id`); nothing was written.
-
-    Its lease had run out and another member of the consumer has it or is done with it, or it was given back.
-    """
+    """The member's lease on a group ran out, or it gave the group back (field `group_id`); nothing was written."""
 
     group_id: str
 
 
 class SuperStreamConflict(Conflict):
-    """A super stream is not as it was said to be: other partitions, or another header that names contexts.
-
-    Fields: `super_stream`, `reason`.
-    """
+    """A super stream has other partitions, or another header of contexts (fields `super_stream`, `reason`)."""
 
     super_stream: str
     reason: str
 
 
 class MoveConflict(Conflict):
-    """A move of contexts cannot begin, or cannot go on as asked: one of them moves already, or the move has ended.
-
-    Fields: `move_id` (the move in the way), `state` (that move's).
-    """
+    """A move cannot begin or go on (fields `move_id`, `state`: of a move of the same context, or of one that ended)."""
 
     move_id: int
     state: str
@@ -276,11 +252,7 @@ class StreamInUse(Conflict):
 
 
 class PartitionLost(Conflict):
-    """The partition is not this member's any more (field `stream`); nothing was written.
-
-    Its lease had run out, and another member of the serial consumer has it. What was not acknowledged is delivered to
-    that one.
-    """
+    """The member's lease on a partition ran out, and another member has it (field `stream`); nothing was written."""
 
     stream: str
 
@@ -307,10 +279,7 @@ class StreamUnavailable(BrokerUnavailable):
 
 
 class StreamNotHere(StreamUnavailable):
-    """No node that can be reached from here has a replica of the stream that answers (field `stream`).
-
-    It moves, or its nodes are down or advertise names that cannot be reached from here.
-    """
+    """No node that can be reached from here has a replica of the stream that answers (field `stream`)."""
 
     offset: int
 
@@ -318,10 +287,9 @@ class StreamNotHere(StreamUnavailable):
 class DatabaseUnavailable(Transient):
     """PostgreSQL does not answer, or takes nothing now.
 
-    Field `reason`: `read_only` (a standby, or default_transaction_read_only; nothing was written), `target` (no host is
-    as target_session_attrs asks), `disk_full`, `connections` (too many are open), `pool` (none of ours became free),
-    `timeout` (no answer within a time-out, which the message names), `starting`, `stopping`, `name` (the host's name
-    does not resolve), or None: no answer.
+    Field `reason`: `read_only` (a standby, or default_transaction_read_only; nothing was written), `target` (no host
+    matches target_session_attrs), `disk_full`, `connections` (too many), `pool` (none of ours became free), `timeout`,
+    `starting`, `stopping`, `name` (the host's name does not resolve), or None: no answer.
     """
 
     reason: str | None = None
@@ -332,19 +300,16 @@ class ReadTimeout(Transient):
 
 
 class ConnectionsInUse(Transient):
-    """All connections that a reader may have to the broker are in use, and none became free in time; nothing was asked.
-
-    Fields: `limit` (the option `broker_connections_max`), `waiting` (calls that waited for one, this one included).
-    """
+    """All connections of a reader are in use (`limit`: `broker_connections_max`; `waiting`: calls that wait)."""
 
     limit: int
     waiting: int
 
 
 class NotRecordedInTime(Transient):
-    """The message is confirmed, but its rows were not there in time; waiting again is fine.
+    """The message is confirmed, but its rows were not there in time. Wait again.
 
-    Fields: `found` (the places known so far), `in_stream` (True, or None where it may have gone to other queues only).
+    Fields: `found` (the places known so far), `in_stream` (True, or None if it may have gone to other queues only).
     """
 
     found: tuple[Any, ...] = ()
@@ -352,29 +317,20 @@ class NotRecordedInTime(Transient):
 
 
 class NotFinishedInTime(Transient):
-    """The outcome of a message was not final in time; waiting again is fine.
-
-    Field: `outcome` (what is known so far, "unknown" where no collector has taken the message).
-    """
+    """The outcome of a message was not final in time (field `outcome`: what is known so far). Wait again."""
 
     outcome: Any
 
 
 class ContextMoving(Transient):
-    """A move of the message's context did not end in time; nothing was sent.
-
-    Fields: `context`, `move_id`. Whoever finds a move that nobody goes on with can complete or abort it.
-    """
+    """A move of the message's context did not end in time (fields `context`, `move_id`); nothing was sent."""
 
     context: str
     move_id: int
 
 
 class TooManyOpenSets(Transient):
-    """No further affinity set can be opened until others are closed; nothing was sent.
-
-    Fields: `open_sets`, `open_sets_max`.
-    """
+    """No affinity set can be opened until others are closed (fields `open_sets`, `open_sets_max`); nothing was sent."""
 
     open_sets: int
     open_sets_max: int
@@ -404,11 +360,11 @@ class PublishUnroutable(PublishRejected):
 
 
 class PublishOutcomeUnknown(PublishError):
-    """Connection or time was lost after sending: the message may or may not be in the stream.
+    """The connection was lost, or time ran out, after sending: the message may or may not be in the stream.
 
     `settle(timeout_s)` finds out by reading the streams: it returns the message's places, or raises `PublishRejected`
-    (it is nowhere and cannot arrive any more) or this error again. It is to be awaited where the publish was. After
-    pickling it is gone: it belongs to the process that published.
+    (it is nowhere and cannot arrive any more) or this error again. Await it if the publish was awaited. It is not
+    pickled: it belongs to the process that published.
     """
 
     settle: Callable[..., Any]
@@ -439,9 +395,6 @@ class UndecodableMessage(DataError):
 
 
 class RowRefused(DataError):
-    """PostgreSQL refuses a value or a row, and would each time (field `sqlstate`); nothing was written.
-
-    A text too long for an index or without a place in the database's encoding, a number out of range, a constraint.
-    """
+    """PostgreSQL refuses a value or a row, and always would (field `sqlstate`); nothing was written."""
 
     sqlstate: str | None

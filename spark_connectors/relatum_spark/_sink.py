@@ -344,7 +344,8 @@ class Spool:
         message_id = properties.get("message_id") or numbering.next_message_id()
         stamp = self._stamper.stamp(headers, message_id, properties.get("timestamp"), properties, body)
         content = encode_content(body, headers, properties, new=self._shape.new_layout)
-        message = content.message(message_id, {name: (stamp.headers or {})[name] for name in stamp.added})
+        added = {name: value for name, value in (stamp.headers or {}).items() if headers.get(name) is not value}
+        message = content.message(message_id, added)
         if len(message) > self._shape.message_bytes_max > 0:
             raise InvalidInput(
                 f"a message has {len(message)} bytes; the broker takes {self._shape.message_bytes_max} by the stream"

@@ -81,10 +81,7 @@ async def test_what_is_open_already_is_covered(amqp_url: str, connect: Any) -> N
 
 
 async def test_what_comes_back_is_no_error_where_the_channel_says_so(amqp_url: str) -> None:
-    """As with aio-pika alone, it is the result, and what callbacks of returns are given: the message as it was sent.
-
-    aio-pika alone confirms one of two in flight under one id; through us each comes back as what it is.
-    """
+    """As with aio-pika alone, it is the result, and what callbacks of returns are given: the message as it was sent."""
     async with open_way(amqp_url) as way:
         returned: list[Any] = []
         way.channel.return_callbacks.add(lambda _channel, message: returned.append(message.headers))
@@ -96,24 +93,6 @@ async def test_what_comes_back_is_no_error_where_the_channel_says_so(amqp_url: s
         seen = relatum.statistics(way.connection)
         assert (seen.published, seen.errors) == (2, {"unroutable": 2})
         assert 'relatum_publisher_errors_total{client="aio-pika",reason="unroutable"}' in metrics.exposition()
-        for _ in range(20):
-            name = unique_name()
-            results = await asyncio.gather(*(way.publish(name, message_id="same") for _ in range(3)))
-            assert all(isinstance(result, DeliveredMessage) for result in results)
-
-
-async def test_a_publish_given_up_does_not_confuse_the_next_of_its_id(amqp_url: str) -> None:
-    """The broker's late answer to a message given up is not taken for the next one of that id."""
-    async with open_way(amqp_url) as way:
-        queue = await queue_of(way.channel)
-        way.proxy.mode = "blackhole_replies"
-        with pytest.raises(PublishOutcomeUnknown) as caught:
-            await way.publish(unique_name(), message_id="same", timeout_s=0.2)
-        assert isinstance(caught.value, TimeoutError)
-        # Nothing of the second is sent while the broker may still answer for the first.
-        with pytest.raises(TimeoutError) as waited:
-            await way.publish(queue.name, message_id="same", timeout_s=0.3)
-        assert not isinstance(waited.value, PublishOutcomeUnknown)
 
 
 async def test_a_deadline_of_ours_ends_a_publish(amqp_url: str, stream_name: str) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 
-from relatum.local._account import Account
+from relatum.local._postgresql import Account
 from relatum.store.address import parse_database
 from tests.support._waiting import wait_until
 from tests.support.ports import free_port

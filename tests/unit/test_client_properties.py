@@ -13,7 +13,7 @@ from pika import BasicProperties
 from pika.compat import long
 
 from relatum.publishing import OwnProperties, copy_with
-from relatum.publishing.clients._pamqp_properties import copy_of
+from relatum.publishing._aio_pika import copy_of
 from relatum.uuid7 import uuid7
 
 texts = st.text(max_size=300) | st.sampled_from(["", "a", "\ud800", "x" * 255, "ü" * 128])

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from relatum.errors import InvalidKeyDefinition, InvalidRelationshipKey
 from relatum.keys import KeyDefinition, SkipReason, bases
-from relatum.keys._content import BODY_BYTES_MAX
 from relatum.keys._definition import VALUES_MAX
-from relatum.keys._places import parse_path, path_text, walk
+from relatum.keys._places import BODY_BYTES_MAX, parse_path, path_text, walk
 from relatum.publishing import Stamper
 
 JSON = "application/json"

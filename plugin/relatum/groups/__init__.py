@@ -3,8 +3,7 @@
 What a message's place in a group is stands in `relatum.membership`; groups are read by `relatum_consumer.groups`.
 """
 
-from relatum.groups._group import MessageGroup
-from relatum.groups._group_async import AsyncMessageGroup
+from relatum.groups._group import AsyncMessageGroup, MessageGroup
 from relatum.membership import GROUP_KEY, Membership, new_group_id
 
 __all__ = [

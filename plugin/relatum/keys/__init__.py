@@ -4,7 +4,6 @@
 the recorder, the consumer and Spark. The table of what compares equal is in `relatum.keys._canonical`.
 """
 
-from relatum.keys._agreement import AGREE_S, KeyAgreement
 from relatum.keys._canonical import (
     InvalidValue,
     KeyType,
@@ -17,9 +16,10 @@ from relatum.keys._canonical import (
     moment,
     timestamp_us,
 )
-from relatum.keys._content import Content
 from relatum.keys._definition import (
+    AGREE_S,
     BodyFunction,
+    KeyAgreement,
     KeyDefinition,
     Source,
     as_definitions,
@@ -28,7 +28,7 @@ from relatum.keys._definition import (
     masked_places,
     units_of,
 )
-from relatum.keys._places import PLACES_MAX, PROPERTIES, Component, Place, path_text
+from relatum.keys._places import PLACES_MAX, PROPERTIES, Component, Content, Place, path_text
 from relatum.keys._presets import PRESETS, preset
 
 __all__ = [

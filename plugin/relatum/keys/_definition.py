@@ -1,5 +1,6 @@
 """What a relationship key is: its name, where in a message it comes from, and its type. Pure."""
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -7,10 +8,9 @@ from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 from relatum.checks import shown
-from relatum.errors import InvalidKeyDefinition
+from relatum.errors import InvalidKeyDefinition, RelatumError
 from relatum.keys._canonical import InvalidValue, KeyType, SkipReason, canonical, join_components
-from relatum.keys._content import Content
-from relatum.keys._places import PROPERTIES, Component, Place, check_name
+from relatum.keys._places import PROPERTIES, Component, Content, Place, check_name
 
 VALUES_MAX: Final = 64
 """Values of one key in one message; the first are taken, and that there are more is counted."""
@@ -327,3 +327,47 @@ def units_of(components: Iterable[Component]) -> tuple[Place, ...]:
         else Place(each.kind, each.name)
         for each in places
     )
+
+
+# --- whether the database agrees --------------------------------------------------------------------------------------
+
+AGREE_S: Final = 1.0
+"""Seconds after which publishing does not wait for the database's first answer any more."""
+
+
+class KeyAgreement:
+    """Whether the database defines a publisher's keys as the publisher does. Thread-safe.
+
+    Attributes:
+        conflict: Why the keys are not, and will not be, what the publisher says: `KeyDefinitionConflict`, or
+            `InvalidKeyDefinition` where there are too many. None while no conflict is known.
+    """
+
+    def __init__(self) -> None:
+        self.conflict: RelatumError | None = None
+        self._asked = threading.Event()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the database was asked once, even if it did not answer."""
+        return self._asked.is_set()
+
+    def tell(self, conflict: RelatumError | None) -> None:
+        """Note the latest answer; None where the database agrees, or is away and no conflict was known before."""
+        self.conflict = conflict
+        self._asked.set()
+
+    def wait(self, timeout_s: float = AGREE_S) -> None:
+        """Wait until the database was asked once, for this many seconds at most."""
+        self._asked.wait(max(0.0, timeout_s))
+
+    def check(self) -> None:
+        """Check that no conflict is known.
+
+        Raises:
+            KeyDefinitionConflict, InvalidKeyDefinition: one is. The message about to be published was not sent.
+        """
+        conflict = self.conflict
+        if conflict is not None:
+            # A new one each time: each raise adds its own traceback.
+            raise type(conflict)(f"{conflict}; nothing was sent", **conflict.__dict__) from conflict

@@ -14,7 +14,6 @@ from relatum.checks import checked_names, shown
 from relatum.client_logs import own_connection
 from relatum.errors import InvalidInput, ServerStartFailed
 from relatum.local._identity import write_private
-from relatum.local._needed_plugins import needed_home
 from relatum.local._server import LAST_LINES, LocalServer
 
 PACKAGED_SERVER: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
@@ -73,7 +72,6 @@ class LocalRabbitMQ(LocalServer):
             raise InvalidInput(f"configuration= takes a mapping, not {shown(configuration)}")
         self.configuration = dict(configuration or {})
         self._plugins = checked_names("plugins", plugins)
-        self._scripts: Path | None = None
 
     @property
     def port(self) -> int:
@@ -112,7 +110,6 @@ class LocalRabbitMQ(LocalServer):
         write_private(self.directory / "rabbitmq.conf", "".join(lines))
         write_private(self.directory / "enabled_plugins", f"[{','.join(self._plugins)}].\n")
         write_private(self.directory / "rabbitmq-env.conf", "")
-        self._scripts = needed_home(Path(self._command()[0]), self.directory / "home", self._plugins)
 
     def _command(self) -> list[str]:
         named = os.environ.get(SERVER_VARIABLE)
@@ -149,7 +146,6 @@ class LocalRabbitMQ(LocalServer):
                 " -kernel inet_dist_use_interface {127,0,0,1}"
             ),
             "ERL_CRASH_DUMP_BYTES": "0",
-            **({"RABBITMQ_SCRIPTS_DIR": str(self._scripts)} if self._scripts else {}),
         }
 
     def _answers(self) -> bool:

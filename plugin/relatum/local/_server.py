@@ -1,7 +1,9 @@
-"""What the two private servers have in common: start, stop, kill, freeze, and waiting for an answer."""
+"""What both private servers have in common: start, stop, kill, freeze, and waiting until they answer."""
 
+import fcntl
 import os
 import signal
+import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -13,8 +15,8 @@ from typing import ClassVar, Self
 from relatum.checks import checked_count, checked_seconds, seconds_text
 from relatum.closing import close_when_dropped
 from relatum.errors import ServerStartFailed
+from relatum.local import _supervisor
 from relatum.local._identity import Identity, checked_directory, claim, ports_free
-from relatum.local._process import SupervisedProcess, lock_directory
 from relatum.processes import of_one_process
 
 LAST_LINES = 20
@@ -23,9 +25,14 @@ LAST_LINES = 20
 ANSWER_POLL_S = 0.05
 """Seconds between two attempts to connect to a starting server; one attempt takes about a millisecond."""
 
-
 STARTS_MAX = 3
-"""Times a server is started whose port was free when it was chosen, and is another's when the server wants it."""
+"""Attempts of a first start, when another process took a port after it was chosen."""
+
+LOCK_WAIT_S = 5.0
+"""Seconds to wait for a directory whose former owner was killed: its supervisor needs 3 at most."""
+
+STOP_WAIT_S = 15.0
+"""Seconds beyond the grace after which a supervisor that does not end is an error."""
 
 
 class LocalServer(ABC):
@@ -50,7 +57,8 @@ class LocalServer(ABC):
         self._start_timeout_s = checked_seconds("start_timeout_s", start_timeout_s, zero=False)
         of_one_process(self, "a private server")
         self._kept: Identity | None = None
-        self._process: SupervisedProcess | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
         self._claims = ExitStack()
         close_when_dropped(self, self._claims.close)
 
@@ -79,17 +87,24 @@ class LocalServer(ABC):
     @property
     def running(self) -> bool:
         """Whether any of its processes still runs."""
-        return self._process is not None and self._process.running
+        return self._supervisor is not None and self._supervisor.poll() is None
 
     @property
     def pids(self) -> list[int]:
         """The ids of its processes, the main one first; empty when it does not run."""
-        return self._process.pids if self._process is not None else []
+        if self._supervisor is None or not self.running:
+            return []
+        return _supervisor.descendants(self._supervisor.pid)
 
     def last_lines(self, count: int = LAST_LINES) -> str:
         """Return the last lines of output of the latest start, at most `count`; empty before any."""
         checked_count("count", count, least=0)
-        return self._process.last_lines(count) if self._process is not None else ""
+        if self._supervisor is None:
+            return ""
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            lines = log.read().decode("utf-8", "replace").splitlines()
+        return "\n".join([line for line in lines if line.strip()][-count:])
 
     def start(self) -> None:
         """Start the server and wait until it answers; one that runs already stays as it is.
@@ -121,19 +136,22 @@ class LocalServer(ABC):
             return
         if sys.platform != "linux":
             raise ServerStartFailed("Private servers need Linux; elsewhere use Docker: docker/compose.yaml.")
-        with self._usable_directory(), lock_directory(self.directory) as lock:
+        with self._usable_directory(), _locked(self.directory) as lock:
             self._choose_ports()
             self._prepare()
-            self._process = SupervisedProcess(
-                self._command(),
-                environment=self._environment(),
-                directory=self.directory,
-                lock=lock,
-                log=self.log,
-                stop_signal=self._stop_signal,
-                abandon_signal=self._abandon_signal,
-                grace_s=self._grace_s,
-            )
+            options = [os.getpid(), int(self._stop_signal), int(self._abandon_signal), self._grace_s, lock]
+            with self.log.open("ab") as output:
+                self._log_start = output.tell()
+                self._supervisor = subprocess.Popen(
+                    [sys.executable, "-I", "-S", _supervisor.__file__, *map(str, options), *self._command()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment(),
+                    cwd=self.directory,
+                    pass_fds=[lock],
+                    start_new_session=True,  # Ctrl-C at a terminal is for the parent, which then stops it in order
+                )
 
     @contextmanager
     def _usable_directory(self) -> Iterator[None]:
@@ -162,7 +180,7 @@ class LocalServer(ABC):
         limit = time.monotonic() + self._start_timeout_s
         while not self._answers():
             if not self.running:
-                status = self._process.exit_status if self._process is not None else None
+                status = None if self._supervisor is None else self._supervisor.returncode
                 raise self._failed(f"ended with status {status}")
             if time.monotonic() > limit:
                 self.kill()
@@ -170,14 +188,22 @@ class LocalServer(ABC):
             time.sleep(ANSWER_POLL_S)
 
     def stop(self) -> None:
-        """Stop the server in order, kill what is left after 20 s, and wait; a stopped one stays as it is."""
-        if self._process is not None:
-            self._process.stop()
+        """Stop the server in order, kill what is left after 20 s, and wait. Idempotent."""
+        if self._supervisor is not None:
+            if self.running:
+                self._supervisor.terminate()
+            self._supervisor.wait(self._grace_s + STOP_WAIT_S)
 
     def kill(self) -> None:
         """Kill all its processes with SIGKILL, now, and wait until they are gone."""
-        if self._process is not None:
-            self._process.kill()
+        if self._supervisor is None:
+            return
+        limit = time.monotonic() + STOP_WAIT_S
+        while self.running and time.monotonic() < limit:
+            self._signal(signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                self._supervisor.wait(0.02)
+        self._supervisor.wait(0)
 
     def restart(self) -> None:
         """Stop the server where it runs, then start it on the same ports and data.
@@ -190,13 +216,15 @@ class LocalServer(ABC):
 
     def freeze(self) -> None:
         """Suspend all its processes (SIGSTOP): connections stay open and nothing answers, until `thaw`."""
-        if self._process is not None:
-            self._process.signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         """Let a frozen server run on (SIGCONT)."""
-        if self._process is not None:
-            self._process.signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self.pids:
+            _supervisor.send(process, number)
 
     @property
     def _identity(self) -> Identity:
@@ -237,3 +265,30 @@ class LocalServer(ABC):
     @abstractmethod
     def _answers(self) -> bool:
         """Whether a client can use the server now."""
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[int]:
+    """Hold a directory's lock; a supervisor that is given the descriptor holds it on until it ends.
+
+    Raises:
+        ServerStartFailed: Another server runs in the directory, and did not end within LOCK_WAIT_S.
+    """
+    descriptor = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        limit = time.monotonic() + LOCK_WAIT_S
+        while not _try_lock(descriptor):
+            if time.monotonic() > limit:
+                raise ServerStartFailed(f"Another server runs in {directory}. Stop it, or choose another directory.")
+            time.sleep(0.05)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

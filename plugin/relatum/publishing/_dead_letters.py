@@ -1,21 +1,17 @@
 """Dead letters: messages that were given up, published to a stream of their own, with the reason beside them."""
 
 import logging
-import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from pika import BasicProperties
+
 from relatum.closing import Closing
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
-from relatum.limits import HEADERS_DEPTH_MAX
-from relatum.publishing.clients._direct_publisher import (
-    DIRECT_TIMEOUT_S,
-    DirectPublisher,
-    encoded_bytes,
-    new_properties,
-)
+from relatum.limits import HEADERS_BYTES_MAX, HEADERS_DEPTH_MAX
+from relatum.publishing._direct_publisher import DIRECT_TIMEOUT_S, DirectPublisher, encoded_bytes
 from relatum.reading import BrokerAddress, Message
 from relatum.waiting import ended, log_failure, may_be_mended, may_repeat
 
@@ -96,20 +92,15 @@ class DeadLetters(Closing):
         """
         added = {REASON_HEADER: reason[:REASON_CHARACTERS_MAX], **headers}
         for message in messages:
-            self._publish(message, added)
-
-    def _publish(self, message: Message, added: Mapping[str, Any]) -> None:
-        body, letter = message.body, _Letter(message, added)
-        if _is_deep(message.headers, HEADERS_DEPTH_MAX):
-            # The broker would take them, and they would crash every consumer that reads them with pika.
-            letter.reduce(None)
-        try:
-            self._publisher.publish(self.stream, body, letter.properties())
-        except InvalidInput as refused:
-            letter.reduce(getattr(refused, "bytes_max", None))
-            self._publisher.publish(self.stream, body, letter.properties())
-            extra = {"stream": message.stream, "offset": message.offset, "left_out": letter.left_out}
-            logger.warning("a dead letter without all of its properties: %s", refused, extra=extra)
+            letter = _Letter(message, added)
+            try:
+                letter.check_depth()
+                self._publisher.publish(self.stream, message.body, letter.properties())
+            except InvalidInput as refused:
+                letter.reduce(getattr(refused, "bytes_max", HEADERS_BYTES_MAX))
+                self._publisher.publish(self.stream, message.body, letter.properties())
+                extra = {"stream": message.stream, "offset": message.offset, "left_out": letter.left_out}
+                logger.warning("a dead letter without all of its properties: %s", refused, extra=extra)
 
     def close(self) -> None:
         """Close the connection. Publishing again opens another."""
@@ -149,38 +140,39 @@ class Burial:
 
 
 class _Letter:
-    """What a dead letter carries beside the body: parts of the message that may be left out, and what is added."""
+    """What a dead letter carries beside the body: the message's own parts, which may be left out, and what is added."""
 
     def __init__(self, message: Message, added: Mapping[str, Any]) -> None:
-        self._added: dict[str, Any] = {**added, STREAM_HEADER: message.stream, OFFSET_HEADER: message.offset}
-        self._parts: dict[tuple[str, str], Any] = {
-            ("", name): value for name in _PROPERTIES if (value := getattr(message.properties, name)) is not None
-        }
-        if ("", "timestamp") in self._parts:
-            self._parts["", "timestamp"] = int(self._parts["", "timestamp"].timestamp())
-        self._parts |= {("header ", name): value for name, value in message.headers.items() if name not in self._added}
+        self._added = {**added, STREAM_HEADER: message.stream, OFFSET_HEADER: message.offset}
+        self._headers = {name: value for name, value in message.headers.items() if name not in self._added}
+        self._fields = {name: getattr(message.properties, name) for name in _PROPERTIES}
+        if self._fields["timestamp"] is not None:
+            self._fields["timestamp"] = int(self._fields["timestamp"].timestamp())
         self.left_out = ""
 
-    def properties(self) -> Any:
+    def properties(self) -> BasicProperties:
         """As pika sends them."""
-        headers = {name: value for (kind, name), value in self._parts.items() if kind}
-        given = {name: value for (kind, name), value in self._parts.items() if not kind}
-        return new_properties({**headers, **self._added}, **given)
+        return BasicProperties(headers={**self._headers, **self._added}, **self._fields)
 
-    def reduce(self, bytes_max: int | None) -> None:
+    def check_depth(self) -> None:
+        """Refuse headers that the broker would take, and that crash every consumer that reads them with pika."""
+        if _is_deep(self._headers, HEADERS_DEPTH_MAX):
+            raise InvalidInput(f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels")
+
+    def reduce(self, bytes_max: int) -> None:
         """Leave out what cannot be encoded, then the largest of the rest until a frame holds it."""
-        sizes = {(kind, name): _size(kind, name, value) for (kind, name), value in self._parts.items()}
+        sizes = {(name, ""): _bytes({}, **{name: value}) for name, value in self._fields.items() if value is not None}
+        sizes |= {(name, "header "): _bytes({name: value}) for name, value in self._headers.items()}
         # Without what is added, and the header that names what is left out, at four bytes a character.
-        added = encoded_bytes(new_properties(self._added)) + 5 * REASON_CHARACTERS_MAX
-        room = math.inf if bytes_max is None else bytes_max - added
-        total = sum(size for size in sizes.values() if size < math.inf)
+        room = bytes_max - _bytes(self._added) - 5 * REASON_CHARACTERS_MAX
+        total = sum(size for size in sizes.values() if size <= bytes_max)
         left_out: list[str] = []
-        for (kind, name), size in sorted(sizes.items(), key=lambda part: -part[1]):
-            if size < math.inf:
+        for (name, kind), size in sorted(sizes.items(), key=lambda part: -part[1]):
+            if size <= bytes_max:
                 if total <= room:
                     break
                 total -= size
-            del self._parts[kind, name]
+            del (self._headers if kind else self._fields)[name]
             left_out.append(kind + name[:_NAME_CHARACTERS_MAX])
         self.left_out = self._added[LEFT_OUT_HEADER] = ", ".join(left_out)[:REASON_CHARACTERS_MAX]
 
@@ -188,15 +180,18 @@ class _Letter:
 _NAME_CHARACTERS_MAX: Final = 60
 """Characters of a header's name where it is named as left out."""
 
+_UNSENDABLE: Final = 2**32
+"""The size of what cannot be sent: more than any frame holds."""
 
-def _size(kind: str, name: str, value: Any) -> float:
-    """Bytes that a header or property takes; infinite where it cannot be sent."""
-    if _is_deep(value, HEADERS_DEPTH_MAX - 1):
-        return math.inf
+
+def _bytes(headers: dict[str, Any], **fields: Any) -> int:
+    """Bytes that headers and properties take."""
+    if _is_deep(headers, HEADERS_DEPTH_MAX):
+        return _UNSENDABLE
     try:
-        return encoded_bytes(new_properties({name: value}) if kind else new_properties({}, **{name: value}))
+        return encoded_bytes(BasicProperties(headers=headers, **fields))
     except InvalidInput:
-        return math.inf
+        return _UNSENDABLE
 
 
 def _is_deep(value: Any, levels: int) -> bool:

@@ -1,8 +1,8 @@
 """The recorders inside this process: one for each broker, database and set of keys, shared by its connections.
 
-They outlive connections: what was published just before a connection was closed, or lost, is recorded too. They are
+They outlive connections: what was published just before a connection was closed or lost is recorded too. They are
 daemon threads, so they never keep a process alive; another process, or the next start, takes over from the coverage.
-What `release`, or a process that ends without it, leaves unrecorded is a warning, as far as it is known.
+What `release`, or a process that ends without it, leaves unrecorded is logged as a warning, as far as it is known.
 """
 
 import atexit
@@ -10,8 +10,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
-
-from sqlalchemy import URL
 
 from relatum.keys import KeyDefinition
 from relatum.processes import after_fork, leave_to_parent
@@ -29,12 +27,15 @@ Keeper: TypeAlias = "EmbeddedRecorder | KeyWatcher"
 TOLD_MAX: Final = 5
 """Streams named in a warning of what is left."""
 
-_Key = tuple[BrokerAddress | None, object, object, tuple[tuple[str, ...], ...]]
+_Key: TypeAlias = tuple[BrokerAddress | None, object, AnyDatabase, tuple[tuple[str, str], ...]]
 _Kept = TypeVar("_Kept", "EmbeddedRecorder", "KeyWatcher")
 
 
 class EmbeddedRecorders:
-    """The recorders and key watchers of this process, with a count of the interceptions that use each."""
+    """The recorders and key watchers of this process, with a count of the interceptors that use each.
+
+    Nothing here waits for a server. `relatum.recording` is imported by the first use: stamping alone does not need it.
+    """
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _used: ClassVar[dict[_Key, tuple[Any, int]]] = {}
@@ -42,53 +43,55 @@ class EmbeddedRecorders:
     @staticmethod
     def prepare() -> None:
         """Import what recorders need, before a process forks: each child would take half a second for it again."""
-        # By name: the room itself imports nothing before it is asked for one.
         from relatum.recording import EmbeddedRecorder, KeyWatcher  # noqa: F401
 
     @classmethod
     def acquire(
-        cls, address: BrokerAddress, database: "AnyDatabase", definitions: tuple[KeyDefinition, ...]
+        cls, address: BrokerAddress, database: AnyDatabase, definitions: tuple[KeyDefinition, ...]
     ) -> "EmbeddedRecorder":
-        """The recorder for these, started where there is none yet. It waits for no server."""
-
-        def start() -> "EmbeddedRecorder":
-            # Imported here: stamping alone needs neither the recorder nor its servers.
-            from relatum.recording import EmbeddedRecorder
-
-            return EmbeddedRecorder(address, _named(database), definitions)
+        """The recorder for these, started if there is none yet."""
+        from relatum.recording import EmbeddedRecorder
 
         login = address.login
-        # Neither contexts nor what says a password are compared: each connection has its own. Where they hold the user,
-        # they are.
+        # Each connection has its own TLS context and password function. They are compared only where they are the user.
         user = id(login.ssl_context) if login.mechanism == "EXTERNAL" else address.password_function
         key: _Key = (address, user, database, _meaning(definitions))
         with cls._lock:
             alike = (used for used in cls._used if used[1:] == key[1:])
             key = next((used for used in alike if used[0] is not None and used[0].is_joined_by(address)), key)
-        return cls._acquire(key, start)
+            return cls._use(key, lambda: EmbeddedRecorder(address, database, definitions))
 
     @classmethod
-    def watch_keys(cls, database: "AnyDatabase", definitions: tuple[KeyDefinition, ...]) -> "KeyWatcher":
-        """The key watcher for these, started where there is none yet: others record. It waits for no server."""
+    def watch_keys(cls, database: AnyDatabase, definitions: tuple[KeyDefinition, ...]) -> "KeyWatcher":
+        """The key watcher for these, started if there is none yet: others record."""
+        from relatum.recording import KeyWatcher
 
-        def start() -> "KeyWatcher":
-            from relatum.recording import KeyWatcher
-
-            return KeyWatcher(_named(database), definitions)
-
-        return cls._acquire((None, None, database, _meaning(definitions)), start)
-
-    @classmethod
-    def _acquire(cls, key: _Key, start: Callable[[], _Kept]) -> _Kept:
         with cls._lock:
-            kept, users = cls._used.get(key) or (start(), 0)
-            cls._used[key] = (kept, users + 1)
-            found: _Kept = kept
-            return found
+            key = (None, None, database, _meaning(definitions))
+            return cls._use(key, lambda: KeyWatcher(database, definitions))
+
+    @classmethod
+    def _use(cls, key: _Key, start: Callable[[], _Kept]) -> _Kept:
+        kept, users = cls._used.get(key) or (start(), 0)
+        cls._used[key] = (kept, users + 1)
+        found: _Kept = kept
+        return found
+
+    @classmethod
+    def give_back(cls, recorder: Keeper) -> bool:
+        """End one use. True for the last one, whose user closes the recorder."""
+        with cls._lock:
+            for key, (known, users) in list(cls._used.items()):
+                if known is recorder:
+                    del cls._used[key]
+                    if users > 1:
+                        cls._used[key] = (recorder, users - 1)
+                        return False
+        return True
 
     @classmethod
     def warn_at_exit(cls) -> None:
-        """Say what recorders that nobody has closed leave unrecorded. It waits for nobody."""
+        """Log what recorders that were not closed leave unrecorded."""
         left: dict[str, int | None] = {}
         for kept, _ in list(cls._used.values()):
             left |= kept.left()
@@ -103,26 +106,13 @@ class EmbeddedRecorders:
         leave_to_parent(cls._used)
         cls._used = {}
 
-    @classmethod
-    def give_back(cls, recorder: Keeper) -> bool:
-        """End one use. True for the last one, whose user closes the recorder."""
-        with cls._lock:
-            for key, (known, users) in list(cls._used.items()):
-                if known is not recorder:
-                    continue
-                if users > 1:
-                    cls._used[key] = (recorder, users - 1)
-                    return False
-                del cls._used[key]
-        return True
-
 
 after_fork(EmbeddedRecorders, lambda recorders: recorders.renew())
 atexit.register(EmbeddedRecorders.warn_at_exit)
 
 
 def warn_of_left(who: str, left: Mapping[str, int | None], hint: str = "") -> None:
-    """Say which streams have how many messages that are not recorded, if any have."""
+    """Log which streams have how many messages that are not recorded, if any have."""
     told = [
         f"an unknown number of {stream!r}, if it is a stream" if count is None else f"{count} of {stream!r}"
         for stream, count in left.items()
@@ -140,7 +130,3 @@ def warn_of_left(who: str, left: Mapping[str, int | None], hint: str = "") -> No
 
 def _meaning(definitions: tuple[KeyDefinition, ...]) -> tuple[tuple[str, str], ...]:
     return tuple((key.name, key.meaning) for key in definitions)
-
-
-def _named(database: "AnyDatabase") -> AnyDatabase:
-    return database.render_as_string(hide_password=False) if isinstance(database, URL) else database

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from relatum.checks import checked_names
 from relatum.errors import ConfigurationError, RelatumError
 from relatum.keys import KeyDefinition, as_definitions
+from relatum.publishing import _pika as pika_connections
 from relatum.publishing._interception import (
     Interception,
     Options,
@@ -20,7 +21,6 @@ from relatum.publishing._interception import (
 )
 from relatum.publishing._publisher_statistics import PublisherCounts, PublisherStatistics
 from relatum.publishing._stamp import OnInvalid, Stamper
-from relatum.publishing.clients import _pika as pika_connections
 from relatum.reading import BrokerAddress
 from relatum.store.database import AnyDatabase
 from relatum.uuid7 import uuid7
@@ -190,7 +190,7 @@ def _client_of(connection: object) -> ModuleType:
     for kind in connection.__class__.__mro__:
         name = _CLIENTS.get(kind.__module__) or _CLIENTS.get(kind.__module__.partition(".")[0])
         if name is not None:
-            return import_module(f"relatum.publishing.clients.{name}")
+            return import_module(f"relatum.publishing.{name}")
     raise ConfigurationError(
         f"{type(connection).__qualname__} is no connection of pika or aio-pika, no Celery app, and no broker of "
         "dramatiq or faststream.rabbit; for other clients: relatum.stamped(…) and relatum.recording_here(…)"

@@ -1,6 +1,6 @@
-"""Finding messages that were published: their places in the table, and the streams that may hold them.
+"""Finding published messages: their places in the table, and the streams that may hold them.
 
-Nothing here stands on the publish path; connections are opened when somebody first waits or settles.
+None of this runs while a message is published; connections are opened by the first wait or `settle`.
 """
 
 import logging
@@ -45,19 +45,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger("relatum.interception")
 
 CONNECT_S: Final = 10.0
-"""Seconds to reach the broker, and for each of its answers, at most: where the call around it has no less."""
+"""Seconds to reach the broker, and for each of its answers, unless the call has less time left."""
 
 ASK_S: Final = 60.0
-"""Seconds for which it is known which streams are bound to an exchange."""
+"""Seconds before the broker is asked again which streams are bound to an exchange."""
 
 ASK_AGAIN_S: Final = 30.0
-"""Seconds before an exchange is asked about again that no stream was bound to."""
+"""The same, for an exchange that had no stream bound to it."""
 
 EXCHANGES_MAX: Final = 1000
-"""Exchanges of which the streams are remembered."""
+"""Exchanges whose streams are remembered."""
 
 NAMED_MAX: Final = 100
-"""Exchanges and queues that are named in warnings."""
+"""Exchanges and queues named in warnings."""
+
+LOOKED_AT_MAX: Final = 32
+"""Streams of one exchange whose recording a receipt waits for; with more, it gives what is recorded first."""
 
 PLACES: Final = sql("""
     SELECT message_id, name, stream_offset FROM relatum.receipts JOIN relatum.streams USING (stream_id)
@@ -71,14 +74,14 @@ RECORDED_TO: Final = sql("""
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class Destinations:
     """The streams a message may be in.
 
     Attributes:
-        streams: Where it may be; none where nothing is known.
-        is_exact: True: it is in each of these and in no other, once the broker has taken it. False: in some of them, or
-            in others: which stream an exchange leads a message to cannot be asked without harm, and exchanges may lead
-            on to exchanges. Not to find it there then proves nothing.
+        streams: Their names; empty where none is known.
+        is_exact: True: a message that the broker took is in each of these and in no other. False: it is in some of
+            them, or in others: the broker cannot be asked safely where an exchange routes a key, and exchanges may be
+            bound to exchanges. Not finding it in these streams then proves nothing.
     """
 
     streams: frozenset[str]
@@ -93,11 +96,11 @@ class Sent:
     routing_key: str
     message_id: str
     receipt: str | None
-    """What the recorder writes its places down under; None where it was not asked to."""
+    """The name under which the recorder stores its places; None where no receipt was asked for."""
     time_us: int | None
     body: bytes
     sent_at: datetime
-    """By the clock of this machine, a moment before it was handed to the client; `monotonic_s` is the same moment."""
+    """Just before it was handed to the client, by this machine's clock; `monotonic_s` is the same moment."""
     monotonic_s: float
 
     @classmethod
@@ -113,17 +116,17 @@ class Sent:
     ) -> "Sent":
         """The facts of a message that was handed to the client at `monotonic_s`, or is about to be (None).
 
-        A lost connection may be noticed minutes later, so who learns of it then must have looked before.
+        A lost connection may be noticed minutes later, so the caller has to take the time before it sends.
         """
         now = time.monotonic()
         before_s = now if monotonic_s is None else monotonic_s
         at = datetime.now(UTC) - timedelta(seconds=now - before_s)
         content = body.encode() if isinstance(body, str) else bytes(body)
-        exchange, routing_key = _name(exchange), _name(routing_key)
         headers = headers or {}
         asked = headers.get(RECEIPT_HEADER)
         receipt = asked if isinstance(asked, str) else message_id if asked is True else None
-        return cls(exchange, routing_key, message_id, receipt, headers.get(TIME_HEADER), content, at, before_s)
+        time_us = headers.get(TIME_HEADER)
+        return cls(_name(exchange), _name(routing_key), message_id, receipt, time_us, content, at, before_s)
 
     def is_in(self, message: Message) -> bool:
         """Whether that message is this one."""
@@ -134,7 +137,7 @@ class Sent:
                 and message.body == self.body
             )
         except DataError:
-            # What the broker took from us by AMQP 0.9.1 it can write: what cannot be read is somebody else's.
+            # The broker can write what it took from us by AMQP 0.9.1: a message that cannot be read is not ours.
             return False
 
 
@@ -142,7 +145,7 @@ class Locator:
     """Finds the messages of one connection.
 
     Attributes:
-        waits: Waits for places: the table is asked for all of them together.
+        waits: Waits for places, for which one thread asks the table.
     """
 
     def __init__(
@@ -150,8 +153,8 @@ class Locator:
         address: BrokerAddress,
         database: "AnyDatabase | None",
         recorder: "EmbeddedRecorder | None",
-        streams: frozenset[str] = frozenset(),
-        receipt_s: Histogram | None = None,
+        streams: frozenset[str],
+        receipt_s: Histogram,
     ) -> None:
         self._address = address
         self._database = database
@@ -166,19 +169,18 @@ class Locator:
         self._is_closed = False
         self._opened_database: Database | None = None
         self._outcomes: Outcomes | None = None
-        # Weakly: what is dropped without being released must not wait for the garbage collector.
+        # Weakly: a connection dropped without `release` must not have to wait for the garbage collector.
         self.waits: SharedWait[Look, bool] = SharedWait(partial(Locator._poll, weakref.proxy(self)), first_s=0)
         after_fork(self, Locator._renew)
 
     def _renew(self) -> None:
-        """In a child: the recorder belongs to the parent, so places come from the table alone."""
+        """In a child: the recorder is the parent's."""
         self._lock, self._opening = threading.Lock(), threading.Lock()
         self._recorder = None
 
     def note_found(self, sent: Sent) -> None:
-        """Measure the time from the send to the receipt of the places."""
-        if self._receipt_s is not None:
-            self._receipt_s.observe(time.monotonic() - sent.monotonic_s)
+        """Measure the time from sending to the receipt of the places."""
+        self._receipt_s.observe(time.monotonic() - sent.monotonic_s)
 
     def close(self) -> None:
         """Close the reader and the database. A search that goes on afterwards opens a reader for each look."""
@@ -192,53 +194,52 @@ class Locator:
                 self._opened_database.close()
                 self._opened_database = self._outcomes = None
 
-    def subscribe(self, sent: Sent, listener: Callable[[MessageId], None]) -> Callable[[], None]:
-        """Call `listener` for each place of the message that this process's recorder writes. Gives what ends that."""
-        if self._recorder is None or sent.receipt is None:
-            return lambda: None
-        return self._recorder.subscribe(sent.receipt, listener)
+    # --- the broker: which streams may have a message -------------------------------------------------------------
 
-    def whereabouts(self, sent: Sent, timeout_s: float = CONNECT_S) -> Whereabouts:
-        """The streams the message may be in, as far as that can be found out without harm, and in time.
+    def destinations_and_ends(self, sent: Sent, timeout_s: float) -> tuple[Destinations, dict[str, int]]:
+        """Where a confirmed message can be, as far as that can be found out; and, unless exact, how far streams go."""
+        where, ends = Destinations(self._named, is_exact=False), {}
+        with within(max(LEAST_S, timeout_s)):
+            with suppress(Transient, NotFound):
+                where = self.destinations(sent)
+                if sent.exchange == "" and where.streams:
+                    where = self._if_stream(sent.routing_key, where)
+            if not where.is_exact and len(where.streams) <= LOOKED_AT_MAX:
+                ends = self._ends(where.streams)
+        return where, ends
+
+    def destinations(self, sent: Sent) -> Destinations:
+        """The queues or streams a message must be in if it arrived, as far as that can be found out without harm.
 
         The default exchange routes to the queue of the routing key's name and nowhere else. Any other exchange may
         route to the streams that are bound to it, and to those that `intercept(streams=…)` names; the routing key of a
         super stream names one of its partitions.
         """
-        name = sent.routing_key
-        if sent.exchange != "":
-            with suppress(Transient, NotFound):
-                return self.destinations(sent, timeout_s)
-            return Whereabouts(self._named, is_exact=False)
-        if not name or name.startswith(BROKERS_OWN):
-            return Whereabouts(frozenset(), is_exact=True)
-        names: list[str] | None = None
-        with suppress(Transient, NotFound):
-            names = self._ask(lambda reader: reader.routes("", name), timeout_s)
-        if names == []:
-            self._warn_once("a receipt was waited for, and %r is no stream: what is published there has no place", name)
-        return Whereabouts(frozenset([name] if names is None else names), is_exact=True)
-
-    def destinations(self, sent: Sent, timeout_s: float) -> Whereabouts:
-        """The queues or streams a message must be in if it arrived, as far as that can be found out without harm."""
         exchange, name = sent.exchange, sent.routing_key
         if exchange == "":
-            # Not asked for: a broker that starts says of streams, too, that they are none.
-            streams = frozenset() if name.startswith(BROKERS_OWN) else frozenset([name])
-            return Whereabouts(streams, is_exact=True)
-        bound = self._bound(exchange, timeout_s)
+            is_queue = name and not name.startswith(BROKERS_OWN)
+            return Destinations(frozenset([name] if is_queue else ()), is_exact=True)
+        bound = self._bound(exchange)
         if f"{exchange}-{name}" in bound and all(stream.startswith(f"{exchange}-") for stream in bound):
-            return Whereabouts(frozenset([f"{exchange}-{name}"]), is_exact=True)
-        return Whereabouts(bound | self._named, is_exact=False)
+            return Destinations(frozenset([f"{exchange}-{name}"]), is_exact=True)
+        return Destinations(bound | self._named, is_exact=False)
 
-    def _bound(self, exchange: str, timeout_s: float) -> frozenset[str]:
+    def _if_stream(self, name: str, where: Destinations) -> Destinations:
+        with self.reader() as reader:
+            if reader.routes("", name) != []:
+                return where
+        self._warn_once("%r is no stream: a receipt of a message published to it has no place", name)
+        return Destinations(frozenset(), is_exact=True)
+
+    def _bound(self, exchange: str) -> frozenset[str]:
         """The streams bound to an exchange."""
         if exchange.startswith(BROKERS_OWN):
             return frozenset()
         now = time.monotonic()
         asked_at, bound = self._bound_to.get(exchange, (-math.inf, frozenset()))
         if now - asked_at >= ASK_S:
-            bound = frozenset(self._ask(lambda reader: reader.bound(exchange), timeout_s))
+            with self.reader() as reader:
+                bound = frozenset(reader.bound(exchange))
             if len(self._bound_to) >= EXCHANGES_MAX:
                 self._bound_to.clear()
             # A stream may be bound in a moment: an exchange without any is asked about again sooner.
@@ -251,14 +252,21 @@ class Locator:
                 )
         return bound
 
+    def _ends(self, streams: frozenset[str]) -> dict[str, int]:
+        """The offset of each stream's last message, -1 for none; streams that cannot be asked are left out."""
+        found: dict[str, int] = {}
+        with suppress(Transient, NotFound, AccessRefused), self.reader() as reader:
+            for stream in streams:
+                with suppress(NotFound, AccessRefused):
+                    bounds = reader.bounds(stream)
+                    if not bounds.is_silence:
+                        found[stream] = bounds.end - 1
+        return found
+
     def _warn_once(self, text: str, name: str) -> None:
         if (text, name) not in self._warned and len(self._warned) < NAMED_MAX:
             self._warned.add((text, name))
             logger.warning(text, name)
-
-    def _ask(self, question: Callable[[StreamReader], Any], timeout_s: float) -> Any:
-        with within(max(LEAST_S, timeout_s)), self.reader() as reader:
-            return question(reader)
 
     @contextmanager
     def reader(self) -> Iterator[StreamReader]:
@@ -276,9 +284,9 @@ class Locator:
             raise ConnectionLost("the connection was released during the look: look again") from error
 
     def _opened(self) -> StreamReader:
-        # A silent broker takes all the time of the caller that opens it; the others wait no longer than their own.
+        # The first caller may spend all its time on a silent broker; the others wait no longer than their own.
         if not self._opening.acquire(timeout=left_s(CONNECT_S)):
-            raise ReadTimeout("The broker was not reached yet by those who asked before.")
+            raise ReadTimeout("the broker has not answered the callers that asked before")
         try:
             reader = self._reader = self._reader or StreamReader.open(self._address, timeout_s=CONNECT_S)
         finally:
@@ -288,43 +296,42 @@ class Locator:
             reader.close()
         return reader
 
-    def ends(self, streams: frozenset[str]) -> dict[str, int]:
-        """The offset of each stream's last message, -1 where there is none; streams that cannot be asked are left out.
+    # --- the table: which streams have it -------------------------------------------------------------------------
 
-        Of a message that is confirmed, it says up to where it can be.
-        """
-        found: dict[str, int] = {}
-        with suppress(Transient, NotFound, AccessRefused), self.reader() as reader:
-            for stream in streams:
-                with suppress(NotFound, AccessRefused):
-                    bounds = reader.bounds(stream)
-                    if not bounds.is_silence:
-                        found[stream] = bounds.end - 1
-        return found
+    def subscribe(self, sent: Sent, listener: Callable[[MessageId], None]) -> Callable[[], None]:
+        """Call `listener` for each place of the message that this process's recorder writes. Gives what ends that."""
+        if self._recorder is None or sent.receipt is None:
+            return lambda: None
+        return self._recorder.subscribe(sent.receipt, listener)
 
     def _poll(self, looks: "Sequence[Look]") -> Iterator[tuple[int, bool]]:
-        """Ask the table for the places of all messages that are waited for, and name the looks that can go on.
+        """Ask the table for the places of all messages that are waited for, and name the looks that have ended.
 
         The table is derived: while it is away, the messages are simply not recorded yet.
         """
-        looked_in = frozenset[str]().union(*(look.ends or () for look in looks))
+        looked_in = frozenset[str]().union(*(look.ends for look in looks))
         wanted = [look.sent.receipt for look in looks if look.sent.receipt is not None]
         places: defaultdict[str | None, set[MessageId]] = defaultdict(set)
-        with suppress(DatabaseUnavailable):
+        try:
             # In this order: a row that is written between the two questions is among the places.
             recorded_to = self._recorded_to(looked_in) if looked_in else {}
             for receipt, stream, offset in self._rows(PLACES, receipts=wanted):
                 places[receipt].add(MessageId(stream, offset))
-            for look in looks:
-                look.learn(frozenset(places[look.sent.receipt]), recorded_to)
-        return ((number, True) for number, look in enumerate(looks) if look.can_go_on)
+        except DatabaseUnavailable:
+            return
+        now = time.monotonic()
+        for number, look in enumerate(looks):
+            look.places |= places[look.sent.receipt]
+            look.recorded_to = recorded_to
+            if look.has_all or now >= look.deadline:
+                yield number, True
 
     def _recorded_to(self, names: Iterable[str]) -> dict[str, float]:
         """How far streams are recorded.
 
         Streams that nobody has ever recorded count only where a recorder of this process is about to.
         """
-        nobodys = 0 if self._recorder is not None else math.inf
+        nobodys = math.inf if self._recorder is None else 0
         recorded = {name: to_offset or 0 for name, to_offset in self._rows(RECORDED_TO, names=list(names))}
         return {name: recorded.get(name, nobodys) for name in names}
 
@@ -332,7 +339,7 @@ class Locator:
         return self._open_database().rows(statement, {"vhost": self._address.vhost, **parameters})
 
     def outcomes(self) -> Outcomes:
-        """Where to ask what became of messages, until `close`."""
+        """What became of messages, until `close`."""
         database = self._open_database()
         with self._lock:
             if self._outcomes is None:

@@ -1,8 +1,9 @@
-"""How a publish ended: errors that are ours and the client's own at once, and what a closed channel says.
+"""How a publish ended: errors of the client's class and of ours at once, and what a closed channel means.
 
 A caller that knows pika writes `except pika.exceptions.NackError`; one that knows Relatum writes
-`except relatum.errors.PublishNacked`. Both must catch the same exception, so its class has both as bases. It is made
-once for each pair, and keeps the arguments, the attributes and the text of the client's exception.
+`except relatum.errors.PublishNacked`. Both must catch the same exception, so its class has both as bases. Each pair has
+one class, made when it is first needed: a lost connection may be any exception of the client or of the system. The
+error keeps the arguments, the attributes and the text of the client's exception.
 """
 
 import re
@@ -56,24 +57,16 @@ def _class_of(ours: type[_Outcome], theirs: type[Exception]) -> type[_Outcome]:
 
 def _attributes(error: Exception) -> dict[str, Any]:
     """What the exception carries beside its arguments: aiormq keeps it in slots, pika in the instance's dictionary."""
-    slots = {
-        name: getattr(error, name)
-        for kind in type(error).__mro__
-        for name in _slots(kind)
-        if not name.startswith("__") and hasattr(error, name)
-    }
+    state = object.__getstate__(error)
+    parts = state if isinstance(state, tuple) else (state,)
+    attributes = {name: value for part in parts for name, value in (part or {}).items() if name != "__notes__"}
     if isinstance(error, OSError) and error.errno is not None:
-        slots.update(errno=error.errno, strerror=error.strerror)
-    return {**slots, **{name: value for name, value in vars(error).items() if name != "__notes__"}}
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = kind.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+        attributes.update(errno=error.errno, strerror=error.strerror)
+    return attributes
 
 
 def _picklable(error: Exception) -> dict[str, Any]:
-    """The attributes without what is of this process: what settles the outcome, links, connections, channels."""
+    """The attributes that another process can use: not what settles the outcome, nor links, connections, channels."""
     return {name: _apart(value) for name, value in _attributes(error).items() if name not in _OF_THE_PROCESS}
 
 

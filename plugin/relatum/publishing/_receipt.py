@@ -2,9 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 from relatum.checks import checked_seconds, seconds_text
@@ -17,13 +18,10 @@ from relatum.errors import (
 )
 from relatum.ids import MessageId
 from relatum.outcomes import Outcome, not_finished, outcome_in_task
-from relatum.publishing._locate import Locator, Sent, Whereabouts
+from relatum.publishing._locate import LOOKED_AT_MAX, Destinations, Locator, Sent
 from relatum.publishing._settle import Unsettled
 from relatum.uuid7 import uuid7
-from relatum.waiting import LEAST_S, in_thread, within
-
-LOOKED_AT_MAX: Final = 32
-"""Streams of one exchange whose recording a receipt waits for; with more, it gives what is recorded first."""
+from relatum.waiting import LEAST_S, in_thread
 
 WAIT_S: Final = 10.0
 """Seconds a receipt waits by default."""
@@ -38,133 +36,64 @@ def receipt_header(message_id: str | None) -> str | bool:
     return True if message_id is None else uuid7(time.time_ns())
 
 
+@dataclass(eq=False)
 class Look:
-    """One wait for the places of a message: the caller takes steps, and waits for news between them.
-
-    One thread asks the table for all who wait (`Locator.waits`); the caller's thread asks the broker.
+    """One wait for the places of a message. It ends when all of them are known, or when its time is over.
 
     Attributes:
         sent: The message.
-        where: Where it may be; None until that was asked.
-        until: The moment to wait to, as of `time.monotonic`: the table is asked once, however little time there is.
-        ends: Up to where streams may hold the message, where these are not exactly known; asked once it has a place.
+        where: The streams it may be in.
+        ends: The last offset of each of these streams after the message was confirmed, unless `where` is exact.
+        deadline: When its time is over, as of `time.monotonic`. The table is asked at least once.
+        places: The places found so far: a set that two threads may add to.
+        recorded_to: How far those streams were recorded before the table was last asked.
     """
 
-    def __init__(self, locator: Locator, sent: Sent, timeout_s: float, deadline: float) -> None:
-        self.sent = sent
-        self.until = self._deadline = deadline
-        self.where: Whereabouts | None = None
-        self.ends: dict[str, int] | None = None
-        self._locator = locator
-        self._timeout_s = timeout_s
-        self._is_answered = self._others_are_recorded = False
-        self._lock = threading.Lock()
-        self._places: frozenset[MessageId] = frozenset()
-
-    def step(self) -> tuple[MessageId, ...] | None:
-        """All places, or None where the caller has to wait for news. Asks the broker.
-
-        Raises:
-            NotRecordedInTime: time is over.
-        """
-        with within(max(LEAST_S, self._deadline - time.monotonic())):
-            if self.where is None:
-                self.where = self._locator.whereabouts(self.sent, self._timeout_s)
-                self.until = max(self._deadline, time.monotonic() + LEAST_S)
-            if self._needs_ends:
-                # After the message was confirmed, so that it is before them wherever it is.
-                self.ends = self._locator.ends(self._others)
-        if self._has_all:
-            self._locator.note_found(self.sent)
-            return tuple(sorted(self._places))
-        return self._at_end() if self._is_over else None
+    sent: Sent
+    where: Destinations
+    ends: dict[str, int]
+    deadline: float
+    places: set[MessageId] = field(default_factory=set)
+    recorded_to: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
-    def asked(self) -> "Iterator[Future[bool | None]]":
-        """A future of news, from the table or from this process's recorder, for as long as the block lasts."""
-        waits = self._locator.waits
-        future = waits.ask(self)
+    def asked(self, locator: Locator) -> "Iterator[Future[bool | None]]":
+        """A future of the end: by the table, or by the recorder of this process, which knows it sooner."""
+        future = locator.waits.ask(self)
 
         def arrived(place: MessageId) -> None:
-            self.learn(frozenset([place]))
-            if self.can_go_on:
-                waits.answer(future, True)
+            self.places.add(place)
+            if self.has_all:
+                locator.waits.answer(future, True)
 
-        unsubscribe = self._locator.subscribe(self.sent, arrived)
+        unsubscribe = locator.subscribe(self.sent, arrived)
         try:
             yield future
         finally:
             unsubscribe()
             future.cancel()
 
-    def learn(self, places: frozenset[MessageId], recorded_to: Mapping[str, float] | None = None) -> None:
-        """Take places of the message, and how far streams were recorded before the table was asked for them."""
-        with self._lock:
-            self._places |= places
-        if recorded_to is None:
-            return
-        self._is_answered = True
-        if self.ends is not None and self._places:
-            others = self._others
-            # A stream that was not asked about is not recorded far enough: its end came in the midst of the question.
-            self._others_are_recorded = all(
-                recorded_to.get(name, -1) > end for name, end in self.ends.items() if name in others
-            )
+    @property
+    def missing(self) -> frozenset[str]:
+        """Streams the message may be in, of which no place is known."""
+        return self.where.streams - {place.stream for place in tuple(self.places)}
 
     @property
-    def can_go_on(self) -> bool:
-        """Whether the next step does something: all places are known, time is over, or ends are to be asked for."""
-        return self._has_all or self._needs_ends or self._is_over
-
-    @property
-    def _is_over(self) -> bool:
-        return time.monotonic() >= (self._deadline if self._is_answered else self.until)
-
-    @property
-    def _has_all(self) -> bool:
+    def has_all(self) -> bool:
         """Whether there are no more places.
 
-        Where its streams are exactly known, each must have it. Otherwise one must have it, and each other stream it may
+        Where its streams are known exactly, each must have it. Otherwise one must have it, and each other stream it may
         be in must be recorded up to the end that it had after the message was confirmed.
         """
-        if self._is_exact:
-            return not self._others
-        return bool(self._places) and (self._others_are_recorded or not 0 < len(self._others) <= LOOKED_AT_MAX)
-
-    @property
-    def _needs_ends(self) -> bool:
-        return bool(self._places) and self.ends is None and not self._is_exact and not self._has_all
-
-    @property
-    def _is_exact(self) -> bool:
-        return self.where is not None and self.where.is_exact
-
-    @property
-    def _others(self) -> frozenset[str]:
-        """Streams the message may be in, of which no place is known."""
-        assert self.where is not None, "waited for before it was asked"
-        return self.where.streams - {place.stream for place in self._places}
-
-    def _at_end(self) -> tuple[MessageId, ...]:
-        """What to give when time is over."""
-        found, missing = tuple(sorted(self._places)), self._others
-        if found and not self._is_exact:
-            return found
-        note = ""
-        if missing:
-            note = f" ({'missing' if self._is_exact else 'looked for in'}: {', '.join(sorted(missing))})"
-        elif not self._is_exact:
-            note = " (its streams are not known: name them in intercept(…, streams=[…]))"
-        raise NotRecordedInTime(
-            f"the message {self.sent.message_id} is confirmed, but was not recorded within "
-            f"{seconds_text(self._timeout_s)}{note}: wait again, or see whether a recorder runs (`relatum status`)",
-            found=found,
-            in_stream=True if self._is_exact or found else None,
-        )
+        if self.where.is_exact:
+            return not self.missing
+        if not self.places or len(self.missing) > LOOKED_AT_MAX:
+            return bool(self.places)
+        return all(self.recorded_to.get(name, -1) > end for name, end in self.ends.items() if name in self.missing)
 
 
 class _Published:
-    """What is known of a message that was sent, and of where it is."""
+    """A message that was sent, and what is known of where it is."""
 
     def __init__(self, sent: Sent, locator: Locator) -> None:
         self.message_id = sent.message_id
@@ -176,14 +105,36 @@ class _Published:
     def streams(self) -> frozenset[str] | None:
         """The streams the message was routed to; None where that is not exactly known, and before `wait`.
 
-        It is known of the default exchange and of super streams. Of other exchanges it is not: see `wait`.
+        It is known for the default exchange and for super streams. For other exchanges see `wait`.
         """
         where = None if self._look is None else self._look.where
         return where.streams if where is not None and where.is_exact else None
 
-    def _begin(self, timeout_s: float, deadline: float) -> Look:
-        self._look = Look(self._locator, self._sent, timeout_s, deadline)
-        return self._look
+    def _begin(self, deadline: float) -> tuple[Look, float]:
+        """Begin to wait: where the message may be, and when the wait ends. The table is asked once at least."""
+        where, ends = self._locator.destinations_and_ends(self._sent, deadline - time.monotonic())
+        self._look = Look(self._sent, where, ends, deadline)
+        return self._look, max(deadline, time.monotonic() + LEAST_S)
+
+    def _end(self, look: Look, timeout_s: float) -> tuple[MessageId, ...]:
+        """The places that were found, when the wait has ended."""
+        found, missing, is_exact = tuple(sorted(look.places)), look.missing, look.where.is_exact
+        if look.has_all:
+            self._locator.note_found(self._sent)
+            return found
+        if found and not is_exact:
+            return found
+        note = ""
+        if missing:
+            note = f" ({'missing' if is_exact else 'looked for in'}: {', '.join(sorted(missing))})"
+        elif not is_exact:
+            note = " (its streams are not known: name them in intercept(…, streams=[…]))"
+        raise NotRecordedInTime(
+            f"the message {self.message_id} is confirmed, but was not recorded within {seconds_text(timeout_s)}{note}: "
+            "wait again, or see whether a recorder runs (`relatum status`)",
+            found=found,
+            in_stream=True if is_exact or found else None,
+        )
 
 
 class Receipt(_Published):
@@ -258,11 +209,11 @@ class Receipt(_Published):
         checked_seconds("timeout_s", timeout_s)
         deadline = time.monotonic() + timeout_s
         self._await_answer(deadline, timeout_s)
-        look = self._begin(timeout_s, deadline)
-        while (places := look.step()) is None:
-            with look.asked() as answer:
-                self._locator.waits.result(answer, look.until)
-        return places
+        look, until = self._begin(deadline)
+        if not look.has_all:
+            with look.asked(self._locator) as answer:
+                self._locator.waits.result(answer, until)
+        return self._end(look, timeout_s)
 
     def outcome(self, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
         """What became of the message, once that is final: the broker's answer is waited for first, then a collector.
@@ -367,11 +318,11 @@ class AsyncReceipt(_Published):
                 only), `found` has the places known so far. Waiting again is fine.
         """
         checked_seconds("timeout_s", timeout_s)
-        look = self._begin(timeout_s, time.monotonic() + timeout_s)
-        while (places := await in_thread(None, look.step)) is None:
-            with look.asked() as answer:
-                await self._locator.waits.result_in_task(answer, look.until)
-        return places
+        look, until = await in_thread(None, self._begin, time.monotonic() + timeout_s)
+        if not look.has_all:
+            with look.asked(self._locator) as answer:
+                await self._locator.waits.result_in_task(answer, until)
+        return self._end(look, timeout_s)
 
     async def outcome(self, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
         """What became of the message, once that is final; see `Receipt.outcome`. Cancelling it leaves nothing behind.

@@ -1,8 +1,8 @@
-"""Settling an outcome that is not known, by reading the streams the message was sent to.
+"""Settling an unknown outcome by reading the streams the message was sent to.
 
-Found is found. "In no stream" is said only with a proof, of three parts: nothing sent by the lost connection can arrive
-any more; after that, the stream's end was taken from its leader; and all from before the send up to that end was read.
-Whatever lacks one of them leaves the outcome unknown.
+"In no stream" needs a proof of three parts: nothing sent by the lost connection can arrive any more; after that, the
+stream's end was taken from its leader; and everything from before the send up to that end was read. If one of them is
+missing, the outcome stays unknown.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from relatum.errors import (
     Transient,
 )
 from relatum.ids import MessageId
-from relatum.publishing._locate import Locator, Sent, Whereabouts
+from relatum.publishing._locate import Destinations, Locator, Sent
 from relatum.reading import RecordBatch, StreamBounds, StreamReader
 from relatum.waiting import LEAST_S, in_thread, within
 
 CLOCK_SKEW_S: Final = 60
-"""Seconds by which clocks are trusted less than they say: nodes of a cluster among each other, and one that was set."""
+"""Seconds by which the clocks of a cluster's nodes may differ, or one may have been set back."""
 
 WAIT_S: Final = 10.0
 """Seconds to look for a message by default, at least."""
@@ -45,9 +45,9 @@ _HEARTBEATS_UNTIL_GIVEN_UP: Final = 3
 
 
 def final_at(heartbeat_s: int, *, announced: bool) -> float | None:
-    """From when on nothing sent by a lost connection can arrive any more, on `time.monotonic()`'s scale; None: never.
+    """When nothing sent by a lost connection can arrive any more, as of `time.monotonic()`; None: never.
 
-    Once the broker itself has closed channel or connection (`announced`), it takes nothing more from it.
+    Once the broker itself has closed the channel or connection (`announced`), it takes nothing more from it.
     """
     if announced:
         return time.monotonic() + 1
@@ -60,9 +60,9 @@ class Unsettled:
 
     Attributes:
         sent: What was sent.
-        locator: What reads its streams.
-        final_at: On `time.monotonic()`'s scale, from when on its absence from a stream is a proof: the broker has
-            then given up the connection it was sent by, so it cannot arrive any more. None: never.
+        locator: Reads its streams.
+        final_at: When its absence from a stream becomes a proof, as of `time.monotonic()`: the broker has then given up
+            the connection it was sent by. None: never.
     """
 
     sent: Sent
@@ -73,8 +73,8 @@ class Unsettled:
         """Find out by reading the streams whether the message is in them.
 
         Args:
-            timeout_s: Seconds to look for it; None (default) as long as it takes to be sure, at least `WAIT_S`. It ends
-                half a second later at most.
+            timeout_s: Seconds to look for it; None (default): until the outcome is sure, at least `WAIT_S`. It ends at
+                most half a second later.
             streams: Where to look; by default, where exchange and routing key lead, as far as that is known.
 
         Returns:
@@ -82,11 +82,10 @@ class Unsettled:
 
         Raises:
             PublishRejected: it is in no stream and cannot arrive any more: safe to publish again.
-            PublishOutcomeUnknown: not found in time, and it may still arrive; or it was not found, and that proves
-                nothing: where retention has dropped what was written then, or where others may have
-                it: an exchange that is no super stream may lead to more than those bound to it, and a queue may have
-                what its copy's stream lacks.
-            BrokerUnavailable: the broker did not answer until the end; nothing is known, settle it again.
+            PublishOutcomeUnknown: not found in time, and it may still arrive; or not finding it proves nothing:
+                retention has dropped that time, the exchange may lead to streams beyond those bound to it, or a queue
+                may have what the stream of its copies lacks.
+            BrokerUnavailable: the broker did not answer; nothing is known, settle it again.
             StreamNotFound: until the end there was no such stream.
             ConfigurationError: the streams cannot be known, name them; or it is no stream.
         """
@@ -101,7 +100,7 @@ class Unsettled:
     async def settle_async(
         self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()
     ) -> tuple[MessageId, ...]:
-        """As `settle`: each look runs in a thread, and nothing between them. Cancelling it leaves nothing behind."""
+        """As `settle`: each look runs in a thread, and no thread is held between them. Cancelling leaves nothing."""
         looks = _Looks(self, timeout_s, streams, again=self.settle_async)
         while True:
             with within(looks.left_s):
@@ -112,7 +111,7 @@ class Unsettled:
 
 
 class _Looks:
-    """The looks of one call of `settle`, and what they come to. It waits for nothing but the broker."""
+    """The looks of one call of `settle`, and what they prove."""
 
     def __init__(
         self, unsettled: Unsettled, timeout_s: float | None, streams: tuple[str, ...], *, again: Callable[..., Any]
@@ -142,7 +141,7 @@ class _Looks:
         return min(pause_s, max(0.0, self._deadline - time.monotonic()))
 
     def look(self) -> tuple[MessageId, ...]:
-        """Look in all streams once. The places, if that is settled now; none where to look again; else as `settle`."""
+        """Look in all streams once: the places, or none to look again. Raises as `settle`."""
         is_final = self._final_at is not None and time.monotonic() >= self._final_at
         failure: RelatumError | None = None
         was_found = any(search.place for search in self._searches.values())
@@ -159,21 +158,21 @@ class _Looks:
             failure = error
         searches = self._searches
         found = tuple(sorted(search.place for search in searches.values() if search.place))
-        # The broker routes a message to all its streams at once: what a later look does not find, is not there.
+        # The broker routes a message to all its streams at once: what a later look does not find is not there.
         if searches and (len(found) == len(searches) or (was_found and not self._is_exact and failure is None)):
             return found
         is_sure = is_final and failure is None and all(search.is_known for search in searches.values())
         if is_sure and (found or self._is_exact):
             return found or self._raise_absent()
         if time.monotonic() >= self._deadline:
-            # A last look that the end cut short says nothing of a broker that answered the one before.
+            # A last look that was cut short says nothing about a broker that answered the one before.
             was_cut_short = self._has_answered and isinstance(failure, ReadTimeout)
             return found or self._raise_unknown(None if was_cut_short else failure)
         self._has_answered = failure is None
         return ()
 
-    def _whereabouts(self) -> Whereabouts:
-        where = self._locator.destinations(self._sent, self._deadline - time.monotonic())
+    def _whereabouts(self) -> Destinations:
+        where = self._locator.destinations(self._sent)
         if not where.streams:
             raise ConfigurationError(
                 f"the streams that exchange {self._sent.exchange!r} leads to cannot be known here: settle(streams=…), "

@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from decimal import Decimal
 from time import time_ns
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from relatum.errors import InvalidGroup, InvalidRelationshipKey
+from relatum.errors import HeadersRefused, InvalidGroup, InvalidRelationshipKey
 from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER, RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import (
     BodyFunction,
@@ -39,13 +40,16 @@ _HINTS: Final[dict[str, str]] = {
 _TIMESTAMP_MAX: Final = TIME_US_MAX // 1_000_000
 """Seconds: the last value of the property `timestamp` that is a moment."""
 
-_TIME_ADDED: Final = (TIME_HEADER,)
-_LAST_ADDED: Final = (GROUP_LAST_HEADER,)
 _GROUP_HEADERS: Final = frozenset((GROUP_ID_HEADER, GROUP_SEQUENCE_HEADER, GROUP_LAST_HEADER))
 
 _SURE_CHARACTERS: Final = KEY_VALUE_BYTES_MAX // 4
 """Characters of a text that cannot be over the limit: UTF-8 takes at most four bytes for one."""
 
+COPIES: Final = "BCC"
+"""The header with more routing keys, which the broker takes out before anybody gets the message.
+
+Source: https://www.rabbitmq.com/docs/sender-selected
+"""
 
 _new_tuple: Final = tuple.__new__
 
@@ -56,12 +60,10 @@ class Stamp(NamedTuple):
     Attributes:
         headers: All headers: a new dictionary, the caller's first. None where the caller gave none, and none is added.
         message_id: The property `message_id` to send: the caller's, or a new UUIDv7.
-        added: Names of the headers that are not the caller's.
     """
 
     headers: dict[str, Any] | None
     message_id: str
-    added: tuple[str, ...]
 
 
 class Stamper:
@@ -76,8 +78,6 @@ class Stamper:
         frame_bytes_max: The frame size the connection negotiated; 0 means no limit but our own.
         skipped: The counter to use, where several stampers share one.
         agreement: What is known of the database's definitions of the keys; None: nothing ever will be.
-        integer: Makes the time header's value out of an integer; the client's own class of long integers, where it
-            has one.
         read_property: Gives a property of the client's object, by the name pika has for it; None where not set.
     """
 
@@ -89,10 +89,8 @@ class Stamper:
         frame_bytes_max: int = 0,
         skipped: Counter[tuple[str, str]] | None = None,
         agreement: KeyAgreement | None = None,
-        integer: Callable[[int], int] = int,
         read_property: Callable[[Any, str], Any] = lambda properties, name: getattr(properties, name, None),
     ) -> None:
-        self._integer = integer
         self._read_property = read_property
         self._limits = HeaderLimits(frame_bytes_max)
         self._sure_characters = min(_SURE_CHARACTERS, self._limits.sure_characters)
@@ -141,34 +139,32 @@ class Stamper:
         if self._agreement.conflict is not None and (self._raises or receipt is not None):
             self._agreement.check()
         out = dict(headers) if headers else {}
-        added = self._lift(out, body) if self._lifted else ()
+        if self._lifted:
+            self._lift(out, body)
         if out:
             # A group's number is no text: an error raised to find that out would cost as much as the check.
             if GROUP_SEQUENCE_HEADER in out or not self._is_short_text(out):
                 self._limits.check(out, self._read_property, properties)
                 self._check_texts(out)
             if self._checks_groups and not _GROUP_HEADERS.isdisjoint(out):
-                added += self._check_group(out)
+                self._check_group(out)
         if self._other_keys:
             self._check_others(out, properties)
         now = time_ns()
         if TIME_HEADER in out:
             self._check_time(out[TIME_HEADER])
-        elif timestamp is None:
+        elif timestamp is None and (message_id is not None or receipt is not None):
             # An id of ours says the time itself; one with a receipt comes here twice, the second time as the caller's.
-            if message_id is not None or receipt is not None:
-                out[TIME_HEADER] = self._integer(now // 1000)
-                added += _TIME_ADDED
+            out[TIME_HEADER] = now // 1000
         elif type(timestamp) is int and not 0 <= timestamp <= _TIMESTAMP_MAX:
             self._invalid("timestamp", SkipReason.OUT_OF_RANGE, None)
         if receipt is not None:
             out[RECEIPT_HEADER] = receipt
-            added += (RECEIPT_HEADER,)
         if message_id is None:
             message_id = uuid7(now)
         sent = None if headers is None and not out else out
         # Not `Stamp(...)`: that is a function of its own, and this is the publish path.
-        return _new_tuple(Stamp, (sent, message_id, added))
+        return _new_tuple(Stamp, (sent, message_id))
 
     def _is_short_text(self, headers: dict[str, Any]) -> bool:
         """Whether all headers are short printable texts, as most are: no limit and no key of text refuses such."""
@@ -179,20 +175,15 @@ class Stamper:
         except TypeError:
             return False
 
-    def _lift(self, out: dict[str, Any], body: Any) -> tuple[str, ...]:
+    def _lift(self, out: dict[str, Any], body: Any) -> None:
         """Write the keys that come from the body into `out`; a header the caller gave stays as it is."""
         content = _content_of(body)
-        added: list[str] = []
         for source, definition in self._lifted:
             name = definition.name
-            if name not in out:
-                value = self._value_from(source, definition, content)
-                if value is not None:
-                    out[name] = value
-                    added.append(name)
-                continue
-            self._check(definition, out, _headers_alone(out))
-        return tuple(added)
+            if name in out:
+                self._check(definition, out, _headers_alone(out))
+            elif (value := self._value_from(source, definition, content)) is not None:
+                out[name] = value
 
     def _check_texts(self, out: dict[str, Any]) -> None:
         """Check the keys that are a text of one header; most are decided by looking at it."""
@@ -240,7 +231,7 @@ class Stamper:
         # A number travels as one; a moment as microseconds, since an AMQP timestamp has only seconds.
         return text if key_type is KeyType.TEXT else int(text)
 
-    def _check_group(self, out: dict[str, Any]) -> tuple[str, ...]:
+    def _check_group(self, out: dict[str, Any]) -> None:
         """Check the headers of a group, and add the flag where it is missing: the key has a value only with all."""
         try:
             place = checked_membership(out)
@@ -248,11 +239,9 @@ class Stamper:
             if self._raises:
                 raise
             self._skip(GROUP_KEY.name, error.reason)
-            return ()
-        if place is None or out.get(GROUP_LAST_HEADER) is not None:
-            return ()
-        out[GROUP_LAST_HEADER] = False
-        return _LAST_ADDED
+            return
+        if place is not None and out.get(GROUP_LAST_HEADER) is None:
+            out[GROUP_LAST_HEADER] = False
 
     def _check_time(self, value: Any) -> None:
         if type(value) is bool or not isinstance(value, int):
@@ -308,3 +297,32 @@ def _headers_alone(out: Mapping[str, Any]) -> Callable[[Place], Any]:
 
 def _content_of(body: Any) -> bytes:
     return body.encode() if isinstance(body, str) else body
+
+
+# --- copies in a stream of messages to queues, made by the broker -----------------------------------------------------
+
+
+def is_copied(stream: str, exchange: Any, routing_key: Any, mandatory: Any) -> bool:
+    """Whether a message gets a copy in the stream.
+
+    Not what is to come back where its queue is gone: the stream would take it.
+    """
+    return bool(exchange == "" and routing_key != stream and not mandatory)
+
+
+def with_copy(headers: Mapping[str, Any] | None, stream: str) -> dict[str, Any]:
+    """Headers by which the broker puts a copy into the stream, beside the copies that the caller wants.
+
+    Raises:
+        HeadersRefused: one is a decimal number, which RabbitMQ cannot write into a stream: it ends the connection.
+    """
+    given = headers or {}
+    for name, value in given.items():
+        if isinstance(value, Decimal):
+            raise HeadersRefused(
+                f"header {name!r} is a decimal number, of which no stream takes a copy: give it as text; nothing was "
+                "sent",
+                reason="decimal",
+            )
+    copies = given.get(COPIES, [])
+    return {**given, COPIES: [*copies, stream] if isinstance(copies, list | tuple) else copies}

@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 from celery.local import Proxy
 
 from relatum.errors import ConfigurationError, UsedAfterFork
+from relatum.publishing._attributes import Replacement, put, put_back
 from relatum.publishing._interception import ATTRIBUTE, ProcessInterceptions
-from relatum.publishing.clients._attributes import Replacement, put, put_back
-from relatum.publishing.clients._copies import is_copied, with_copy
+from relatum.publishing._stamp import is_copied, with_copy
 
 NAME: Final = "celery"
 """The client, as metrics name it."""

@@ -12,9 +12,9 @@ from aio_pika.abc import AbstractConnection, AbstractMessage
 from faststream import BaseMiddleware
 
 from relatum.errors import ConfigurationError
+from relatum.publishing import _aio_pika as aio_pika_connections
 from relatum.publishing._interception import ATTRIBUTE, ProcessInterceptions, interception_of
 from relatum.publishing._receipt import AsyncReceipt
-from relatum.publishing.clients import _aio_pika as aio_pika_connections
 
 NAME: Final = "faststream"
 """The client, as metrics name it."""

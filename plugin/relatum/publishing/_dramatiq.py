@@ -10,8 +10,8 @@ from typing import Any, Final
 from pika import BlockingConnection
 
 from relatum.errors import ConfigurationError
+from relatum.publishing import _pika as pika_connections
 from relatum.publishing._interception import ATTRIBUTE, ProcessInterceptions
-from relatum.publishing.clients import _pika as pika_connections
 
 NAME: Final = "dramatiq"
 """The client, as metrics name it."""

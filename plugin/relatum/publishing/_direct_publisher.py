@@ -2,7 +2,7 @@
 
 import threading
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
@@ -91,7 +91,7 @@ class DirectPublisher(Closing):
             InvalidInput: the properties cannot be encoded; nothing was sent.
             HeadersRefused: they take more than a frame (field `bytes_max`: what it holds of them); nothing was sent.
             BrokerUnavailable: the broker does not answer, or the connection ended before the confirm.
-            AccessRefused: the broker refuses the user, or lets it not write to the default exchange.
+            AccessRefused: the broker refuses the user, or does not let it write to the default exchange.
         """
         size = encoded_bytes(properties)
         with self._lock:
@@ -99,7 +99,10 @@ class DirectPublisher(Closing):
                 connection = self._connected()
                 self._check_frame(connection, size)
                 with in_time(connection, self._timeout_s):
-                    self._opened(connection).basic_publish("", stream, body, properties, mandatory=True)
+                    if self._channel is None:
+                        self._channel = connection.channel()
+                        self._channel.confirm_delivery()
+                    self._channel.basic_publish("", stream, body, properties, mandatory=True)
             except UnroutableError as error:
                 raise PublishUnroutable(
                     f"there is no stream {stream!r} for {self._what}: declare it", in_stream=False
@@ -146,13 +149,6 @@ class DirectPublisher(Closing):
             self._connection = blocking_connection(self._address, timeout_s=self._timeout_s, heartbeat_s=0)
         return self._connection
 
-    def _opened(self, connection: BlockingConnection) -> BlockingChannel:
-        """The channel of the connection, in confirm mode."""
-        if self._channel is None:
-            self._channel = connection.channel()
-            self._channel.confirm_delivery()
-        return self._channel
-
     def _drop(self) -> None:
         connection, self._connection, self._channel = self._connection, None, None
         if connection is not None and connection.is_open:
@@ -164,11 +160,6 @@ class DirectPublisher(Closing):
         """Close the connection. Publishing again opens another."""
         with self._lock:
             self._drop()
-
-
-def new_properties(headers: dict[str, Any], **fields: Any) -> BasicProperties:
-    """The properties of a message."""
-    return BasicProperties(headers=headers, **fields)
 
 
 def encoded_bytes(properties: BasicProperties) -> int:

@@ -1,0 +1,271 @@
+"""Publishing with a receipt: through pika and, with a confirm that is awaited, through aio-pika and FastStream."""
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from pika import BasicProperties
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.channel import Channel
+from pika.exceptions import ChannelClosedByBroker
+from pika.frame import Method
+from pika.spec import Basic
+
+from relatum.checks import checked_body
+from relatum.errors import (
+    ConfigurationError,
+    PublishError,
+    PublishNacked,
+    PublishOutcomeUnknown,
+    PublishRejected,
+    PublishUnroutable,
+)
+from relatum.headers import RECEIPT_HEADER
+from relatum.publishing._interception import ATTRIBUTE, Interception
+from relatum.publishing._locate import Sent
+from relatum.publishing._pika import PUBLISHER, Publisher
+from relatum.publishing._publish_errors import refuses_publish
+from relatum.publishing._receipt import AsyncReceipt, Receipt, receipt_header
+from relatum.superstreams import Target
+from relatum.superstreams.targets import TargetExchange
+
+if TYPE_CHECKING:
+    from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
+    from faststream.rabbit import RabbitBroker
+
+_CONFIRMS: Final = "_relatum_confirms"
+"""Attribute of a callback channel: the receipts that wait for an answer."""
+
+
+def publish(
+    channel: "BlockingChannel | Channel",
+    exchange: "str | Target",
+    routing_key: str,
+    body: bytes | str,
+    properties: BasicProperties | None = None,
+    *,
+    mandatory: bool = True,
+    **kwargs: Any,
+) -> Receipt:
+    """Publish with a confirm and get a receipt, which gives the message's offsets once they are recorded.
+
+    Confirm mode is switched on where the channel is not in it. On a BlockingConnection this returns when the broker
+    has confirmed; on a callback connection it returns at once and must be called on the connection's thread.
+
+    Args:
+        channel: A channel of an intercepted pika connection.
+        exchange: The exchange; "" for the default one, which routes to the queue named by the routing key. Or a
+            `SuperStream`, which chooses the partition.
+        routing_key: The routing key.
+        body: The body; not changed.
+        properties: As for `basic_publish`; not changed.
+        mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`. False: the broker
+            drops it and confirms.
+        kwargs: Further arguments of the client's own `basic_publish`.
+
+    Returns:
+        The receipt: `receipt.wait(timeout_s)`.
+
+    Raises:
+        ConfigurationError: the connection is not intercepted, or without a database; nothing was sent.
+        InvalidInput: the body is neither bytes nor text; nothing was sent.
+        InvalidRelationshipKey, HeadersRefused: nothing was sent.
+        KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys otherwise; nothing was sent.
+        PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; from here over a blocking
+            connection, from the receipt over a callback connection.
+    """
+    publisher = publisher_of(channel)
+    interception = publisher.interception
+    interception.require_database()
+    checked_body(body)
+    if isinstance(exchange, Target):
+        exchange, routing_key = exchange.destination(channel, body, properties, routing_key)
+    asked = receipt_header(properties.message_id if properties is not None else None)
+    stamped, stamp = publisher.stamp(properties, body, asked)
+    sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body)
+
+    def send() -> None:
+        channel.basic_publish(exchange, routing_key, body, stamped, mandatory, **kwargs)
+
+    if isinstance(publisher.channel, Channel):
+        return _Confirms.of(publisher.channel, publisher).publish(sent, send)
+    if not publisher.channel._delivery_confirmation:
+        publisher.channel.confirm_delivery()
+    send()
+    return Receipt(sent, interception.locator)
+
+
+async def publish_async(
+    target: "AbstractExchange | AbstractChannel | TargetExchange | RabbitBroker",
+    message: "AbstractMessage | Any",
+    routing_key: str = "",
+    *,
+    mandatory: bool = True,
+    **kwargs: Any,
+) -> AsyncReceipt:
+    """Publish with a confirm and get a receipt, which gives the message's offsets once they are recorded.
+
+    The twin of `relatum.publish` for aio-pika, with its errors; its arguments are those of `Exchange.publish`. With
+    FastStream those of `RabbitBroker.publish`.
+
+    Args:
+        target: An exchange of an intercepted connection, or a channel, which means its default exchange; or
+            `SuperStream.exchange(channel)`. Or an intercepted RabbitBroker of FastStream, which is started.
+        message: The client's message, with FastStream whatever it publishes; not changed.
+        routing_key: The routing key; with FastStream the stream.
+        mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`, whatever the channel's
+            `on_return_raises`. False: the broker drops it and confirms.
+        kwargs: Further arguments of the client's own method, such as `timeout`; FastStream's `headers`, `exchange`, ….
+
+    Returns:
+        The receipt: `await receipt.wait(timeout_s)`.
+
+    Raises:
+        ConfigurationError: as for `publish`, or the channel was opened with `publisher_confirms=False`; nothing was
+            sent.
+        PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; `await error.settle()`.
+    """
+    if any(kind.__module__ == "faststream.rabbit.broker.broker" for kind in type(target).__mro__):
+        from relatum.publishing import _faststream
+
+        return await _faststream.with_receipt(target, message, routing_key, mandatory=mandatory, **kwargs)
+    from relatum.publishing import _aio_pika
+
+    if isinstance(target, TargetExchange):
+        channel = target.channel
+        name, routing_key = await target.target.destination_async(channel, message, routing_key)
+        target = await channel.get_exchange(name, ensure=False)
+    exchange, interception = intercepted_exchange(target)
+    if not isinstance(getattr(exchange, "name", None), str):
+        raise ConfigurationError(
+            f"no receipt tells of a {type(exchange).__name__}: publish with it itself; nothing was sent"
+        )
+    ours: Any = copy.copy(message)
+
+    async def publish(message_id: str, headers: dict[str, Any]) -> Any:
+        ours.message_id, ours.headers = message_id, headers
+        return await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)
+
+    return await _aio_pika.with_receipt(interception, message.message_id, message.headers, publish)
+
+
+def publisher_of(channel: Any) -> Publisher:
+    """What publishes on a channel of an intercepted pika connection."""
+    if not isinstance(channel, BlockingChannel | Channel):
+        raise ConfigurationError(
+            f"channel is a channel of an intercepted pika connection, not {type(channel).__name__} of "
+            f"{type(channel).__module__}; with aio-pika: await relatum.publish_async(exchange, message, routing_key), "
+            "with FastStream publish_async(broker, message, stream)"
+        )
+    publisher = vars(channel).get("basic_publish")
+    if not isinstance(publisher, Publisher):
+        publisher = vars(channel).get(PUBLISHER)
+    if not isinstance(publisher, Publisher) or not publisher.interception.active:
+        raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
+    return publisher
+
+
+def intercepted_exchange(target: Any) -> tuple[Any, Interception]:
+    """The exchange that is meant, and the interception of its connection."""
+    exchange: Any = getattr(target, "default_exchange", None) or target
+    if not hasattr(exchange, "publish"):
+        raise ConfigurationError(
+            f"target is an exchange or a channel of an intercepted aio-pika connection, not {type(target).__name__}"
+        )
+    interception = getattr(getattr(exchange, "channel", None), ATTRIBUTE, None)
+    if not isinstance(interception, Interception) or not interception.active:
+        raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
+    return exchange, interception
+
+
+class _Confirms:
+    """The receipts of one callback channel that wait for an answer. Lives on the connection's thread."""
+
+    def __init__(self, channel: Channel, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self._pending: dict[int, Receipt] = {}
+        self._by_name: dict[str | None, Receipt] = {}
+        number = channel.channel_number
+        if publisher.delivery_tag is None:
+            if channel.callbacks.pending(number, Basic.Ack):
+                raise ConfigurationError(
+                    "this channel was in confirm mode before its connection was intercepted, so its delivery tags are "
+                    "not known: intercept first"
+                )
+            channel.confirm_delivery(self._on_answer)
+        else:
+            channel.callbacks.add(number, Basic.Ack, self._on_answer, False)
+            channel.callbacks.add(number, Basic.Nack, self._on_answer, False)
+        channel.add_on_return_callback(self._on_return)
+        channel.add_on_close_callback(self._on_close)
+
+    @classmethod
+    def of(cls, channel: Channel, publisher: Publisher) -> "_Confirms":
+        """The channel's confirms, listened to from now on."""
+        confirms = vars(channel).get(_CONFIRMS)
+        if not isinstance(confirms, cls):
+            confirms = cls(channel, publisher)
+            setattr(channel, _CONFIRMS, confirms)
+        # Another one where the connection was released and intercepted again; it went on counting.
+        confirms._publisher = publisher
+        return confirms
+
+    def publish(self, sent: Sent, send: Callable[[], Any]) -> Receipt:
+        """Send, and give the receipt that the answer will decide."""
+        receipt = Receipt(sent, self._publisher.interception.locator, pending=True)
+        send()
+        tag = self._publisher.delivery_tag
+        assert tag is not None
+        self._pending[tag] = receipt
+        self._by_name[sent.receipt] = receipt
+        return receipt
+
+    def _on_answer(self, frame: "Method[Any]") -> None:
+        answer = frame.method
+        tags = [answer.delivery_tag]
+        if answer.multiple:
+            tags = [tag for tag in self._pending if tag <= answer.delivery_tag]
+        for tag in tags:
+            receipt = self._pending.pop(tag, None)
+            if receipt is None:
+                continue
+            self._by_name.pop(receipt._sent.receipt, None)
+            if isinstance(answer, Basic.Ack):
+                receipt._decide(None)
+                continue
+            routed = None if receipt._sent.exchange else False
+            self._fail(receipt, PublishNacked(f"the broker refused message {receipt.message_id}", in_stream=routed))
+
+    def _on_return(self, _channel: Channel, method: Basic.Return, properties: BasicProperties, _body: bytes) -> None:
+        """A message comes back before its ack does: it is known by what we named it."""
+        names = ((properties.headers or {}).get(RECEIPT_HEADER), properties.message_id)
+        receipt = next((self._by_name[name] for name in names if name in self._by_name), None)
+        if receipt is not None:
+            self._fail(
+                receipt,
+                PublishUnroutable(
+                    f"message {receipt.message_id} came back: {method.reply_code} {method.reply_text}", in_stream=False
+                ),
+            )
+
+    def _fail(self, receipt: Receipt, error: PublishError, until: float | None = None) -> None:
+        self._publisher.interception.counts.failed(error)
+        receipt._decide(error, until)
+
+    def _on_close(self, _channel: Channel, reason: Exception) -> None:
+        until = self._publisher.final_at(reason)
+        pending, self._pending = self._pending, {}
+        self._by_name.clear()
+        for tag, receipt in pending.items():
+            text = reason.reply_text if isinstance(reason, ChannelClosedByBroker) else ""
+            error: PublishError
+            if tag == self._publisher.delivery_tag and refuses_publish(text, receipt._sent.exchange):
+                error = PublishRejected(f"the broker refused message {receipt.message_id}: {reason}", in_stream=False)
+            else:
+                error = PublishOutcomeUnknown(
+                    f"the channel ended before the broker answered for message {receipt.message_id}: {reason!r}",
+                    in_stream=None,
+                    settle=receipt.settle,
+                )
+            error.__cause__ = reason
+            self._fail(receipt, error, until)

@@ -1,1 +1,0 @@
-"""The clients whose connections are intercepted. Only here is known how each of them publishes."""
