@@ -15,7 +15,7 @@ HABITS: Final[Mapping[str, str]] = {
     "look-up": r"look-ups?",  # lookup
     "who asks": r"who(?:ever)? (?:asks|comes|gives|has|is|looks|publishes|reads|waits|wants)",  # the caller, a reader
     "lies": r"lie|lies|lay|lain|lying",  # is at, is in
-    "stands": r"(?:stand|stands|stood)(?! by)",  # is in, means, pauses
+    "stands": r"(?:stand|stands|stood)(?! by| in for)",  # is in, means, pauses
     "is told": r"(?:is|are|was|were|be|been) told(?! apart)",  # gets, is passed, is reported
     "tells of": r"tells? of",  # reports
     "be it": r"be it",  # whether
