@@ -7,7 +7,7 @@
 #   make test-all      what `make test` leaves out: test-spark, test-release, and what breaks rarely
 #   make test-spark    Spark in Java processes of its own: a cluster, Spark Connect, programs
 #   make test-release  the wheel, compiled and pure, as users install it
-#   make test-long     the tests' long forms: thousands of look-ups, 50 kills, 1,000,000 rows (hours; before a release;
+#   make test-long     the tests' long forms: thousands of lookups, 50 kills, 1,000,000 rows (hours; before a release;
 #                      it prints the seed of its deaths: TEST="--seed N" has them again)
 #   make test-4        a part of the tests on a RabbitMQ 4, where one can be had
 #   make test-docker   the same as `make test`, on the servers of docker/compose.yaml

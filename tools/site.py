@@ -49,10 +49,10 @@ FENCE: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Complete the navigation: a page for each room, and the decisions in their order."""
-    generated = {
+    """Complete the navigation: a page for each room, and the decisions in their order, superseded ones apart."""
+    generated: dict[str, list[Any]] = {
         "Python": [{room: f"reference/{room}.md"} for room in ROOMS],
-        "Decisions": [f"adr/{page.name}" for page in sorted((ROOT / "docs" / "adr").glob("*.md"))],
+        "Decisions": [*_decisions(live=True), {"Superseded": _decisions(live=False)}],
     }
     for entry in config.nav or []:
         for pages in entry.values() if isinstance(entry, dict) else ():
@@ -94,6 +94,12 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     if fetched := FETCHED.findall(output):
         raise PluginError(f"{page.file.src_uri} is not read without a network: {', '.join(fetched)}")
     return output
+
+
+def _decisions(*, live: bool) -> list[str]:
+    """The pages of decisions that are in force, or of the others."""
+    pages = sorted((ROOT / "docs" / "adr").glob("*.md"))
+    return [f"adr/{page.name}" for page in pages if ("\nStatus: accepted" in page.read_text()) == live]
 
 
 def _target(here: str, link: str) -> tuple[str, str] | None:

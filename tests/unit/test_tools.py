@@ -124,6 +124,32 @@ def test_private_modules_that_tests_import(house, tmp_path: Path):
     assert seams.read_text() == "# Why.\n"
 
 
+def test_words(house, tmp_path: Path):
+    """Each use of a habit needs its own exception; blocks, code and links are not prose, and all help is one place."""
+    modules = house(
+        command___find='def find() -> None:\n    """A look-up."""\n',
+        recording___tail="text = 'Who asks lies.'",
+    )
+    page = tmp_path / "docs/tap.md"
+    page.parent.mkdir()
+    page.write_text("It stands [here](#who-asks), is told `apart`, and lies.\nIt Lies.\n```\nlies\n```\n")
+    told = list(report.complaints(modules, tmp_path))
+    assert [line.rpartition(": ")[2] for line in told] == [
+        "docs/tap.md <- is told 1",
+        "docs/tap.md <- lies 1",
+        "docs/tap.md <- lies 2",
+        "docs/tap.md <- stands 1",
+        "help <- look-up 1",
+    ]
+    words = tmp_path / report.WORDS
+    words.parent.mkdir(parents=True)
+    words.write_text("".join(f"{line.rpartition(': ')[2]}\n" for line in told))
+    assert list(report.complaints(modules, tmp_path)) == []
+    page.write_text("It lies.\n")
+    assert report.shorten(modules, tmp_path) == 2
+    assert words.read_text() == "docs/tap.md <- lies 1\nhelp <- look-up 1\n"
+
+
 # --- ratios of benchmarks, kept by kind of machine -------------------------------------------------------
 
 FACTS: dict[str, Any] = {

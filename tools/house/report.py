@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tools.house import arrows, mechanisms, picture, seams
+from tools.house import arrows, mechanisms, picture, seams, words
 from tools.house.sources import Module
 
 EXCEPTIONS: Final = Path("tools/house/exceptions.txt")
@@ -13,6 +13,9 @@ EXCEPTIONS: Final = Path("tools/house/exceptions.txt")
 
 SEAMS: Final = Path("tools/house/seams.txt")
 """The private modules that tests import for now: `file <- module`, one a line. It only gets shorter."""
+
+WORDS: Final = Path("tools/house/words.txt")
+"""The habits of speech that are left for now: `place <- habit number`, one a line. It only gets shorter."""
 
 MODULE_LINES_MAX: Final = 400
 FUNCTION_LINES_MAX: Final = 70
@@ -72,6 +75,7 @@ def figures(modules: Mapping[str, Module], checkout: Path) -> list[Figure]:
         _all("functions rebuilt of others' code", mechanisms.rebuilt_functions(modules), 0),
         _all("twins kept by hand", mechanisms.twins(modules), 0),
         _all("private modules that tests import", seams.private_imports(checkout), 150),
+        _all("habits of speech in docs and help", words.habits(modules, checkout), 0),
     ]
 
 
@@ -85,12 +89,12 @@ def table(found: Sequence[Figure]) -> Iterator[str]:
 
 
 def complaints(modules: Mapping[str, Module], checkout: Path) -> Iterator[str]:
-    """Yield in words what may not be: private imports beyond the lists, exceptions that have gone, arrows not drawn."""
+    """Yield in words what is not allowed: what the lists do not except, stale exceptions, arrows that are not drawn."""
     for file, what, found in _listed(modules, checkout):
         allowed = set(exceptions(checkout, file))
         yield from (f"{what}: {line}" for line in sorted(found - allowed))
         yield from (
-            f"{file} still allows what is not imported any more (tools/measure-house --shorten): {line}"
+            f"{file} still allows what is gone (tools/measure-house --shorten): {line}"
             for line in sorted(allowed - found)
         )
     page = checkout / picture.PAGE
@@ -99,7 +103,7 @@ def complaints(modules: Mapping[str, Module], checkout: Path) -> Iterator[str]:
 
 
 def exceptions(checkout: Path, file: Path) -> list[str]:
-    """Return the imports that a list allows for now."""
+    """Return what a list allows for now."""
     if not (checkout / file).exists():
         return []
     lines = (checkout / file).read_text().splitlines()
@@ -107,7 +111,7 @@ def exceptions(checkout: Path, file: Path) -> list[str]:
 
 
 def shorten(modules: Mapping[str, Module], checkout: Path) -> int:
-    """Take out of the lists what is not imported any more, and return how many exceptions there are left."""
+    """Remove stale exceptions from the lists, and return how many are left."""
     for file, _, found in _listed(modules, checkout):
         if not (checkout / file).exists():
             continue
@@ -115,13 +119,14 @@ def shorten(modules: Mapping[str, Module], checkout: Path) -> int:
             line for line in (checkout / file).read_text().splitlines() if not line or line[0] == "#" or line in found
         ]
         (checkout / file).write_text("\n".join(kept) + "\n")
-    return sum(len(exceptions(checkout, file)) for file in (EXCEPTIONS, SEAMS))
+    return sum(len(exceptions(checkout, file)) for file in (EXCEPTIONS, SEAMS, WORDS))
 
 
 def _listed(modules: Mapping[str, Module], checkout: Path) -> Iterator[tuple[Path, str, set[str]]]:
-    """Yield each list of exceptions, what one that it lacks is called, and what is imported."""
+    """Yield each list of exceptions, the complaint about one that it lacks, and what was found."""
     yield EXCEPTIONS, "imported past a room's face", set(map(str, arrows.private_crossings(modules)))
     yield SEAMS, "a test imports a private module", set(seams.private_imports(checkout))
+    yield WORDS, "a habit that tools/house/words.py has plain words for", set(words.habits(modules, checkout))
 
 
 def _all(name: str, found: Sequence[str], aim: int | None = None) -> Figure:

@@ -99,12 +99,12 @@ class LookupStatistics(ReaderStatistics):
         awaiting: Look-ups that wait for a message (`wait_related`).
     """
 
-    lookup_s: Annotated[Observed, Distribution("relatum_lookup_seconds", "Time of one look-up")]
+    lookup_s: Annotated[Observed, Distribution("relatum_lookup_seconds", "Time of one lookup")]
     errors: Annotated[
-        Mapping[str, int], Counter("relatum_lookup_errors_total", "Look-ups that ended as an error", by="error")
+        Mapping[str, int], Counter("relatum_lookup_errors_total", "Lookups that ended as an error", by="error")
     ]
-    asking: Annotated[int, Gauge("relatum_lookups_asking", "Look-ups under way that do not wait for a message")]
-    awaiting: Annotated[int, Gauge("relatum_lookups_awaiting", "Look-ups that wait for a message")]
+    asking: Annotated[int, Gauge("relatum_lookups_asking", "Lookups under way that do not wait for a message")]
+    awaiting: Annotated[int, Gauge("relatum_lookups_awaiting", "Lookups that wait for a message")]
 
 
 class LookupCounts:
