@@ -1,4 +1,4 @@
-"""The page's pieces by themselves: bodies, bars, rates, tables, timelines, trees. No input or output."""
+"""The page's pieces by themselves: bodies, bars, rates, tables, trees. No input or output."""
 
 import csv
 import io
@@ -10,11 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from relatum_consumer.web.bodies import HEX_BYTES_MAX, hex_lines, image_type, kind_of, preview, text_of, tree
+from relatum_consumer.web.bodies import HEX_BYTES_MAX, hex_lines, image_type, kind_of, preview, previews, text_of, tree
 from relatum_consumer.web.coverage_bar import coverage_bar as bar
+from relatum_consumer.web.messages import KeyValue
 from relatum_consumer.web.rates import Rates
-from relatum_consumer.web.rendering import csv_text, visible
-from relatum_consumer.web.timeline import LANES_MAX, LINES_MAX, branches, span_text, timeline
+from relatum_consumer.web.rendering import csv_text, span_text, visible
+from relatum_consumer.web.tree import CAUSE, CAUSED, SAME, Link, places, rows_of
 
 # --- bodies -----------------------------------------------------------------------------------------------
 
@@ -205,78 +206,86 @@ def test_a_span_is_said_in_its_largest_units(seconds: float, words: str) -> None
     assert span_text(seconds) == words
 
 
-# --- timeline ---------------------------------------------------------------------------------------------
+# --- a conversation as a tree -----------------------------------------------------------------------------
 
 
-def test_long_silences_are_folded_and_say_how_long_they_are() -> None:
-    """Where some are much longer than the others; a regular pace is drawn as it is."""
-    picture = timeline(["a"] * 5, moments(0, 0.1, 0.2, 10_800.2, 10_800.3), [])
-    assert picture is not None
-    assert [fold.words for fold in picture.folds] == ["3 h"]
-    assert [dot.after for dot in picture.dots] == ["+0 s", "+100 ms", "+200 ms", "+3 h", "+3 h"]
-    assert [words for _, words in picture.marks] == ["+0 s", "+3 h"]
-    # The break is drawn between its messages, narrower than the time that is not folded.
-    (fold,) = picture.folds
-    assert picture.dots[2].x < fold.x < fold.x + fold.width < picture.dots[3].x
-    for seconds in ([0, 3600], [0, 1, 2, 3], [0, 3600, 3600.001, 7200, 7200.001, 10_800]):
-        regular = timeline(["a"] * len(seconds), moments(*seconds), [])
-        assert regular is not None
-        assert regular.folds == ()
+def key(value: str) -> KeyValue:
+    """A value of a key."""
+    return KeyValue("k", value, is_masked=False)
 
 
-@given(
-    some.lists(
-        some.tuples(some.integers(0, 40), some.none() | some.integers(0, 10) | some.integers(0, 1 << 45)), max_size=60
-    )
+def lines(hops: list[int], *links: Link) -> list[tuple[int, int, str]]:
+    """Each row of the tree: its message, its depth, how it is connected with the one above."""
+    return [(row.message, row.depth, row.kind) for row in rows_of(hops, links)]
+
+
+def test_a_message_is_below_the_one_that_it_was_found_from() -> None:
+    """Of a start at 2: its cause with another effect of that, what it caused, and what has a value in common."""
+    cause, caused = Link(CAUSED, key("1"), (0, 1, 2)), Link(CAUSED, key("2"), (2, 4))
+    assert lines([1, 2, 0, 1, 1], cause, caused, Link(SAME, key("3"), (2, 3, 4))) == [
+        (0, 0, CAUSE),
+        (1, 1, CAUSED),
+        (3, 0, SAME),
+        (4, 0, CAUSED),
+    ]
+
+
+def test_from_a_value_all_that_have_it_are_at_the_top() -> None:
+    """With what is further on below each; what no value connects is there, too."""
+    assert lines([1, 1, 2, 1], Link(SAME, key("1"), (0, 1)), Link(SAME, key("2"), (1, 2))) == [
+        (0, 0, SAME),
+        (1, 0, SAME),
+        (2, 1, SAME),
+        (3, 0, SAME),
+    ]
+    assert lines([]) == []
+
+
+LINKS = some.lists(
+    some.builds(
+        Link,
+        some.sampled_from([SAME, CAUSED]),
+        some.integers(0, 3).map(str).map(key),
+        some.lists(some.integers(0, 11), min_size=1, max_size=5).map(tuple),
+    ),
+    max_size=30,
 )
-def test_each_message_has_a_place_of_its_own_in_the_order_of_time(given_: list[tuple[int, int | None]]) -> None:
-    """Within the picture, none upon another in its lane, however many streams and silences there are."""
-    ordered = sorted(given_, key=lambda each: (each[1] is None, each[1] or 0, each[0]))
-    streams = [f"s{stream}" for stream, _ in ordered]
-    times = [None if us is None else START + timedelta(microseconds=us) for _, us in ordered]
-    picture = timeline(streams, times, [])
-    if picture is None:
-        assert ordered == []
-        return
-    assert len(picture.dots) == len(ordered)
-    assert len(picture.lanes) <= LANES_MAX
-    assert all(0 < dot.x < 100 and 0 < dot.y < picture.height for dot in picture.dots)
-    for (one, other), (before, after) in zip(pairwise(picture.dots), pairwise(times), strict=True):
-        if before is not None and (after is None or before < after):
-            assert one.x < other.x
-    points = sorted((dot.y, dot.x) for dot in picture.dots)
-    for (lane, x), (lane_after, x_after) in pairwise(points):
-        assert lane != lane_after or (x_after - x) * picture.width / 100 > 12
 
 
-def test_what_is_too_much_is_left_out_and_said() -> None:
-    """Streams beyond the last lane share one; lines beyond the last are counted."""
-    picture = timeline([f"s{n}" for n in range(50)], moments(*range(50)), [(0, 1, 3)] * (LINES_MAX + 7))
-    assert picture is not None
-    assert [lane.others for lane in picture.lanes] == [0] * (LANES_MAX - 1) + [50 - LANES_MAX + 1]
-    assert (len(picture.lines), picture.lines_left_out) == (LINES_MAX, 7)
-    assert timeline([], [], []) is None
-
-
-# --- what came from what ----------------------------------------------------------------------------------
-
-
-@given(some.lists(some.tuples(some.integers(0, 11), some.integers(0, 11)), max_size=30))
-def test_a_tree_has_each_message_once_and_each_cause(edges: list[tuple[int, int]]) -> None:
-    """Also where messages came from each other, in a circle."""
-    rows = branches(12, edges)
-    assert sorted(row.message for row in rows) == list(range(12))
-    line: list[int] = []
+@given(some.lists(some.integers(0, 3), min_size=12, max_size=12), LINKS)
+def test_a_tree_has_each_message_once(hops: list[int], links: list[Link]) -> None:
+    """Also where messages came from each other, in a circle; each is one deeper than the one above at most."""
+    rows = rows_of(hops, links)
+    starts = [number for number, hop in enumerate(hops) if not hop]
+    assert sorted([*starts, *(row.message for row in rows)]) == list(range(12))
+    depth = -1
     for row in rows:
-        assert (row.cause is None) == (row.depth == 0)
-        del line[row.depth :]
-        assert len(line) == row.depth
-        assert row.cause is None or line[-1] == row.cause
-        line.append(row.message)
-        causes = {*row.others, *([] if row.cause is None else [row.cause])}
-        assert causes == {cause for cause, effect in edges if effect == row.message}
+        assert row.depth <= depth + 1
+        depth = row.depth
 
 
 def test_a_long_chain_is_no_deeper_than_python() -> None:
-    """A thousand messages, each from the one before."""
-    assert branches(5_000, list(pairwise(range(5_000))))[-1].depth == 4_999
+    """Thousands of messages, each from the one before."""
+    chain = [Link(CAUSED, key(str(cause)), (cause, effect)) for cause, effect in pairwise(range(5_000))]
+    assert rows_of(range(5_000), chain)[-1].depth == 4_998
+
+
+def test_times_have_their_places_around_the_start() -> None:
+    """Nearer ones are farther apart; one without a time has none; without a start, the first time is at the left."""
+    times = [*moments(-3, 0, 1, 7), None]
+    found = places(times, START)
+    assert found == (16.67, 50.0, 66.67, 100.0, None)
+    assert places([*moments(2, 3, 9)], None) == (0.0, 33.33, 100.0)
+    assert places([*moments(3, 3)], None) == (0.0, 0.0)
+    assert places([None], None) == (None,)
+    assert places([], None) == ()
+
+
+def test_what_all_bodies_of_a_list_share_is_left_out() -> None:
+    """Of JSON objects alone, and where something is left; numbers are as they were written."""
+    assert previews([b'{"a": 1, "b": 1.10, "c": [{"d": "x"}]}', b'{"a": 1, "b": 2}']) == [
+        '{… "b": 1.10, "c": [{"d": "x"}]}',
+        '{… "b": 2}',
+    ]
+    for bodies in ([b'{"a": 1}'], [b'{"a": 1}', b'{"a": 1}'], [b'{"a": 1}', b'{"b": 1}'], [b'{"a": 1}', b"text"], []):
+        assert previews(bodies) == [preview(each) for each in bodies]

@@ -292,16 +292,16 @@ def test_all_of_it_goes_by_keyboard(tab: Page, world: World) -> None:
     link.focus()
     assert link.evaluate("each => getComputedStyle(each).outlineStyle") != "none"
     tab.keyboard.press("Enter")
-    expect(tab.locator("h1")).to_contain_text(f"Offset {len(BODIES)}")
+    expect(tab.locator("h1")).to_have_text(f"{world.orders} {len(BODIES)}")
     tab.keyboard.press("n")
-    expect(tab.locator("h1")).to_contain_text(f"Offset {len(BODIES) + 1}")
+    expect(tab.locator("h1")).to_have_text(f"{world.orders} {len(BODIES) + 1}")
     tab.keyboard.press("p")
-    expect(tab.locator("h1")).to_contain_text(f"Offset {len(BODIES)}")
+    expect(tab.locator("h1")).to_have_text(f"{world.orders} {len(BODIES)}")
     tab.goto(f"/stream?stream={world.orders}")
     tab.keyboard.press("/")
     tab.keyboard.type("3")
     tab.keyboard.press("Enter")
-    expect(tab.locator("h1")).to_contain_text("Offset 3")
+    expect(tab.locator("h1")).to_contain_text(" 3")
 
 
 def test_letters_do_nothing_where_that_is_wished(tab: Page, world: World) -> None:
@@ -311,10 +311,10 @@ def test_letters_do_nothing_where_that_is_wished(tab: Page, world: World) -> Non
     tab.reload()
     tab.keyboard.press("n")
     tab.keyboard.press("/")
-    expect(tab.locator("h1")).to_contain_text("Offset 3")
+    expect(tab.locator("h1")).to_contain_text(" 3")
     tab.get_by_label("Shortcuts").check()
     tab.keyboard.press("n")
-    expect(tab.locator("h1")).to_contain_text("Offset 4")
+    expect(tab.locator("h1")).to_contain_text(" 4")
 
 
 def test_the_address_with_the_token_lets_one_in(browser: Browser, world: World) -> None:
@@ -342,7 +342,7 @@ def test_it_can_be_read_without_scripts(tab: Page, world: World) -> None:
     tab.get_by_role("button", name="Search").click()
     expect(tab.locator("tbody tr")).to_have_count(25)
     tab.locator("td a.strong").first.click()
-    expect(tab.locator("h1")).to_contain_text(f"Offset {len(BODIES)}")
+    expect(tab.locator("h1")).to_have_text(f"{world.orders} {len(BODIES)}")
     expect(tab.get_by_role("button", name="Copy link")).to_be_hidden()
     tab.goto(f"/message?stream={world.orders}&offset=0")
     expect(tab.get_by_text('"a"').first).to_be_visible()
@@ -469,8 +469,8 @@ def test_drawn_lines_take_forced_colors(browser: Browser, talked: str, talks: Ta
         page.add_init_script("localStorage.setItem('relatum-theme', 'light')")
         page.goto(f"{talked}/trace?stream={talks.orders}&offset=0")
         text = page.evaluate("getComputedStyle(document.body).color")
-        assert page.locator(".timeline a path").evaluate("each => getComputedStyle(each).fill") == text
-        assert page.locator(".timeline .edge").first.evaluate("each => getComputedStyle(each).stroke") == text
+        assert page.locator(".start .when circle").evaluate("each => getComputedStyle(each).fill") == text
+        assert page.locator(".when line").first.evaluate("each => getComputedStyle(each).stroke") == text
 
 
 @seen(accept_downloads=True)
@@ -646,7 +646,7 @@ def test_the_first_page_leads_on_by_a_key_and_by_a_message(tab: Page, world: Wor
     expect(tab.locator("#answer").get_by_text("25 messages and more")).to_be_visible()
     tab.goto("/")
     tab.get_by_role("link", name=f"of {world.orders}").click()
-    expect(tab.locator("h1")).to_contain_text(f"Offset {len(BODIES) + MANY}")
+    expect(tab.locator("h1")).to_have_text(f"{world.orders} {len(BODIES) + MANY}")
     # In another stream, and not lost among those of its own that are before and after it.
     tab.goto(at(world.orders, 1))
     for where, place in [
@@ -660,7 +660,7 @@ def test_the_first_page_leads_on_by_a_key_and_by_a_message(tab: Page, world: Wor
 
 
 def test_a_conversation_is_walked_by_keyboard(browser: Browser, talked: str, talks: Talks) -> None:
-    """From a message to its conversation, along the timeline to another message; what has the focus is seen."""
+    """From a message to its conversation, along its rows to another message, beside the conversation and then whole."""
     with looking(browser, talked) as window:
         page = window.page
         page.goto(f"{talked}/message?stream={talks.orders}&offset=0")
@@ -668,19 +668,24 @@ def test_a_conversation_is_walked_by_keyboard(browser: Browser, talked: str, tal
         page.keyboard.press("Enter")
         expect(page.locator("h1")).to_contain_text(f"{talks.orders} · 0")
         expect(page.locator(".status")).to_have_text("found: this is all")
-        start = page.get_by_role("link", name=f"{talks.orders} 0, +0 s, the start")
-        page.get_by_role("link", name="Past the timeline").focus()
+        page.locator("#messages").focus()
         page.keyboard.press("Tab")
-        expect(start).to_be_focused()
-        assert start.locator("path").evaluate("each => getComputedStyle(each).strokeWidth") == "5px"
-        last = page.get_by_role("link", name=f"{talks.mails} 0, +3 h")
-        for _ in range(10):
+        expect(page.locator(".start a")).to_be_focused()
+        last = page.get_by_role("link", name=f"{talks.mails} 0")
+        for _ in range(20):
             page.keyboard.press("Tab")
             if last.evaluate("each => each === document.activeElement"):
                 break
         expect(last).to_be_focused()
         page.keyboard.press("Enter")
-        expect(page.locator("h1")).to_contain_text("Offset 0")
+        drawer = page.get_by_role("dialog")
+        expect(drawer.locator("h1")).to_have_text(f"{talks.mails} 0")
+        page.keyboard.press("Escape")
+        expect(drawer).to_be_hidden()
+        expect(last).to_be_focused()
+        page.keyboard.press("Enter")
+        drawer.get_by_role("link", name="Open the message").press("Enter")
+        expect(page.locator("main > .head h1")).to_have_text(f"{talks.mails} 0")
         window.check()
 
 
@@ -704,4 +709,4 @@ def test_what_is_live_comes_by_itself_and_can_be_paused(browser: Browser, place:
             page.get_by_label("refresh").check()
             expect(rows.first).to_contain_text("waits")
             page.locator("tbody a.strong").first.click()
-            expect(page.locator("h1")).to_contain_text("Offset")
+            expect(page.locator("h1")).to_contain_text(place.stream)

@@ -25,8 +25,11 @@ def talk(talks: Talks) -> Iterator[Asking]:
 
 
 def test_a_conversation_is_what_is_connected_by_time_and_by_cause(talk: Asking, talks: Talks) -> None:
-    """From any of its messages: the same ones, with who named whom, and the tree of that."""
-    for stream, offset in ((talks.orders, 0), (talks.mails, 0)):
+    """From any of its messages: the same ones, with which named which; in the tree below the start, once each."""
+    for stream, offset, tree in (
+        (talks.orders, 0, [("0", "3"), ("0", "2"), ("1", "4")]),
+        (talks.mails, 0, [("0", "2"), ("1", "1"), ("1", "3")]),
+    ):
         answer = talk.answer("/trace", stream=stream, offset=offset, by=["order_id", "cause"])
         places = [(each["stream"], each["offset"]) for each in answer["messages"]]
         assert places == [(talks.orders, 0), (talks.payments, 0), (talks.orders, 1), (talks.mails, 0)]
@@ -35,7 +38,7 @@ def test_a_conversation_is_what_is_connected_by_time_and_by_cause(talk: Asking, 
         assert edges == [(0, 1, "cause", 0.35), (1, 3, "cause", 3 * 3600 - 0.35)]
         query = urlencode({"stream": stream, "offset": offset, "by": ["order_id", "cause"]}, doseq=True)
         lines = re.findall(r'<li class="d(\d)" id="m(\d)">', talk.get(f"/trace?{query}").text)
-        assert lines == [("0", "1"), ("1", "2"), ("2", "4"), ("0", "3")]
+        assert lines == tree
         shared = {each["key"]["key"]: each for each in answer["shared"]}
         assert shared["order_id"]["messages"] == [0, 1, 2]
         assert [each["hop"] for each in answer["messages"]].count(0) == 1
@@ -134,11 +137,10 @@ def test_a_page_of_200_messages_weighs_less_than_200_kb(talk: Asking) -> None:
     assert weight < WEIGHT_MAX, weight
 
 
-def test_a_thousand_messages_are_drawn_and_what_is_not_is_said(talk: Asking) -> None:
-    """Each has its point and its line in the list; of lines between them there are no more than a browser can draw."""
+def test_a_thousand_messages_have_a_row_each(talk: Asking) -> None:
+    """With its point in time."""
     shown = talk.get("/trace?key=order_id&value=talk-1000&limit=1000&fan_out=1000&hops=1").text
     assert shown.count("<circle") == shown.count('<li class="d') == 1_000
-    assert "lines are not drawn; the files have all" in shown
     harmless(shown)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -22,6 +23,9 @@ _NODES_MAX: Final = 2_000
 _DEPTH_MAX: Final = 40
 
 _PREVIEW_CHARACTERS: Final = 160
+
+_COMPARED_BYTES_MAX: Final = 1 << 14
+"""Bytes of JSON that is compared with that of other messages of a list."""
 
 _IMAGES: Final = (
     (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
@@ -102,6 +106,29 @@ def preview(body: bytes) -> str:
     text = text_of(body[: whole_characters(body, 4 * (_PREVIEW_CHARACTERS + 1))])
     shown = body[:32].hex(" ") if text is None else " ".join(text.split())
     return shown if len(shown) <= _PREVIEW_CHARACTERS else f"{shown[: _PREVIEW_CHARACTERS - 1]}…"
+
+
+def previews(bodies: Sequence[bytes]) -> list[str]:
+    """The beginnings of the bodies of one stream; of JSON objects without the members that all of them share."""
+    loaded = (_loaded(body) if body[:1] == b"{" and len(body) <= _COMPARED_BYTES_MAX else None for body in bodies)
+    objects = [each for each in loaded if isinstance(each, dict)]
+    if not 1 < len(objects) == len(bodies):
+        return [*map(preview, bodies)]
+    shared = {name for name in objects[0] if all(name in each and each[name] == objects[0][name] for each in objects)}
+    if not shared or any(len(each) == len(shared) for each in objects):
+        return [*map(preview, bodies)]
+    rest = ({name: value for name, value in each.items() if name not in shared} for each in objects)
+    return [preview(f"{{… {_written(each)[1:]}".encode("utf-8", "replace")) for each in rest]
+
+
+def _written(value: Any) -> str:
+    """A value of JSON as text, numbers as they were written."""
+    if isinstance(value, dict):
+        members = (f"{json.dumps(name, ensure_ascii=False)}: {_written(each)}" for name, each in value.items())
+        return f"{{{', '.join(members)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    return value if isinstance(value, _Number) else json.dumps(value, ensure_ascii=False)
 
 
 def tree(body: bytes) -> Node | None:

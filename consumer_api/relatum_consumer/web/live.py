@@ -11,7 +11,7 @@ from relatum.keys import InvalidValue, KeyDefinition, described
 from relatum.reading import Agreement, Message, agreement_of
 from relatum.recording import RecordedEnd
 from relatum_consumer.web.endpoint import PATIENCE_S, endpoint, gathered
-from relatum_consumer.web.messages import MessageRow, message_row
+from relatum_consumer.web.messages import MessageRow, message_rows
 from relatum_consumer.web.parameters import Nothing, Parameter
 from relatum_consumer.web.site import KEPT_S, Site
 
@@ -58,7 +58,7 @@ async def _live(site: Site, asked: LiveAsked) -> LiveAnswer:
     found = [each for messages in read for each in messages if _has_value(each, definition, value)]
     found.sort(key=lambda message: (message.chunk_ms or 0, message.stream, message.offset), reverse=True)
     return LiveAnswer(
-        results=tuple(message_row(site, message) for message in found[: asked.limit]),
+        results=message_rows(site, found[: asked.limit]),
         streams=tuple(end.stream for end in looked),
         streams_count=len(ends),
     )
@@ -133,6 +133,6 @@ async def latest(site: Site, _: Nothing) -> LatestAnswer:
     await gathered((partial(read, name) for name in names), STREAMS_SHOWN)
     newest = [each for name in names if (each := found.get(name)) is not None]
     return LatestAnswer(
-        tuple(message_row(site, each) for each in newest),
+        message_rows(site, newest),
         tuple(name for name in names if name not in found),
     )

@@ -36,7 +36,7 @@ from relatum_consumer.web.messages import (
     MessageRow,
     Named,
     key_values,
-    message_row,
+    message_rows,
     named_values,
     properties_of,
     values_of,
@@ -204,9 +204,7 @@ async def _related(site: Site, found: Message, key: KeyValue) -> RelatedByKey:
         parts["elsewhere" if each.stream != found.stream else "later" if is_later else "earlier"].append(each)
     for some in parts.values():
         some.sort(key=lambda each: (_distance_us(found, each), abs(each.offset - found.offset)))
-    shown = tuple(
-        RelatedPart(where, tuple(message_row(site, each) for each in some)) for where, some in parts.items() if some
-    )
+    shown = tuple(RelatedPart(where, message_rows(site, some)) for where, some in parts.items() if some)
     return RelatedByKey(key, answer.status.value, answer.words, shown, has_more)
 
 

@@ -10,7 +10,7 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum_consumer import Answer, Trace, UnreadableStream
-from relatum_consumer.web.bodies import preview
+from relatum_consumer.web.bodies import previews
 from relatum_consumer.web.masking import sought
 from relatum_consumer.web.site import Site
 
@@ -29,7 +29,10 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    """A message in a list. `preview` is the beginning of its body in a line, empty where it is masked."""
+    """A message in a list. `preview` is the beginning of its body in a line; empty where it is masked.
+
+    Members that the JSON objects of one stream all share are left out of the previews of a list ("{… ").
+    """
 
     stream: str
     offset: int
@@ -111,17 +114,34 @@ def key_values(site: Site, message: Message) -> tuple[KeyValue, ...]:
     )
 
 
-def message_row(site: Site, message: Message) -> MessageRow:
-    """A message in a list."""
-    return MessageRow(
-        message.stream,
-        message.offset,
-        message.time,
-        message.time_source.value,
-        key_values(site, message),
-        len(message.body),
-        "" if site.masking.hides_body(message) else preview(message.body),
+def message_rows(site: Site, messages: Sequence[Message]) -> tuple[MessageRow, ...]:
+    """A list of messages: of each stream, what its bodies all share is left out of their previews."""
+    shown: dict[str, list[Message]] = {}
+    for each in messages:
+        if not site.masking.hides_body(each):
+            shown.setdefault(each.stream, []).append(each)
+    texts = {
+        each.id: text
+        for some in shown.values()
+        for each, text in zip(some, previews([each.body for each in some]), strict=True)
+    }
+    return tuple(
+        MessageRow(
+            each.stream,
+            each.offset,
+            each.time,
+            each.time_source.value,
+            key_values(site, each),
+            len(each.body),
+            texts.get(each.id, ""),
+        )
+        for each in messages
     )
+
+
+def message_row(site: Site, message: Message) -> MessageRow:
+    """A message by itself."""
+    return message_rows(site, [message])[0]
 
 
 def properties_of(found: Message) -> dict[str, Any]:

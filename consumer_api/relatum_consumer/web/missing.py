@@ -14,8 +14,8 @@ from relatum_consumer.web.cursors import WRONG_CURSOR, cursor_of, page_of_list, 
 from relatum_consumer.web.endpoint import endpoint, gathered, words_of
 from relatum_consumer.web.messages import KeyValue, key_value
 from relatum_consumer.web.parameters import Parameter
+from relatum_consumer.web.rendering import span_text
 from relatum_consumer.web.site import Site
-from relatum_consumer.web.timeline import span_text
 
 SPANS: Final = {"5m": 300.0, "1h": 3_600.0, "1d": None, "all": None}
 """Seconds of what fell due that are looked at; a day is what `missing` looks at by itself."""

@@ -9,7 +9,6 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from importlib.resources import files
 from typing import Any, Final
 
@@ -24,7 +23,12 @@ from relatum.recording import StreamStatus
 from relatum_consumer.web.coverage_bar import CoveragePiece, coverage_bar
 from relatum_consumer.web.links import FOR_PROGRAMS, Links
 from relatum_consumer.web.problems import Problem
-from relatum_consumer.web.timeline import LETTERS, Drawing, span_text
+from relatum_consumer.web.tree import Tree
+
+HUES: Final = 8
+"""Colours of keys, each with a letter."""
+
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -80,11 +84,11 @@ class Rendering:
             "bar": _bar,
             "commands": _commands,
             "count": lambda value: f"{value:,}",
-            "drawn": _drawn,
             "followed": _followed,
             "hue": _hue,
             "size": size_text,
             "span": span_text,
+            "tree": Tree,
             "utc": _utc,
             "visible": _isolated,
             "visible_only": visible,
@@ -117,13 +121,7 @@ class Rendering:
 def _hue(context: Context, key: str) -> int:
     """A key's colour, and the place of its letter: other keys that come or go change nothing of it."""
     definition = context["definitions"].get(key)
-    return 0 if definition is None else (definition.key_id - 1) % len(LETTERS)
-
-
-@jinja2.pass_context
-def _drawn(context: Context, answer: Any) -> Drawing:
-    """A conversation as it is drawn."""
-    return Drawing(answer, partial(_hue, context))
+    return 0 if definition is None else (definition.key_id - 1) % HUES
 
 
 @jinja2.pass_context
@@ -171,7 +169,21 @@ def _commands(text: str) -> Markup:
 
 
 def _utc(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(sep=" ", timespec="milliseconds")[:23]
+    return moment.astimezone(UTC).isoformat(sep=" ", timespec="milliseconds")[:23].removesuffix(".000")
+
+
+def span_text(seconds: float) -> str:
+    """A span of time in its two largest units: "3 d 4 h", "2 min 5 s", "1.25 s", "0.4 ms", "0 s"."""
+    if seconds < 0:
+        return f"−{span_text(-seconds)}"
+    for (size, unit), (less, smaller) in zip(_UNITS, (*_UNITS[1:], (1, "s")), strict=True):
+        whole = round(seconds / less) * less
+        if whole >= size:
+            rest = whole % size // less
+            return f"{whole // size:,} {unit}" + (f" {rest} {smaller}" if rest else "")
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{1000 * seconds:.3g} ms" if seconds else "0 s"
 
 
 _FORMULA: Final = re.compile(r"""(^|[;,\t\r\n])([\s"\ufeff\u200b]*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])""")

@@ -17,7 +17,7 @@ from relatum_consumer.web.messages import (
     MessageRow,
     given_value,
     held_over,
-    message_row,
+    message_rows,
     sought_text,
     values_of,
 )
@@ -94,7 +94,7 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
         advice=_advice(answer, asked),
         key=asked.key,
         value=sought_text(site, asked.key, value if isinstance(value, tuple) else (value,)),
-        results=tuple(message_row(site, message) for message in page),
+        results=message_rows(site, page),
         next=_next(page, cursor) if page and has_more else None,
         **held_over(answer),
     )

@@ -16,7 +16,7 @@ from relatum_consumer import Status
 from relatum_consumer.web.bodies import BodyKind, kind_of, text_of, whole_characters
 from relatum_consumer.web.endpoint import gathered, problem_met
 from relatum_consumer.web.message import MessageFacts, facts_of
-from relatum_consumer.web.messages import HoldsOver, KeyValue, MessageRow, held_over, key_values, message_row
+from relatum_consumer.web.messages import HoldsOver, KeyValue, MessageRow, held_over, key_values, message_rows
 from relatum_consumer.web.missing import expectation, missing
 from relatum_consumer.web.parameters import Described, Parameter, described
 from relatum_consumer.web.search import SearchAnswer, SearchAsked, search, values
@@ -249,7 +249,7 @@ async def around(site: Site, asked: AroundAsked) -> AroundAnswer:
         moment=moment.astimezone(UTC),
         since=since.astimezone(UTC),
         until=until.astimezone(UTC),
-        results=tuple(message_row(site, each) for each in nearest),
+        results=message_rows(site, nearest),
         has_more=len(answer) > asked.limit,
         **held_over(answer),
     )

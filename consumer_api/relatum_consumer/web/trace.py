@@ -15,10 +15,11 @@ from relatum_consumer.web.masking import NOT_SAID
 from relatum_consumer.web.messages import (
     HoldsOver,
     KeyValue,
+    MessageRow,
     given_value,
     held_over,
     key_value,
-    key_values,
+    message_rows,
     sought_text,
 )
 from relatum_consumer.web.parameters import Parameter
@@ -48,14 +49,10 @@ class TraceAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class TracedMessage:
+class TracedMessage(MessageRow):
     """A message of a conversation: `hop` is how far it is from the start, 0 for the start itself."""
 
-    stream: str
-    offset: int
-    time: datetime | None
     hop: int
-    keys: tuple[KeyValue, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +147,10 @@ async def trace(site: Site, asked: TraceAsked) -> TraceAnswer:
 
 def _messages(site: Site, found: Trace) -> tuple[TracedMessage, ...]:
     return tuple(
-        TracedMessage(each.stream, each.offset, each.time, found.hops[each.id], key_values(site, each))
-        for each in found
+        TracedMessage(
+            row.stream, row.offset, row.time, row.time_source, row.keys, row.bytes, row.preview, found.hops[each.id]
+        )
+        for row, each in zip(message_rows(site, found.messages), found, strict=True)
     )
 
 
@@ -193,7 +192,7 @@ def _words(found: Trace) -> str:
     if found.new_keys and not found.unrecorded_streams and found.status in _BY_NEW_KEYS:
         return _BY_NEW_KEYS[found.status]
     if found.status is Status.FOUND:
-        return "found, as far as its bounds go" if found.stopped else "found: this is all"
+        return "found: not all was followed" if found.stopped else "found: this is all"
     if not found.messages or found.status in (Status.NOT_RECORDED_YET, Status.EXPIRED, Status.DELETED):
         return found.status.words
     if found.status is Status.UNPROVEN:

@@ -14,10 +14,10 @@ const shown = new Intl.DateTimeFormat("sv-SE", {
 export function drawTimes(within = document) {
   for (const time of within.querySelectorAll("time[datetime]")) {
     const moment = new Date(time.dateTime);
-    time.textContent = isUtc || Number.isNaN(moment.valueOf()) ? time.title : shown.format(moment).replace(",", ".");
+    time.textContent = isUtc || Number.isNaN(moment.valueOf()) ? time.title : shown.format(moment).replace(",", ".").replace(/\.000$/, "");
   }
   const name = document.querySelector("[data-zone-name]");
-  if (name) name.textContent = isUtc ? "UTC" : "local";
+  if (name) name.textContent = isUtc ? "UTC" : "Local time";
 }
 
 // --- a part that is renewed ----------------------------------------------------------------------------
@@ -137,9 +137,16 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "k" || event.key === "p") document.querySelector("a[rel=prev]")?.click();
 });
 
-// On a phone the pages' names are one line that is moved along; `scrollIntoView` would move where Tab begins as well.
-const current = document.querySelector(".top [aria-current]"), line = current?.parentElement;
-if (line) line.scrollLeft = current.offsetLeft - line.offsetLeft + current.offsetWidth + 40 - line.clientWidth;
+// A row of messages is as good as its link; whoever marks text, or opens something else in it, does not leave.
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("tr:has(a.strong), .rows > li")?.querySelector("a.strong, a[data-open]");
+  if (link && !event.target.closest("a, button, summary, input") && getSelection().isCollapsed) link.click();
+});
+
+// The menu closes as others do.
+document.addEventListener("click", (event) => {
+  document.querySelectorAll("details.menu[open]").forEach((each) => { if (!each.contains(event.target)) each.open = false; });
+});
 
 drawTheme();
 drawTimes();

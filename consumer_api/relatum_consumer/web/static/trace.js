@@ -1,0 +1,28 @@
+// A message of a conversation, shown beside it: nobody loses the place.
+import { drawTimes, tell } from "./shared.js";
+
+const drawer = document.querySelector("[data-drawer]");
+
+document.addEventListener("click", async (event) => {
+  const link = event.target.closest?.("a[data-open]");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+  event.preventDefault();
+  try {
+    const response = await fetch(link.href, { headers: { Accept: "text/html" } });
+    const page = new DOMParser().parseFromString(await response.text(), "text/html");
+    page.querySelectorAll("main .steps, main .tabs").forEach((each) => each.remove());
+    const found = page.querySelectorAll("main > .head, main > .summary, main > [data-problem], main .column:first-child > *");
+    if (!found.length) { location.assign(link.href); return; }
+    drawer.querySelector("[data-content]").replaceChildren(...found);
+    drawer.querySelector("[data-whole]").href = link.href;
+    drawTimes(drawer);
+    if (!drawer.open) drawer.showModal();
+  } catch {
+    tell("The page does not answer: the message cannot be shown now.", true);
+  }
+});
+
+drawer?.addEventListener("click", (event) => {
+  // Beside the drawer counts as outside of it.
+  if (event.target === drawer || event.target.closest("[data-close]")) drawer.close();
+});

@@ -1,0 +1,185 @@
+"""A conversation as a tree: below each message the ones that a value connects with it. Pure: no input, no output."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from relatum_consumer.web.messages import KeyValue
+    from relatum_consumer.web.trace import TraceAnswer
+
+SAME: Final = "same"
+"""Messages that have a value in common."""
+CAUSED: Final = "caused"
+"""Messages that name the one above as their cause."""
+CAUSE: Final = "cause"
+"""The message that the one above names as its cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a value connects: `SAME`: all of `messages`; `CAUSED`: the first is the cause of the others."""
+
+    kind: str
+    key: "KeyValue"
+    messages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A message of the tree.
+
+    Attributes:
+        message: Its number among the answer's messages.
+        depth: How many messages are between it and the top of its branch.
+        kind: How it is connected with the message above: `SAME`, `CAUSED` or `CAUSE`.
+        key: By which key's value; None where a conversation starts at a value, which all messages of depth 0 have.
+    """
+
+    message: int
+    depth: int
+    kind: str = SAME
+    key: "KeyValue | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The messages that one value connects with the start.
+
+    Attributes:
+        kind: `SAME`, `CAUSED` or `CAUSE`.
+        key: The key's value; None where it is the start itself.
+        stems: The messages connected directly, by time, each with the rows below it.
+        count: How many messages there are, further ones included.
+    """
+
+    kind: str
+    key: "KeyValue | None"
+    stems: tuple[tuple[Row, tuple[Row, ...]], ...]
+    count: int
+
+
+class Tree:
+    """Each message of a conversation once, on the shortest way from its start.
+
+    Args:
+        answer: The conversation.
+
+    Attributes:
+        starts: The messages that it starts at; none where it starts at a value.
+        branches: What belongs to them, the smallest branch first.
+        unknown: Values that name a cause which is not among the messages, each with the message that names it.
+        places: Of each message, where its time is drawn, in per cent of a picture's width; None without a time.
+    """
+
+    def __init__(self, answer: "TraceAnswer") -> None:
+        self.starts = tuple(number for number, each in enumerate(answer.messages) if not each.hop)
+        self.unknown = [(each.key, each.effect) for each in answer.edges if each.cause is None]
+        times = [each.time for each in answer.messages]
+        self.places = places(times, next((times[each] for each in self.starts), None))
+        links = [Link(SAME, each.key, each.messages) for each in answer.shared]
+        named: dict[tuple[int | None, KeyValue], list[int]] = {}
+        for edge in answer.edges:
+            named.setdefault((edge.cause, edge.key), []).append(edge.effect)
+        for (cause, key), effects in named.items():
+            links.append(Link(SAME, key, tuple(effects)) if cause is None else Link(CAUSED, key, (cause, *effects)))
+        # What came from what says more than a value in common; a value of few messages more than one of many.
+        links.sort(key=lambda link: (link.kind == SAME, len(link.messages)))
+        found: dict[tuple[str, KeyValue | None], list[tuple[Row, list[Row]]]] = {}
+        stems: list[tuple[Row, list[Row]]] = []
+        for row in rows_of([each.hop for each in answer.messages], links):
+            if row.depth:
+                stems[-1][1].append(row)
+            else:
+                stems = found.setdefault((row.kind, row.key), [])
+                stems.append((row, []))
+        branches = (
+            Branch(
+                kind, key, tuple((row, tuple(below)) for row, below in stems), sum(1 + len(below) for _, below in stems)
+            )
+            for (kind, key), stems in found.items()
+        )
+        self.branches = tuple(sorted(branches, key=lambda each: each.count))
+
+
+def rows_of(hops: Sequence[int], links: Sequence[Link]) -> list[Row]:
+    """All messages but the start, each below the one that it was found from, from the top.
+
+    Args:
+        hops: Of each message, in order of time, how far it is from the start: 0 for the start, which may have copies.
+            Without a start those of one hop are at the top.
+        links: What connects messages, by their numbers.
+    """
+    of: list[list[Link]] = [[] for _ in hops]
+    for link in links:
+        for number in link.messages:
+            of[number].append(link)
+    tops = [number for number, hop in enumerate(hops) if hop == min(hops)]
+    below: dict[int, list[Row]] = {}
+    found = {*tops}
+    _follow(tops, of, found, below)
+    rows: list[Row] = []
+    for top in tops:
+        if hops[top]:
+            rows += _walk(Row(top, 0), below)
+        else:
+            for each in sorted(below.get(top, ()), key=_number):
+                rows += _walk(each, below)
+    for number in range(len(hops)):
+        if number not in found:
+            found.add(number)
+            _follow([number], of, found, below)
+            rows += _walk(Row(number, 0), below)
+    return rows
+
+
+def _follow(tops: Sequence[int], of: Sequence[Sequence[Link]], found: set[int], below: dict[int, list[Row]]) -> None:
+    """Put each message that is not found yet below the one from which it is found first."""
+    queue = [*tops]
+    for number in queue:
+        for link in of[number]:
+            # Messages that name the same cause are connected with it, and only so with each other.
+            is_of_all = link.kind == SAME or number == link.messages[0]
+            for other in link.messages if is_of_all else link.messages[:1]:
+                if other not in found:
+                    found.add(other)
+                    below.setdefault(number, []).append(Row(other, 0, link.kind if is_of_all else CAUSE, link.key))
+                    queue.append(other)
+
+
+def _walk(top: Row, below: Mapping[int, Sequence[Row]]) -> Iterator[Row]:
+    """A message and all that is below it, from the top."""
+    stack = [top]
+    while stack:
+        row = stack.pop()
+        yield row
+        further = sorted(below.get(row.message, ()), key=_number, reverse=True)
+        stack += [replace(each, depth=row.depth + 1) for each in further]
+
+
+def _number(row: Row) -> int:
+    return row.message
+
+
+def places(times: Sequence[datetime | None], start: datetime | None) -> tuple[float | None, ...]:
+    """Where times are drawn, in per cent of a picture's width: what is near the start is far apart, as a logarithm is.
+
+    Args:
+        times: Of each message its time.
+        start: The time in the middle; None for the first one at the left.
+    """
+    known = [each for each in times if each is not None]
+    middle = start or min(known, default=None)
+    if middle is None:
+        return (None,) * len(times)
+    spans = [None if each is None else (each - middle).total_seconds() for each in times]
+    far = [abs(each) for each in spans if each]
+    least, most = min(far, default=1.0), max(far, default=1.0)
+    left, width = (50.0, 50.0) if start else (0.0, 100.0)
+
+    def place(span: float) -> float:
+        return round(left + math.copysign(width * math.log1p(abs(span) / least) / math.log1p(most / least), span), 2)
+
+    return tuple(None if each is None else place(each) for each in spans)
