@@ -11,8 +11,8 @@ import pytest
 from relatum.errors import BrokerUnavailable, ConnectionLost
 from relatum.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from relatum.following._connection import UNSENT_BYTES_MAX, Connection
-from relatum.following._followed import Finding, Followed
 from relatum.following._delivery import BYTES, GIVEN_BYTES, STREAMS, Gathering, Giving
+from relatum.following._followed import Finding, Followed
 from relatum.following._subscriptions import CHUNKS_MAX, CROWD, Interrupted, Subscription, Subscriptions
 from relatum.reading import Agreement, Message, Position, Properties, SocketConnection, StreamBounds, position_of
 from relatum.wire import Chunk, Login, StreamSession

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from relatum.errors import StreamNotHere, StreamUnavailable
 from relatum.following._connections import SETTLED_S
-from relatum.following._events import Attached, CaughtUp, Event, Hole, Replaced
 from relatum.following._delivery import Held
+from relatum.following._events import Attached, CaughtUp, Event, Hole, Replaced
 from relatum.following._subscriptions import Ended, Interrupted, Subscription
 from relatum.reading import Agreement, Broker, Message, Position, RecordBatch, StreamBounds, position_of
 from relatum.waiting import Pauses, may_repeat

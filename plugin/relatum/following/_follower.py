@@ -12,9 +12,9 @@ from relatum import metrics
 from relatum.checks import checked_count, checked_name
 from relatum.errors import AccessRefused, ConfigurationError, RelatumError, StreamUnavailable, UsedAfterClose
 from relatum.following._connections import Connections
+from relatum.following._delivery import Gathering, Giving
 from relatum.following._events import Event, Failed, Hole, Replaced
 from relatum.following._followed import Finding, Followed
-from relatum.following._delivery import Gathering, Giving
 from relatum.limits import INTEGER_MAX
 from relatum.metrics import Counter, Gauge, reported
 from relatum.processes import of_one_process
