@@ -251,9 +251,10 @@ def test_a_phone_has_cards_instead_of_columns_and_bars_that_narrow_a_search(tab:
     expect(tab.get_by_text("50 messages ·")).to_be_visible()
     expect(tab.locator("tbody tr")).to_have_count(50)
     expect(tab.get_by_text("choose a bar")).to_have_count(0)
-    # The line of the pages' names is moved along to the one that is shown.
+    # All pages have a name there: those behind the menu the menu's own.
     tab.goto("/contexts")
-    name = tab.locator("nav [aria-current]").bounding_box()
+    expect(tab.locator("nav summary")).to_have_text("Contexts")
+    name = tab.locator("nav summary").bounding_box()
     assert name is not None
     assert 0 < name["x"] < name["x"] + name["width"] <= 360 - 32
 
@@ -379,12 +380,12 @@ def test_times_are_the_readers_and_utc_is_at_hand(tab: Page) -> None:
     """In the zone of the browser, with UTC as the title, and as the text where one likes; it is remembered."""
     tab.goto("/?key=host&value=busy&limit=1")
     time = tab.locator("tbody time").first
-    expect(time).to_have_text("2023-11-15 07:13:20.000")
-    expect(time).to_have_attribute("title", "2023-11-14 22:13:20.000 UTC")
+    expect(time).to_have_text("2023-11-15 07:13:20")
+    expect(time).to_have_attribute("title", "2023-11-14 22:13:20 UTC")
     tab.locator("[data-zone]").click()
-    expect(time).to_have_text("2023-11-14 22:13:20.000 UTC")
+    expect(time).to_have_text("2023-11-14 22:13:20 UTC")
     tab.reload()
-    expect(tab.locator("tbody time").first).to_have_text("2023-11-14 22:13:20.000 UTC")
+    expect(tab.locator("tbody time").first).to_have_text("2023-11-14 22:13:20 UTC")
 
 
 def test_a_list_is_renewed_an_answer_is_told_and_both_outlive_their_server(browser: Browser, world: World) -> None:
@@ -519,7 +520,7 @@ def test_names_from_right_to_left_move_nothing(browser: Browser, place: Place) -
                 assert "bdi" not in page.title() + page.locator("main").inner_text()
                 assert page.locator("[title*=bdi], [aria-label*=bdi]").count() == 0
             page.goto(f"{server.url}trace?stream={quote(stream)}&offset=0")
-            *name, number = page.locator(".branches a").first.evaluate(LETTERS)
+            *name, number = page.locator(".rows a").first.evaluate(LETTERS)
             assert number > max(name)
     finally:
         delete_stream(place.amqp, stream)

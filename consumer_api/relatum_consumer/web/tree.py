@@ -70,6 +70,7 @@ class Tree:
     Attributes:
         starts: The messages that it starts at; none where it starts at a value.
         branches: What belongs to them, the smallest branch first.
+        others: Values that several messages have which the tree connects by other ones.
         unknown: Values that name a cause which is not among the messages, each with the message that names it.
         places: Of each message, where its time is drawn, in per cent of a picture's width; None without a time.
     """
@@ -89,7 +90,10 @@ class Tree:
         links.sort(key=lambda link: (link.kind == SAME, len(link.messages)))
         found: dict[tuple[str, KeyValue | None], list[tuple[Row, list[Row]]]] = {}
         stems: list[tuple[Row, list[Row]]] = []
-        for row in rows_of([each.hop for each in answer.messages], links):
+        rows = rows_of([each.hop for each in answer.messages], links)
+        used = {row.key for row in rows}
+        self.others = [each for each in answer.shared if each.key not in used]
+        for row in rows:
             if row.depth:
                 stems[-1][1].append(row)
             else:
