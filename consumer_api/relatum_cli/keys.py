@@ -41,7 +41,6 @@ def add(
     document: the list of the keys as stored.
     """
     from relatum.store.catalog import add_keys, backfill_command
-    from relatum.store.database import as_engine
 
     wanted = [key for name in presets or () for key in preset(name)]
     if not names and not wanted:
@@ -51,7 +50,7 @@ def add(
     sources = tuple(source) if source else None
     wanted += [KeyDefinition(name, source=sources, type=key_type, names=named) for name in names or ()]
     wanted = [replace(key, masked=masked) for key in wanted]
-    with as_engine(given.database_url) as engine:
+    with given.engine() as engine:
         stored = add_keys(engine, wanted)
     for key in wanted:
         if key.hint:
@@ -72,10 +71,9 @@ def _document(key: KeyDefinition) -> dict[str, Any]:
 def list_keys(*, given: DatabaseOptions, as_json: Json = False) -> None:
     """List the keys in force, oldest first. `--json` prints one document, the list."""
     from relatum.store.catalog import key_definitions
-    from relatum.store.database import as_engine
     from relatum.store.translation import translated_errors
 
-    with as_engine(given.database_url) as engine, translated_errors(), engine.connect() as connection:
+    with given.engine() as engine, translated_errors(), engine.connect() as connection:
         found = key_definitions(connection)
     columns: Cells = {
         "key": "name",
@@ -96,9 +94,8 @@ def remove(*, name: KeyName, given: DatabaseOptions) -> None:
     A masked key is removed only after `keys mask NAME --off`, since nothing hides its values any more.
     """
     from relatum.store.catalog import remove_key
-    from relatum.store.database import as_engine
 
-    with as_engine(given.database_url) as engine:
+    with given.engine() as engine:
         remove_key(engine, name)
     say(f"{name} is no longer recorded.")
 
@@ -112,9 +109,8 @@ def mask(
     Pages follow within two seconds.
     """
     from relatum.store.catalog import mask_key
-    from relatum.store.database import as_engine
 
-    with as_engine(given.database_url) as engine:
+    with given.engine() as engine:
         mask_key(engine, name, on=on)
     say(f"{name} is {'masked' if on else 'not masked any more'}.")
 
@@ -134,11 +130,10 @@ def time(
     """
     from relatum.recording import set_record_time
     from relatum.store.catalog import set_record_time as switch_record_time
-    from relatum.store.database import as_engine
 
     if servers.broker and vhost in (None, servers.vhost):
         set_record_time(servers.address, servers.database_url, stream, on=on)
     else:
-        with as_engine(servers.database_url) as engine:
+        with servers.engine() as engine:
             switch_record_time(engine, vhost or "/", stream, on=on)
     say(f"The times of {stream} are {'recorded' if on else 'not recorded'} from now on.")

@@ -16,6 +16,10 @@ from relatum_cli.log_lines import LogLevel
 from relatum_cli.moments import FORMS, parse_moment
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from sqlalchemy import Engine
+
     from relatum.reading import BrokerAddress
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -117,6 +121,13 @@ class DatabaseOptions:
             form = "postgresql://user:password@host:5432/name"
             raise ConfigurationError(f"which PostgreSQL? Give --database or set {DATABASE_VARIABLE} to {form}{_TO_TRY}")
         return self.database
+
+    def engine(self) -> "AbstractContextManager[Engine]":
+        """The database for functions of the store, as long as the block."""
+        # Here: a command's help needs none of it.
+        from relatum.store.database import as_engine
+
+        return as_engine(self.database_url)
 
 
 @dataclass(frozen=True)

@@ -82,10 +82,9 @@ def backfill(
     from relatum.reading import StreamReader
     from relatum.recording import backfill as run_backfill
     from relatum.recording import meant_streams
-    from relatum.store.database import as_engine
 
     address, url = given.address, given.database_url
-    with as_engine(url) as engine, StreamReader.open(address) as reader:
+    with given.engine() as engine, StreamReader.open(address) as reader:
         meant = meant_streams(engine, reader, address.vhost, streams or None)
     failed: list[RelatumError] = []
     reports: list[BackfillReport] = []
@@ -223,12 +222,11 @@ def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given:
     from relatum.collecting import forget_finished
     from relatum.contexts import forget_placements
     from relatum.recording import prune as run_prune
-    from relatum.store.database import as_engine
 
     address, url = given.address, given.database_url
     report = run_prune(address, url, streams or None, batch_rows=batch_rows)
     if not streams:
-        with as_engine(url) as engine:
+        with given.engine() as engine:
             forgotten = forget_finished(engine, batch_rows=batch_rows, seconds=None)
             forgotten += forget_placements(engine, address, batch_rows=batch_rows)
         if forgotten:

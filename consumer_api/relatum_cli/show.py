@@ -130,7 +130,7 @@ def print_table(
         # Not by rich, which makes spaces of tabs.
         for line in ([*columns], *texts) if columns else texts:
             console.file.write("\t".join(_printable(cell.translate(_LINE_BREAKS)) for cell in line) + "\n")
-    elif texts:
+    elif texts or columns:
         headings = columns or [""] * len(texts[0])
         table = Table(
             *(Column(each, overflow="fold", no_wrap=each in whole) for each in headings), show_header=bool(columns)

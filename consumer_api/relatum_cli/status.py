@@ -8,7 +8,6 @@ from relatum.collecting import CollectorStatus, SourceStatus, collector_status
 from relatum.recording import StreamEvent, StreamStatus
 from relatum.recording import status as status_of
 from relatum.store.catalog import check_recorded
-from relatum.store.database import as_engine
 from relatum.store.translation import translated_errors
 from relatum_cli.options import Given, ServerOptions, argument, option
 from relatum_cli.show import lease_text, moment_text, print_facts, print_json, ranges_text, say
@@ -56,7 +55,7 @@ def status(
 def _recorded(servers: ServerOptions, names: list[str]) -> list[StreamStatus]:
     found = status_of(servers.address, servers.database_url, names or None)
     if not {name for each in found for name in (each.stream, each.super_stream)}.issuperset(names):
-        with as_engine(servers.database_url) as engine, translated_errors(), engine.connect() as connection:
+        with servers.engine() as engine, translated_errors(), engine.connect() as connection:
             check_recorded(connection, servers.address.vhost, names)
         # Its recording began after the first look.
         found = status_of(servers.address, servers.database_url, names)

@@ -4,7 +4,6 @@ from typing import Any
 
 from relatum.reading import StreamReader
 from relatum.store.catalog import add_keys, backfill_command
-from relatum.store.database import as_engine
 from relatum_cli.options import Given, argument, option
 from relatum_cli.show import print_json, say, show
 from relatum_consumer.suggesting import SAMPLE_MESSAGES, Suggestion, sample
@@ -31,7 +30,7 @@ def suggest(
     related = [each.definition for each in found if not each.is_unique]
     stored = []
     if apply and related:
-        with as_engine(given.database_url) as engine:
+        with given.engine() as engine:
             stored = add_keys(engine, related)
     if given.as_json:
         print_json([_document(each) for each in found])

@@ -1,6 +1,7 @@
 """`relatum tap` and `relatum untap`: a copy of each message of an exchange in a stream."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -73,31 +74,32 @@ def tap(
 
     `--json` prints one document: a list of exchange, type, stream, binding_key, arguments, made_stream, created_at.
     """
-    url = given.database_url
     if show_list:
-        taps = defined_taps(url, vhost=given.vhost)
-        show(taps, _COLUMNS, as_json=given.as_json, document_of=_document, whole=("since",))
-        return
-    if not exchanges:
+        taps = defined_taps(given.database_url, vhost=given.vhost)
+    elif exchanges:
+        taps = run_tap(
+            given.address,
+            given.database_url,
+            exchanges,
+            stream=stream,
+            binding_keys=binding_keys or (),
+            arguments=None if arguments is None else _parsed(arguments),
+            options=kept.options,
+        )
+    else:
         raise typer.BadParameter("name exchanges, or say --list")
-    taps = run_tap(
-        given.address,
-        url,
-        exchanges,
-        stream=stream,
-        binding_keys=binding_keys or (),
-        arguments=None if arguments is None else _parsed(arguments),
-        options=kept.options,
-    )
-    if given.as_json:
-        print_json([_document(each) for each in taps])
-        return
-    for each in taps:
-        what = json.dumps(each.arguments) if each.kind == "headers" else f"key {each.binding_key!r}"
-        say(f"{each.exchange} ({each.kind or 'of a type not known'}, {what}) is copied into {each.stream}.")
-        if each.kind is None:
-            say("This user may not ask for the exchange's type. One of type direct has no key for all messages, and ")
-            say("gives only what its --binding-key names.")
+    empty = "No exchange is tapped."
+    show(taps, _COLUMNS, as_json=given.as_json, document_of=_document, whole=("since",), empty=empty)
+    if not (show_list or given.as_json):
+        _say_more(taps, kept)
+
+
+def _say_more(taps: Sequence[Tap], kept: KeptOptions) -> None:
+    if any(each.kind is None for each in taps):
+        say(
+            "This user may not ask for an exchange's type. One of type direct has no key for all messages, and gives "
+            "only what its --binding-key names."
+        )
     if any(each.made_stream for each in taps):
         limits = f"{size_text(kept.max_length_bytes)} and {kept.max_age}"
         say(f"A stream that was not there keeps {limits} at most on each node: --max-length-bytes, --max-age.")

@@ -108,7 +108,7 @@ def publish(place: Place, other: str) -> None:
 @pytest.fixture
 def collector(place: Place) -> Iterator[StoreMember]:
     """A collector that has read two messages of the stream: one succeeded, one is dead."""
-    member = StoreMember(place.database)
+    member = StoreMember(place.database, lease_s=3600)
     member.follow(place.stream, 0)
     taken = [Collected(MessageId(place.stream, at), name, "order", 1, None) for at, name in enumerate(FINISHED)]
     member.add(taken)
