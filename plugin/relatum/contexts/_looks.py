@@ -19,7 +19,7 @@ BUSY: Final = 2
 """Messages between two looks from which on a look in the background pays."""
 
 AWAY_S: Final = 1.0
-"""Seconds after a look that failed; those who publish look for themselves meanwhile."""
+"""Seconds to pause after a look that failed; publishers look for themselves then."""
 
 CLOSE_S: Final = 1.0
 """Seconds to wait for a look under way, at the end."""
@@ -28,8 +28,8 @@ CLOSE_S: Final = 1.0
 class Looks:
     """A thread that looks while messages are published, and sleeps while none are.
 
-    It spares publishers the journey, and nothing else: whether a look was lately is for each of them to see. The look
-    is told how many messages were published since the last one.
+    It only saves publishers the round trip; each publisher checks how old the last look is. The look gets the number of
+    messages published since the last one.
     """
 
     def __init__(self, look: Callable[[int], None], every_s: float = LOOK_EVERY_S) -> None:
@@ -65,7 +65,7 @@ class Looks:
 
     def _run(self) -> None:
         while self._wanted.wait() and not self._stop.wait(self._every_s):
-            # Before the look: what is published meanwhile wants another one.
+            # Before the look: messages published during it need another one.
             self._wanted.clear()
             published, self._published = self._published, 0
             try:
@@ -79,7 +79,7 @@ class Looks:
                 self._stop.wait(AWAY_S)
 
     def _note(self, error: Exception) -> None:
-        """Log what those who publish are not told; that the database is away they find themselves."""
+        """Log the error, unless publishers see it themselves: the database is away."""
         if isinstance(error, DatabaseUnavailable):
             logger.debug("not looked: %s", ended(error))
         else:

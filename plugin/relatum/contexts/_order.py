@@ -1,6 +1,6 @@
 """The order of serialization contexts, read out of the partitions, and what contradicts it. Nothing is written.
 
-A context's order is that of its messages by epoch, and within one by offset: an epoch lies in one partition. What is
+A context's order is that of its messages by epoch, and within one by offset: an epoch is in one partition. What is
 behind its context's fence does not count there; it counts where its publisher has adopted it. The same rules as those
 of consumers say what counts: `PartitionLog`.
 
@@ -41,11 +41,11 @@ class FindingKind(StrEnum):
     SPLIT = "split"
     """Messages of one context and one epoch count in two partitions."""
     EARLY = "early"
-    """A message lies before the fence, or the marker, that begins its epoch."""
+    """A message is before the fence, or the marker, that begins its epoch."""
     FALSE_ADOPTION = "false adoption"
-    """An adoption names what is no message of its context, or a message that counts where it lies."""
+    """An adoption names what is no message of its context, or a message that counts in its own place."""
     STRAY = "stray"
-    """A message behind the fence of its context that nobody has adopted: its publisher has not been told of it."""
+    """A message behind the fence of its context that nobody has adopted: its publish has not returned."""
 
     @property
     def is_notice(self) -> bool:
@@ -80,7 +80,7 @@ class SerialReport:
         super_stream: Its name.
         header: The header that names its contexts.
         partitions: Where reading began and ended in each: first offset, and the offset behind the last.
-        messages: Messages of the application that count, wherever they lie.
+        messages: Messages of the application that count, adopted ones included.
         unplaced: Those of them that no router published. They have no place in any order.
         contexts: How many contexts have messages that count.
         strays: Messages behind the fence of their context.
@@ -124,7 +124,7 @@ class Unreadable(StrEnum):
 
 
 Look: TypeAlias = Callable[[str, int], Entry | Unreadable]
-"""Gives what lies in a partition at an offset."""
+"""Gives the entry at an offset of a partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class ContextMessage:
     Attributes:
         context: Its context; None for none.
         at: The partition and offset where it counts: its own, or its adoption's.
-        message: The partition and offset where it lies.
+        message: The partition and offset where it is stored.
         epoch: The epoch it counts under; 0 where no router published it and nothing was ever moved here.
         placed: Under which placement it was published; None where no router published it.
     """
@@ -266,7 +266,7 @@ class OrderCheck:
         run.last[placed.session] = counted
 
     def finish(self) -> None:
-        """Compare what lies in different epochs."""
+        """Compare messages of different epochs."""
         for runs in self._runs.values():
             last: dict[str, ContextMessage] = {}
             for _, run in sorted(runs.items()):
@@ -299,7 +299,7 @@ def verify(
     """Read all partitions, up to where they end now, and check the order of the contexts in them.
 
     For each context and each router that published it, its messages must count once and in the order in which they
-    were published. Publishers, consumers and moves may go on meanwhile. What is held grows with the contexts and the
+    were published. Publishers, consumers and moves may go on. What is held grows with the contexts and the
     routers, not with the messages.
 
     Args:
