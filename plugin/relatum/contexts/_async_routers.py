@@ -161,7 +161,11 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         if known is None:
             known = await self._in_thread(publications.place, name, stream)
         sent = publications.next_of(known)
-        result = await self._send(sending, known.placement, sent)
+        try:
+            result = await sending.send_named(core, known.placement, core.headers_for(sent, sending.headers))
+        except PublishOutcomeUnknown as error:
+            error.settle = partial(self._settle_unknown, error.settle, sent)
+            raise
         try:
             if not publications.counts_at_once(sent):
                 await self._in_thread(partial(publications.settle, name, must=False))
@@ -177,13 +181,6 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
             await self._connect(await sending.source(), with_database=False)
         core.check_vhost(await sending.vhost())
         return core.unnamed(sending.routing_key)
-
-    async def _send(self, sending: AsyncSending, placement: Placement, sent: Sent) -> Any:
-        try:
-            return await sending.send_named(self._core, placement, self._core.headers_for(sent, sending.headers))
-        except PublishOutcomeUnknown as error:
-            error.settle = partial(self._settle_unknown, error.settle, sent)
-            raise
 
     async def _settle_name(self, name: str, timeout_s: float | None = None) -> None:
         with self._locks(name) as lock:

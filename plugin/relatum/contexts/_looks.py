@@ -47,8 +47,10 @@ class Looks:
         self._published += 1  # one that gets lost between threads does not matter
         if not self._wanted.is_set():
             self._wanted.set()
-            if self._thread is None:
-                self._begin()
+            with self._lock:
+                if self._thread is None and not self._stop.is_set():
+                    self._thread = threading.Thread(target=self._run, name="relatum looks", daemon=True)
+                    self._thread.start()
 
     def close(self) -> None:
         """End the thread."""
@@ -56,12 +58,6 @@ class Looks:
         self._wanted.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_S)
-
-    def _begin(self) -> None:
-        with self._lock:
-            if self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(target=self._run, name="relatum looks", daemon=True)
-                self._thread.start()
 
     def _run(self) -> None:
         while self._wanted.wait() and not self._stop.wait(self._every_s):
@@ -74,13 +70,9 @@ class Looks:
             except Exception as error:  # noqa: BLE001 it is logged, and the thread goes on
                 if self._stop.is_set():
                     return  # Nobody needs it any more, and the connections are closed.
-                self._note(error)
+                if isinstance(error, DatabaseUnavailable):
+                    logger.debug("not looked: %s", ended(error))  # publishers see it themselves
+                else:
+                    self._outages.failed(_WHO, error)
                 self._wanted.set()
                 self._stop.wait(AWAY_S)
-
-    def _note(self, error: Exception) -> None:
-        """Log the error, unless publishers see it themselves: the database is away."""
-        if isinstance(error, DatabaseUnavailable):
-            logger.debug("not looked: %s", ended(error))
-        else:
-            self._outages.failed(_WHO, error)

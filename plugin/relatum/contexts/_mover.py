@@ -223,7 +223,11 @@ class Movers:
 
     def move_all(self, contexts: Mapping[str, Collection[str]]) -> list[Move]:
         """Move contexts, by target. Those that nobody placed, or not any more, are passed over."""
-        self._go_on_with_abandoned()
+        try:
+            # What others left is not to be in the way; where that cannot be ended, those contexts are a conflict.
+            go_on_with_abandoned(self._moves, self._streams)
+        except RelatumError as error:
+            log_failure(logger, error, "an abandoned move was not completed here")
         ended: list[Move] = []
         left = dict(contexts)
         for _ in range(ROUNDS_MAX):
@@ -238,13 +242,6 @@ class Movers:
                 if missed.contexts:
                     left[missed.target] = [*left.get(missed.target, ()), *missed.contexts]
         raise Conflict("contexts go elsewhere before they can be moved: others move them, too; repeat it later")
-
-    def _go_on_with_abandoned(self) -> None:
-        """End what others left, so that it is not in the way; where that cannot be, those contexts are a conflict."""
-        try:
-            go_on_with_abandoned(self._moves, self._streams)
-        except RelatumError as error:
-            log_failure(logger, error, "an abandoned move was not gone on with here")
 
     def perform(
         self, steps: Callable[[moving.World, int], MoveStep], move_id: int, *, reason: str | None = None

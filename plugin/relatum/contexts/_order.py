@@ -257,7 +257,8 @@ class OrderCheck:
             return
         run = self._runs[context].setdefault(counted.epoch, _Run(counted.at.stream))
         if run.stream != counted.at.stream:
-            self._split(counted, run)
+            text = f"epoch {counted.epoch} of the context is in {run.stream!r}, too"
+            self._found(Finding(FindingKind.SPLIT, *counted.at, context, text))
             return
         before = run.last.get(placed.session)
         if before is not None:
@@ -274,10 +275,6 @@ class OrderCheck:
                     if session in last:
                         self._compare(last[session], first)
                 last |= run.last
-
-    def _split(self, counted: ContextMessage, run: _Run) -> None:
-        text = f"epoch {counted.epoch} of the context is in {run.stream!r}, too"
-        self._found(Finding(FindingKind.SPLIT, *counted.at, counted.context, text))
 
     def _compare(self, before: ContextMessage, counted: ContextMessage) -> None:
         assert before.placed is not None
@@ -374,16 +371,11 @@ def _begin(
             ranges = dict(_ranges(reader, ids))
             floors = {stream: floors_before(shared, ids[stream], first) for stream, (first, _) in ranges.items()}
             return header or known.header, ranges, floors
-    return header or CONTEXT_HEADER, dict(_ranges(reader, _bound_now(reader, super_stream))), {}
-
-
-def _bound_now(reader: StreamReader, super_stream: str) -> list[str]:
-    """The partitions as the broker has them."""
     # The empty name is the default exchange's, to which every stream is bound.
     streams = reader.bound(super_stream) if super_stream else ()
     if not streams:
         raise SuperStreamNotFound(f"there is no super stream {super_stream!r}", super_stream=super_stream)
-    return streams
+    return header or CONTEXT_HEADER, dict(_ranges(reader, streams)), {}
 
 
 def _ranges(reader: StreamReader, streams: Iterable[str]) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -237,7 +237,11 @@ class Router(RouterBase[Options], Target, Closing):
         core.check_vhost(sending.vhost())
         known = publications.at_hand(name) or publications.place(name, stream)
         sent = publications.next_of(known)
-        result = self._send(sending, known.placement, sent)
+        try:
+            result = sending.send_named(core, known.placement, core.headers_for(sent, sending.headers))
+        except PublishOutcomeUnknown as error:
+            error.settle = partial(self._settle_unknown, error.settle, sent)
+            raise
         try:
             if not publications.counts_at_once(sent):
                 publications.settle(name, must=False)
@@ -253,13 +257,6 @@ class Router(RouterBase[Options], Target, Closing):
             self._core.open(sending.source(), with_database=False)
         core.check_vhost(sending.vhost())
         return core.unnamed(sending.routing_key)
-
-    def _send(self, sending: Sending, placement: Placement, sent: Sent) -> Any:
-        try:
-            return sending.send_named(self._core, placement, self._core.headers_for(sent, sending.headers))
-        except PublishOutcomeUnknown as error:
-            error.settle = partial(self._settle_unknown, error.settle, sent)
-            raise
 
     def _settle_name(self, name: str, timeout_s: float | None = None) -> None:
         with self._locks(name) as lock, lock:

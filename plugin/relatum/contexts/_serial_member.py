@@ -29,7 +29,7 @@ from relatum.following import Event, Failed, Reach, StreamFollower
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store.members import Share
-from relatum.superstreams import Layout, describe_super_stream
+from relatum.superstreams import describe_super_stream
 from relatum.waiting import ComponentLoop, Duty, Outages, Threads, log_failure
 
 LEAVE_S: Final = 1.0
@@ -101,7 +101,7 @@ class Member:
         if stored is None:
             stored = self.options.header or CONTEXT_HEADER
             with PlacementStore(self.store.database, self._address.vhost, self._super_stream) as placements:
-                placements.open(stored, self._layout())
+                placements.open(stored, describe_super_stream(self._address, self._super_stream))
         if self.options.header not in (None, stored):
             reason = f"its contexts are named by the header {stored!r}, not by {self.options.header!r}"
             raise SuperStreamConflict(
@@ -110,10 +110,6 @@ class Member:
                 reason=reason,
             )
         return stored
-
-    def _layout(self) -> Layout:
-        """The partitions as the broker has them."""
-        return describe_super_stream(self._address, self._super_stream)
 
     def _beginnings(self, streams: Sequence[str]) -> Mapping[str, int]:
         if self.options.start == "first":

@@ -103,7 +103,7 @@ class SerializationContexts(Closing):
         of_one_process(self, "a mover of contexts")
 
     def _open(self, header: str | None) -> None:
-        """Open the super stream's rows; those of one that is not known yet are made by what the broker says."""
+        """Open the super stream's rows; those of an unknown one are made from what the broker says."""
         try:
             self._placements.open(header)
         except SuperStreamNotFound:
@@ -188,10 +188,10 @@ class SerializationContexts(Closing):
         Args:
             contexts: Their names; or one name.
             to: The stream they are to go to.
-            progress: Told of each step.
+            progress: Called after each step.
 
         Returns:
-            The moves, as they ended: `pause_s` of each says how long its contexts stood still.
+            The moves, as they ended: `pause_s` of each is how long its contexts paused.
 
         Raises:
             PlacementNotFound: a context is nowhere; nothing was moved.
@@ -250,7 +250,7 @@ class SerializationContexts(Closing):
 
         Args:
             plan: From `plan`; None (default): evenly over all partitions in use.
-            progress: Told of each step.
+            progress: Called after each step.
         """
         if plan is not None and not isinstance(plan, Plan):
             raise InvalidInput(f"plan= takes what plan() gave, not {shown(plan)}")
@@ -289,7 +289,7 @@ class SerializationContexts(Closing):
         Args:
             move_id: The move.
             reason: Kept with the move; None for none.
-            progress: Told of each step.
+            progress: Called after each step.
 
         Raises:
             NotFound: there is no move of that number.
@@ -304,7 +304,7 @@ class SerializationContexts(Closing):
     # Partitions
 
     def add_partitions(self, count: int = 1, *, binding_keys: Sequence[str] | None = None) -> list[str]:
-        """Add partitions to the super stream, empty ones; gives their streams. No context moves by that.
+        """Add empty partitions to the super stream; gives their streams. No context moves.
 
         New contexts go there, too, from now on; move others with `rebalance`.
 
@@ -326,7 +326,7 @@ class SerializationContexts(Closing):
         return added
 
     def retire(self, partition: str, *, delete: bool = False, timeout_s: float = 30.0) -> None:
-        """Take a partition that has no contexts out of use; repeat it where it was interrupted.
+        """Take a partition that has no contexts out of use. Safe to repeat after an interruption.
 
         First nothing is placed there any more, then the broker routes nothing there any more.
 
@@ -410,7 +410,7 @@ def _check_in(placements: Iterable[Placement], partition: str) -> None:
 
 
 def _chosen(active: Sequence[PartitionRow], wanted: PartitionRow) -> PartitionRow:
-    """The partition that was asked for, as one of those that take new placements."""
+    """The partition that was asked for, among those that take new placements."""
     for row in active:
         if row.partition_id == wanted.partition_id:
             return row
