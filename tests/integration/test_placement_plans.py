@@ -9,10 +9,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import registry
 
 from relatum.contexts import _move_store as moving
+from relatum.contexts import _partitions as retiring
 from relatum.contexts import _placement_prune as prune
 from relatum.contexts import _placement_store as store
 from relatum.contexts import _placing as placing
-from relatum.contexts import _retiring as retiring
 from relatum.contexts import _serial_member_store as members
 from relatum.contexts import _serial_status as status
 from relatum.contexts import _serial_store as consuming
@@ -86,11 +86,8 @@ STATEMENTS: dict[str, tuple[sa.Executable, dict[str, Any]]] = {
     "changes, a few": (store.CHANGES, OURS | {"since": NAMES - 20, "most": 10_001}),
     "changes, too many": (store.CHANGES, OURS | {"since": 0, "most": 501}),
     "idle": (store.IDLE, OURS | {"idle_s": 1000.0, "most": 100}),
-    "list": (store.LISTED[False, False], OURS | {"states": ["open"], "most": 50}),
-    "list on": (
-        store.LISTED[False, True],
-        OURS | {"states": ["open"], "most": 50, "after": "n5"},
-    ),
+    "list": (store.LISTED[False], OURS | {"states": ["open"], "most": 50, "first": ""}),
+    "list on": (store.LISTED[False], OURS | {"states": ["open"], "most": 50, "first": "n5"}),
     "place": (placing.PLACE, OURS | {"names": ["n2", "r4", "x"], "partition_ids": [1, 3, 5]}),
     "place, bounded": (placing.PLACE_BOUNDED, OURS | {"names": ["n2", "r4", "x"], "partition_ids": [1, 3, 5]}),
     "release": (placing.RELEASE, OURS | {"names": ["n2", "n4", "r6"], "epochs": [2, 4, 6]}),

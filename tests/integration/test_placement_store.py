@@ -183,7 +183,7 @@ def test_a_set_that_moves_cannot_be_released_until_it_has_arrived(store: Placeme
     assert store.find(["a"])["a"].state is PlacementState.MOVING
     assert store.release([(name, each.epoch) for name, each in placed.items()]) == {"a"}
     with pytest.raises(MoveConflict) as caught:
-        store.close("a")
+        store.end("a")
     assert (caught.value.move_id, caught.value.state) == (move_id, "fencing")
     assert in_state(store, PlacementState.MOVING) == 1
     moves.end(move_id)

@@ -56,7 +56,7 @@ async def test_a_task_closes_its_own_consumer(stage: Stage) -> None:
     assert closed == [True]
 
 
-@pytest.mark.parametrize("method", ["share", "open", "floors", "complete", "commit"])
+@pytest.mark.parametrize("method", ["share", "open", "complete", "commit"])
 def test_what_asks_postgresql_is_asked_again_after_a_defect(
     stage: Stage, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -80,12 +80,12 @@ def test_what_asks_postgresql_is_asked_again_after_a_defect(
     assert "by a defect" in caplog.text
 
 
-@pytest.mark.parametrize("call", ["_told", "_committed", "_given_back", "look"])
+@pytest.mark.parametrize("call", ["_receive", "_committed", "_given_back", "look"])
 def test_a_partition_is_opened_anew_after_a_defect_in_the_loop(stage: Stage, call: str) -> None:
     """Nothing that is in memory then is relied on: no message is lost, and none comes out of order."""
     bed, consumer = stage.bed, made(stage, batch_messages=2)
     batches, found = consumer._batches, list[str]()
-    owner = consumer._member if call == "_told" else batches
+    owner = consumer._member if call == "_receive" else batches
     original, calls = getattr(owner, call), [0]
 
     def fail(*args: Any) -> Any:

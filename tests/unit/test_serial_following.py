@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relatum.contexts import SerialOptions
-from relatum.contexts._entries import Control, Data, Fence, Marker, Placed, encode, entry_of
-from relatum.contexts._partition_following import EntryReader, Following, Piece, Step
+from relatum.contexts._entries import Control, Data, EntryReader, Fence, Marker, Placed, encode, entry_of
+from relatum.contexts._partition_following import Following, Opened, Piece, Step
 from relatum.contexts._partition_log import PartitionLog
 from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.reading import Message, RecordBatch
@@ -37,20 +37,16 @@ def control(entry: Control) -> bytes:
 
 
 def following(
-    position: int = 0, *, log: PartitionLog | None = None, begun_at: dict[int, float] | None = None, **options: float
+    position: int = 0, *, holds: dict[int, int] | None = None, since: dict[int, float] | None = None, **options: float
 ) -> Following:
     """A partition that was opened at a position."""
-    log = PartitionLog(position=position) if log is None else log
     return Following(
         1,
         "p",
-        log=log,
-        position=position,
-        version=1,
-        read_from=0,
+        Opened(position, 1, None, holds or {}, since or {}, {}, 0),
         header=CONTEXT_HEADER,
         options=SerialOptions(**{"batch_s": 0.02, **options}),  # type: ignore[arg-type]
-        begun_at=begun_at or {},
+        now=0.0,
     )
 
 
@@ -131,9 +127,7 @@ def test_no_more_is_held_than_may_be() -> None:
 
 def test_reading_again_repeats_nothing_but_what_is_held() -> None:
     """Below the position, only what an open hold has not handed out yet comes again."""
-    log = PartitionLog(open_holds={MOVE: 2}, position=4)
-    partition = following(4, log=log)
-    partition.stored_holds.add(MOVE)
+    partition = following(4, holds={MOVE: 2}, since={MOVE: 0.0})
     put(
         partition,
         control(Marker(MOVE, 2, frozenset("a"), "s", 5)),
@@ -149,7 +143,7 @@ def test_reading_again_repeats_nothing_but_what_is_held() -> None:
 
 def test_no_hold_is_released_before_all_is_read_again() -> None:
     """A hold that was open when the partition was opened waits until all below the position was read again."""
-    partition = following(3, log=PartitionLog(open_holds={MOVE: 1}, position=3), begun_at={MOVE: -60.0})
+    partition = following(3, holds={MOVE: 1}, since={MOVE: 60.0})
     put(partition, control(Marker(MOVE, 2, frozenset("a"), "s", 5)), data("a", 2, "a1"))
     assert partition.waiting_holds() == []
     partition.release(MOVE, 0.0)

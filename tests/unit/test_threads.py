@@ -98,6 +98,26 @@ async def test_a_cancelled_task_frees_its_thread() -> None:
     assert await in_thread(threads, abs, -1) == 1
 
 
+async def test_a_cancelled_call_can_be_waited_for_to_its_end(gate: threading.Event) -> None:
+    """However often the task is cancelled: what follows must not overtake the call."""
+    threads, begun, ended = Threads(1, "relatum-test"), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        assert gate.wait(LIMIT_S)
+        ended.set()
+
+    task = asyncio.ensure_future(in_thread(threads, hold, to_end=True))
+    await asyncio.to_thread(begun.wait, LIMIT_S)
+    for _ in range(3):
+        task.cancel()
+        assert not (await asyncio.wait([task], timeout=0.05))[0]
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
 async def test_what_a_cancelled_call_returns_is_given_back() -> None:
     """At whatever moment it is cancelled: each number taken is returned to somebody, once."""
     threads, numbers, lock = Threads(2, "relatum-test"), iter(range(10**6)), threading.Lock()

@@ -4,8 +4,13 @@ from relatum.contexts._affinity_sets import AffinitySet, AffinitySets
 from relatum.contexts._assignments import Assignment, ContextsStatus, MoveProgress, Plan, Progress
 from relatum.contexts._async_routers import AsyncAffinityRouter, AsyncContextRouter
 from relatum.contexts._async_serial_consumer import AsyncSerialConsumer
-from relatum.contexts._context_options import AffinityOptions, ContextOptions, SerialOptions
-from relatum.contexts._context_statistics import RouterStatistics, SerialStatistics
+from relatum.contexts._context_options import (
+    AffinityOptions,
+    ContextOptions,
+    RouterStatistics,
+    SerialOptions,
+    SerialStatistics,
+)
 from relatum.contexts._order import ContextMessage, Finding, FindingKind, SerialReport, verify
 from relatum.contexts._placement_prune import forget_placements
 from relatum.contexts._placements import Move, MoveState

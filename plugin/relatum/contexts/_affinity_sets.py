@@ -1,7 +1,7 @@
-"""Affinity sets for operators: where each is, and how they are closed and moved."""
+"""Affinity sets for operators: listed, closed and moved."""
 
 import builtins
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -79,7 +79,7 @@ class AffinitySets(SerializationContexts):
         if limit is not None:
             checked_count("limit", limit, otherwise=", or None")
         found = []
-        for placement in self._from(prefix, partition):
+        for placement in self._placements.placements(stream=partition, first=prefix):
             if not placement.name.startswith(prefix):
                 break
             found.append(_set_of(placement))
@@ -113,7 +113,7 @@ class AffinitySets(SerializationContexts):
         """
         check_name(name, "an affinity set's name")
         self._check_closes()
-        return _set_of(self._placements.close(name))
+        return _set_of(self._placements.end(name))
 
     def close_idle(self, idle_s: float) -> int:
         """Close sets that no publisher used for so many seconds; gives their number. Those that move stay open.
@@ -151,7 +151,7 @@ class AffinitySets(SerializationContexts):
         Args:
             names: The sets' names; one text is refused.
             to: The stream they are to go to.
-            progress: Told of each step.
+            progress: Called after each step.
         """
         return super().move(checked_names("names", names), to, progress=progress)
 
@@ -165,15 +165,6 @@ class AffinitySets(SerializationContexts):
                 super_stream=self.super_stream,
                 reason="contexts",
             )
-
-    def _from(self, prefix: str, partition: str | None) -> Iterator[Placement]:
-        """Open placements by name, from the first that may have the prefix on."""
-        if prefix:
-            # What is asked for below comes after a name, so the prefix itself is asked for alone.
-            exact = self._placements.find([prefix]).get(prefix)
-            if exact is not None and partition in (None, exact.stream):
-                yield exact
-        yield from self._placements.placements(stream=partition, after=prefix or None)
 
 
 def _set_of(placement: Placement) -> AffinitySet:

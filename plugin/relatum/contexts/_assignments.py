@@ -1,4 +1,4 @@
-"""Where contexts are, what is told while they move, and which have to move for all to be spread evenly. Pure."""
+"""Where contexts are, the progress of moves, and which contexts must move for an even spread. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class MoveProgress:
-    """What is told while contexts are moved.
+    """The progress of a call that moves contexts.
 
     Attributes:
         move: The move that is one step further.

@@ -13,7 +13,7 @@ from relatum.closing import AsyncClosing
 from relatum.contexts._context_options import AffinityOptions, ContextOptions
 from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.contexts._placements import PartitionRow, Placement
-from relatum.contexts._predecessors import NO_WISH, Found, Predecessors, wish_of
+from relatum.contexts._predecessors import NO_SET, Found, Predecessors, set_request_of
 from relatum.contexts._router_core import CLOSED, Places, RouterCore, rejected, unsettled
 from relatum.contexts._routers import Options, RouterBase
 from relatum.contexts._set_keeper import SetKeeper
@@ -132,12 +132,7 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         Returns:
             What `Exchange.publish` returned.
 
-        Raises:
-            ConfigurationError, InvalidInput, PredecessorNotFound, ContextMoving, TooManyOpenSets, DatabaseUnavailable,
-            BrokerUnavailable, SuperStreamNotFound, SuperStreamConflict: nothing was sent; as of the blocking router.
-            PublishUnroutable: the partition is not bound any more; it is in no stream.
-            PublishOutcomeUnknown: it may be in its context's order, or in its set: `await error.settle()`.
-            Exception: what `Exchange.publish` raises.
+        Raises: the errors of `ContextRouter.publish`. Of `PublishOutcomeUnknown`, `await error.settle()`.
         """
         return await self._publish(AsyncSending(channel, message, routing_key, kwargs))
 
@@ -166,7 +161,11 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         if known is None:
             known = await self._in_thread(publications.place, name, stream)
         sent = publications.next_of(known)
-        result = await self._send(sending, known.placement, sent)
+        try:
+            result = await sending.send_named(core, known.placement, core.headers_for(sent, sending.headers))
+        except PublishOutcomeUnknown as error:
+            error.settle = partial(self._settle_unknown, error.settle, sent)
+            raise
         try:
             if not publications.counts_at_once(sent):
                 await self._in_thread(partial(publications.settle, name, must=False))
@@ -182,13 +181,6 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
             await self._connect(await sending.source(), with_database=False)
         core.check_vhost(await sending.vhost())
         return core.unnamed(sending.routing_key)
-
-    async def _send(self, sending: AsyncSending, placement: Placement, sent: Sent) -> Any:
-        try:
-            return await sending.send_named(self._core, placement, self._core.headers_for(sent, sending.headers))
-        except PublishOutcomeUnknown as error:
-            error.settle = partial(self._settle_unknown, error.settle, sent)
-            raise
 
     async def _settle_name(self, name: str, timeout_s: float | None = None) -> None:
         with self._locks(name) as lock:
@@ -274,16 +266,16 @@ class AsyncAffinityRouter(AsyncRouter[AffinityOptions]):
 
     async def _publish(self, sending: AsyncSending) -> Any:
         core, sets, predecessors = self._core, self._sets, self._predecessors
-        wish = wish_of(sending.headers, core.options.header)
-        if wish is NO_WISH:
+        request = set_request_of(sending.headers, core.options.header)
+        if request is NO_SET:
             return await self._publish_of_none(sending)
         self._loop = asyncio.get_running_loop()
-        if predecessors.knows(wish):
+        if predecessors.knows(request):
             # Nothing is awaited before the set's lock: tasks queue in the order they called.
-            place = predecessors.place_of(wish)
+            place = predecessors.place_of(request)
         else:
             await self._connect(await sending.source())
-            place = await asyncio.to_thread(predecessors.place_of, wish)
+            place = await asyncio.to_thread(predecessors.place_of, request)
         if place.name is None:
             return await self._publish_of_none(sending, core.active(place.stream or ""))
         with self._locks(place.name) as lock:
@@ -293,7 +285,7 @@ class AsyncAffinityRouter(AsyncRouter[AffinityOptions]):
                     await asyncio.to_thread(sets.end_now, place.name)
                 placement, result = await self._publish_locked(sending, place.name, stream=place.stream)
                 predecessors.published(Found(placement.name, placement.stream), sending.message_id)
-                sets.used(placement.name, placement.epoch, is_last=wish.is_last)
+                sets.used(placement.name, placement.epoch, is_last=request.is_last)
         return result
 
     async def _publish_of_none(self, sending: AsyncSending, partition: PartitionRow | None = None) -> Any:

@@ -104,34 +104,18 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
                 await ended.wait()
 
     async def batches(self, timeout_s: float | None = None) -> AsyncIterator[AsyncSerialBatch]:
-        """Batches as they come, each to be acknowledged.
-
-        A partition whose batch is not acknowledged hands out no further one; the others do.
-
-        Args:
-            timeout_s: Ends when no batch came for so many seconds; None goes on until the consumer is closed.
-        """
+        """Batches as they come, each to be acknowledged; see `SerialConsumer.batches`."""
         while (batch := await self.next_batch(timeout_s)) is not None:
             yield batch
 
     async def messages(self, timeout_s: float | None = None) -> AsyncIterator[Message]:
-        """Messages one by one. A batch is acknowledged when the message behind its last one is asked for.
-
-        So a message is delivered again where this process dies before it asks for the next ones. While PostgreSQL is
-        away, it waits.
-
-        Args:
-            timeout_s: Ends when no batch came for so many seconds; None goes on until the consumer is closed.
-
-        Raises:
-            TlsRefused, AccessRefused, ConfigurationError: As `next_batch`.
-        """
+        """Messages one by one; see `SerialConsumer.messages`."""
         async for batch in self.batches(timeout_s):
             try:
                 for message in batch.messages:
                     yield message
             except GeneratorExit:
-                # Whoever left off in the middle is handed all of it again.
+                # The iteration was left in the middle: the whole batch is delivered again.
                 batch.give_back()
                 raise
             await self._acknowledge(batch)
@@ -174,11 +158,6 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
                 await asyncio.sleep(min(left_s, LOOK_S))
 
     async def status(self) -> SerialStatus:
-        """How far the consumer is in each partition, whoever has it, and what it holds back.
-
-        Raises:
-            DatabaseUnavailable: PostgreSQL does not answer.
-            BrokerUnavailable: The broker does not answer.
-        """
+        """How far the consumer is in each partition, and what it holds back; see `SerialConsumer.status`."""
         self._check_open()
         return await in_thread(self._threads, self._status)

@@ -1,8 +1,8 @@
-"""The batches of a member: who waits for one, which partition gives it, and what becomes of it.
+"""The batches of a member: waits for them, the partition whose turn it is, and their commits.
 
-The loop hands out. The application's threads wait, and commit what they got; what they commit is fenced in PostgreSQL,
-and the loop hears of it afterwards. Whatever fails in the loop, the partition is opened anew, as it is stored: nothing
-that is in memory is relied on then.
+The loop hands batches out. The application's threads wait for them and commit them: PostgreSQL fences the commit, and
+the loop learns of it afterwards. After any failure in the loop the partition is reopened as it is stored, and nothing
+in memory is relied on.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import sqlalchemy as sa
 
-from relatum.contexts._context_statistics import SerialStatistics
+from relatum.contexts._context_options import SerialStatistics
 from relatum.contexts._partition_following import Following, Step
 from relatum.contexts._serial_store import ConsumerStore, lost
 from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, PartitionLost
@@ -44,7 +44,7 @@ class Batches:
 
     loop: ComponentLoop
     returned: Callable[[], None]
-    """Called where a partition that others should have may have no batch out any more."""
+    """Called when a partition that others should have may have no batch out any more."""
     holds: Duty
     """Releases holds."""
 
@@ -85,7 +85,7 @@ class Batches:
     # --- waiting for one, in any thread -----------------------------------------------------------------------------
 
     def wait(self, *, at_once: bool) -> "Future[Taken]":
-        """A future of a batch, to be ended by `taken` or `give_up`; `at_once`: cancelled where there is none now."""
+        """A future of a batch, to be ended by `taken` or `give_up`; `at_once` cancels it if there is none now."""
         waiting: Future[Taken] = Future()
         self._waiting.append(waiting)
         if self.stopping.is_set() or not self.loop.call(self._begin_wait, waiting, at_once):
@@ -93,7 +93,7 @@ class Batches:
         return waiting
 
     def taken(self, waiting: "Future[Taken]") -> Taken | None:
-        """What a wait has come to, which is over now; None for nothing. Raised is why the broker lets nobody in."""
+        """End a wait, and give its batch, if any; raises why the broker refuses this member."""
         if waiting.cancel():
             self.loop.call(self._end_wait, waiting)
             return None
@@ -105,7 +105,7 @@ class Batches:
         return None
 
     def give_up(self, waiting: "Future[Taken]") -> None:
-        """End a wait; what it has come to is handed out again."""
+        """End a wait; its batch, if any, is handed out again."""
         with suppress(AccessRefused, ConfigurationError):
             taken = self.taken(waiting)
             if taken is not None:
@@ -116,7 +116,7 @@ class Batches:
         self.loop.call(self._change, following, self._given_back, step)
 
     def stop(self) -> None:
-        """Hand out nothing more; who waits gets nothing."""
+        """Hand out nothing more; pending waits end without a batch."""
         self.stopping.set()
         for waiting in list(self._waiting):
             waiting.cancel()
@@ -260,7 +260,7 @@ class Batches:
     def _release(following: Following, move_id: int) -> None:
         following.release(move_id, time.monotonic())
 
-    # --- commits, in the threads of who commits ---------------------------------------------------------------------
+    # --- commits, in the application's threads ----------------------------------------------------------------------
 
     def check(self, following: Following, step: Step) -> None:
         """Raise `PartitionLost` where a batch cannot be committed any more."""

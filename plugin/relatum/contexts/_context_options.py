@@ -1,10 +1,10 @@
-"""How routers place and check, and how serial consumers read."""
+"""The options of routers and of serial consumers, and what these count."""
 
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from relatum.checks import as_options, checked_choice, checked_count, checked_name, checked_seconds, shown
 from relatum.contexts._publication import WhenAway
@@ -12,6 +12,7 @@ from relatum.contexts._super_stream_rows import IDLE_S_MIN
 from relatum.errors import ConfigurationError
 from relatum.headers import AFFINITY_HEADER, CONTEXT_HEADER
 from relatum.limits import INTEGER_MAX
+from relatum.metrics import Counter, Distribution, Gauge, Observed, reported
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of
 
 
@@ -108,7 +109,7 @@ class ContextOptions(RouterOptions):
 
 def _by_messages(rule: Balance) -> Balance:
     """The rule for sets, for messages of none, with turns of its own: their load is what was sent here."""
-    sent: Counter[str] = Counter()
+    sent: defaultdict[str, int] = defaultdict(int)
     lock = threading.Lock()
 
     def choose(name: str | None, candidates: Sequence[Candidate], /) -> int:
@@ -133,7 +134,7 @@ class AffinityOptions(RouterOptions):
         timeout_s: Seconds to wait for a move to end, and for what else is waited for. Default: 10. 0: not at all.
         when_database_away: "known" (default): messages of known sets go on, a first message is `DatabaseUnavailable`.
             "wait": all wait up to `timeout_s`. "fail": all are `DatabaseUnavailable`.
-        idle_s: Seconds without a message after which sets are closed, whoever opened them; at least 60, and up to 45
+        idle_s: Seconds without a message after which sets are closed, those of all routers; at least 60, and up to 45
             more. It is the super stream's: the first router that names it sets it, one that names another is refused.
             None (default): as it is stored, never where nobody named it.
         open_sets_max: Sets of the super stream that may be open. None (default): any number. With a number, sets are
@@ -214,3 +215,57 @@ class SerialOptions:
         checked_seconds("batch_s", self.batch_s)
         # A lease shorter than a second lapses while its holder waits for a busy database.
         checked_seconds("lease_s", self.lease_s, least=1.0)
+
+
+@reported("super_stream", "kind")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterStatistics:
+    """What a router has counted, and what it remembers.
+
+    Attributes:
+        published: Messages of a context, or an affinity set, that were published.
+        unnamed: Messages of none, which went by the rule.
+        asked: Messages that needed a look at the database of their own, since no look was recent enough.
+        adopted: Messages that a move had overtaken, and that were taken in again where their context is now.
+        move_wait_s: Seconds that messages waited for a move to end.
+        known_names: Contexts, or sets, whose partition is remembered.
+        unchecked: Messages that are published and not known to count yet.
+    """
+
+    published: Annotated[int, Counter("relatum_router_published_total", "Messages of a context or set published")]
+    unnamed: Annotated[int, Counter("relatum_router_unnamed_total", "Messages of no context or set published")]
+    asked: Annotated[int, Counter("relatum_router_asked_total", "Messages of which the database had to be asked")]
+    adopted: Annotated[int, Counter("relatum_router_adopted_total", "Messages taken in again behind a move")]
+    move_wait_s: Annotated[
+        Observed, Distribution("relatum_router_move_wait_seconds", "Time that messages waited for a move to end")
+    ]
+    known_names: Annotated[
+        int, Gauge("relatum_router_known_names", "Contexts or sets whose partition is remembered now")
+    ]
+    unchecked: Annotated[
+        int, Gauge("relatum_router_unchecked_messages", "Messages published and not known to count yet")
+    ]
+
+
+@reported("super_stream", "consumer")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SerialStatistics:
+    """What one member of a serial consumer has counted, and what it has.
+
+    Attributes:
+        partitions: Partitions it reads now.
+        delivered: Messages handed to the application; again, where a batch is given back.
+        acknowledged: Messages whose position is stored.
+        held_messages: Messages that wait for what their context has in another partition.
+        held_bytes: Their bytes.
+        pause_s: Seconds that moved contexts waited in their new partition.
+    """
+
+    partitions: Annotated[int, Gauge("relatum_serial_partitions", "Partitions that this process reads")]
+    delivered: Annotated[int, Counter("relatum_serial_delivered_total", "Messages handed to the application")]
+    acknowledged: Annotated[int, Counter("relatum_serial_acknowledged_total", "Messages acknowledged")]
+    held_messages: Annotated[int, Gauge("relatum_serial_held_messages", "Messages held back behind a move")]
+    held_bytes: Annotated[int, Gauge("relatum_serial_held_bytes", "Bytes held back behind a move")]
+    pause_s: Annotated[
+        Observed, Distribution("relatum_serial_pause_seconds", "Time that a moved context waited in its new partition")
+    ]

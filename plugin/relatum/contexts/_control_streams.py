@@ -1,4 +1,4 @@
-"""Control messages in streams: published, and found again; and strays, which come to lie behind them."""
+"""Control messages in streams: published, and found again; and strays, the messages behind them that do not count."""
 
 import contextlib
 import threading
@@ -95,13 +95,13 @@ class ControlStreams(Closing):
         return 0 if last is None else last + 1
 
     def find(self, stream: str, control: Fence | Marker, from_offset: int) -> int | None:
-        """Where the first such fence or marker of a move and an epoch lies, up to where the stream ends now."""
+        """The offset of the first such fence or marker of a move and an epoch, up to the stream's present end."""
         found = scan(self.reader(), stream, from_offset, lambda record: CONTROL_BYTES in record)
         with contextlib.closing(found) as messages:
             return next((message.offset for message in messages if _is_it(message, control)), None)
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool = False) -> int | None:
-        """Where something sent lies behind a fence or marker of its name; see `search` of publications' `World`."""
+        """The offset of something sent, if it is behind a fence or marker of its name; see `World.search`."""
         search = StrayFinder(sent, anywhere=anywhere)
         found = scan(self.reader(), sent.stream, from_offset, search.may_matter, is_whole=True)
         with contextlib.closing(found) as messages:

@@ -1,11 +1,11 @@
-"""What a message in a partition is to those who keep serialization contexts in order.
+"""What a message in a partition means for the order of serialization contexts.
 
 Most are an application's, some of them placed: published under a placement, which their header `relatum_placed` names.
 Three kinds are Relatum's own, and are what a move of contexts looks like in the streams:
 
 - a `Fence` in the source: nothing placed under an earlier epoch counts behind it;
 - a `Marker` in the target: what follows under its epoch is held until the source is consumed up to the fence;
-- an `Adoption` in whichever partition the context is in: it stands for a message that came to lie behind a fence.
+- an `Adoption` in whichever partition the context is in: it stands for a message that arrived behind a fence.
 
 Their facts are JSON in the body, so that no key of an application is found in their headers.
 """
@@ -15,8 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
+from relatum.errors import UndecodableMessage
 from relatum.headers import CONTROL_HEADER, PLACED_HEADER
 from relatum.limits import INTEGER_MAX
+from relatum.reading import Message, header_value
+from relatum.wire import amqp10
 
 CONTROL_BYTES: Final = CONTROL_HEADER.encode()
 """What the bytes of a control message contain; few others do."""
@@ -123,7 +126,7 @@ def decode(kind: object, body: bytes) -> Control | None:
         control: Control = cls(**facts)
     except (ValueError, TypeError, RecursionError):
         return None
-    # Whoever may publish to a partition may write anything; what no column could take must not come that far.
+    # Any publisher may write anything; values that no column can hold must be refused here.
     return control if all(_is_fact(name, getattr(control, name)) for name in control.__slots__) else None
 
 
@@ -134,6 +137,30 @@ def entry_of(headers: Mapping[str, Any], body: bytes, context_header: str) -> En
         return control
     context = headers.get(context_header)
     return Data(context if isinstance(context, str) else None, Placed.parse(headers.get(PLACED_HEADER)))
+
+
+class EntryReader:
+    """Reads the entries that messages are, and decodes no more of a message than that takes."""
+
+    def __init__(self, header: str) -> None:
+        self._header = header
+        self._wanted = {header.encode(): 0, PLACED_HEADER.encode(): 1}
+        # Such headers are not where the others are from RabbitMQ 3.13 on.
+        self._is_plain = not header.startswith("x-")
+
+    def __call__(self, message: Message) -> Entry:
+        raw = message.raw
+        if raw is None or not self._is_plain or CONTROL_BYTES in raw:
+            return entry_of(message.headers, message.body, self._header)
+        found: list[object] = [None, None]
+        try:
+            for code, start, _ in amqp10.find_sections(raw):
+                if code == amqp10.APPLICATION_PROPERTIES:
+                    amqp10.pick(raw, start, self._wanted, found)
+        except UndecodableMessage:
+            found = [None, None]
+        context = header_value(found[0])
+        return Data(context if isinstance(context, str) else None, Placed.parse(header_value(found[1])))
 
 
 def _is_fact(name: str, value: object) -> bool:

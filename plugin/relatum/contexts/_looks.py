@@ -19,7 +19,7 @@ BUSY: Final = 2
 """Messages between two looks from which on a look in the background pays."""
 
 AWAY_S: Final = 1.0
-"""Seconds after a look that failed; those who publish look for themselves meanwhile."""
+"""Seconds to pause after a look that failed; publishers look for themselves then."""
 
 CLOSE_S: Final = 1.0
 """Seconds to wait for a look under way, at the end."""
@@ -28,8 +28,8 @@ CLOSE_S: Final = 1.0
 class Looks:
     """A thread that looks while messages are published, and sleeps while none are.
 
-    It spares publishers the journey, and nothing else: whether a look was lately is for each of them to see. The look
-    is told how many messages were published since the last one.
+    It only saves publishers the round trip; each publisher checks how old the last look is. The look gets the number of
+    messages published since the last one.
     """
 
     def __init__(self, look: Callable[[int], None], every_s: float = LOOK_EVERY_S) -> None:
@@ -47,8 +47,10 @@ class Looks:
         self._published += 1  # one that gets lost between threads does not matter
         if not self._wanted.is_set():
             self._wanted.set()
-            if self._thread is None:
-                self._begin()
+            with self._lock:
+                if self._thread is None and not self._stop.is_set():
+                    self._thread = threading.Thread(target=self._run, name="relatum looks", daemon=True)
+                    self._thread.start()
 
     def close(self) -> None:
         """End the thread."""
@@ -57,15 +59,9 @@ class Looks:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_S)
 
-    def _begin(self) -> None:
-        with self._lock:
-            if self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(target=self._run, name="relatum looks", daemon=True)
-                self._thread.start()
-
     def _run(self) -> None:
         while self._wanted.wait() and not self._stop.wait(self._every_s):
-            # Before the look: what is published meanwhile wants another one.
+            # Before the look: messages published during it need another one.
             self._wanted.clear()
             published, self._published = self._published, 0
             try:
@@ -74,13 +70,9 @@ class Looks:
             except Exception as error:  # noqa: BLE001 it is logged, and the thread goes on
                 if self._stop.is_set():
                     return  # Nobody needs it any more, and the connections are closed.
-                self._note(error)
+                if isinstance(error, DatabaseUnavailable):
+                    logger.debug("not looked: %s", ended(error))  # publishers see it themselves
+                else:
+                    self._outages.failed(_WHO, error)
                 self._wanted.set()
                 self._stop.wait(AWAY_S)
-
-    def _note(self, error: Exception) -> None:
-        """Log what those who publish are not told; that the database is away they find themselves."""
-        if isinstance(error, DatabaseUnavailable):
-            logger.debug("not looked: %s", ended(error))
-        else:
-            self._outages.failed(_WHO, error)

@@ -1,8 +1,8 @@
 """The steps of a move of serialization contexts from one partition to another.
 
-Each is asked of a `World`, and whoever performs them may die between any two. The move is in the database and in the
-streams; another looks there (`go_on`) and performs the rest. Two may do so side by side: the database takes each step
-of a move once, and a fence or a marker that is published again changes nothing.
+A mover asks a `World` for each, and may die between any two. The move is in the database and in the streams; another
+mover looks there (`go_on`) and performs the rest. Two may do so side by side: the database takes each step of a move
+once, and a fence or a marker that is published again changes nothing.
 
 ```
 begin ── fencing ──────────────────────────────► fenced ──────────────────► switched
@@ -13,7 +13,7 @@ begin ── fencing ───────────────────�
 ```
 
 No fence is published while a publisher may rely on its last look from before the move, see `MOVE_WAIT_S`.
-Until then the fence has no epoch (0), so that whoever does not know of that rule publishes a fence that says nothing.
+Until then the fence has no epoch (0), so that a mover of an earlier release publishes a fence without effect.
 
 An aborted move goes on with its source as the target, since its fence may be in the source already: what the contexts
 have there counts again only behind a marker of a higher epoch.
@@ -28,7 +28,7 @@ from relatum.contexts._publication import MOVE_WAIT_S
 from relatum.errors import MoveConflict, StreamUnavailable
 
 WAIT_S: Final = 0.01
-"""Seconds of one step of the wait before a fence: between two, the mover says that it lives."""
+"""Seconds of one step of the wait before a fence: between two, the mover renews its lease."""
 
 LOOKS_MAX: Final = 5
 """How often a control message is looked for that the broker has confirmed, before the stream counts as unavailable.
@@ -76,7 +76,7 @@ class World(Protocol):
         """Publish a control message to a stream and wait for the broker's confirm."""
 
     def find(self, stream: str, control: Fence | Marker, from_offset: int) -> int | None:
-        """Where the first such message of a move and an epoch lies, from an offset on, up to the stream's end now."""
+        """The offset of the first such message, at or above an offset and up to the stream's present end."""
 
     def set_fenced(self, move_id: int, attempt: int, fence_offset: int) -> MoveStep:
         """From `fencing` to `fenced`, if the move is at that attempt."""
@@ -149,7 +149,7 @@ def _complete(world: World, found: MoveStep) -> MoveStep:
 
 
 def _ensure(world: World, stream: str, control: Fence | Marker, from_offset: int) -> int:
-    """Where the first such message lies; it is published where there is none.
+    """The offset of the first such message, which is published if there is none.
 
     Which one is the first cannot change once one was seen: offsets only ascend.
     """

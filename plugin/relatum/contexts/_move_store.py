@@ -118,7 +118,7 @@ ATTEND: Final = sql(f"""
     UPDATE relatum.context_moves SET holder = :holder::text, lease_expires_at = {_LEASE_END}
     WHERE move_id = :move_id::bigint AND ended_at IS NULL""")
 
-# Only of one who has it still: another goes on with a move whose holder was not heard of.
+# Only if this holder still has it: a move whose lease has lapsed may have been taken over.
 KEEP_ATTENDING: Final = sql(f"""
     UPDATE relatum.context_moves SET lease_expires_at = {_LEASE_END}
     WHERE move_id = :move_id::bigint AND ended_at IS NULL AND holder = :holder::text""")
@@ -132,8 +132,8 @@ TAKE_ABANDONED: Final = sql(f"""
     RETURNING move_id""")
 
 # The epochs are taken one behind the other: of an aborted move the marker is behind the fence in the same partition,
-# and above it. The attempt is raised: a mover of release 0.4 may have published a fence of epoch 0, and where that lies
-# is not where this one will.
+# and above it. The attempt is raised: a mover of release 0.4 may have published a fence of epoch 0, at
+# another offset than this one's.
 _LET_FENCE: Final = sql("""
     WITH fence AS (SELECT nextval('relatum.placement_epochs') AS epoch),
     after AS (SELECT nextval('relatum.placement_epochs') AS epoch, fence.epoch AS fence FROM fence)
@@ -163,7 +163,7 @@ LOCK_MOVING: Final = sql("""
     WHERE p.super_stream_id = :super_stream_id::integer AND p.move_id = :move_id::bigint
     ORDER BY p.name FOR UPDATE OF p""")
 
-# Who went on with it last is still shown.
+# The last holder is still shown.
 _SET_ENDED: Final = sql("""
     UPDATE relatum.context_moves
     SET state = CASE WHEN aborting THEN 'aborted' ELSE 'switched' END, marker_offset = :marker_offset::bigint,
@@ -222,7 +222,7 @@ class MoveStore:
             if not names:
                 raise NothingToMove(f"none of the contexts is in {source!r} any more; nothing was moved")
             generation = connection.execute(RAISE_GENERATION, named).scalar_one()
-            # Behind the generation's lock, which whoever retires a partition takes, too.
+            # After the generation's lock, which retiring a partition takes, too.
             to = self._partition(connection, target)
             if to.state == PartitionState.RETIRED:
                 raise SuperStreamConflict(
@@ -279,11 +279,11 @@ class MoveStore:
             return self._step(connection, move_id)
 
     def attend(self, move_id: int, holder: str) -> None:
-        """Say who goes on with a move, so that others see that somebody does."""
+        """Take the lease of a move for a holder."""
         self._database.rows(ATTEND, {"move_id": move_id, "holder": holder, "lease_s": LEASE_S})
 
     def keep_attending(self, move_id: int, holder: str) -> None:
-        """Say that its holder still goes on with a move; nothing where that is another by now."""
+        """Renew a holder's lease of a move, if it still has it."""
         self._database.rows(KEEP_ATTENDING, {"move_id": move_id, "holder": holder, "lease_s": LEASE_S})
 
     def take_abandoned(self, holder: str) -> int | None:
@@ -298,7 +298,7 @@ class MoveStore:
             return self._step(connection, move_id)
 
     def set_fenced(self, move_id: int, attempt: int, fence_offset: int) -> MoveStep:
-        """Note where a move's fence lies, if it is at that attempt and not fenced yet."""
+        """Store the offset of a move's fence, if the move is at that attempt and not fenced yet."""
         values = {"move_id": move_id, "attempt": attempt, "fence_offset": fence_offset}
         with self.kept() as connection:
             connection.execute(SET_FENCED, values)

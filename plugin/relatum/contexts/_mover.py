@@ -1,4 +1,4 @@
-"""Performs the steps of moves, one or many side by side, and again while PostgreSQL or the broker does not answer."""
+"""Performs the steps of moves, one or many side by side, and retries while PostgreSQL or the broker is away."""
 
 import logging
 import threading
@@ -132,7 +132,7 @@ class Mover:
             time.sleep(PAUSE_S)
 
     def _attend(self) -> None:
-        """Say now and then that somebody goes on with the move; else others take it over, which does no harm."""
+        """Renew the move's lease now and then; else others take it over, which does no harm."""
         if self._known is not None and time.monotonic() >= self._attend_at:
             self._store.keep_attending(self._known.move_id, self._holder)
             self._attend_at = time.monotonic() + renewal_s(LEASE_S)
@@ -141,7 +141,7 @@ class Mover:
         is_further = self._known is None or found.state is not self._known.state
         self._known = found
         if is_further:
-            otel.note(Part.MOVES, partial(_told_of, found))
+            otel.note(Part.MOVES, partial(_attributes_of, found))
             self._tell(self._store.move(found.move_id))
         return found
 
@@ -149,7 +149,7 @@ class Mover:
 def go_on_with_abandoned(moves: MoveStore, streams: ControlStreams) -> None:
     """Go on with all moves whose mover is gone, one after the other; an error leaves the move as it is.
 
-    One statement takes a move: of many who ask, one has it. Two who perform it side by side would do no harm.
+    One statement takes a move, so that only one mover gets it. Two movers side by side would do no harm.
     """
     holder = new_holder()
     while (move_id := moves.take_abandoned(holder)) is not None:
@@ -157,12 +157,12 @@ def go_on_with_abandoned(moves: MoveStore, streams: ControlStreams) -> None:
         try:
             Mover(moves, streams, holder=holder).run(moving.go_on, move_id)
         except (Conflict, NotFound) as error:
-            # Another has ended it, or taken it back, meanwhile.
+            # Another mover has ended it, or taken it back.
             log_failure(logger, error, f"move {move_id} is another's", level=logging.INFO)
 
 
-def _told_of(move: MoveStep) -> dict[str, str | int]:
-    """What a span tells of a move: not what its contexts are called, which are values of messages."""
+def _attributes_of(move: MoveStep) -> dict[str, str | int]:
+    """A span's attributes of a move; without the contexts' names, which are values of messages."""
     return {
         "relatum.move.id": move.move_id,
         "relatum.move.state": move.state.value,
@@ -173,12 +173,12 @@ def _told_of(move: MoveStep) -> dict[str, str | int]:
 
 
 def _stopped(move: MoveStep, error: RelatumError) -> RelatumError:
-    """The error, saying which move stands still."""
-    told: RelatumError = type(error)(
+    """The error, with the move that it stopped."""
+    stopped: RelatumError = type(error)(
         f"move {move.move_id} stands still, {move.state.value}: {error}; go on with it, or abort it"
     )
-    told.__dict__.update(error.__dict__, move_id=move.move_id)
-    return told
+    stopped.__dict__.update(error.__dict__, move_id=move.move_id)
+    return stopped
 
 
 MOVES_AT_ONCE: Final = 4
@@ -200,7 +200,7 @@ class Wanted(NamedTuple):
 
 
 class Movers:
-    """The moves of one call: performed, and told of as they go, one at a time."""
+    """The moves of one call, with its progress."""
 
     def __init__(
         self,
@@ -223,7 +223,11 @@ class Movers:
 
     def move_all(self, contexts: Mapping[str, Collection[str]]) -> list[Move]:
         """Move contexts, by target. Those that nobody placed, or not any more, are passed over."""
-        self._go_on_with_abandoned()
+        try:
+            # What others left is not to be in the way; where that cannot be ended, those contexts are a conflict.
+            go_on_with_abandoned(self._moves, self._streams)
+        except RelatumError as error:
+            log_failure(logger, error, "an abandoned move was not completed here")
         ended: list[Move] = []
         left = dict(contexts)
         for _ in range(ROUNDS_MAX):
@@ -238,13 +242,6 @@ class Movers:
                 if missed.contexts:
                     left[missed.target] = [*left.get(missed.target, ()), *missed.contexts]
         raise Conflict("contexts go elsewhere before they can be moved: others move them, too; repeat it later")
-
-    def _go_on_with_abandoned(self) -> None:
-        """End what others left, so that it is not in the way; where that cannot be, those contexts are a conflict."""
-        try:
-            go_on_with_abandoned(self._moves, self._streams)
-        except RelatumError as error:
-            log_failure(logger, error, "an abandoned move was not gone on with here")
 
     def perform(
         self, steps: Callable[[moving.World, int], MoveStep], move_id: int, *, reason: str | None = None

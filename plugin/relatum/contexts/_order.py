@@ -1,6 +1,6 @@
 """The order of serialization contexts, read out of the partitions, and what contradicts it. Nothing is written.
 
-A context's order is that of its messages by epoch, and within one by offset: an epoch lies in one partition. What is
+A context's order is that of its messages by epoch, and within one by offset: an epoch is in one partition. What is
 behind its context's fence does not count there; it counts where its publisher has adopted it. The same rules as those
 of consumers say what counts: `PartitionLog`.
 
@@ -41,11 +41,11 @@ class FindingKind(StrEnum):
     SPLIT = "split"
     """Messages of one context and one epoch count in two partitions."""
     EARLY = "early"
-    """A message lies before the fence, or the marker, that begins its epoch."""
+    """A message is before the fence, or the marker, that begins its epoch."""
     FALSE_ADOPTION = "false adoption"
-    """An adoption names what is no message of its context, or a message that counts where it lies."""
+    """An adoption names what is no message of its context, or a message that counts in its own place."""
     STRAY = "stray"
-    """A message behind the fence of its context that nobody has adopted: its publisher has not been told of it."""
+    """A message behind the fence of its context that nobody has adopted: its publish has not returned."""
 
     @property
     def is_notice(self) -> bool:
@@ -80,7 +80,7 @@ class SerialReport:
         super_stream: Its name.
         header: The header that names its contexts.
         partitions: Where reading began and ended in each: first offset, and the offset behind the last.
-        messages: Messages of the application that count, wherever they lie.
+        messages: Messages of the application that count, adopted ones included.
         unplaced: Those of them that no router published. They have no place in any order.
         contexts: How many contexts have messages that count.
         strays: Messages behind the fence of their context.
@@ -124,7 +124,7 @@ class Unreadable(StrEnum):
 
 
 Look: TypeAlias = Callable[[str, int], Entry | Unreadable]
-"""Gives what lies in a partition at an offset."""
+"""Gives the entry at an offset of a partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class ContextMessage:
     Attributes:
         context: Its context; None for none.
         at: The partition and offset where it counts: its own, or its adoption's.
-        message: The partition and offset where it lies.
+        message: The partition and offset where it is stored.
         epoch: The epoch it counts under; 0 where no router published it and nothing was ever moved here.
         placed: Under which placement it was published; None where no router published it.
     """
@@ -257,7 +257,8 @@ class OrderCheck:
             return
         run = self._runs[context].setdefault(counted.epoch, _Run(counted.at.stream))
         if run.stream != counted.at.stream:
-            self._split(counted, run)
+            text = f"epoch {counted.epoch} of the context is in {run.stream!r}, too"
+            self._found(Finding(FindingKind.SPLIT, *counted.at, context, text))
             return
         before = run.last.get(placed.session)
         if before is not None:
@@ -266,7 +267,7 @@ class OrderCheck:
         run.last[placed.session] = counted
 
     def finish(self) -> None:
-        """Compare what lies in different epochs."""
+        """Compare messages of different epochs."""
         for runs in self._runs.values():
             last: dict[str, ContextMessage] = {}
             for _, run in sorted(runs.items()):
@@ -274,10 +275,6 @@ class OrderCheck:
                     if session in last:
                         self._compare(last[session], first)
                 last |= run.last
-
-    def _split(self, counted: ContextMessage, run: _Run) -> None:
-        text = f"epoch {counted.epoch} of the context is in {run.stream!r}, too"
-        self._found(Finding(FindingKind.SPLIT, *counted.at, counted.context, text))
 
     def _compare(self, before: ContextMessage, counted: ContextMessage) -> None:
         assert before.placed is not None
@@ -299,7 +296,7 @@ def verify(
     """Read all partitions, up to where they end now, and check the order of the contexts in them.
 
     For each context and each router that published it, its messages must count once and in the order in which they
-    were published. Publishers, consumers and moves may go on meanwhile. What is held grows with the contexts and the
+    were published. Publishers, consumers and moves may go on. What is held grows with the contexts and the
     routers, not with the messages.
 
     Args:
@@ -374,16 +371,11 @@ def _begin(
             ranges = dict(_ranges(reader, ids))
             floors = {stream: floors_before(shared, ids[stream], first) for stream, (first, _) in ranges.items()}
             return header or known.header, ranges, floors
-    return header or CONTEXT_HEADER, dict(_ranges(reader, _bound_now(reader, super_stream))), {}
-
-
-def _bound_now(reader: StreamReader, super_stream: str) -> list[str]:
-    """The partitions as the broker has them."""
     # The empty name is the default exchange's, to which every stream is bound.
     streams = reader.bound(super_stream) if super_stream else ()
     if not streams:
         raise SuperStreamNotFound(f"there is no super stream {super_stream!r}", super_stream=super_stream)
-    return streams
+    return header or CONTEXT_HEADER, dict(_ranges(reader, streams)), {}
 
 
 def _ranges(reader: StreamReader, streams: Iterable[str]) -> Iterator[tuple[str, tuple[int, int]]]:

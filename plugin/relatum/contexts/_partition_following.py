@@ -1,8 +1,8 @@
 """A partition as a serial consumer goes through it: what is read is judged, and gathered into steps. Pure.
 
 A step is what one commit covers: messages for the application, and how the position and the holds are then. Steps are
-gathered one ahead and committed one after the other. What is in memory is ahead of what is stored; whoever loses the
-partition, or is not sure, forgets it all and begins anew with what is stored.
+gathered one ahead and committed one after the other. What is in memory is ahead of what is stored: a member that loses
+the partition, or is not sure, drops it all and starts again from what is stored.
 """
 
 from bisect import bisect_left
@@ -14,12 +14,9 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from relatum.contexts._context_options import SerialOptions
-from relatum.contexts._entries import CONTROL_BYTES, Adoption, Data, Entry, Marker, Placed, entry_of
+from relatum.contexts._entries import CONTROL_BYTES, Adoption, Entry, EntryReader, Marker, entry_of
 from relatum.contexts._partition_log import Hold, PartitionLog, Verdict
-from relatum.errors import UndecodableMessage
-from relatum.headers import PLACED_HEADER
-from relatum.reading import Message, RecordBatch, header_value
-from relatum.wire import amqp10
+from relatum.reading import Message, Position, RecordBatch
 
 LAZY_S: Final = 0.5
 """Seconds until a position that moved past nothing but held messages and strays is stored: only status shows it."""
@@ -87,30 +84,6 @@ class Piece:
         return replace(batch, first_offset=offsets[0], offsets=offsets, records=batch.records[start:end])
 
 
-class EntryReader:
-    """Tells what messages are, decoding no more of them than that takes."""
-
-    def __init__(self, header: str) -> None:
-        self._header = header
-        self._wanted = {header.encode(): 0, PLACED_HEADER.encode(): 1}
-        # Such headers are not where the others are from RabbitMQ 3.13 on.
-        self._is_plain = not header.startswith("x-")
-
-    def __call__(self, message: Message) -> Entry:
-        raw = message.raw
-        if raw is None or not self._is_plain or CONTROL_BYTES in raw:
-            return entry_of(message.headers, message.body, self._header)
-        found: list[object] = [None, None]
-        try:
-            for code, start, _ in amqp10.find_sections(raw):
-                if code == amqp10.APPLICATION_PROPERTIES:
-                    amqp10.pick(raw, start, self._wanted, found)
-        except UndecodableMessage:
-            found = [None, None]
-        context = header_value(found[0])
-        return Data(context if isinstance(context, str) else None, Placed.parse(header_value(found[1])))
-
-
 class HoldState(NamedTuple):
     """How far an open hold is: held messages before the cursor are delivered, so many wait."""
 
@@ -121,7 +94,7 @@ class HoldState(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """What one commit covers: the position and the open holds then, and what lies before."""
+    """What one commit covers: the position and the open holds after it, and the messages before."""
 
     position: int
     count: int = 0
@@ -152,39 +125,46 @@ class Step:
         return list(chain.from_iterable(runs))
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What is stored of a partition that this member has now."""
+
+    position: int
+    version: int
+    known_by: Position | None
+    """What was at the last offset read; None where nothing was."""
+    holds: Mapping[int, int]
+    """The cursor of each open hold, by move."""
+    since: Mapping[int, float]
+    """For how long each has been open, seconds."""
+    floors: Mapping[str, int]
+    """Those of contexts at `read_from`."""
+    read_from: int
+    """Where to go on reading: what is held is below the position."""
+
+
 class Following:
     """One partition, from the moment this member has it. For one thread; `in_doubt` is of who commits its step."""
 
     def __init__(
-        self,
-        partition_id: int,
-        stream: str,
-        *,
-        log: PartitionLog,
-        position: int,
-        version: int,
-        read_from: int,
-        header: str,
-        options: SerialOptions,
-        begun_at: Mapping[int, float] | None = None,
+        self, partition_id: int, stream: str, opened: Opened, *, header: str, options: SerialOptions, now: float
     ) -> None:
         self.partition_id = partition_id
         self.stream = stream
-        self.log = log
-        self.version = version
-        self.position = position
-        self.next_offset = read_from
+        self.log = PartitionLog(opened.floors, open_holds=opened.holds, position=opened.position)
+        self.version = opened.version
+        self.position = self._opened_at = opened.position
+        self.next_offset = opened.read_from
         self.has_read = False
         self.outstanding: Step | None = None
         self.is_leaving = False
         self.is_over = False
         self.in_doubt: UUID | None = None
-        self.stored_holds: set[int] = set(begun_at or ())
-        self._begun_at = dict(begun_at or {})
-        self._opened_at = position
+        self.stored_holds: set[int] = set(opened.since)
+        self._begun_at = {move_id: now - open_s for move_id, open_s in opened.since.items()}
         self._entry = EntryReader(header)
         self._options = options
-        self._step = Step(position)
+        self._step = Step(opened.position)
         self._again: Step | None = None
         self._pieces: deque[Piece] = deque()
         self._at = 0

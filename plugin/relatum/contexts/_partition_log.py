@@ -3,14 +3,14 @@
 Two rules, and all consumers of a partition come to the same verdicts by them:
 
 - Each context has a **floor**, the highest epoch that a fence or a marker of it has named in this partition so far.
-  What was placed under an earlier epoch is a stray: it was published by someone who did not know of the move, behind
-  the fence. It is passed over, and counts where its publisher adopts it. So a publisher that slept cannot break the
+  What was placed under an earlier epoch is a stray: it was published behind the fence, by a router that did not know of
+  the move. It is passed over, and counts where its publisher adopts it. So a publisher that slept cannot break the
   order.
 - What follows a marker is **held** until the source is consumed up to the fence, and until nothing of these contexts is
   held there either. All other contexts go on.
 
-Fences and markers that are repeated, or come late, name an epoch that is not above the floor; they change nothing. That
-is why whoever completes a move may write them again without asking whether another has.
+Fences and markers that are repeated, or come late, name an epoch that is not above the floor; they change nothing. So
+a mover may write them again without asking whether another has.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -152,7 +152,7 @@ class PartitionLog:
             # A move has one hold in a partition: a second marker is the same again, or none that we wrote.
             return
         for context in raised:
-            # A hold that has ended meanwhile took its contexts out of those before it, too, which may be open still.
+            # A hold that has ended by now took its contexts out of earlier ones, which may still be open.
             self._held_in.pop(context, None)
         cursor = offset + 1
         if offset < self._position:

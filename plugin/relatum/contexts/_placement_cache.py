@@ -63,7 +63,7 @@ class PlacementCache:
     def add(self, placement: Placement, as_of: int) -> None:
         """Keep a placement that was read when the cache was of that generation.
 
-        Had it gone on meanwhile, the change that makes this placement wrong might be behind it: then it is not kept.
+        If it has advanced since, the change that makes this placement wrong may be behind it: then it is not kept.
         """
         with self._lock:
             if placement.state is PlacementState.RELEASED or self._generation != as_of:
@@ -76,7 +76,7 @@ class PlacementCache:
     def advance(self, generation: int, changed: Iterable[Placement] | None) -> None:
         """Go on to a generation, with what changed since the cache's own or an earlier one.
 
-        None for what changed drops everything: it cannot be told.
+        None for what changed drops everything.
         """
         with self._lock:
             if self._generation is not None and generation <= self._generation:

@@ -1,4 +1,4 @@
-"""Forgetting placements and moves that are over, so that the tables hold what somebody may still need."""
+"""Deleting placements and moves that nobody needs any more."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -14,7 +14,7 @@ from relatum.store.tables import super_stream_partitions, super_streams
 from relatum.store.translation import translated_errors
 
 KEEP_S: Final = 3600.0
-"""Seconds a released placement is remembered: longer than anybody who has it cached goes without asking for changes."""
+"""Seconds a released placement is remembered: longer than a router with it in its cache goes without a look."""
 
 BATCH_ROWS: Final = 10_000
 """Rows deleted in one transaction: a fraction of a second."""
@@ -118,7 +118,7 @@ def forget_placements(
 def forget_released(engine: sa.Engine, super_stream_id: int, *, older_s: float = KEEP_S, most: int = BATCH_ROWS) -> int:
     """Delete one batch of placements that were released so long ago, the oldest first; gives how many.
 
-    Those who asked for changes last before these were released are told that everything may have changed.
+    Routers that asked for changes before these were released drop their whole cache.
     """
     wanted = {"super_stream_id": super_stream_id, "older_s": older_s, "most": most}
     with translated_errors(), engine.begin() as connection:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import sqlalchemy as sa
 
+from relatum.closing import Closing
 from relatum.contexts._move_store import FENCE_AFTER, FIND_MOVE, move_info
 from relatum.contexts._placement_prune import forget_released
 from relatum.contexts._placements import (
@@ -31,12 +31,12 @@ from relatum.contexts._super_stream_rows import (
     IDLE_S,
     PARTITIONS,
     SET_IDLE,
+    SET_WEIGHTS,
     not_found,
     open_super_stream,
     partition_of,
-    set_weights,
 )
-from relatum.errors import MoveConflict, PlacementNotFound, SuperStreamConflict
+from relatum.errors import MoveConflict, PlacementNotFound, StreamNotFound, SuperStreamConflict
 from relatum.store.database import AnyDatabase, Database, sql
 from relatum.store.members import LEASE_S
 
@@ -53,10 +53,10 @@ FORGET_EVERY_S: Final = 10.0
 """Seconds between two times at which a store deletes placements that were released long ago."""
 
 FORGET_MOST: Final = 20_000
-"""Placements it deletes at one time: twice as many as one process opens and releases meanwhile."""
+"""Placements it deletes at one time: twice as many as one process opens and releases in that time."""
 
 _TRIES: Final = 20
-"""Times names are placed anew: the chosen partition was retired meanwhile, or others placed and released a name."""
+"""Times names are placed anew: the chosen partition was retired, or others placed and released a name."""
 
 _PLACEMENT: Final = """
         p.name, p.partition_id, s.stream, s.binding_key, p.epoch, p.state, p.move_id, p.generation, p.opened_at,
@@ -87,13 +87,12 @@ IDLE: Final = sql(f"""{_PLACEMENTS} AND p.state = 'open'
     ORDER BY p.used_at LIMIT :most::integer""")
 
 LISTED: Final = {
-    (in_partition, after): sql(f"""{_PLACEMENTS} AND p.state = ANY (:states::text[])
-        {"AND s.stream = :stream::text" if in_partition else ""} {"AND p.name > :after::text" if after else ""}
+    in_partition: sql(f"""{_PLACEMENTS} AND p.state = ANY (:states::text[]) AND p.name >= :first::text
+        {"AND s.stream = :stream::text" if in_partition else ""}
     ORDER BY p.name LIMIT :most::integer""")
     for in_partition in (False, True)
-    for after in (False, True)
 }
-"""Placements by name; by whether they are of one partition, and whether they begin behind a name."""
+"""Placements by name from a text on; by whether they are of one partition."""
 
 # What somebody holds just now is in use by that one.
 TOUCH: Final = sql("""
@@ -105,7 +104,7 @@ TOUCH: Final = sql("""
     FROM touched WHERE p.placement_id = touched.placement_id""")
 
 
-class PlacementStore:
+class PlacementStore(Closing):
     """The placements of one super stream. Threads may share it. A `Database` it is given stays open."""
 
     def __init__(self, database: "AnyDatabase", vhost: str, super_stream: str) -> None:
@@ -118,17 +117,9 @@ class PlacementStore:
         self._active_until = 0.0
         self._forget_at = time.monotonic() + FORGET_EVERY_S
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close_store()
-
     @property
     def database(self) -> Database:
-        """The database, for statements of those who move contexts."""
+        """The database, for statements about moves."""
         return self._database
 
     @property
@@ -166,7 +157,7 @@ class PlacementStore:
         self._known = found.super_stream_id, found.header
         return found.partitions
 
-    def close_store(self) -> None:
+    def close(self) -> None:
         """Give the connections back."""
         if self._is_own:
             self._database.close()
@@ -177,8 +168,11 @@ class PlacementStore:
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Set the weights of partitions, by stream; 0 takes no new sets where they are spread by weight."""
-        # Partitions are locked in the order of their ids, as by everybody.
-        self._database.run(lambda connection: set_weights(connection, self._opened()[0], self._name, weights))
+        unknown = weights.keys() - {row.stream for row in self.partitions()}
+        if unknown:
+            raise StreamNotFound(f"{min(unknown)!r} is no partition of {self._name!r}", stream=min(unknown))
+        wanted = self._with_id(streams=list(weights), weights=list(map(float, weights.values())))
+        self._database.rows(SET_WEIGHTS, wanted)
         self._active_until = 0.0
 
     def generation(self) -> int:
@@ -209,7 +203,7 @@ class PlacementStore:
     def place(
         self, names: Collection[str], choose: Choose, *, open_sets_max: int | None = None, are_new: bool = False
     ) -> dict[str, Placement]:
-        """The placements of names, placed now where they were not: all who place a name at once get the same.
+        """The placements of names, placed now where they were not: concurrent callers get the same.
 
         Some may be moving. What is mostly new (`are_new`) is not looked up first. With `open_sets_max`, one too many is
         `TooManyOpenSets`, and none of these names is placed.
@@ -249,7 +243,7 @@ class PlacementStore:
         self._forget()
         return frozenset(row.name for row in rows)
 
-    def close(self, name: str) -> Placement:
+    def end(self, name: str) -> Placement:
         """End a name's placement, whatever its epoch; gives it as it was."""
         placement = self.find([name]).get(name)
         if placement is None:
@@ -279,22 +273,19 @@ class PlacementStore:
         *,
         stream: str | None = None,
         states: Sequence[PlacementState] = (PlacementState.OPEN, PlacementState.MOVING),
-        after: str | None = None,
+        first: str = "",
         page: int = 1_000,
     ) -> Iterator[Placement]:
-        """Placements by name, in the order of their bytes, read page by page."""
+        """Placements by name, in the order of their bytes from a text on, read page by page."""
         wanted: dict[str, Any] = {"states": [str(state) for state in states], "most": page}
         if stream is not None:
             wanted["stream"] = stream
         while True:
-            if after is not None:
-                wanted["after"] = after
-            query = LISTED[stream is not None, after is not None]
-            found = [_placement(row) for row in self._select(query, **wanted)]
-            yield from found
-            if len(found) < page:
+            rows = self._select(LISTED[stream is not None], first=first, **wanted)
+            yield from map(_placement, rows)
+            if len(rows) < page:
                 return
-            after = found[-1].name
+            first = behind(rows[-1].name)
 
     def move_of(self, move_id: int) -> Move | None:
         """A move as it is now; None where it is not known."""
@@ -306,7 +297,7 @@ class PlacementStore:
 
         A message of this epoch is a stray behind that fence or marker. Moves that are long over may be forgotten, but
         then a later one of the name there is kept, whose own fence or marker retention has dropped, too: what is
-        still in the partition lies behind it. None: a message of this epoch cannot be a stray there.
+        still in the partition is behind it. None: a message of this epoch cannot be a stray there.
         """
         wanted = self._with_id(name=check_name(name), stream=stream, above=epoch)
         # Publishers rely on it: a standby, which may be behind, is refused.
@@ -338,13 +329,13 @@ class PlacementStore:
                 super_stream=self._name,
                 reason="it has no active partition",
             )
-        # In this order: who finds the time not over finds a list.
+        # In this order: until then the list is never empty.
         self._active = active
         self._active_until = time.monotonic() + COUNTS_S
         return active
 
     def _forget(self) -> None:
-        """Now and then, delete a part of what was released long ago: those who release keep the table small."""
+        """Now and then, delete some of what was released long ago: routers that release keep the table small."""
         if time.monotonic() < self._forget_at:
             return
         self._forget_at = time.monotonic() + FORGET_EVERY_S
@@ -361,6 +352,11 @@ def _placement(row: Sequence[Any]) -> Placement:
     # The columns in their order; what a statement adds to them comes after.
     placement = Placement(*row[: len(Placement.__dataclass_fields__)])
     return replace(placement, state=PlacementState(placement.state))
+
+
+def behind(name: str) -> str:
+    """The text that precedes all names behind a name: none has a NUL."""
+    return name + "\x01"
 
 
 def in_parts(names: Iterable[str], count: int) -> Iterator[list[str]]:

@@ -45,7 +45,7 @@ class MoveState(StrEnum):
     """How far a move is."""
 
     FENCING = "fencing"
-    """Its contexts wait; where the fence lies is not known yet."""
+    """Its contexts wait; the fence's offset is not known yet."""
     FENCED = "fenced"
     """The fence is in the source; the marker is not known to be in the target yet."""
     SWITCHED = "switched"
@@ -132,9 +132,9 @@ class Move:
         epoch: The contexts' epoch when it has ended.
         scan_from: An offset of the source at or below its first fence.
         target_scan_from: An offset of the target at or below its first marker.
-        fence_offset: Where its first fence lies; None as long as that is not known.
-        marker_offset: Where its first marker lies; None until it has ended.
-        holder: Who goes on with it; None for nobody.
+        fence_offset: The offset of its first fence; None while that is not known.
+        marker_offset: The offset of its first marker; None until it has ended.
+        holder: The process that performs it; None for none.
         lease_expires_at: Until when that is believed.
         started_at: When its contexts began to wait.
         fenced_at: When the fence was found.
@@ -171,5 +171,5 @@ class Move:
 
     @property
     def is_attended(self) -> bool:
-        """Whether somebody goes on with it, by the clock of this machine. Others may go on with it all the same."""
+        """Whether a process performs it now, by the clock of this machine. Another may take it over all the same."""
         return self.lease_expires_at is not None and self.lease_expires_at > datetime.now(UTC)

@@ -67,10 +67,10 @@ PLACE: Final = _placed("partition_id IN (SELECT partition_id FROM placed)")
 
 # The names first: the count makes it wait for them.
 PLACE_BOUNDED: Final = _placed("super_stream_id = :super_stream_id::integer AND (SELECT count(*) FROM placed) > 0")
-"""Locks all partitions of the super stream, so that nobody else opens one meanwhile: `open_sets` counts all there are.
+"""Locks all partitions of the super stream, so that nobody else opens a set: `open_sets` counts all there are.
 """
 
-# - What is released is told by the state as it was when the row was locked: the statement's own view may be older.
+# - The state when the row was locked decides what is released: the statement's own view may be older.
 # - `move_id` is cleared, since PostgreSQL checks constraints on that older view first, in which the row may still be
 #   moving.
 RELEASE: Final = sql("""

@@ -1,4 +1,4 @@
-"""Which affinity set a message belongs to: the one its headers name, or that of the message they name before it."""
+"""The affinity set of a message: the one its headers name, or that of the message they name as its predecessor."""
 
 import threading
 from collections import OrderedDict
@@ -36,7 +36,7 @@ RECORDED: Final = sql(f"""
 """Where a key's value was recorded, newest first."""
 
 
-class Wish(NamedTuple):
+class SetRequest(NamedTuple):
     """Where a message asks to go: a set, or the set of another message, its predecessor."""
 
     name: str | None = None
@@ -45,14 +45,14 @@ class Wish(NamedTuple):
     """A `message_id`, or "stream:offset"."""
 
 
-NO_WISH: Final = Wish()
+NO_SET: Final = SetRequest()
 """What a message of no set asks for: any partition will do."""
 
 
-def wish_of(headers: Mapping[str, Any] | None, header: str) -> Wish:
+def set_request_of(headers: Mapping[str, Any] | None, header: str) -> SetRequest:
     """What the headers ask for; `InvalidInput` where that makes no sense."""
     if not headers:
-        return NO_WISH
+        return NO_SET
     name, predecessor = headers.get(header), headers.get(PREDECESSOR_HEADER)
     # A header that is there without a value says nothing.
     is_last = headers.get(AFFINITY_LAST_HEADER)
@@ -68,7 +68,7 @@ def wish_of(headers: Mapping[str, Any] | None, header: str) -> Wish:
     elif is_last and name is None and predecessor is None:
         why = f"the header {AFFINITY_LAST_HEADER} ends an affinity set, and this message is in none"
     else:
-        return Wish(name, is_last, predecessor)
+        return SetRequest(name, is_last, predecessor)
     raise InvalidInput(f"{why}; nothing was sent")
 
 
@@ -80,7 +80,7 @@ class Found(NamedTuple):
 
 
 class Predecessors:
-    """Finds the messages that others name: those this router published last by itself, others where they are recorded.
+    """Finds predecessors: messages that this router published lately from memory, others where they are recorded.
 
     Threads may share it.
     """
@@ -101,15 +101,15 @@ class Predecessors:
             if len(self._recent) > self._most:
                 self._recent.popitem(last=False)
 
-    def knows(self, wish: Wish) -> bool:
+    def knows(self, request: SetRequest) -> bool:
         """Whether `place_of` asks nobody."""
-        return wish.predecessor is None or self._remembered(wish.predecessor) is not None
+        return request.predecessor is None or self._remembered(request.predecessor) is not None
 
-    def place_of(self, wish: Wish) -> Found:
-        """The set, and the partition, of a message that names one of them or a predecessor. It may ask both servers."""
-        if wish.predecessor is None:
-            return Found(wish.name, None)
-        return self._remembered(wish.predecessor) or self._find(wish.predecessor)
+    def place_of(self, request: SetRequest) -> Found:
+        """The set, or the partition, of a message that names a set or a predecessor. It may ask both servers."""
+        if request.predecessor is None:
+            return Found(request.name, None)
+        return self._remembered(request.predecessor) or self._find(request.predecessor)
 
     def _remembered(self, message_id: str) -> Found | None:
         with self._lock:
@@ -123,7 +123,7 @@ class Predecessors:
         if place is None:
             return self._recorded(predecessor, partitions)
         try:
-            return self._found(self._core.reader.read(*place))
+            return self._found(self._core.control_streams.reader().read(*place))
         except NotFound as error:
             raise PredecessorNotFound(
                 f"no predecessor lies at {predecessor}: {error}; nothing was sent", predecessor=predecessor
@@ -131,7 +131,7 @@ class Predecessors:
 
     def _recorded(self, predecessor: str, partitions: Collection[str]) -> Found:
         """The newest message of a `message_id`, by the relationship table."""
-        given = {"vhost": self._core.address.vhost, "partitions": partitions}
+        given = {"vhost": self._core.control_streams.address.vhost, "partitions": partitions}
         with translated_errors(), self._core.store.database.engine.connect() as connection:
             keys = [key for key in key_definitions(connection) if tuple(key.sources) == SOURCE]
             if not keys:
@@ -141,7 +141,7 @@ class Predecessors:
                     "(`relatum keys add message_id --source property:message_id`)",
                 )
             places = [place for key in keys for place in _places(connection, key, predecessor, given)]
-        for message in self._core.reader.read_many(places):
+        for message in self._core.control_streams.reader().read_many(places):
             if isinstance(message, Message) and message.properties.message_id == predecessor:
                 return self._found(message)
         _refuse(predecessor, "this router has not published it, and it is not recorded, or not yet")

@@ -1,23 +1,22 @@
 """How a router publishes a message where its context, or affinity set, is.
 
-All it asks for goes through a `World`, and whoever performs that sleeps between any two questions as long as it likes:
+It asks a `World` for everything, and may sleep between any two questions for any time:
 
-1. The placement is looked up, or made. Where its context moves just now, the router waits.
+1. The placement is looked up, or made. While its context moves, the router waits.
 2. The message is published to that partition, and confirmed.
-3. Only then, where the last look began a moment ago by the publisher's clock and the placement is still in force, the
-   message counts: a mover waits for longer before its fence (`MOVE_WAIT_S`). Otherwise the generation is read again.
-   Unchanged, no move of the context had begun: a mover writes `moving` into the database before it publishes its
-   fence, so the message lies before any fence that follows.
-4. Changed, and the context with it: the partition itself tells. Read from where the move's fence can lie at the
-   earliest: where the fence comes first and the message behind it, the message is a stray, which consumers pass over.
-   Then an `Adoption`, published to where the context is now, takes it into the context again; and it is checked like
-   any message, since the context may have moved once more.
+3. Only then the router reads its clock. If its last look began a moment ago and the placement is still in force, the
+   message counts: a mover waits for longer before its fence (`MOVE_WAIT_S`). Otherwise the router looks again. If the
+   generation is the same, no move of the context had begun: a mover writes `moving` into the database before it
+   publishes its fence, so the message is before any fence that follows.
+4. If the context has changed, the partition decides. It is read from the lowest offset that the move's fence can have:
+   a message behind the fence is a stray, which consumers pass over. Then an `Adoption`, published to where the context
+   is now, takes it into the context again. It is checked like any message, since the context may have moved once more.
 
-One message of a name is published at a time by one router, and the next only when it is known to count, so strays do
-not overtake each other. No clock has a say in any of that but the publisher's own in 3, of which only the rate matters:
+A router publishes one message of a name at a time, and the next only when that is known to count, so strays do not
+overtake each other. The only clock that matters is the publisher's own in step 3, and of that only the rate:
 
 A publisher relies on a look for `TRUST_S` from where it began. A mover that knows `moving` to be committed waits for
-`MOVE_WAIT_S` before its fence. So no fence lies before a message that counts by step 3: a look that began after that
+`MOVE_WAIT_S` before its fence. So no fence precedes a message that counts by step 3: a look that began after that
 commit shows `moving`, and one that began before it is too old by the time the fence is published. Nobody registers for
 that, and no clock is compared with another one. Clocks must go on at nearly the same rate, and must not stand still
 while the world goes on. Source: docs/adr/0051.
@@ -53,7 +52,7 @@ WAITED_S: Final = 1.0
 """Seconds that a message waits for a move before its router looks for moves whose mover is gone, and looks again."""
 
 AWAY_S: Final = 1.0
-"""Seconds for which a database that was away is not asked again by those who can go on without it."""
+"""Seconds for which a database that was away is not asked again where publishing can go on without it."""
 
 _NEVER: Final = float("-inf")
 
@@ -81,7 +80,7 @@ class World(Protocol):
     """What publications ask of the database and the broker. Routers perform it, and the model in the tests."""
 
     def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
-        """The generation, and what changed since another; None instead where there is none, or it cannot be told."""
+        """The generation, and what changed since another; None instead where there is none, or it is not known."""
 
     def place(self, name: str, stream: str | None) -> Placement:
         """The placement of a name, open or moving; made where there is none, in a stream or by the rule."""
@@ -90,10 +89,10 @@ class World(Protocol):
         """The first move of a name out of or into a stream whose fence or marker has a higher epoch."""
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool) -> int | None:
-        """The offset of what was sent, where it lies behind a fence or a marker of its name with a higher epoch.
+        """The offset of what was sent, if it is behind a fence or a marker of its name with a higher epoch.
 
         Read from an offset up to where the stream ends now. What is met before such a fence or marker, or not at all,
-        is no stray, unless it is asked for wherever it lies.
+        is no stray, unless `anywhere` asks for it in any place.
         """
 
     def adopt(self, stream: str, adoption: Adoption) -> None:
@@ -285,8 +284,8 @@ class Publications:
     def _comes_first(self, name: str, placement: Placement) -> bool:
         """Whether something of a name is to be settled before anything is sent under a placement.
 
-        That is what a look has left unchecked, an adoption that may not have arrived, and, looked at or not, what lies
-        under another placement: behind the end of that it is a stray, which what is sent now would overtake.
+        That is what a look has left unchecked, an adoption that may not have arrived, and, looked at or not, what was
+        sent under another placement: behind the end of that it is a stray, which what is sent now would overtake.
         """
         unchecked = self.unchecked.of(name)
         return bool(unchecked) and (
@@ -358,7 +357,7 @@ class Publications:
         return self._world.search(sent, from_offset, True) is not None
 
     def _stray(self, sent: Sent) -> int | None:
-        """Where something sent lies behind the end of its placement; None where it counts. After a look."""
+        """The offset of something sent that is behind the end of its placement; None where it counts. After a look."""
         if sent.as_of == self.cache.generation or self.cache.still(sent):
             return None
         move = self._world.fence_after(sent.name, sent.wanted.epoch, sent.stream)
@@ -371,13 +370,13 @@ class Publications:
 
 
 def _end_of(move: Move, sent: Sent) -> int | None:
-    """Where the fence or marker lies behind which something sent is a stray; None where that is not known yet."""
+    """The offset of the fence or marker behind which something sent is a stray; None while it is not known."""
     is_out = move.source == sent.stream and move.fence_epoch > sent.wanted.epoch
     return move.fence_offset if is_out else move.marker_offset
 
 
 def _origin(sent: Sent) -> tuple[str, int] | None:
-    """Where the message lies that an adoption stands for; None where it is the message itself."""
+    """Where the message is that an adoption stands for; None for a message itself."""
     return (sent.wanted.stream, sent.wanted.offset) if isinstance(sent.wanted, Adoption) else None
 
 

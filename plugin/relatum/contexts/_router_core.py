@@ -1,4 +1,4 @@
-"""What the routers of both faces share: their options, and the placements in the database."""
+"""What blocking and asyncio routers share: their options, and the placements in the database."""
 
 import itertools
 import logging
@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from relatum import metrics
-from relatum.contexts._context_options import RouterOptions
-from relatum.contexts._context_statistics import RouterStatistics
+from relatum.contexts._context_options import RouterOptions, RouterStatistics
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._entries import Adoption
 from relatum.contexts._looks import BUSY, Looks
@@ -30,7 +29,6 @@ from relatum.errors import (
 )
 from relatum.headers import PLACED_HEADER
 from relatum.ids import MessageId
-from relatum.reading import BrokerAddress, StreamReader
 from relatum.store.database import AnyDatabase, Database
 from relatum.store.members import LEASE_S
 from relatum.superstreams import Candidate, describe_super_stream
@@ -42,7 +40,7 @@ END_S: Final = 1.0
 """Seconds for questions to the database that are under way when a router is closed."""
 
 KNOWN_LOOK_S: Final = 1.0
-"""Seconds for a look at the database of those who go on without it."""
+"""Seconds for a look at the database where publishing goes on without it."""
 
 TURN_S: Final = 0.1
 """Seconds to wait for a look that is under way; then another one is begun beside it."""
@@ -74,7 +72,7 @@ class RouterCore:
             when_away=options.when_database_away,
         )
         self._looks = Looks(self._look_for) if options.trust_clock else None
-        # Made at once: what is wrong with a URL is told where the router is made.
+        # Made at once: a wrong URL is an error of the constructor.
         self._ending = Deadline(None)
         self._database = Database(database, ending=self._ending, refusing=None, writes=True, idle_s=LEASE_S)
         self._broker = broker
@@ -124,24 +122,15 @@ class RouterCore:
         return store
 
     @property
-    def address(self) -> BrokerAddress:
-        """The broker's address. Known after `open`."""
-        return self._control_streams.address
-
-    @property
-    def reader(self) -> StreamReader:
-        """Reads the partitions. Known after `open`; not to be closed."""
-        return self._control_streams.reader()
-
-    @property
-    def _control_streams(self) -> ControlStreams:
+    def control_streams(self) -> ControlStreams:
+        """Reads the partitions, and publishes control messages to them. Known after `open`; not to be closed."""
         streams = self._streams
         if streams is None:
             raise UsedAfterClose(CLOSED)
         return streams
 
     def open(self, source: Any = None, *, with_database: bool = True) -> None:
-        """Ask the broker for the partitions, and have the database's rows; see `open` of routers. Idempotent."""
+        """Ask the broker for the partitions, and open the database's rows; see `Router.open`. Idempotent."""
         with self._lock:
             if self._is_closed:
                 raise UsedAfterClose(CLOSED)
@@ -170,7 +159,7 @@ class RouterCore:
         try:
             rows = store.open(self.options.header, self._candidates, idle_s=self.options.idle_s)
         except BaseException:
-            store.close_store()
+            store.close()
             raise
         self._store = store
         self._moves = MoveStore(store.database, store.super_stream_id, self.super_stream)
@@ -201,7 +190,7 @@ class RouterCore:
             store, self._store = self._store, None
             streams, self._streams = self._streams, None
         if store is not None:
-            store.close_store()
+            store.close()
         if streams is not None:
             streams.close()
         self._database.close()
@@ -229,7 +218,7 @@ class RouterCore:
         def choose(name: str, partitions: Sequence[PartitionRow]) -> PartitionRow:
             self._candidates = partitions
             preferred = next((each for each in partitions if each.stream == stream), None)
-            return preferred or self.chosen(name, partitions)
+            return preferred or partitions[self.rule(name, _candidates(partitions))]
 
         options = self.options
         with self._in_time():
@@ -244,17 +233,17 @@ class RouterCore:
             return self.store.fence_after(name, epoch, stream)
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool) -> int | None:
-        """Where something sent lies behind a fence or marker of its name."""
+        """The offset of something sent that is behind a fence or marker of its name."""
         with self._in_time():
-            return self._control_streams.search(sent, from_offset, anywhere)
+            return self.control_streams.search(sent, from_offset, anywhere)
 
     def adopt(self, stream: str, adoption: Adoption) -> None:
         """Publish an adoption, within a time of its own: also of a call that is cancelled it is not left half done."""
         with within(Deadline(max(self.options.timeout_s, LEAST_S))):
-            self._control_streams.publish(stream, adoption)
+            self.control_streams.publish(stream, adoption)
 
     def take_over(self, seconds: float) -> None:
-        """Of many messages that wait, one looks at a time; what stops a move is logged, and left to others."""
+        """One waiting message looks at a time; an error that stops a move is logged, and others may go on with it."""
         moves = self._moves
         with self._lock:
             if moves is None or time.monotonic() < self._take_over_at:
@@ -263,7 +252,7 @@ class RouterCore:
         who = f"going on with abandoned moves of {self.super_stream!r}"
         with within(seconds) as time_left:
             try:
-                go_on_with_abandoned(moves, self._control_streams)
+                go_on_with_abandoned(moves, self.control_streams)
             except Exception as error:  # noqa: BLE001 - it is logged, and the message waits on
                 if time_left.has_passed:
                     # That says of no server that it is away.
@@ -280,39 +269,31 @@ class RouterCore:
             raise Transient("what was waited for is not wanted any more")
 
     def _in_time(self, *, is_look: bool = False) -> within:
-        """Have what is asked for end within `timeout_s`."""
+        """Limit a question to `timeout_s`."""
         seconds = self.options.timeout_s
         if is_look and self.options.when_database_away == "known":
-            # Who goes on without the database must not wait for one that does not answer.
+            # Publishing that goes on without the database must not wait for one that does not answer.
             seconds = min(seconds, KNOWN_LOOK_S)
         return within(max(seconds, LEAST_S))
 
     # --- messages -------------------------------------------------------------------------------------------------
 
     def published(self) -> None:
-        """Note that a message of a name was published, so that the looks go on in the background."""
+        """Count a message of a name, and keep the background looks going."""
         with self._lock:
             self._published += 1
         if self._looks is not None:
             self._looks.want()
 
     def published_unnamed(self) -> None:
-        """Note that a message of no name was published."""
+        """Count a message of no name."""
         with self._lock:
             self._unnamed += 1
 
-    def look(self) -> None:
-        """Check what one look at the database tells to count. It blocks."""
-        self.publications.look()
-
     def _look_for(self, published: int) -> None:
-        """Look for the next messages of who has just published several, and for those not known to count yet."""
+        """Look after several messages, for those that follow, and while some are not known to count."""
         if published >= BUSY or len(self.publications.unchecked):
-            self.look()
-
-    def chosen(self, name: str | None, partitions: Sequence[PartitionRow]) -> PartitionRow:
-        """The partition the rule chooses for a name."""
-        return partitions[self.rule(name, _candidates(partitions))]
+            self.publications.look()
 
     def unnamed(self, routing_key: str) -> PartitionRow:
         """Where a message of no name goes: by its routing key where it has one. Waits for nothing."""
@@ -344,7 +325,7 @@ def _candidates(partitions: Sequence[PartitionRow]) -> list[Candidate]:
 
 
 def unsettled(name: str, cause: BaseException | None, settle: Callable[..., Any]) -> PublishOutcomeUnknown:
-    """The error of a message that the broker has, while it is not known whether it counts where it lies."""
+    """The error of a message that the broker has, while it is not known whether it counts in its place."""
     why = f": {cause}" if isinstance(cause, RelatumError) else ""
     away = " the database is away;" if isinstance(cause, DatabaseUnavailable) else ""
     return PublishOutcomeUnknown(
@@ -356,7 +337,7 @@ def unsettled(name: str, cause: BaseException | None, settle: Callable[..., Any]
 
 
 def rejected(sent: Sent) -> PublishRejected:
-    """The error of a message of unknown outcome that came to lie where its context is not any more."""
+    """The error of a message of unknown outcome that arrived where its context is no longer."""
     return PublishRejected(
         f"the message of {sent.name!r} came to {sent.stream!r} after that had moved, so no serial consumer takes it "
         "there: publish it again",
@@ -365,4 +346,4 @@ def rejected(sent: Sent) -> PublishRejected:
 
 
 Places = tuple[MessageId, ...]
-"""Where a message is known to lie."""
+"""Where a message is known to be."""

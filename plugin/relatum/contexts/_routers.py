@@ -12,11 +12,10 @@ from pika.exceptions import UnroutableError
 
 from relatum.checks import checked_seconds, shown
 from relatum.closing import Closing
-from relatum.contexts._context_options import AffinityOptions, ContextOptions, RouterOptions
-from relatum.contexts._context_statistics import RouterStatistics
+from relatum.contexts._context_options import AffinityOptions, ContextOptions, RouterOptions, RouterStatistics
 from relatum.contexts._placement_cache import NameLocks, Sent
 from relatum.contexts._placements import PartitionRow, Placement
-from relatum.contexts._predecessors import NO_WISH, Found, Predecessors, wish_of
+from relatum.contexts._predecessors import NO_SET, Found, Predecessors, set_request_of
 from relatum.contexts._router_core import Places, RouterCore, rejected, unsettled
 from relatum.contexts._set_keeper import SetKeeper
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, RelatumError
@@ -238,7 +237,11 @@ class Router(RouterBase[Options], Target, Closing):
         core.check_vhost(sending.vhost())
         known = publications.at_hand(name) or publications.place(name, stream)
         sent = publications.next_of(known)
-        result = self._send(sending, known.placement, sent)
+        try:
+            result = sending.send_named(core, known.placement, core.headers_for(sent, sending.headers))
+        except PublishOutcomeUnknown as error:
+            error.settle = partial(self._settle_unknown, error.settle, sent)
+            raise
         try:
             if not publications.counts_at_once(sent):
                 publications.settle(name, must=False)
@@ -254,13 +257,6 @@ class Router(RouterBase[Options], Target, Closing):
             self._core.open(sending.source(), with_database=False)
         core.check_vhost(sending.vhost())
         return core.unnamed(sending.routing_key)
-
-    def _send(self, sending: Sending, placement: Placement, sent: Sent) -> Any:
-        try:
-            return sending.send_named(self._core, placement, self._core.headers_for(sent, sending.headers))
-        except PublishOutcomeUnknown as error:
-            error.settle = partial(self._settle_unknown, error.settle, sent)
-            raise
 
     def _settle_name(self, name: str, timeout_s: float | None = None) -> None:
         with self._locks(name) as lock, lock:
@@ -333,22 +329,12 @@ class AffinityRouter(Router[AffinityOptions]):
             router.publish(channel, body, BasicProperties(headers={"affinity_set": "invoice 17"}))
 
     The set is named in a header. The partition of its first message is chosen by the rule and stored atomically, so
-    that all who publish to it agree; it is remembered, so that further messages go there without asking. A message
+    that all publishers agree; it is cached, so that further messages go there without asking. A message
     with the header `affinity_last: True` ends its set, one with `affinity_predecessor` joins that of another message,
     and those with neither are balanced by the rule and never wait for PostgreSQL.
 
     It can be given as the exchange on an intercepted channel: `channel.basic_publish(router, "", body, properties)`.
-
-    Args:
-        super_stream: The super stream's name.
-        database: PostgreSQL's URL, or a `Database`, which stays the caller's.
-        options: How it places and checks.
-        broker: The broker's URL. None (default): that of the channel first published on.
-        stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
-
-    Raises:
-        ConfigurationError: an option, or a URL, cannot be one.
-        InvalidInput: the super stream's name cannot be one.
+    Arguments and errors are those of `ContextRouter`; `options` are `AffinityOptions`.
     """
 
     _options_class = AffinityOptions
@@ -360,12 +346,12 @@ class AffinityRouter(Router[AffinityOptions]):
 
     def _publish(self, sending: Sending) -> Any:
         core, sets, predecessors = self._core, self._sets, self._predecessors
-        wish = wish_of(sending.headers, core.options.header)
-        if wish is NO_WISH:
+        request = set_request_of(sending.headers, core.options.header)
+        if request is NO_SET:
             return self._publish_of_none(sending)
-        if not predecessors.knows(wish):
+        if not predecessors.knows(request):
             self._core.open(sending.source())
-        place = predecessors.place_of(wish)
+        place = predecessors.place_of(request)
         if place.name is None:
             return self._publish_of_none(sending, core.active(place.stream or ""))
         with self._locks(place.name) as lock, lock:
@@ -374,7 +360,7 @@ class AffinityRouter(Router[AffinityOptions]):
                 sets.end_now(place.name)
             placement, result = self._publish_locked(sending, place.name, stream=place.stream)
             predecessors.published(Found(placement.name, placement.stream), sending.message_id)
-            sets.used(placement.name, placement.epoch, is_last=wish.is_last)
+            sets.used(placement.name, placement.epoch, is_last=request.is_last)
         return result
 
     def _publish_of_none(self, sending: Sending, partition: PartitionRow | None = None) -> Any:

@@ -25,7 +25,7 @@ class BatchBase:
     acknowledged, or again, when it is given back.
 
     Attributes:
-        partition: The stream the messages were consumed from. A message that was adopted lies in another one:
+        partition: The stream the messages were consumed from. A message that was adopted is stored in another one:
             `message.stream` says where.
         messages: At least one.
         is_acknowledged: Whether the position is stored behind them.

@@ -13,8 +13,7 @@ from typing import Final, Self
 from relatum import metrics
 from relatum.checks import checked_callable, checked_name, checked_seconds, shown
 from relatum.closing import Closing
-from relatum.contexts._context_options import SerialOptions
-from relatum.contexts._context_statistics import SerialStatistics
+from relatum.contexts._context_options import SerialOptions, SerialStatistics
 from relatum.contexts._serial_batch import BatchBase, SerialBatch, consuming
 from relatum.contexts._serial_member import Member
 from relatum.contexts._serial_status import SerialStatus, read_status
@@ -122,7 +121,7 @@ class SerialConsumer(ConsumerBase, Closing):
     """Consumes a super stream so that the messages of each serialization context come in the order of publishing.
 
     All consumers of one name, in any number of processes, share the partitions: one member reads a partition at a
-    time. Positions are stored in PostgreSQL. Contexts may move to other partitions meanwhile: what a context has in
+    time. Positions are stored in PostgreSQL. Contexts may move to other partitions at any time: what a context has in
     its new partition is held back until all it had in the old one is consumed. Contexts that do not move never wait.
 
     A context manager: entering starts it, leaving closes it. Threads may share it; batches of different partitions
@@ -166,7 +165,7 @@ class SerialConsumer(ConsumerBase, Closing):
     def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Stop reading and let other members have the partitions at once. A second call does nothing.
 
-        What was handed out and not acknowledged is delivered again, to whoever has the partition next.
+        What was handed out and not acknowledged is delivered again, to the partition's next member.
 
         Args:
             timeout_s: Seconds to wait for the threads.
@@ -234,7 +233,7 @@ class SerialConsumer(ConsumerBase, Closing):
             try:
                 yield from batch.messages
             except GeneratorExit:
-                # Whoever left off in the middle is handed all of it again.
+                # The iteration was left in the middle: the whole batch is delivered again.
                 batch.give_back()
                 raise
             self._acknowledge(batch)
@@ -280,7 +279,7 @@ class SerialConsumer(ConsumerBase, Closing):
                 stopping.wait(min(left_s, LOOK_S))
 
     def status(self) -> SerialStatus:
-        """How far the consumer is in each partition, whoever has it, and what it holds back.
+        """How far the consumer is in each partition, whichever member has it, and what it holds back.
 
         Raises:
             DatabaseUnavailable: PostgreSQL does not answer.

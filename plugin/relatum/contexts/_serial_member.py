@@ -1,7 +1,7 @@
-"""One member of a serial consumer: its share of the partitions, and its lease, in one loop. Both faces drive it.
+"""One member of a serial consumer: its lease and its share of the partitions, in one loop.
 
-A process that stood still longer than its lease hands nothing out before the lease is renewed, whatever of its timers
-is due first; what it writes meanwhile is fenced.
+A process that was frozen for longer than its lease hands nothing out before the lease is renewed, whichever of its
+timers fires first; what it writes until then is fenced.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from relatum.following import Event, Failed, Reach, StreamFollower
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store.members import Share
-from relatum.superstreams import Layout, describe_super_stream
+from relatum.superstreams import describe_super_stream
 from relatum.waiting import ComponentLoop, Duty, Outages, Threads, log_failure
 
 LEAVE_S: Final = 1.0
@@ -78,7 +78,7 @@ class Member:
     # --- its life ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Join, take what is free, and begin to read. Where that fails, nothing is left of it."""
+        """Join, take free partitions, and begin to read. A start that fails leaves nothing behind."""
         if self.batches.stopping.is_set():
             self._begin()
         self.batches.stopping.clear()
@@ -101,7 +101,7 @@ class Member:
         if stored is None:
             stored = self.options.header or CONTEXT_HEADER
             with PlacementStore(self.store.database, self._address.vhost, self._super_stream) as placements:
-                placements.open(stored, self._layout())
+                placements.open(stored, describe_super_stream(self._address, self._super_stream))
         if self.options.header not in (None, stored):
             reason = f"its contexts are named by the header {stored!r}, not by {self.options.header!r}"
             raise SuperStreamConflict(
@@ -110,10 +110,6 @@ class Member:
                 reason=reason,
             )
         return stored
-
-    def _layout(self) -> Layout:
-        """The partitions as the broker has them."""
-        return describe_super_stream(self._address, self._super_stream)
 
     def _beginnings(self, streams: Sequence[str]) -> Mapping[str, int]:
         if self.options.start == "first":
@@ -127,7 +123,7 @@ class Member:
         self.follower = StreamFollower(
             self.loop,
             self._address,
-            self._told,
+            self._receive,
             outages=self.outages,
             name=f"consuming by {self.store.name!r}",
             who=reading_of,
@@ -142,7 +138,7 @@ class Member:
         self._duties = [lease, surplus, self.batches.holds]
 
     def close(self, timeout_s: float) -> bool:
-        """Stop reading and let others have the partitions; False where that took too long."""
+        """Stop reading and release the partitions; False if that took too long."""
         until = time.monotonic() + timeout_s
         # Half of the time is for a database that answers; the threads wait for another no longer.
         self.store.ending.end_in(max(LEAVE_S, timeout_s / 2))
@@ -155,7 +151,7 @@ class Member:
         return has_ended
 
     async def _end(self) -> None:
-        """Leave, here, so that nobody who closes the consumer waits for a database that does not answer."""
+        """Leave, in the loop, so that closing does not wait for a database that does not answer."""
         try:
             for duty in self._duties:
                 duty.cancel()
@@ -201,7 +197,7 @@ class Member:
         return self.store.renewal_s
 
     def _has(self, share: Share, partitions: Mapping[int, str]) -> None:
-        """Begin, and end, what the lease says."""
+        """Begin with the partitions that the lease has, and end the others."""
         if share.holder != self._holder and self._partitions:
             # It had expired: drop every partition, and reopen those still ours at their stored positions.
             logger.info("the lease of a member of %r had run out: its partitions are opened anew", self.store.name)
@@ -218,7 +214,7 @@ class Member:
         self._choose_surplus()
 
     def leave(self, partition: Partition) -> None:
-        """Have a partition no more."""
+        """End with a partition."""
         partition.stop()
         if self._partitions.get(partition.stream) is partition:
             del self._partitions[partition.stream]
@@ -236,9 +232,9 @@ class Member:
             self.batches.returned()
 
     async def _give_surplus(self) -> float:
-        """Let others have partitions with which the application is done.
+        """Release surplus partitions of which no batch is out.
 
-        One of which that fails is found to be this member's again, and is given back the next time.
+        A partition whose release fails is found to be this member's again, and is released the next time.
         """
         async with self._sharing:
             for partition in list(self._partitions.values()):
@@ -257,17 +253,17 @@ class Member:
 
     # --- what is read -----------------------------------------------------------------------------------------------
 
-    def _told(self, event: Event) -> None:
-        """Give what has come to its partition. The follower tells again at what this fails."""
+    def _receive(self, event: Event) -> None:
+        """Give an event to its partition. The follower delivers an event again if this fails."""
         if event.stream is not None:
             self.batches.refused = None
         elif isinstance(event, Failed) and isinstance(event.error, AccessRefused | ConfigurationError):
-            # Told to those who wait for messages, too.
+            # Raised for callers that wait for messages, too.
             self.batches.refused = event.error
             self.batches.hand_out()
         partition = self._partitions.get(event.stream or "")
         if partition is not None and partition.number == event.following:
-            partition.told(event)
+            partition.receive(event)
         else:
             self.follower.done(event)
 

@@ -26,7 +26,7 @@ PARTITIONS: Final = Sharing(
     "holder",
     of_rows="consumer_id",
     are=f"position < {DRAINED}",
-    # Whatever is still on its way of who had it before is fenced off.
+    # Pending writes of the previous holder are fenced off.
     taken="version = version + 1",
 )
 """Partitions, shared by the members of one consumer name."""
@@ -146,7 +146,7 @@ class MemberStore:
             of_consumer = {"consumer_id": int(connection.execute(_FIND_CONSUMER, named).scalar_one())}
             is_new = connection.execute(_HAS_POSITIONS, of_consumer).first() is None
             partitions = {row.stream: row.partition_id for row in partitions_in(connection, super_stream_id)}
-        # Before the moves are read: the marker of a move that is not seen below lies behind all of these.
+        # Before the moves are read: the marker of a move that is not seen below is behind all of these.
         ends = beginnings(list(partitions)) if is_new else {}
         with self.database.transaction() as connection:
             connection.execute(LOCK_CONSUMER, of_consumer)
@@ -175,7 +175,7 @@ class MemberStore:
         Cut off from the broker, it takes nothing, and others may take what it has, unless its application has a batch
         in hand (`is_busy`).
         """
-        # Who cannot commit any more keeps no lease.
+        # A member that cannot commit any more keeps no lease.
         self.database.check_open()
         with self._of_lease.transaction() as connection:
             connection.execute(ADD_NEW_PARTITIONS, self.me)

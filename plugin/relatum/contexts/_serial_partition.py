@@ -1,7 +1,7 @@
-"""One partition that a member has: opened where it was left, read, and gone through by a task of its own.
+"""One partition of a member: a task opens it at its stored position, reads it, and judges its messages.
 
-What is about one partition stops no other: a partition that cannot go on now, since its batches are not done with,
-since what an adoption names cannot be read yet, or since PostgreSQL is away, keeps what has come and tries again.
+One partition holds up no other: one that cannot go on, because its batches are out, an adopted message cannot be read
+yet, or PostgreSQL is away, keeps its events and tries again.
 """
 
 import asyncio
@@ -13,10 +13,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from relatum.contexts._entries import Adoption
-from relatum.contexts._move_store import floors_before, lost_controls
-from relatum.contexts._partition_following import Following, Piece
-from relatum.contexts._partition_log import PartitionLog
-from relatum.contexts._serial_store import Opened
+from relatum.contexts._move_store import lost_controls
+from relatum.contexts._partition_following import Following, Opened, Piece
 from relatum.errors import OffsetExpired, OffsetNotFound, RelatumError, StreamNotFound, StreamUnavailable
 from relatum.following import Attached, Event, Failed, Hole, Records, Replaced
 from relatum.reading import Message, StreamReader, ends_of_known
@@ -46,7 +44,7 @@ class Partition:
         self.partition_id = partition_id
         self.stream = stream
         self.following: Following | None = None
-        """What has come of it, and how far it is handed out; None before it is opened."""
+        """Its messages, and how far they are handed out; None before it is opened."""
         self.number = self.served = 0
         """The number its stream is followed by, 0 where nothing that comes now is wanted; and its last turn."""
         self.looks_at = 0.0
@@ -59,24 +57,17 @@ class Partition:
         self._changed = asyncio.Event()
         self._task = member.loop.spawn(self._run())
 
-    def told(self, event: Event) -> None:
-        """Take what came of its stream."""
+    def receive(self, event: Event) -> None:
+        """Take an event of its stream."""
         self._events.append(event)
         self._changed.set()
 
     def wake(self) -> None:
-        """Go on, as far as that goes now: there is room for more, or all begins anew."""
-        self._changed.set()
-
-    def begin_anew(self) -> None:
-        """Forget what is not stored, as soon as the task comes to it; until then nothing is handed out."""
-        if self.following is not None:
-            self.following.is_over = True
-        self._opened, self.number = None, 0
+        """Go on: there is room for more, or the partition is to be reopened."""
         self._changed.set()
 
     def stop(self) -> None:
-        """End, and hand out nothing more."""
+        """End the task, and hand out nothing more."""
         self._task.cancel()
         self._forget()
         self._member.follower.leave(self.stream)
@@ -90,14 +81,14 @@ class Partition:
             except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
                 if not isinstance(error, RelatumError):
                     # Something may have been done by half.
-                    self.begin_anew()
+                    self._forget()
                 self._member.outages.failed(reading_of(self.stream), error)
                 await asyncio.sleep(next(self._pauses))
             else:
                 await self._changed.wait()
 
     async def _go_on(self) -> None:
-        """Open it where that is to be done, and go through what has come."""
+        """Open the partition if needed, and handle its events."""
         while True:
             if self._opened is None or (self.following is not None and self.following.is_over):
                 self._forget()
@@ -127,11 +118,11 @@ class Partition:
         self._events.clear()
 
     async def _handle(self, event: Event) -> bool:
-        """Do what an event asks for; False where it has to wait."""
+        """Handle an event; False if it has to wait."""
         if isinstance(event, Records):
             return await self._put(event)
         if isinstance(event, Attached):
-            await self._open()
+            self._open()
         elif isinstance(event, Hole):
             await self._pass_hole(event)
         elif isinstance(event, Replaced):
@@ -146,7 +137,7 @@ class Partition:
             logger.info("partition %r drained: its stream is gone", self.stream, extra={"stream": self.stream})
             self._member.leave(self)
 
-    async def _open(self) -> None:
+    def _open(self) -> None:
         """The stream is the one that is known: hand out what is read of it. After a break it is open already."""
         opened = self._opened
         assert opened is not None, "it is followed from there"
@@ -154,17 +145,8 @@ class Partition:
         assert header is not None, "it was agreed on at the start"
         if self.following is not None:
             return
-        floors = await self._member.loop.ask(floors_before, self._store.database, self.partition_id, opened.read_from)
         following = Following(
-            self.partition_id,
-            self.stream,
-            log=PartitionLog(floors, open_holds=opened.holds, position=opened.position),
-            position=opened.position,
-            version=opened.version,
-            read_from=opened.read_from,
-            header=header,
-            options=self._member.options,
-            begun_at={move_id: time.monotonic() - open_s for move_id, open_s in opened.since.items()},
+            self.partition_id, self.stream, opened, header=header, options=self._member.options, now=time.monotonic()
         )
         extra = {"stream": self.stream, "position": following.position, "from": following.next_offset}
         logger.info("partition %r opened", self.stream, extra=extra)
@@ -236,7 +218,7 @@ class Partition:
         """The first offset written in the two minutes before a moment; None where the stream has none of them.
 
         What was written after the end was lost comes later in the stream, and its time is later, too, or by less than
-        these minutes earlier (clocks of nodes differ): so none of it lies before that offset. Should all of these
+        these minutes earlier (clocks of nodes differ): so none of it is before that offset. Should all of these
         minutes be lost, it is none, and nothing is skipped.
         """
         since = datetime.fromtimestamp(max(0.0, last_ms / 1_000 - REPEATED_S), UTC)

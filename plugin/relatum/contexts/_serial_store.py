@@ -2,20 +2,20 @@
 
 Exactly once rests on one statement: a position moves only where its row still names this member and the version that
 this member wrote last. What an application writes in the same transaction is committed with it, or not at all. Whether
-it was committed, where nobody answered, is told by the token that each try writes, and by nothing else: the row may
+it was committed, where nobody answered, is known by the token that each try writes, and by nothing else: the row may
 have been changed since, by this very member, too. A member whose lease has run out joins anew, under another name.
 """
 
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.contexts._partition_following import Following, Step
+from relatum.contexts._move_store import FLOORS
+from relatum.contexts._partition_following import Following, Opened, Step
 from relatum.contexts._serial_member_store import DRAINED, MemberStore
 from relatum.errors import PartitionLost
 from relatum.reading import Position, position_of
@@ -25,7 +25,7 @@ from relatum.store.settling import marked
 _MINE: Final = """consumer_id = :consumer_id::integer AND partition_id = :partition_id::integer
         AND holder = :holder::text"""
 
-# Whatever of this member is still on its way is fenced off.
+# Pending writes of this member are fenced off.
 BEGIN: Final = sql(f"""
     UPDATE relatum.serial_positions SET version = version + 1
     WHERE {_MINE}
@@ -121,22 +121,6 @@ HOLDS_SHOWN: Final = sql(f"""
     ORDER BY h.partition_id, h.marker_offset""")
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """What is stored of a partition this member has now."""
-
-    position: int
-    version: int
-    known_by: Position | None
-    """What lay at the last offset read; None where nothing was."""
-    holds: Mapping[int, int]
-    """The cursor of each open hold, by move."""
-    since: Mapping[int, float]
-    """For how long each has been open, seconds."""
-    read_from: int
-    """Where to go on reading: what is held lies before the position."""
-
-
 def lost(stream: str, name: str) -> PartitionLost:
     """The error of a member that has a partition no more."""
     return PartitionLost(
@@ -161,17 +145,14 @@ class ConsumerStore(MemberStore):
             holds = connection.execute(HOLDS_OF, mine).all()
             scans = connection.scalars(SCANS, {"partition_id": partition_id})
             read_from = min([row.position, *(hold.marker_offset for hold in holds), *scans])
+            offset = {"partition_id": partition_id, "offset": read_from}
+            floors: dict[str, int] = dict(connection.execute(FLOORS, offset).all())
         known_by = None
         if row.last_offset is not None:
             known_by = Position(row.last_offset, row.last_fingerprint, row.last_chunk_ms)
-        return Opened(
-            row.position,
-            row.version,
-            known_by,
-            {hold.move_id: hold.cursor for hold in holds},
-            {hold.move_id: hold.since_s for hold in holds},
-            read_from,
-        )
+        cursors = {hold.move_id: hold.cursor for hold in holds}
+        since = {hold.move_id: hold.since_s for hold in holds}
+        return Opened(row.position, row.version, known_by, cursors, since, floors, read_from)
 
     def restart(self, partition_id: int, position: int, *, markers_from: int, fences_from: int) -> None:
         """Go on from an earlier offset, or in a stream that was declared again.

@@ -1,4 +1,4 @@
-"""Serialization contexts for operators: where each is, and how they are moved."""
+"""Serialization contexts for operators: placed, listed and moved."""
 
 import ssl
 import threading
@@ -12,16 +12,15 @@ from relatum.contexts._assignments import Assignment, ContextsStatus, Plan, Prog
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._move_store import MoveStore
 from relatum.contexts._mover import MOVES_AT_ONCE, RETRY_S, Movers
-from relatum.contexts._placement_store import PlacementStore, in_parts
+from relatum.contexts._partitions import checked_key, retire, wait_until_read
+from relatum.contexts._placement_store import PlacementStore, behind, in_parts
 from relatum.contexts._placements import Move, PartitionRow, PartitionState, Placement, PlacementState, check_name
-from relatum.contexts._retiring import retire, wait_until_read
 from relatum.errors import (
     ConfigurationError,
     Conflict,
     InvalidInput,
     PlacementNotFound,
     StreamNotFound,
-    SuperStreamConflict,
     SuperStreamNotFound,
 )
 from relatum.headers import CONTEXT_HEADER
@@ -99,12 +98,12 @@ class SerializationContexts(Closing):
             self._open(header)
             self._moves = MoveStore(self._placements.database, self._placements.super_stream_id, super_stream)
         except BaseException:
-            self._placements.close_store()
+            self._placements.close()
             raise
         of_one_process(self, "a mover of contexts")
 
     def _open(self, header: str | None) -> None:
-        """Open the super stream's rows; those of one that is not known yet are made by what the broker says."""
+        """Open the super stream's rows; those of an unknown one are made from what the broker says."""
         try:
             self._placements.open(header)
         except SuperStreamNotFound:
@@ -157,7 +156,8 @@ class SerializationContexts(Closing):
         """
         if partition is not None:
             self._partition(checked_name("partition", partition))
-        return map(Assignment.of, self._placements.placements(stream=partition, after=after))
+        first = "" if after is None else behind(after)
+        return map(Assignment.of, self._placements.placements(stream=partition, first=first))
 
     def status(self) -> ContextsStatus:
         """The partitions, with the number of contexts in each, and the moves that have not ended."""
@@ -182,16 +182,16 @@ class SerializationContexts(Closing):
     def move(self, contexts: str | Iterable[str], to: str, *, progress: Progress | None = None) -> list[Move]:
         """Move contexts to a partition; those that are there already stay.
 
-        Their publishers wait meanwhile, and only theirs. Contexts of one partition move together, up to 500 at a time;
+        Only their publishers wait while they move. Contexts of one partition move together, up to 500 at a time;
         several moves run side by side.
 
         Args:
             contexts: Their names; or one name.
             to: The stream they are to go to.
-            progress: Told of each step.
+            progress: Called after each step.
 
         Returns:
-            The moves, as they ended: `pause_s` of each says how long its contexts stood still.
+            The moves, as they ended: `pause_s` of each is how long its contexts paused.
 
         Raises:
             PlacementNotFound: a context is nowhere; nothing was moved.
@@ -209,7 +209,7 @@ class SerializationContexts(Closing):
     def consolidate(self, sources: str | Iterable[str], target: str, *, progress: Progress | None = None) -> list[Move]:
         """Move all contexts of some partitions to one; see `move`.
 
-        What is placed in the sources meanwhile stays there.
+        Contexts placed in the sources during the call stay there.
         """
         checked_name("target", target)
         streams = _names("sources", sources)
@@ -250,7 +250,7 @@ class SerializationContexts(Closing):
 
         Args:
             plan: From `plan`; None (default): evenly over all partitions in use.
-            progress: Told of each step.
+            progress: Called after each step.
         """
         if plan is not None and not isinstance(plan, Plan):
             raise InvalidInput(f"plan= takes what plan() gave, not {shown(plan)}")
@@ -274,7 +274,7 @@ class SerializationContexts(Closing):
         return self._moves.moves(latest=latest)
 
     def resume(self, move_id: int, *, progress: Progress | None = None) -> Move:
-        """Go on with a move, from whatever state it is in, whoever began it. One that has ended stays as it is.
+        """Complete a move, from any state and whoever began it. One that has ended stays as it is.
 
         Raises:
             NotFound: there is no move of that number.
@@ -289,7 +289,7 @@ class SerializationContexts(Closing):
         Args:
             move_id: The move.
             reason: Kept with the move; None for none.
-            progress: Told of each step.
+            progress: Called after each step.
 
         Raises:
             NotFound: there is no move of that number.
@@ -304,7 +304,7 @@ class SerializationContexts(Closing):
     # Partitions
 
     def add_partitions(self, count: int = 1, *, binding_keys: Sequence[str] | None = None) -> list[str]:
-        """Add partitions to the super stream, empty ones; gives their streams. No context moves by that.
+        """Add empty partitions to the super stream; gives their streams. No context moves.
 
         New contexts go there, too, from now on; move others with `rebalance`.
 
@@ -320,19 +320,19 @@ class SerializationContexts(Closing):
             checked_names("binding_keys", binding_keys)
         address, added = self._broker(), []
         for key in [None] * count if binding_keys is None else binding_keys:
-            wanted = self._next_key() if key is None else self._unused(key)
+            wanted = checked_key(self._placements.partitions(), self.super_stream, key)
             added.append(add_partition(address, self.super_stream, binding_key=wanted).stream)
             self._placements.open(None, self._described())
         return added
 
     def retire(self, partition: str, *, delete: bool = False, timeout_s: float = 30.0) -> None:
-        """Take a partition that has no contexts out of use; repeat it where it was interrupted.
+        """Take a partition that has no contexts out of use. Safe to repeat after an interruption.
 
         First nothing is placed there any more, then the broker routes nothing there any more.
 
         Args:
             partition: The partition's stream.
-            delete: Delete the stream, too, once every serial consumer has read all that lies in the super stream now.
+            delete: Delete the stream, too, once every serial consumer has read all that the super stream has now.
                 Its messages are gone then, also for consumers of new names.
             timeout_s: With `delete`, seconds to wait for consumers. Default: 30.
 
@@ -355,31 +355,12 @@ class SerializationContexts(Closing):
 
     def _partition(self, stream: str) -> PartitionRow:
         """The partition that is the stream of that name; the broker is asked for one that is new."""
-        found = _named(self._placements.partitions(), stream)
-        if found is None and self._address is not None:
-            found = _named(self._placements.open(None, self._described()), stream)
-        if found is None:
+        known = {row.stream: row for row in self._placements.partitions()}
+        if stream not in known and self._address is not None:
+            known = {row.stream: row for row in self._placements.open(None, self._described())}
+        if stream not in known:
             raise StreamNotFound(f"{stream!r} is no partition of {self.super_stream!r}", stream=stream)
-        return found
-
-    def _next_key(self) -> str | None:
-        """The next number; None to have the broker tell it, which does not know of partitions that were deleted."""
-        rows = self._placements.partitions()
-        if all(row.state is PartitionState.ACTIVE for row in rows):
-            return None
-        numbers = [row.stream.removeprefix(f"{self.super_stream}-") for row in rows]
-        return str(1 + max((int(number) for number in numbers if number.isascii() and number.isdecimal()), default=-1))
-
-    def _unused(self, key: str) -> str:
-        stream = f"{self.super_stream}-{key}"
-        found = _named(self._placements.partitions(), stream)
-        if found is not None and found.state is PartitionState.RETIRED:
-            raise SuperStreamConflict(
-                f"partition {stream!r} was retired, and its name is not used again: take another binding key",
-                super_stream=self.super_stream,
-                reason="the partition was retired",
-            )
-        return key
+        return known[stream]
 
     def _broker(self) -> BrokerAddress:
         """The broker's address, which must have an AMQP port."""
@@ -404,7 +385,7 @@ class SerializationContexts(Closing):
         with self._lock:
             if self._streams is None:
                 streams = ControlStreams(self._broker())
-                streams.reader()  # a broker that is away is told at once
+                streams.reader()  # fails now if the broker is away
                 self._streams = streams
             return self._streams
 
@@ -414,11 +395,7 @@ class SerializationContexts(Closing):
             if self._streams is not None:
                 self._streams.close()
                 self._streams = None
-        self._placements.close_store()
-
-
-def _named(rows: Iterable[PartitionRow], stream: str) -> PartitionRow | None:
-    return next((row for row in rows if row.stream == stream), None)
+        self._placements.close()
 
 
 def _names(argument: str, given: str | Iterable[str]) -> list[str]:
@@ -433,7 +410,7 @@ def _check_in(placements: Iterable[Placement], partition: str) -> None:
 
 
 def _chosen(active: Sequence[PartitionRow], wanted: PartitionRow) -> PartitionRow:
-    """The partition that was asked for, as one of those that take new placements."""
+    """The partition that was asked for, among those that take new placements."""
     for row in active:
         if row.partition_id == wanted.partition_id:
             return row

@@ -1,4 +1,4 @@
-"""What a router's thread does for its affinity sets: it writes down which are in use, and closes those that ended.
+"""A router's thread for affinity sets: it stores which are in use, and closes those that have ended.
 
 Publishers never wait for it.
 """
@@ -30,7 +30,7 @@ CLOSE_S: Final = 5.0
 
 
 class SetKeeper:
-    """The sets of one router. Threads may share it. `settle` settles what was sent of a set, in the keeper's thread."""
+    """The sets of one router. Threads may share it. `settle` is called in the keeper's thread."""
 
     def __init__(self, core: RouterCore, settle: Callable[[str], None]) -> None:
         self._core = core
@@ -44,7 +44,7 @@ class SetKeeper:
         self._thread: threading.Thread | None = None
 
     def used(self, name: str, epoch: int, *, is_last: bool) -> None:
-        """Note that the broker has a message of a set: it is in use, or with its last message to be closed soon."""
+        """Note that the broker has a message of a set, which is in use, or is closed soon after its last message."""
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="relatum affinity sets", daemon=True)
@@ -109,7 +109,7 @@ class SetKeeper:
     def _run(self) -> None:
         core, pauses = self._core, backoff()
         who = f"closing affinity sets of {core.super_stream!r}"
-        outages = Outages(logger, broker=str(core.address), database=core.store.database.address.name)
+        outages = Outages(logger, broker=str(core.control_streams.address), database=core.store.database.address.name)
         while not self._stop.is_set():
             with self._changed:
                 self._changed.wait_for(lambda: self._ending or self._closing.is_set(), CHECK_S)
@@ -132,7 +132,7 @@ class SetKeeper:
                 self._stop.wait(next(pauses))
 
     def _keep(self, *, is_last: bool) -> bool:
-        """Do what is to be done now; gives whether nothing is left of it."""
+        """Do what is due; gives whether all of it is done."""
         with self._changed:
             ending = dict(self._ending)
         self._check()
@@ -143,12 +143,12 @@ class SetKeeper:
         return is_done
 
     def _check(self) -> None:
-        """See to it that what was sent before this counts: a set that has ended is not looked at any more."""
+        """Have what was sent before this count: a set that has ended is not looked at any more."""
         unchecked = self._core.publications.unchecked
         if not len(unchecked):
             return
         mark = unchecked.mark()
-        self._core.look()
+        self._core.publications.look()
         for name in unchecked.names():
             # Few: their placement changed since, by a move, or because somebody else has closed the set.
             if unchecked.of(name, mark):
@@ -165,7 +165,7 @@ class SetKeeper:
         return not moving
 
     def _use(self) -> None:
-        """Write down which sets are in use, and close those that are not."""
+        """Store which sets are in use, and close those that are not."""
         with self._changed:
             used, self._used = self._used, set()
         try:

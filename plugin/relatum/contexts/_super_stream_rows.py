@@ -1,6 +1,6 @@
-"""The rows of a super stream with placements: made where they are not there, and agreed on where they are."""
+"""The rows of a super stream with placements: made if they are missing, and checked if they exist."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from relatum.checks import checked_name, seconds_text
 from relatum.contexts._placements import PartitionLike, PartitionRow, PartitionState
-from relatum.errors import StreamNotFound, SuperStreamConflict, SuperStreamNotFound
+from relatum.errors import SuperStreamConflict, SuperStreamNotFound
 from relatum.store.database import AnyDatabase, as_engine, sql
 from relatum.store.tables import super_streams
 from relatum.store.translation import translated_errors
@@ -66,9 +66,16 @@ _CHANGE_PARTITION: Final = sql("""
     UPDATE relatum.super_stream_partitions SET binding_key = :binding_key::text, place = :place::integer
     WHERE super_stream_id = :super_stream_id::integer AND stream = :stream::text""")
 
-_SET_WEIGHT: Final = sql("""
-    UPDATE relatum.super_stream_partitions SET weight = :weight::double precision
-    WHERE super_stream_id = :super_stream_id::integer AND stream = :stream::text""")
+# Partitions are locked in the order of their ids, as by everybody.
+SET_WEIGHTS: Final = sql("""
+    WITH locked AS (
+        SELECT partition_id, weights.weight FROM relatum.super_stream_partitions s
+        JOIN unnest(:streams::text[], :weights::double precision[]) AS weights(stream, weight)
+            ON weights.stream = s.stream
+        WHERE s.super_stream_id = :super_stream_id::integer
+        ORDER BY s.partition_id FOR NO KEY UPDATE OF s)
+    UPDATE relatum.super_stream_partitions s SET weight = locked.weight
+    FROM locked WHERE s.partition_id = locked.partition_id""")
 
 
 class Opened(NamedTuple):
@@ -126,7 +133,7 @@ def open_super_stream(
 
 
 def _agree_on_idle(connection: sa.Connection, whose: tuple[int, str], idle_s: float, *, stored: float | None) -> None:
-    """See that sets are closed after this time, for all; who says so first sets it."""
+    """Check that sets are closed after this time for all routers; the first to say so sets it."""
     super_stream_id, name = whose
     if stored is None:
         connection.execute(_SET_FIRST_IDLE, {"super_stream_id": super_stream_id, "idle_s": float(idle_s)})
@@ -139,16 +146,6 @@ def _agree_on_idle(connection: sa.Connection, whose: tuple[int, str], idle_s: fl
             super_stream=name,
             reason=f"its idle_s is {stored:g}",
         )
-
-
-def set_weights(connection: sa.Connection, super_stream_id: int, name: str, weights: Mapping[str, float]) -> None:
-    """Set the weights of partitions, by stream; locks them in the order of their ids, as everybody does."""
-    ids = {row.stream: row.partition_id for row in partitions_in(connection, super_stream_id)}
-    for stream in sorted(weights, key=lambda stream: ids.get(stream, 0)):
-        if stream not in ids:
-            raise StreamNotFound(f"{stream!r} is no partition of {name!r}", stream=stream)
-        wanted = {"super_stream_id": super_stream_id, "stream": stream, "weight": weights[stream]}
-        connection.execute(_SET_WEIGHT, wanted)
 
 
 def not_found(name: str) -> SuperStreamNotFound:

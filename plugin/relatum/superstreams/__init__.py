@@ -1,6 +1,8 @@
 """Super streams over AMQP 0.9.1: made, described, and published to."""
 
-from relatum.superstreams._admin import (
+from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
+from relatum.superstreams._super_stream import AffinityHandle, SuperStream
+from relatum.superstreams.administration import (
     Broker,
     add_partition,
     declare_super_stream,
@@ -8,8 +10,6 @@ from relatum.superstreams._admin import (
     describe_super_stream,
     unbind_partition,
 )
-from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
-from relatum.superstreams._target import AffinityHandle, SuperStream
 from relatum.superstreams.layout import Layout, Partition, partition_of
 from relatum.superstreams.streams import StreamOptions
 from relatum.superstreams.targets import Outgoing, Target

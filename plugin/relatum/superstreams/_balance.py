@@ -1,4 +1,4 @@
-"""Which partition the next message, or the next named set of messages, goes to. Pure."""
+"""Rules that choose the partition of the next message, or of the next named set of messages. Pure."""
 
 import itertools
 import secrets

@@ -24,7 +24,7 @@ _KOMBU_AMQP: Final = ("amqp", "amqps", "pyamqp", "librabbitmq")
 """What kombu calls transports to RabbitMQ."""
 
 _NOTED: Final = "_relatum_told"
-"""Where a connection keeps what it was let in by last, where its client does not."""
+"""The attribute of a connection that keeps its latest secret, where its client does not."""
 
 ACCESS_REFUSED: Final = 403
 """AMQP's reply code for a user without the permission."""
@@ -76,7 +76,7 @@ def address_of(source: Any, stream_url: str | None = None, nodes: Iterable[Param
 
 
 def note_secret(connection: Any, secret: Any) -> None:
-    """Note what a connection told the broker to be let in by from now on, where its client keeps it nowhere."""
+    """Keep the secret that a connection logs in with from now on, where its client keeps it nowhere."""
     setattr(connection, _NOTED, secret)
 
 

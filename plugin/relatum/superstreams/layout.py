@@ -1,4 +1,4 @@
-"""Which streams a super stream is made of, and which of them a key goes to."""
+"""The streams of a super stream, and the one that a key goes to."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

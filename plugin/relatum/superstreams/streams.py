@@ -1,4 +1,4 @@
-"""Single streams on a broker: what they are declared with, and whether they are there."""
+"""Single streams on a broker: their options, their declaration, and whether they exist."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What can be given as the exchange of a publish, and decides itself where the message goes."""
+"""Targets: given as the exchange of a publish, they decide where the message goes."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from relatum.errors import ConfigurationError
 
 
 class Target:
-    """Something to publish to that is no exchange: it chooses the exchange and the routing key of each message.
+    """Something to publish to that chooses the exchange and the routing key of each message.
 
     On an intercepted pika channel, `channel.basic_publish(target, routing_key, body, properties)` calls `publish`,
     which in the end calls the same channel's `basic_publish` with names; that is where the message is stamped and

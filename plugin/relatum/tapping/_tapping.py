@@ -21,8 +21,8 @@ from relatum.reading import BrokerAddress
 from relatum.store.database import AnyDatabase, as_engine, sql
 from relatum.store.translation import translated_errors
 from relatum.superstreams import StreamOptions
+from relatum.superstreams.administration import bound_streams
 from relatum.superstreams.connections import blocking_connection
-from relatum.superstreams.description import bound_streams
 from relatum.superstreams.layout import checked_stream_name
 from relatum.superstreams.streams import KEPT, declare_stream, stream_exists
 from relatum.tapping import _broker_side as broker_side

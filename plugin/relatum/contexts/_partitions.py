@@ -1,6 +1,7 @@
-"""Taking a partition out of use, once no context is placed there and every serial consumer has read it."""
+"""Adding partitions, and taking them out of use once nothing is placed there and every serial consumer has read it."""
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -9,8 +10,8 @@ import sqlalchemy as sa
 from relatum.contexts._control_streams import ControlStreams
 from relatum.contexts._move_store import MoveStore
 from relatum.contexts._placement_store import PlacementStore
-from relatum.contexts._placements import PartitionState
-from relatum.errors import PartitionInUse, StreamNotFound
+from relatum.contexts._placements import PartitionRow, PartitionState
+from relatum.errors import PartitionInUse, StreamNotFound, SuperStreamConflict
 from relatum.store.database import sql
 
 LOOK_S: Final = 0.1
@@ -51,6 +52,25 @@ _UNREAD: Final = sql("""
         AND (h.partition_id = :partition_id::integer OR h.source_id = :partition_id::integer)
     LIMIT 1)""")
 """A consumer that has not read a partition up to its end, or holds messages back because of the retired one."""
+
+
+def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None) -> str | None:
+    """The binding key of a new partition, the next number where none is given; a retired partition's is refused.
+
+    None has the broker choose the number, which does not know of partitions that were deleted.
+    """
+    retired = {row.stream for row in rows if row.state is PartitionState.RETIRED}
+    if key is None:
+        numbers = [row.stream.removeprefix(f"{super_stream}-") for row in rows]
+        taken = [int(number) for number in numbers if number.isascii() and number.isdecimal()]
+        return str(1 + max(taken, default=-1)) if retired else None
+    if f"{super_stream}-{key}" in retired:
+        raise SuperStreamConflict(
+            f"partition '{super_stream}-{key}' was retired, and its name is not used again: take another binding key",
+            super_stream=super_stream,
+            reason="the partition was retired",
+        )
+    return key
 
 
 def retire(moves: MoveStore, stream: str) -> None:

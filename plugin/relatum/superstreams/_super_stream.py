@@ -18,8 +18,8 @@ from relatum.errors import ConfigurationError, InvalidInput
 from relatum.keys import InvalidValue, KeyType, canonical
 from relatum.processes import after_fork
 from relatum.reading import BrokerAddress
-from relatum.superstreams._admin import describe_super_stream
 from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
+from relatum.superstreams.administration import describe_super_stream
 from relatum.superstreams.connections import address_of
 from relatum.superstreams.layout import Layout, Partition, checked_stream_name
 from relatum.superstreams.targets import Outgoing, Target
@@ -230,7 +230,7 @@ def _header_key(name: str, headers: Mapping[str, Any]) -> str:
 
 
 _TOKEN_VERSION: Final = 1
-"""What a token begins with, so that a later form can be told from this one."""
+"""The version that a token begins with."""
 
 
 class AffinityHandle(Target, Closing):
@@ -325,10 +325,7 @@ class AffinityHandle(Target, Closing):
 
     async def destination_async(self, channel: Any, message: Any, routing_key: str) -> tuple[str, str]:
         """The exchange and the routing key of the set's messages; places the set where it is not placed yet."""
-        partition = self._partition
-        if partition is None:
-            connection = (await channel.get_underlay_channel()).connection
-            partition = self._place(await asyncio.to_thread(self._super_stream.layout, connection))
+        partition = self._partition or self._place(await self._super_stream.layout_async(channel))
         return self._super_stream.name, partition.binding_key
 
     def close(self) -> None:
@@ -339,7 +336,7 @@ class AffinityHandle(Target, Closing):
             self._super_stream.end_handle(self._partition)
 
     def _place(self, layout: Layout) -> Partition:
-        """Choose once, whoever asks first."""
+        """Choose once, for the first caller."""
         with self._lock:
             if self._partition is None:
                 self._partition = self._super_stream.place_handle(layout, self._balance, self._name, self._weights)

@@ -1,29 +1,35 @@
-"""Super streams made, described and taken apart over AMQP 0.9.1.
+"""Super streams made, described and taken apart.
 
 A super stream is a durable direct exchange with the argument `x-super-stream`, and streams bound to it, each by a key
-and with the argument `x-stream-partition-order`: what `rabbitmq-streams add_super_stream` makes.
+and with the argument `x-stream-partition-order`: what `rabbitmq-streams add_super_stream` makes. It is described by the
+stream protocol where that answers, else as far as AMQP 0.9.1 can tell.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
+from contextlib import contextmanager, nullcontext
+from typing import Any, Final, TypeAlias
 
+from pika import BlockingConnection
+from pika.adapters.blocking_connection import BlockingChannel
 from pika.compat import long
 
 from relatum.checks import checked_count, checked_names, checked_text, shown
-from relatum.errors import InvalidInput, SuperStreamConflict, SuperStreamNotFound
+from relatum.errors import (
+    BrokerUnavailable,
+    InvalidInput,
+    ProtocolError,
+    ReadTimeout,
+    SuperStreamConflict,
+    SuperStreamNotFound,
+)
+from relatum.headers import NAME_BYTES_MAX
 from relatum.limits import PARTITIONS_MAX
-from relatum.reading import BrokerAddress
-from relatum.superstreams.connections import address_of, blocking_connection
-from relatum.superstreams.description import described, stream_reader
+from relatum.reading import NOT_BY_STREAMS, BrokerAddress, StreamReader
+from relatum.superstreams.connections import TIMEOUT_S, address_of, blocking_connection
 from relatum.superstreams.layout import Layout, Partition, checked_stream_name
-from relatum.superstreams.streams import StreamOptions, declare_stream, queue_exists, refusals
+from relatum.superstreams.streams import StreamOptions, declare_stream, exchange_exists, queue_exists, refusals
 
-if TYPE_CHECKING:
-    from pika import BlockingConnection
-    from pika.adapters.blocking_connection import BlockingChannel
-
-Broker: TypeAlias = Union[str, BrokerAddress, "BlockingConnection", "BlockingChannel"]
+Broker: TypeAlias = str | BrokerAddress | BlockingConnection | BlockingChannel
 """A URL or an address, or a blocking pika connection or channel that is open.
 
 A connection is left open. Nothing is done on the channel itself: the broker closes one where it refuses something.
@@ -75,7 +81,7 @@ def declare_super_stream(
     address = address_of(broker, stream_url)
     with blocking_connection(broker, address) as connection:
         try:
-            present = described(connection, address, name)
+            present = _described(connection, address, name)
         except SuperStreamNotFound:
             pass
         else:
@@ -95,10 +101,10 @@ def declare_super_stream(
 def describe_super_stream(broker: Broker, name: str, *, stream_url: str | None = None) -> Layout:
     """The partitions of a super stream in their order.
 
-    Where the stream protocol answers, it tells the streams and confirms each one's binding key. AMQP 0.9.1 alone lists
+    Where the stream protocol answers, it lists the streams and confirms each one's binding key. AMQP 0.9.1 alone lists
     no bindings: there the streams `NAME-0`, `NAME-1` and so on are taken for the partitions, up to the first that is
-    missing. So it cannot see binding keys that are no numbers, nor what lies behind a partition that was taken out,
-    and it takes a stream of such a name for a partition though it is not bound.
+    missing. So it sees no binding keys that are not numbers, and no partitions behind one that was taken out. It takes
+    a stream of such a name for a partition even if it is not bound.
 
     Args:
         broker: A URL, or an open connection or channel of pika or an aio-pika connection. A callback connection's
@@ -113,7 +119,7 @@ def describe_super_stream(broker: Broker, name: str, *, stream_url: str | None =
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
     checked_stream_name(name)
-    return described(broker, address_of(broker, stream_url), name)
+    return _described(broker, address_of(broker, stream_url), name)
 
 
 def delete_super_stream(broker: Broker, name: str, *, stream_url: str | None = None) -> Layout:
@@ -216,7 +222,7 @@ def unbind_partition(
         if len(layout) == 1:
             why = f"{stream!r} is the last partition of {name!r}: delete the super stream."
             raise SuperStreamConflict(why, super_stream=name, reason="last partition")
-        with stream_reader(address_of(broker, stream_url)) as reader, connection.channel() as channel:
+        with _stream_reader(address_of(broker, stream_url)) as reader, connection.channel() as channel:
             for bindings in _bindings(partition):
                 for arguments in bindings:
                     channel.queue_unbind(stream, name, partition.binding_key, arguments)
@@ -232,12 +238,12 @@ def unbind_partition(
 
 
 @contextmanager
-def _opened(broker: Broker, name: str, stream_url: str | None) -> "Iterator[tuple[BlockingConnection, Layout]]":
+def _opened(broker: Broker, name: str, stream_url: str | None) -> Iterator[tuple[BlockingConnection, Layout]]:
     """A connection, and the super stream as it is now."""
     checked_stream_name(name)
     address = address_of(broker, stream_url)
     with blocking_connection(broker, address) as connection:
-        yield connection, described(connection, address, name)
+        yield connection, _described(connection, address, name)
 
 
 def _check_options(options: StreamOptions | None) -> None:
@@ -247,7 +253,6 @@ def _check_options(options: StreamOptions | None) -> None:
 
 def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | None) -> Layout:
     """The layout that is asked for, checked."""
-    checked_stream_name(name)
     if binding_keys is None:
         count = PARTITIONS_DEFAULT if partitions is None else partitions
         layout = Layout.numbered(name, min(count, PARTITIONS_MAX + 1) if isinstance(count, int) else count)
@@ -278,7 +283,7 @@ def _check_new(layout: Layout, partition: Partition) -> None:
         raise InvalidInput(f"A super stream has {PARTITIONS_MAX} partitions at most, not {len(layout) + 1}.")
 
 
-def _check_present(connection: "BlockingConnection", present: Layout, wanted: Layout) -> None:
+def _check_present(connection: BlockingConnection, present: Layout, wanted: Layout) -> None:
     """Refuse other partitions than those asked for, unless they are the first of a declaration that was cut short."""
     if present == wanted:
         return
@@ -304,7 +309,7 @@ def _order(place: int) -> dict[str, Any]:
 def _bindings(partition: Partition) -> Iterator[list[dict[str, Any] | None]]:
     """The arguments that a partition was most likely bound with; then all that it may have been bound with.
 
-    Unbinding needs the very arguments, and nobody tells them: the order is its place when it was bound, which stays
+    Unbinding needs the exact arguments, which no protocol lists: the order is its place when it was bound, which stays
     when others are taken out. A `long` is what RabbitMQ's tools write; other clients' integers may be of another type,
     or there may be none. Where there is no such binding, nothing happens.
     """
@@ -322,3 +327,73 @@ def _next_order(layout: Layout) -> int:
 
 def _is_place(binding_key: str) -> bool:
     return binding_key.isdecimal() and binding_key.isascii() and int(binding_key) < PARTITIONS_MAX
+
+
+@contextmanager
+def _stream_reader(address: BrokerAddress) -> Iterator[StreamReader | None]:
+    """A reader over the stream protocol; None where that does not answer at the port that was derived from AMQP's.
+
+    Raises:
+        BrokerUnavailable, ProtocolError, ReadTimeout: it does not answer where it was said to be. AMQP 0.9.1 may show
+            other partitions, which would send messages elsewhere, so a broker that starts is no reason to ask it.
+    """
+    reader = None
+    if address.stream_port is not None:
+        try:
+            reader = StreamReader.open(address, timeout_s=TIMEOUT_S)
+        except (BrokerUnavailable, ProtocolError, ReadTimeout, *NOT_BY_STREAMS):
+            # Whether AMQP 0.9.1 answers is for the caller to find out: it may have a connection of its own.
+            if not address.stream_port_guessed:
+                raise
+    with nullcontext() if reader is None else reader:
+        yield reader
+
+
+def _described(source: Any, address: BrokerAddress, name: str) -> Layout:
+    """The layout of a super stream; raises as `describe_super_stream`."""
+    with _stream_reader(address) as reader:
+        if reader is not None:
+            streams = reader.bound(name)
+            if not streams:
+                raise SuperStreamNotFound(f"There is no super stream {name!r}.", super_stream=name)
+            keys = [_binding_key(reader, name, stream, place) for place, stream in enumerate(streams)]
+            return Layout.of(name, zip(streams, keys, strict=True))
+    with blocking_connection(source, address) as connection:
+        if not exchange_exists(connection, name):
+            raise SuperStreamNotFound(f"There is no super stream {name!r}.", super_stream=name)
+        partitions = 0
+        while queue_exists(connection, f"{name}-{partitions}"):
+            partitions += 1
+    if not partitions:
+        raise SuperStreamNotFound(
+            f"There is an exchange {name!r}, but no stream {f'{name}-0'!r}. Only the stream protocol shows "
+            "partitions of other names: give its URL.",
+            super_stream=name,
+        )
+    return Layout.numbered(name, partitions)
+
+
+def _binding_key(reader: StreamReader, name: str, stream: str, place: int) -> str:
+    """The key by which the exchange leads to a stream. The broker only confirms a key, and does not list them."""
+    # The names that RabbitMQ's tools give partitions; then keys that are likely for streams of other names.
+    for key in dict.fromkeys((stream.removeprefix(f"{name}-"), str(place), stream)):
+        routes = reader.routes(name, key)
+        if routes is None and stream == f"{name}-{key}":
+            return key
+        if stream in (routes or ()):
+            return key
+    raise SuperStreamConflict(
+        f"Stream {stream!r} is a partition of {name!r} by a binding key that the broker does not show: give the layout "
+        "yourself.",
+        super_stream=name,
+        reason=f"binding key of {stream}",
+    )
+
+
+def bound_streams(connection: BlockingConnection, address: BrokerAddress, exchange: str) -> list[str]:
+    """Streams that are bound to an exchange: by AMQP alone, the one that a super stream's first partition would be."""
+    with _stream_reader(address) as reader:
+        if reader is not None:
+            return reader.bound(exchange)
+    first = f"{exchange}-0"
+    return [first] if len(first.encode()) <= NAME_BYTES_MAX and queue_exists(connection, first) else []
