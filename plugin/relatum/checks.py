@@ -1,4 +1,4 @@
-"""Arguments of public calls, checked before anything is asked, sent or written: one clear error for each kind.
+"""Arguments of public calls, checked before anything is asked, sent or written: `InvalidInput` for what cannot be.
 
 Whatever a caller gives goes to PostgreSQL, whose integers have 64 bits and whose texts hold no NUL character, to the
 broker, whose names are UTF-8, or into a wait, where a number of seconds past all calendars overflows.
@@ -20,11 +20,7 @@ SECONDS_MAX: Final = 2**31 - 1
 
 
 def checked_count(argument: str, value: Any, *, least: int = 1, most: int = COUNT_MAX, otherwise: str = "") -> int:
-    """A number of things; `otherwise` tells the error what else can be given.
-
-    Raises:
-        InvalidInput: it is no integer between the two.
-    """
+    """A number of things; `otherwise` tells the error what else can be given."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidInput(f"{argument}= takes a number from {least:,} to {most:,}{otherwise}, not {shown(value)}")
     return value
@@ -33,11 +29,7 @@ def checked_count(argument: str, value: Any, *, least: int = 1, most: int = COUN
 def checked_seconds(
     argument: str, value: Any, *, least: float = 0.0, most: float = SECONDS_MAX, zero: bool = True
 ) -> float:
-    """A number of seconds, never infinite; `zero` is False where 0 cannot be meant.
-
-    Raises:
-        InvalidInput: it is no number of seconds between the two.
-    """
+    """A number of seconds, never infinite; `zero` is False where 0 cannot be meant."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     # A comparison with what is not a number is false.
     if not is_number or not least <= value <= most or value == float("inf") or (value == 0 and not zero):
@@ -70,11 +62,7 @@ def size_text(count: float | None) -> str:
 
 
 def checked_name(argument: str, value: Any) -> str:
-    """A name of a stream, a super stream or a key: at once, since the broker's answer to a longer one may be none.
-
-    Raises:
-        InvalidInput: it is no text, an empty one, or one that neither the broker nor PostgreSQL can hold.
-    """
+    """A name of a stream, a super stream or a key: the broker's answer to a longer one may be none."""
     if len(_encoded(argument, value, least=1, what="a name")) > NAME_BYTES_MAX:
         raise InvalidInput(f"{argument}= takes a name of {NAME_BYTES_MAX} bytes at most; {value[:40]!a}… is longer")
     name: str = value
@@ -82,11 +70,7 @@ def checked_name(argument: str, value: Any) -> str:
 
 
 def checked_text(argument: str, value: Any, *, least: int = 0, what: str = "text") -> str:
-    """A text of at least so many characters, such as a routing key; `what` it is, for the error.
-
-    Raises:
-        InvalidInput: it is none, too short, or one that neither the broker nor PostgreSQL can hold.
-    """
+    """A text of at least so many characters, such as a routing key; `what` it is, for the error."""
     _encoded(argument, value, least=least, what=what)
     text: str = value
     return text
@@ -106,11 +90,7 @@ def _encoded(argument: str, value: Any, *, least: int, what: str) -> bytes:
 
 
 def checked_names(argument: str, value: Any, *, least: int = 0) -> tuple[str, ...]:
-    """Several names. One text is none: its characters would be taken for names.
-
-    Raises:
-        InvalidInput: it is no iterable of names, or has too few of them.
-    """
+    """Several names. One text is none: its characters would be taken for names."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise InvalidInput(f"{argument}= takes a list of names, not {shown(value)}")
     names = tuple(value)
@@ -122,11 +102,7 @@ def checked_names(argument: str, value: Any, *, least: int = 0) -> tuple[str, ..
 
 
 def checked_weights(argument: str, value: Any) -> dict[str, float]:
-    """Weights by name.
-
-    Raises:
-        InvalidInput: it is no mapping of names to numbers from 0 on.
-    """
+    """Weights by name."""
     if not isinstance(value, Mapping):
         raise InvalidInput(f"{argument}= takes a mapping of streams' names to numbers, not {shown(value)}")
     for name, weight in value.items():
@@ -138,11 +114,7 @@ def checked_weights(argument: str, value: Any) -> dict[str, float]:
 
 
 def checked_callable(argument: str, value: Any) -> Callable[..., Any]:
-    """A function that is to be called later.
-
-    Raises:
-        InvalidInput: it cannot be called.
-    """
+    """A function that is to be called later."""
     if not callable(value):
         raise InvalidInput(f"{argument}= takes a function; {shown(value)} cannot be called")
     function: Callable[..., Any] = value
@@ -150,11 +122,7 @@ def checked_callable(argument: str, value: Any) -> Callable[..., Any]:
 
 
 def checked_event(argument: str, value: Any) -> None:
-    """What tells to stop: an Event of threading, of asyncio or of multiprocessing.
-
-    Raises:
-        InvalidInput: it is none.
-    """
+    """What tells to stop: an Event of threading, of asyncio or of multiprocessing."""
     if not callable(getattr(value, "is_set", None)) or not callable(getattr(value, "wait", None)):
         raise InvalidInput(f"{argument}= takes an Event, not {shown(value)}")
 
@@ -169,11 +137,7 @@ def as_options() -> Iterator[None]:
 
 
 def checked_choice(argument: str, value: Any, choices: Collection[str]) -> str:
-    """One of some words.
-
-    Raises:
-        InvalidInput: it is none of them.
-    """
+    """One of some words."""
     if not isinstance(value, str) or value not in choices:
         raise InvalidInput(f"{argument}= takes one of {', '.join(map(repr, choices))}, not {shown(value)}")
     return value
@@ -195,11 +159,7 @@ def checked_host(host: str, where: str) -> None:
 
 
 def checked_body(value: Any) -> bytes | str:
-    """A message's body, as pika takes one.
-
-    Raises:
-        InvalidInput: it is neither bytes nor text. What is in it is not said.
-    """
+    """A message's body, as pika takes one."""
     if not isinstance(value, bytes | str):
         raise InvalidInput(f"body= takes bytes or text, not {type(value).__name__}")
     return value

@@ -144,8 +144,7 @@ def claimed_identity(reader: "StreamReader") -> BrokerIdentity:
     The id is None where this user may not read or declare the stream of it, or something else has its name.
 
     Raises:
-        StreamUnavailable, ReadTimeout: That cannot be told now.
-        Transient: As of `StreamReader.read`.
+        Transient: That cannot be said now.
     """
     known = reader.identity()
     if known.broker_id is not None:
@@ -186,11 +185,7 @@ def _claimed(reader: "StreamReader", link: SocketConnection) -> uuid.UUID | None
 
 
 def _publish(link: SocketConnection, text: str) -> bool:
-    """Publish a message, and wait for what became of it; False where the stream cannot take one yet.
-
-    Raises:
-        AccessRefused: This user may not.
-    """
+    """Publish a message, and wait for what became of it; False where the stream cannot take one yet."""
     code = link.answer(frames.declare_publisher, 0, "", IDENTITY_STREAM).code
     if code == Code.ACCESS_REFUSED:
         raise AccessRefused(f"this user may not write to {IDENTITY_STREAM!r}")

@@ -73,8 +73,7 @@ def first_answering(
 ) -> _Connection:
     """Connect to the first of the addresses that answers; each has its share of the seconds that are left.
 
-    Raises:
-        RelatumError: None answers: the first error that somebody has to act on, else that of all.
+    Where none answers, the first error that somebody has to act on is raised, else one for all.
     """
     until, addresses, errors = time.monotonic() + within_s, in_turn(address), list[RelatumError]()
     for number, one in enumerate(addresses):
@@ -110,11 +109,7 @@ def _remember(address: BrokerAddress, one: BrokerAddress, errors: list[RelatumEr
 
 
 def open_socket(host: str, port: int, tls: ssl.SSLContext | None, name: str | None, deadline: float) -> socket.socket:
-    """Connect. TLS compares the server's certificate with `name`, None where the context compares none.
-
-    Raises:
-        OSError: Nobody answers, or not in time, or TLS failed.
-    """
+    """Connect. TLS compares the server's certificate with `name`, None where the context compares none."""
     stream = _connected(host, port, deadline)
     try:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -129,11 +124,7 @@ def open_socket(host: str, port: int, tls: ssl.SSLContext | None, name: str | No
 
 
 def slice_s(until: float, error: OSError | None = None) -> float:
-    """Seconds to wait before the next look at the deadline of the call, which another thread may bring forward.
-
-    Raises:
-        TimeoutError: The time is over.
-    """
+    """Seconds until the next look at the deadline of the call, which may be brought forward; raises `TimeoutError`."""
     left_s = until - time.monotonic()
     if left_s <= 0 or has_passed():
         raise TimeoutError("timed out") from error

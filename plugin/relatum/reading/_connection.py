@@ -134,9 +134,7 @@ class SocketConnection:
     def exchange(self) -> list[Event]:
         """Send what is to be sent, then wait for bytes and return what they amount to (maybe nothing yet).
 
-        Raises:
-            ReadTimeout: The deadline passed; the connection is of no use any more.
-            ConnectionLost: The connection ended.
+        After `ReadTimeout`, when the deadline has passed, the connection is of no use any more.
         """
         left_s = self.deadline - time.monotonic()
         try:
@@ -181,11 +179,7 @@ class SocketConnection:
                 return self._received(data)
 
     def _receive(self, timeout_s: float) -> memoryview:
-        """What has come, valid until the next call; nothing where the other side hung up. 0 takes what is there.
-
-        Raises:
-            TimeoutError: Nothing came, or the call has no time left.
-        """
+        """What has come, valid until the next call; nothing where the other side hung up. 0 takes what is there."""
         until = time.monotonic() + timeout_s
         self._wait_for(min(timeout_s, LOOK_S))
         while True:

@@ -88,7 +88,7 @@ def _first(chunk: Chunk) -> int:
 
 @dataclass(slots=True)
 class _Lane:
-    """A connection, had until the stack is closed, and what is under way on it."""
+    """A connection, taken until the stack is closed, and what is under way on it."""
 
     stack: ExitStack
     connection: SocketConnection
@@ -101,14 +101,9 @@ class _Lane:
 
 
 class ManyReader:
-    """Reads the ids of a window at one node.
+    """Reads the ids of a window at the connected node.
 
-    Args:
-        nodes: The node.
-        use: What its connections are wanted for.
-        window: The ids, and what came of them.
-        settle: Finds out what a result that is no message amounts to: the leader's answer, another name.
-        kept: Chunks that need not be read again; what is read is kept there.
+    `settle` finds out what a result that is no message amounts to: the leader's answer, another name.
     """
 
     def __init__(
@@ -149,7 +144,7 @@ class ManyReader:
                     if (offsets := self._not_kept(stream, valid))
                 }
                 if self._plans:
-                    self._lanes, self._may_widen = [self._first_lane()], True
+                    self._may_widen = True
                     yield from self._part()
                     # Before the last results: the caller may pause here, ask something else, or never go on.
                     self._give_back()
@@ -221,16 +216,13 @@ class ManyReader:
         return _Lane(stack, connection) if connection is not None else None
 
     def _renew(self) -> None:
-        """Have other connections for those that are worn."""
+        """Give worn connections back, and have at least one."""
         for lane in self._lanes.copy():
             if lane.connection.is_worn and not lane.in_flight:
                 self._lanes.remove(lane)
                 lane.stack.close()
-                other = self._further_lane() if self._lanes else self._first_lane()
-                if other is not None:
-                    self._lanes.append(other)
-                else:
-                    self._may_widen = False
+        if not self._lanes:
+            self._lanes.append(self._first_lane())
 
     def _lane(self) -> _Lane:
         """Where to send the next attach: where the least are under way, on a further connection where that are many."""

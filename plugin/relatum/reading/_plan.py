@@ -110,12 +110,7 @@ class PlannedAttach(NamedTuple):
 
 
 class StreamPlan:
-    """The reads of one stream.
-
-    Args:
-        density: What is known of the stream; it learns from what is read.
-        is_ahead: The furthest request asks for some chunks more than it needs.
-    """
+    """The reads of one stream, of which `density` learns. `is_ahead`: the furthest one asks for some chunks more."""
 
     def __init__(self, offsets: Sequence[int], density: Density, *, is_ahead: bool = False) -> None:
         self._pending = deque(offsets)
@@ -152,12 +147,7 @@ class StreamPlan:
 
         They are asked for before all that was asked for has come, so that neither side waits for the other. There are
         no more to ask for when it has all it wants, and where chunks are so small that jumping is cheaper after all.
-
-        Args:
-            request: The request.
-            reached: How far it has come.
-            chunks: In how many chunks.
-            ahead: How many were asked for beside those, and have not come.
+        `chunks` have come up to the offset `reached`; `ahead` were asked for beside those, and have not come.
         """
         first, last = request.offsets[0], request.offsets[-1]
         if reached >= last:

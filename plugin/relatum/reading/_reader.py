@@ -269,7 +269,7 @@ class StreamReader(Closing):
     ) -> dict[str, StreamBounds]:
         """As `bounds`, of those of many streams whose leaders say so at once, asked for together.
 
-        What is not in the answer is asked for by itself: it is empty, or starting, or led elsewhere, or not there.
+        Ask for each of the others by itself: it is empty, or starting, or led elsewhere, or not there.
 
         Args:
             streams: Their names.

@@ -77,11 +77,7 @@ class ComponentLoop:
         return threading.current_thread() is self._thread
 
     def start(self) -> None:
-        """Start the thread; nothing happens where it runs, or was stopped.
-
-        Raises:
-            RuntimeError: no thread can be started, as while the interpreter ends.
-        """
+        """Start the thread; nothing happens where it runs, or was stopped."""
         with self._lock:
             if self._thread is not None or self._is_stopped:
                 return
@@ -177,27 +173,19 @@ class ComponentLoop:
         return asyncio.get_running_loop().call_later(seconds, function, *args)
 
     async def ask(self, function: Callable[..., _Result], *args: Any, threads: Threads | None = None) -> _Result:
-        """Call what waits for a server in one of `threads`, and wait for its result.
+        """Call what waits for a server in a thread, and wait for its result.
 
-        Args:
-            function: What to call.
-            args: With what.
-            threads: Other threads than the loop's own: what must not queue behind questions has some of its own.
+        `threads`: Other threads than the loop's own, for calls that must not queue behind questions.
         """
         return await in_thread(threads or self.threads, function, *args, ending=self._ending)
 
     def repeat(
         self, call: Callable[[], Awaitable[float]], what: str, outages: Outages, longest_s: float = math.inf
     ) -> "Duty":
-        """Do something again and again, each time after so many seconds as it returned the time before.
+        """Do something again and again: `call` returns the seconds until the next time, `math.inf` until it is woken.
 
-        What it raises is told to `outages`, and it is tried again after a pause.
-
-        Args:
-            call: What to do; it returns the seconds until the next time, `math.inf` for when it is woken.
-            what: What it is called in the log.
-            outages: Where to tell.
-            longest_s: The longest pause after what it raised.
+        What it raises is reported to `outages` by the name `what`, and it is tried again after a pause, the longest of
+        `longest_s`.
         """
         return Duty(self, call, what, outages, longest_s)
 

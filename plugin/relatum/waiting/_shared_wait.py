@@ -97,12 +97,7 @@ class SharedWait(Generic[_Question, _Answer]):
     def wait(self, question: _Question, until: float) -> _Answer | None:
         """Wait for the answer in this thread, within the deadline of the call too; None where the time is over.
 
-        Args:
-            question: As of `ask`.
-            until: The moment to end at, as of `time.monotonic`.
-
-        Raises:
-            RelatumError: what a poll raised.
+        `until`: The moment to end at, as of `time.monotonic`. What a poll raised is raised here.
         """
         return self.result(self.ask(question), until)
 

@@ -49,20 +49,13 @@ class _Call(Protocol):
 
 
 class Threads:
-    """Daemon threads for calls, which are started as they are needed and end when they have long had no work.
+    """At most so many daemon threads for calls, started as they are needed; they end when they have long had no work.
 
     A call takes along the deadline that is set where it is submitted. One that is overdue, because it hangs where
     nobody looks at a deadline, no longer counts against the limit: another thread takes its place, once for each place.
+    `replaced` counts the threads that were lost so.
 
     In a child of the process it begins anew; calls of the parent are the parent's.
-
-    Args:
-        most: Threads at most.
-        name: Of the threads.
-
-    Attributes:
-        most: As given.
-        replaced: How many threads were lost to overdue calls.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -87,11 +80,7 @@ class Threads:
         self._begin()
 
     def submit(self, function: Callable[..., _Result], /, *args: Any, **options: Any) -> "Future[_Result]":
-        """Call a function in a thread, also while the interpreter ends.
-
-        Raises:
-            RuntimeError: it was shut down.
-        """
+        """Call a function in a thread, also while the interpreter ends; `RuntimeError` after `shutdown`."""
         call = _Submitted(partial(function, *args, **options))
         self._take(call)
         return call.future

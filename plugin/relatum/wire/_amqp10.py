@@ -2,7 +2,8 @@
 
 RabbitMQ stores every message of a stream in AMQP 1.0's encoding, whatever protocol it came by. A reader that only
 needs a header must not pay for the body, and the recorder reads two or three values of each message: so a section
-is found by its descriptor and size, and a map can be searched for wanted names without decoding the others.
+is found by its descriptor and size, and a map can be searched for wanted names without decoding the others. Bytes that
+are no AMQP 1.0 raise `UndecodableMessage` and nothing else.
 
 Source: OASIS AMQP 1.0, part 1 (types) and part 3.2 (message format).
 """
@@ -62,11 +63,7 @@ constructors 0x00 to 0x3f are not in the table's reach; `end_of_value` refuses o
 
 
 def end_of_value(raw: bytes, position: int) -> int:
-    """Where the value whose constructor stands at the position ends.
-
-    Raises:
-        UndecodableMessage: the bytes end first, or no type has that constructor.
-    """
+    """Where the value whose constructor stands at the position ends."""
     try:
         code = raw[position]
         if code < 0x40:
@@ -98,11 +95,7 @@ def _end_of_described(raw: bytes, position: int) -> int:
 
 
 def find_sections(raw: bytes) -> list[Section]:
-    """The message's sections in order, found without decoding them.
-
-    Raises:
-        UndecodableMessage: the bytes are not AMQP 1.0 sections.
-    """
+    """The message's sections in order, found without decoding them."""
     found: list[Section] = []
     find_head(raw, found)
     return found
@@ -112,9 +105,6 @@ def find_head(raw: bytes, found: list[Section] | None = None) -> tuple[int, int,
     """Where the message annotations, the properties and the application properties have their values; -1: not there.
 
     The recorder asks this of every message, so no object is made for each section; `found` gets them if it is given.
-
-    Raises:
-        UndecodableMessage: the bytes are not AMQP 1.0 sections.
     """
     annotations = properties = application = -1
     position, size = 0, len(raw)
@@ -162,12 +152,7 @@ Entries: TypeAlias = tuple[int, int, int]
 
 
 def entries_of(raw: bytes, position: int, kind: str) -> Entries:
-    """Open a list (`kind` "list") or a map ("map").
-
-    Raises:
-        UndecodableMessage: it is neither, or its sizes contradict each other, or it has more than `VALUES_MAX`
-            (`is_too_much`).
-    """
+    """Open a list (`kind` "list") or a map ("map"); more than `VALUES_MAX` is an error with `is_too_much`."""
     end = end_of_value(raw, position)
     code = raw[position]
     small, large = (0xC0, 0xD0) if kind == "list" else (0xC1, 0xD1)
@@ -191,9 +176,6 @@ def pick(raw: bytes, position: int, wanted: dict[bytes, int], found: list[Any]) 
 
     - `wanted`: Slot by name, in UTF-8.
     - `found`: Gets each wanted value at its slot; a name that occurs twice leaves its last value.
-
-    Raises:
-        UndecodableMessage: the map is broken.
     """
     # The one form RabbitMQ writes small maps in is opened here: a call and a tuple less for each message.
     if raw[position] == 0xC1 and raw[position + 1] and not raw[position + 2] & 1:
@@ -282,9 +264,6 @@ def decode_value(raw: bytes, position: int, depth: int = 0, room: _Room | None =
         Text as `str` (as `bytes` where it is not UTF-8: RabbitMQ 3.10 stores such), symbols as `str`, numbers as `int`
         or `float`, moments as aware `datetime`, UUIDs as `UUID`, binary as `bytes`, lists, maps and arrays as `list`
         and `dict`, described values as their value, the rest as `Opaque`.
-
-    Raises:
-        UndecodableMessage: the bytes are no value.
     """
     end = end_of_value(raw, position)
     code = raw[position]

@@ -2,7 +2,8 @@
 
 A chunk is what the broker wrote at once: up to 65,535 entries under one header. An entry is one record, or a
 sub-entry batch of records, compressed or not; every record takes one offset, counted from the chunk's first.
-This is the recorder's hot path: a record costs one length, one slice, one append.
+This is the recorder's hot path: a record costs one length, one slice, one append. Wrong lengths inside a chunk raise
+`ChunkCorrupt`.
 
 Source: PROTOCOL.adoc (Deliver) and osiris_log.erl of RabbitMQ.
 """
@@ -127,9 +128,6 @@ def split(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:
 
     A compressed batch is unpacked when its turn comes, and cut up as its pieces are asked for. A record whose batch
     cannot be unpacked is an `UnreadableRecord`; it keeps its offset.
-
-    Raises:
-        ChunkCorrupt: Lengths inside the chunk are wrong.
     """
     first = chunk.first_offset
     plain = _plain_records(chunk)
@@ -160,31 +158,19 @@ def split(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def small_records(chunk: Chunk) -> list[bytes] | None:
-    """All records of a chunk of few, at once; None where `split` gives them: of many, and of batches.
-
-    Raises:
-        ChunkCorrupt: Lengths inside the chunk are wrong.
-    """
+    """All records of a chunk of few, at once; None where `split` gives them: of many, and of batches."""
     return _plain_records(chunk) if chunk.record_count <= PIECE_RECORDS_MAX else None
 
 
 def record_at(chunk: Chunk, offset: int) -> bytes | None:
-    """The record at one offset, None where the chunk does not hold it; the others are passed over, not copied.
-
-    Raises:
-        ChunkCorrupt: Lengths inside the chunk are wrong.
-    """
+    """The record at one offset, None where the chunk does not hold it; the others are passed over, not copied."""
     if not chunk.first_offset <= offset <= chunk.last_offset:
         return None
     return next(records_at(chunk, [offset]))
 
 
 def records_at(chunk: Chunk, offsets: list[int]) -> Iterator[bytes]:
-    """The records at offsets, ascending, that all lie in the chunk; the others are passed over, not copied.
-
-    Raises:
-        ChunkCorrupt: Lengths inside the chunk are wrong.
-    """
+    """The records at offsets, ascending, that all lie in the chunk; the others are passed over, not copied."""
     plain = _plain_records(chunk, offsets)
     if plain is not None:
         yield from plain
