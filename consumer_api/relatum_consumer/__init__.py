@@ -56,34 +56,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Answer": "relatum_consumer.lookups.answer",
-    "AsyncRelations": "relatum_consumer._async_relations",
-    "AsyncSharedGroup": "relatum_consumer.groups",
-    "AsyncSharedGroups": "relatum_consumer.groups",
-    "Expectation": "relatum_consumer.expectations",
-    "ExpectationResult": "relatum_consumer.expectations",
-    "Group": "relatum_consumer.groups",
-    "GroupConsumer": "relatum_consumer.groups",
-    "GroupConsumerStatus": "relatum_consumer.groups",
-    "Health": "relatum_consumer.lookups.servers",
-    "Hit": "relatum_consumer.lookups.answer",
-    "IncompleteGroupReport": "relatum_consumer.groups",
-    "MissingKey": "relatum_consumer.lookups.answer",
-    "UnreadableStream": "relatum_consumer.lookups.answer",
-    "LookupStatistics": "relatum_consumer.lookups.telemetry",
-    "MissingReport": "relatum_consumer.expectations",
-    "NewKey": "relatum_consumer.lookups.answer",
-    "Relations": "relatum_consumer._relations",
-    "SharedGroup": "relatum_consumer.groups",
-    "SharedGroups": "relatum_consumer.groups",
-    "Status": "relatum_consumer.lookups.answer",
-    "Trace": "relatum_consumer.traces",
-    "UnmetExpectation": "relatum_consumer.expectations",
-    "Reason": "relatum_consumer.expectations",
+    "relatum_consumer._async_relations": ["AsyncRelations"],
+    "relatum_consumer._relations": ["Relations"],
+    "relatum_consumer.expectations": ["MissingReport", "Reason", *(each for each in __all__ if "Expectation" in each)],
+    "relatum_consumer.groups": [each for each in __all__ if "Group" in each],
+    "relatum_consumer.lookups.answer": ["Answer", "Hit", "MissingKey", "NewKey", "Status", "UnreadableStream"],
+    "relatum_consumer.lookups.servers": ["Health"],
+    "relatum_consumer.lookups.telemetry": ["LookupStatistics"],
+    "relatum_consumer.traces": ["Trace"],
 }
 
-# A command's help needs none of this, nor the database's driver.
-__getattr__ = imported_later(__name__, _HOMES)
+# A command's help needs none of this, nor the database's driver: that is a second of a processor.
+__getattr__ = imported_later(__name__, {name: home for home, names in _HOMES.items() for name in names})
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""The asyncio face of look-ups: `Relations`, called in threads of its own."""
+"""The asyncio face of lookups: `Relations`, called in threads of its own."""
 
 import asyncio
 import ssl
@@ -46,7 +46,7 @@ TURN_S: Final = 0.01
 """Seconds between two looks whether an iteration may begin, where as many have begun as may."""
 
 ASIDE_THREADS: Final = 4
-"""Threads for what must not wait for look-ups: closing, and asking whether the servers are well."""
+"""Threads for what must not wait for lookups: closing, and asking whether the servers are well."""
 
 
 def _called(
@@ -109,7 +109,7 @@ class AsyncRelations(AsyncClosing):
         )
         self._timeout_s = timeout_s
         self._threads = Threads(broker_connections_max, "relatum-lookups")
-        # What waits may have to share a proof that takes long: look-ups do not wait for that.
+        # What waits may have to share a proof that takes long: lookups do not wait for that.
         self._for_waits = Threads(max(1, broker_connections_max // 2), "relatum-lookups-waits")
         self._aside = Threads(ASIDE_THREADS, "relatum-lookups-aside")
         self._lent_max = max(1, broker_connections_max * 3 // 4)
@@ -134,7 +134,7 @@ class AsyncRelations(AsyncClosing):
         return relations
 
     async def close(self) -> None:
-        """Close all connections; shared groups are given back. Look-ups under way are ended, and fail."""
+        """Close all connections; shared groups are given back. Lookups under way are ended, and fail."""
         self._is_closed = True
         await in_thread(self._aside, self._relations._end_sharing)
         self._ending.end_in(0)
@@ -147,7 +147,7 @@ class AsyncRelations(AsyncClosing):
         return self._relations.statistics()
 
     async def health(self, *, timeout_s: float = 2.0) -> Health:
-        """Whether both servers answer now; as `Relations.health`. It waits for no look-up's thread."""
+        """Whether both servers answer now; as `Relations.health`. It waits for no lookup's thread."""
         return await in_thread(self._aside, partial(self._relations.health, timeout_s=timeout_s))
 
     # --- what is asked as of `Relations` ---------------------------------------------------------------------

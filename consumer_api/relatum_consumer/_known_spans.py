@@ -77,7 +77,7 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Known:
         StreamNotFound, NotAStream, AccessRefused: it is unknown to the database and the broker, was deleted, or this
             user may not read it.
         TimeNotRecorded: the times of a stream are not recorded.
-        StreamReplaced: what lies at the last recorded offset is not what was recorded there.
+        StreamReplaced: the message at the last recorded offset is not what was recorded there.
     """
     asked_us = time.time_ns() // 1_000
     found = evidence(catalog, [name], key_ids, needs_firsts=True)
@@ -140,7 +140,7 @@ TIMES_AT: Final = sql(
 )
 """Of given offsets of streams: number, and the latest time in the block that holds the first message from there on.
 
-No row where no message lies behind.
+No row where no message comes after.
 """
 
 
@@ -189,6 +189,6 @@ def _apart(spans: Iterable[Range]) -> list[Range]:
 
 
 def _both(one: Sequence[Range], other: Sequence[Range]) -> list[Range]:
-    """What lies in a span of either."""
+    """What is in a span of both."""
     found = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
     return sorted((low, high) for low, high in found if low < high)

@@ -1,4 +1,4 @@
-"""Which messages of a stream were not followed in time: read as they lie, and asked of in batches."""
+"""Which messages of a stream were not followed in time: read in their order, and asked of in batches."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime

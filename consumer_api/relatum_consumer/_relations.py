@@ -63,10 +63,10 @@ class Relations(GroupMethods, Closing):
         auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
             broker's URL says, or PLAIN.
 
-    Every look-up may raise, besides what its method names:
+    Every lookup may raise, besides what its method names:
 
     - `StreamReplaced`: a stream is not the one that was recorded (declared again, or its tail lost). It is never
-      answered from. A look-up that names no stream leaves it out: `Answer.unreadable_streams`.
+      answered from. A lookup that names no stream leaves it out: `Answer.unreadable_streams`.
     - `AnotherBroker`: a stream that was named was recorded from another broker. Left out, likewise.
     - `SchemaMissing`, `AccessRefused`, `ConfigurationError`: something must be put right first.
     - `DatabaseUnavailable`, `BrokerUnavailable`, `ConnectionLost`, `StreamUnavailable`, `ReadTimeout`,
@@ -154,7 +154,7 @@ class Relations(GroupMethods, Closing):
         self._run("open", self._servers.check)
 
     def health(self, *, timeout_s: float = 2.0) -> Health:
-        """Whether both servers answer now: for a service's readiness, also while its look-ups wait in turn.
+        """Whether both servers answer now: for a service's readiness, also while its lookups wait in turn.
 
         Args:
             timeout_s: Seconds at most, half of them for each server; connections that all are in use count as no
@@ -169,7 +169,7 @@ class Relations(GroupMethods, Closing):
             shared.close()
 
     def close(self) -> None:
-        """Close all connections; shared groups are given back. Look-ups under way may fail."""
+        """Close all connections; shared groups are given back. Lookups under way may fail."""
         self._end_sharing()
         self._servers.close()
         self._waits.end()
@@ -192,7 +192,7 @@ class Relations(GroupMethods, Closing):
 
         Args:
             message: A message read from a stream, or as a client gave it to its consumer (docs/clients.md). Where that
-                does not say where it lies, its copies in streams are left out, and named in `answer.self_ids`.
+                does not say where it is, its copies in streams are left out, and named in `answer.self_ids`.
             to: The stream, super stream or streams to look in; None for all that are recorded. A super stream stands
                 for its partitions.
             by: The key or keys; a message that shares one of them is meant, and its hit names all that it shares.
@@ -347,7 +347,7 @@ class Relations(GroupMethods, Closing):
         Args:
             start: A message read or consumed, recorded or not, or a key's name and a value as a tuple.
             by: The key or keys to follow, and what they name; None for every key defined.
-            streams: The streams and super streams to look in; None for all that are recorded. The start may lie
+            streams: The streams and super streams to look in; None for all that are recorded. The start may be
                 elsewhere.
             hops: Hops from the start at most, 1 to 1,000. Default 8.
             limit: Messages at most, the start among them, 1 to 100,000. Default 1,000. Of those of one hop the oldest
@@ -469,7 +469,7 @@ class Relations(GroupMethods, Closing):
 
         Args:
             moment: A message read or consumed, for its time; or a `datetime`, without a zone UTC. Of one consumed that
-                does not say where it lies nothing but the time counts: its own copies are found, too.
+                does not say where it is, nothing but the time counts: its own copies are found, too.
             stream: The stream or super stream to look in.
             by: A key: only messages that share its value with the message. Needs a message.
             inclusive: True takes an equal time in another stream as next, too: the one with the lowest offset.

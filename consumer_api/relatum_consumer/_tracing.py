@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -13,8 +12,7 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import KeptChunks, Message
 from relatum.store.coverage import TIME
-from relatum_consumer._trace_links import Directions, Value
-from relatum_consumer._trace_places import Places, places_in_time, places_of
+from relatum_consumer._trace_values import Directions, Places, Value, places_in_time, places_of
 from relatum_consumer.lookups.answer import Status
 from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, Lost, Row, again_if_replaced, verified
 from relatum_consumer.lookups.arguments import Names, is_in_span, names_of, span_of
@@ -56,7 +54,6 @@ class _Met(NamedTuple):
 
     message: Message
     values: tuple[Value, ...]
-    time_us: int | None
     hops: int
 
 
@@ -82,23 +79,28 @@ def trace(
     catalog.check_names(meant)
     if isinstance(start, MessageId):
         raise InvalidInput("a trace starts with a message, not with its place: relations.read(stream, offset) first")
+    held: InHand | None = None
+    values: list[Value] = []
+    required = set(names or ())
     if isinstance(start, tuple) and len(start) == 2 and isinstance(start[0], str):
         wanted = catalog.value_sought(*start)
+        values.append((wanted.key_id, wanted.value))
+        required.add(start[0])
         definitions = _keys(catalog, None if names is None else (*names, start[0]))
-        required = frozenset(key.key_id for key in definitions if key.name in (start[0], *(names or ())))
-        begin = partial(
-            _Course, catalog, Directions(definitions), bounds, meant, None, ((wanted.key_id, wanted.value),), required
-        )
     else:
         held = in_hand(start, "a message, or a key's name and a value as a tuple,")
         definitions = _keys(catalog, names)
-        required = frozenset(key.key_id for key in definitions if key.name in (names or ()))
-        begin = partial(_Course, catalog, Directions(definitions), bounds, meant, held, (), required)
-        values = catalog.values_of(held.message, [key.name for key in definitions])
-        if not values.wanted:
+        found = catalog.values_of(held.message, [key.name for key in definitions])
+        if not found.wanted:
             alone = () if held.id is None else (held.message,)
-            return Trace(alone, {message.id: 0 for message in alone}, missing_keys=values.missing_keys)
-    return again_if_replaced(catalog, lambda: begin().trace(complete=complete), leaves_out=meant is None)
+            return Trace(alone, {message.id: 0 for message in alone}, missing_keys=found.missing_keys)
+    required_ids = frozenset(key.key_id for key in definitions if key.name in required)
+
+    def ask() -> Trace:
+        course = _Course(catalog, Directions(definitions), bounds, meant, held, values, required_ids)
+        return course.trace(complete=complete)
+
+    return again_if_replaced(catalog, ask, leaves_out=meant is None)
 
 
 def _keys(catalog: Catalog, names: Sequence[str] | None) -> list[KeyDefinition]:
@@ -140,7 +142,7 @@ class _Course:
         self._kept = KeptChunks()
         self._is_copy = None if start is None else start.is_copy
         if start is not None and start.id is not None:
-            self._take(start.id, start.message, start.message.time_us, 0, directions.values_of(start.message))
+            self._take(start.id, start.message, 0, directions.values_of(start.message))
         elif start is not None:
             self._frontier += directions.values_of(start.message)
 
@@ -177,11 +179,9 @@ class _Course:
         """The keys of which values were asked for."""
         return {key_id for key_id, _ in self._asked}
 
-    def _take(
-        self, where: MessageId, message: Message, time_us: int | None, hop: int, values: tuple[Value, ...]
-    ) -> None:
+    def _take(self, where: MessageId, message: Message, hop: int, values: tuple[Value, ...]) -> None:
         hops = 0 if self._is_copy is not None and self._is_copy(message) else hop
-        self._met[where] = _Met(message, values, time_us, hops)
+        self._met[where] = _Met(message, values, hops)
         self._frontier += values
 
     # --- one hop ------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class _Course:
             values = self._directions.values_of(message)
             if not row.carries.issubset(values):
                 return None
-            self._take(row.id, message, message.time_us, hop, values)
+            self._take(row.id, message, hop, values)
             return True
 
         refused = {each.stream for each in known.unreadable_streams}
@@ -312,5 +312,5 @@ class _Course:
         return found
 
     def _rank(self, where: MessageId) -> tuple[bool, int, MessageId]:
-        time_us = self._met[where].time_us
+        time_us = self._met[where].message.time_us
         return time_us is None, time_us or 0, where

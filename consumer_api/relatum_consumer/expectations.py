@@ -111,12 +111,12 @@ class UnmetExpectation:
 
     Attributes:
         finding: Late, missing, or not known.
-        id: Where the message lies.
+        id: Where the message is.
         value: Its value of the key, in canonical form.
         time: Its time.
         due: Until when the other message was to come.
         why: With `NOT_KNOWN`, why; else None.
-        came: Where the first message lies that followed all the same; None where there is none.
+        came: Where the first message is that followed all the same; None where there is none.
         came_at: The time of that one.
     """
 
@@ -222,7 +222,7 @@ DEFINED: Final = sql(
 def add_expectations(
     database: AnyDatabase, wanted: Expectation | Iterable[Expectation], *, vhost: str = "/"
 ) -> list[Expectation]:
-    """Define expectations. Messages that lie in the streams already are looked at, too.
+    """Define expectations. Messages that are in the streams already are looked at, too.
 
     Args:
         database: PostgreSQL's URL, or a `Database`, which stays open.

@@ -180,7 +180,7 @@ class Trace(Covered):
 
     @property
     def roots(self) -> tuple[MessageId, ...]:
-        """Where messages lie that name none of the others, by time: what the others came from, and who stands alone."""
+        """Where messages are that name none of the others, by time: what the others came from, and who stands alone."""
         return tuple(message.id for message in self.messages if message.id not in self._causes)
 
     def to_mermaid(self) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from relatum.limits import INTEGER_MAX
 from relatum_consumer import _missing as missing_steps
-from relatum_consumer import _trace_places as traces
+from relatum_consumer import _trace_values as traces
 from relatum_consumer._known_spans import TIMES_AT
 from relatum_consumer._missing import UNFOLLOWED
 from relatum_consumer.lookups import by_time, proof, time_index

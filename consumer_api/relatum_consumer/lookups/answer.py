@@ -1,4 +1,4 @@
-"""What a look-up gives: the messages found, and how sure it is that there are no more."""
+"""What a lookup gives: the messages found, and how sure it is that there are no more."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ class Hit:
 
     Attributes:
         message: The message, read and checked.
-        keys: The names of the keys asked by whose values it shares, in the order asked; empty for a look-up by time
+        keys: The names of the keys asked by whose values it shares, in the order asked; empty for a lookup by time
             alone.
     """
 
@@ -63,7 +63,7 @@ class Hit:
 
     @property
     def id(self) -> MessageId:
-        """Where the message lies."""
+        """Where the message is."""
         return self.message.id
 
 
@@ -177,7 +177,7 @@ class Answer(Covered, Sequence[Message]):
 
     @property
     def ids(self) -> tuple[MessageId, ...]:
-        """Where the messages lie."""
+        """Where the messages are."""
         return tuple(hit.message.id for hit in self.hits)
 
     @property

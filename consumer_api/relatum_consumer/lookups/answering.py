@@ -155,9 +155,9 @@ class Lost:
 
     Attributes:
         floors: The first offset retained, by stream, where it mattered; `INTEGER_MAX` where nothing is to be asked for.
-        expired: Where messages lay that retention surely took.
-        deleted: Where messages lay whose streams are surely gone.
-        unread: Where messages lie that could not be read and are not surely gone.
+        expired: Where messages were that retention surely took.
+        deleted: Where messages were whose streams are surely gone.
+        unread: Where messages are that could not be read and are not surely gone.
         is_sure: Whether retention surely took a message that was sought, its id known or not.
     """
 

@@ -55,7 +55,7 @@ def span_of(since: datetime | None, until: datetime | None) -> tuple[int | None,
     """The bounds of a span of time in microseconds since 1970, UTC; None where there is none."""
     low, high = _bound("since", since), _bound("until", until)
     if low is not None and high is not None and low > high:
-        raise InvalidInput("since= is later than until=, so that no message can lie between them")
+        raise InvalidInput("since= is later than until=, so that no message can be between them")
     return low, high
 
 

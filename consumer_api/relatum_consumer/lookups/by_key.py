@@ -35,7 +35,7 @@ _ADVICE: Final = "ask with limit=, or for a shorter span of time (since=, until=
 
 
 class Itself:
-    """Where the message in hand lies itself: in one place, or wherever a copy of it is met while messages are read."""
+    """Where the message in hand is itself: in one place, or wherever a copy of it is met while messages are read."""
 
     def __init__(self, where: MessageId | None = None, is_copy: Callable[[Message], bool] | None = None) -> None:
         self._is_copy = is_copy
@@ -76,7 +76,7 @@ class Question:
     itself: Itself = field(default_factory=Itself)
     missing_keys: tuple[MissingKey, ...] = ()
     being_read: list[MessageId] = field(default_factory=list)
-    """Where the messages lie that the index names, while they are read."""
+    """Where the messages are that the index names, while they are read."""
 
     @property
     def is_bounded(self) -> bool:
@@ -89,7 +89,7 @@ class Question:
         return max(1, len(self.itself.ids)) + (ANSWER_MESSAGES_MAX if self.limit is None else self.limit)
 
     def named(self, answer: Answer) -> Answer:
-        """The answer, which names where the message in hand lies itself, if that had to be found out."""
+        """The answer, which names where the message in hand is itself, if that had to be found out."""
         copies = self.itself.copies
         return replace(answer, self_ids=copies) if copies else answer
 
@@ -309,20 +309,20 @@ def probe_statement(
         span=SPAN if bounded else ("NULL", "NULL"),
         floor="coalesce(floors.floor, 0)" if floored else "0",
     )
-    is_lying = f"({key_id}, {value}, meant.stream_id) IN (SELECT * FROM lying WHERE stream_id IS NOT NULL)"
+    has_value = f"({key_id}, {value}, meant.stream_id) IN (SELECT * FROM with_value WHERE stream_id IS NOT NULL)"
     return sql(
         f"""
         WITH RECURSIVE meant AS (
           SELECT s.stream_id, s.name
           FROM relatum.streams s
           WHERE {streams_meant(names)}
-        ){f", {lying_in(key_id, value, wanted)}" if many else ""}
+        ){f", {streams_with(key_id, value, wanted)}" if many else ""}
         SELECT meant.name, found.stream_offset, found.time_us, {key_id} AS key_id
         FROM meant
         {f"CROSS JOIN {wanted}" if wanted else ""}
         {floors if floored else ""}
         CROSS JOIN LATERAL {found} AS found /* of relatum.relationships */
-        {f"WHERE {is_lying}" if many else ""}
+        {f"WHERE {has_value}" if many else ""}
         """
     )
 
@@ -334,16 +334,16 @@ def rows_of(
     return f"relatum.rows_of({', '.join((*place, floor, *span, limit))}, '{order}')"
 
 
-def lying_in(key_id: str, value: str, wanted: str) -> str:
-    """SQL: the table `lying` of the streams that have rows of values, in order, then NULL; two probes a part for each.
+def streams_with(key_id: str, value: str, wanted: str) -> str:
+    """SQL: the table `with_value` of the streams that have rows of values, in order, then NULL: two probes a part each.
 
     `wanted`: The table that key id and value are columns of; empty where they are parameters.
     """
-    return f"""lying (key_id, value, stream_id) AS (
+    return f"""with_value (key_id, value, stream_id) AS (
           SELECT {key_id}, {value}, relatum.stream_of({key_id}, {value}, 0)
           {f"FROM {wanted}" if wanted else ""}
           UNION ALL
           SELECT key_id, value, relatum.stream_of(key_id, value, stream_id)
-          FROM lying
+          FROM with_value
           WHERE stream_id IS NOT NULL
         )"""

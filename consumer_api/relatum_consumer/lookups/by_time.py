@@ -216,12 +216,12 @@ def _span(at: Moment, before_s: float, after_s: float, beside: MessageId | None)
 def _search(catalog: Catalog, message: Message | None, stream: str, by: str | None) -> Search | Answer:
     """Where to look; the answer where the message has no value of the key."""
     if not isinstance(stream, str):
-        raise InvalidInput("a look-up by time takes the name of one stream or super stream")
+        raise InvalidInput("a lookup by time takes the name of one stream or super stream")
     checked_name("stream", stream)
     if by is None:
         return Search(catalog, (stream,))
     if not isinstance(by, str):
-        raise InvalidInput("a look-up by time takes one key by its name")
+        raise InvalidInput("a lookup by time takes one key by its name")
     if message is None:
         raise InvalidInput("by= takes the value from a message; with a datetime, use find(…, since=, until=)")
     wanted, missing_keys = catalog.values_of(message, [by])

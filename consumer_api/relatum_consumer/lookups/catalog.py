@@ -1,4 +1,4 @@
-"""Key definitions and stream names, kept for a second; and which values of which keys a look-up means."""
+"""Key definitions and stream names, kept for a second; and which values of which keys a lookup means."""
 
 import time
 from collections import defaultdict
@@ -251,7 +251,7 @@ class Catalog:
         return wanted
 
     def _note(self, wanted: Sequence[Wanted]) -> None:
-        """Tell the look-up's span what is sought."""
+        """Tell the lookup's span what is sought."""
         definitions = {} if self._snapshot is None else self._snapshot.definitions
         note_sought([(each.definition, each.value) for each in wanted], definitions)
 

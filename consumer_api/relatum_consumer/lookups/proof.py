@@ -1,7 +1,7 @@
 """What it takes to say that there is none: every message the streams retain was recorded for the keys asked by.
 
 The order of the questions is the argument. The streams' ends are taken from the broker first, the coverage from the
-database after that, and the index is probed once more after both: whatever lay in the streams when the ends were taken
+database after that, and the index is probed once more after both: whatever was in the streams when the ends were taken
 is then either in a range that is not recorded, or in the index. Where one of several streams begins is asked last, and
 only where a range is not recorded of which it is not known that it is retained: it takes as long as the end.
 
@@ -209,7 +209,7 @@ def evidence(
     Raises:
         StreamNotFound, NotAStream, AccessRefused: a named stream is unknown to the database and to the broker, or was
             deleted; or this user may not read it.
-        StreamReplaced: what lies at the last recorded offset is not what was recorded there.
+        StreamReplaced: the message at the last recorded offset is not what was recorded there.
     """
     servers, keys, kept = catalog.servers, tuple(key_ids), kept or KeptChunks()
     recorded, unusable = catalog.streams(names), catalog.leaves_out(names)
@@ -231,7 +231,7 @@ def evidence(
         held,
         unproven={stream for stream, bounds in ends.items() if not bounds.is_proven},
     )
-    # What lies behind a message that is there is retained, too.
+    # What comes after a message that is there is retained, too.
     unsure = [
         stream
         for stream in lasts.intersection(ends)
@@ -360,7 +360,7 @@ def check_identity(
     ends: Mapping[str, StreamBounds],
     kept: KeptChunks | None = None,
 ) -> dict[str, int]:
-    """See that each stream is the one that was recorded, by what lies at the last recorded offset; all together.
+    """See that each stream is the one that was recorded, by the message at the last recorded offset; all together.
 
     Returns:
         That offset, of streams that have it still.
@@ -372,7 +372,7 @@ def check_identity(
     positions: dict[str, Position] = {}
     for stream, bounds in ends.items():
         position = last_position(held[stream])
-        # What lies before the first one retention has dropped; then it has dropped all that was recorded, and nothing
+        # What came before the first one retention has dropped; then it has dropped all that was recorded, and nothing
         # is answered from that.
         if position is not None and (bounds.first is None or position.offset >= bounds.first):
             positions[stream] = position

@@ -102,7 +102,7 @@ class Health:
 
     @property
     def is_well(self) -> bool:
-        """Whether look-ups can be answered."""
+        """Whether lookups can be answered."""
         return not self.database and not self.broker
 
 

@@ -29,7 +29,7 @@ _NOTHING: Final[AbstractContextManager[_Told]] = nullcontext(_nothing_told)
 
 
 def look_up(called: str, stream: str = "") -> AbstractContextManager[_Told]:
-    """A span around a look-up, where somebody wants spans. The block is given what takes note of the result.
+    """A span around a lookup, where somebody wants spans. The block is given what takes note of the result.
 
     Args:
         called: The method that was called.
@@ -89,14 +89,14 @@ def note_sought(sought: Sequence[tuple[KeyDefinition, str]], definitions: Mappin
 @reported()
 @dataclass(frozen=True, slots=True)
 class LookupStatistics(ReaderStatistics):
-    """The connections of look-ups to the broker, and what was asked.
+    """The connections of lookups to the broker, and what was asked.
 
     Attributes:
-        lookup_s: Seconds that look-ups took, those that ended as an error too; waiting for what is asked included.
+        lookup_s: Seconds that lookups took, those that ended as an error too; waiting for what is asked included.
             Iterations are not among them.
-        errors: Look-ups that ended as an error, by its class.
-        asking: Look-ups under way, besides those that wait for a message.
-        awaiting: Look-ups that wait for a message (`wait_related`).
+        errors: Lookups that ended as an error, by its class.
+        asking: Lookups under way, besides those that wait for a message.
+        awaiting: Lookups that wait for a message (`wait_related`).
     """
 
     lookup_s: Annotated[Observed, Distribution("relatum_lookup_seconds", "Time of one lookup")]
@@ -108,7 +108,7 @@ class LookupStatistics(ReaderStatistics):
 
 
 class LookupCounts:
-    """The look-ups of one object: what is counted of them. Thread-safe.
+    """The lookups of one object: what is counted of them. Thread-safe.
 
     Args:
         limit: Of its connections to the broker.
@@ -158,7 +158,7 @@ class LookupCounts:
 
 
 class _Counted:
-    """A class and not a generator: it stands on the path of every look-up."""
+    """A class and not a generator: it stands on the path of every lookup."""
 
     __slots__ = ("_began", "_counts")
 

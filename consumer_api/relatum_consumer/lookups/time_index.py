@@ -74,7 +74,7 @@ def earliest(block: Block, beyond: Place) -> Place | None:
 def joined(blocks: Iterable[Block], blocks_max: int) -> list[tuple[int, int, list[Block]]]:
     """Blocks in the order of their offsets, as runs to read in one go: first offset, last offset, blocks.
 
-    Blocks whose offsets overlap are in one run; others are added up to `blocks_max`, while little lies between them.
+    Blocks whose offsets overlap are in one run; others are added up to `blocks_max`, while little is between them.
     """
     runs: list[tuple[int, int, list[Block]]] = []
     for block in sorted(blocks, key=lambda each: (each.first_offset, each.last_offset)):

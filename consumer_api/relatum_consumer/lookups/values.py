@@ -14,7 +14,7 @@ from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_U
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
 from relatum_consumer.lookups.arguments import Names, Order, check_limit, names_of, span_of
-from relatum_consumer.lookups.by_key import lying_in, rows_of
+from relatum_consumer.lookups.by_key import rows_of, streams_with
 from relatum_consumer.lookups.catalog import Catalog, named, streams_meant
 
 VALUES_MAX: Final = 1_000
@@ -104,10 +104,10 @@ def times_of_value(names: int | None, order: Order) -> sa.TextClause:
     # Not materialized, a plan that expects few rows would find both ends of the whole anew for each of them.
     return sql(
         f"""
-        WITH RECURSIVE {lying_in(key_id, value, "")},
+        WITH RECURSIVE {streams_with(key_id, value, "")},
         looked AS (
           SELECT row.time_us
-          FROM (SELECT stream_id FROM lying WHERE stream_id IS NOT NULL) AS held
+          FROM (SELECT stream_id FROM with_value WHERE stream_id IS NOT NULL) AS held
           JOIN relatum.streams s ON s.stream_id = held.stream_id AND {streams_meant(names)}
           CROSS JOIN LATERAL {rows} AS row
           LIMIT :most::bigint
