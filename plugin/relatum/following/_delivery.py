@@ -44,7 +44,7 @@ BYTES: Final = 1 << 20
 """Bytes that came in one window from which on nothing is waited for: those are large turns by themselves."""
 
 
-class Held:
+class HeldChunk:
     """A chunk, split and unpacked piece by piece as it is given: what waits has the size that was sent.
 
     Records before `begin` are not given; `out` pieces were, and the owner is not done with them; `is_cut` says that
@@ -95,12 +95,12 @@ class Held:
         return RecordBatch(self.followed.stream, first, offsets, records, chunk.time_ms, chunk.epoch)
 
 
-class Given:
+class DeliveredPiece:
     """A piece that was given, with the bytes it takes unpacked: what `done` releases, once."""
 
     __slots__ = ("bytes", "held", "is_done")
 
-    def __init__(self, held: Held, bytes_: int) -> None:
+    def __init__(self, held: HeldChunk, bytes_: int) -> None:
         self.held = held
         self.bytes = bytes_
         self.is_done = False
@@ -120,7 +120,7 @@ class Gathering:
         self._until = 0.0
         self._is_pausing = False
 
-    def came(self, followed: "Followed", bytes_: int) -> None:
+    def note(self, followed: "Followed", bytes_: int) -> None:
         """Something came of a stream."""
         self._bytes += bytes_
         if followed.window != self._window:
@@ -140,7 +140,7 @@ class Gathering:
         return self._until - now if self._is_pausing else 0.0
 
 
-class Giving:
+class Delivery:
     """What was read and is to be given, and what was given and is held: `bytes` in `count` chunks.
 
     `pause` is called to read nothing for now, or again: where too much is held, and where reading gathers.
@@ -164,21 +164,21 @@ class Giving:
 
     # --- what is held -------------------------------------------------------------------------------------------------
 
-    def hold(self, held: Held) -> None:
+    def hold(self, held: HeldChunk) -> None:
         """Count what was read."""
         self.bytes += held.bytes
         self.count += 1
-        self._gathering.came(held.followed, held.bytes)
+        self._gathering.note(held.followed, held.bytes)
         if self.bytes >= self._bytes_max and not self._is_full:
             self._is_full = True
             self._pause(True)
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: HeldChunk) -> None:
         """Give no more of it; it is released when the owner is done with what was given."""
         held.is_cut = True
         self._let_go(held)
 
-    def _let_go(self, held: Held) -> None:
+    def _let_go(self, held: HeldChunk) -> None:
         if held.out or not held.is_cut or held.is_released:
             return
         held.is_released = True
@@ -194,7 +194,7 @@ class Giving:
         touched: dict[Followed, None] = {}
         for event in events:
             if isinstance(event, Records):
-                given: Given = event.held
+                given: DeliveredPiece = event.held
                 if not given.is_done:
                     touched[given.held.followed] = None
                     self._end_given(given)
@@ -202,7 +202,7 @@ class Giving:
             self._queue(followed)
             followed.grant()
 
-    def _end_given(self, given: Given) -> None:
+    def _end_given(self, given: DeliveredPiece) -> None:
         given.is_done = True
         given.held.out -= 1
         given.held.followed.given_bytes -= given.bytes
@@ -210,12 +210,12 @@ class Giving:
 
     # --- in turn ------------------------------------------------------------------------------------------------------
 
-    def put(self, followed: "Followed", item: Event | Held) -> None:
+    def put(self, followed: "Followed", item: Event | HeldChunk) -> None:
         """Give something when the stream has its turn, behind what it has already."""
         if not followed.is_over:
             followed.items.append(item)
             self._queue(followed)
-        elif isinstance(item, Held):
+        elif isinstance(item, HeldChunk):
             self.drop(item)
 
     def put_for_all(self, event: Event) -> None:
@@ -226,7 +226,7 @@ class Giving:
         """Give nothing of what a stream has."""
         items, followed.items = followed.items, deque()
         for item in items:
-            if isinstance(item, Held):
+            if isinstance(item, HeldChunk):
                 self.drop(item)
 
     def _queue(self, followed: "Followed") -> None:
@@ -264,7 +264,7 @@ class Giving:
 
     def _give_next(self, followed: "Followed") -> None:
         item = followed.items[0]
-        if not isinstance(item, Held):
+        if not isinstance(item, HeldChunk):
             followed.items.popleft()
             self._give_event(followed, item)
             return
@@ -280,13 +280,13 @@ class Giving:
             followed.grant()
             return
         batch, bytes_ = piece
-        given = Given(item, bytes_)
+        given = DeliveredPiece(item, bytes_)
         item.out += 1
         followed.given_bytes += bytes_
         item.begin = batch.last_offset + 1
         defect = self._tell(Records(followed.stream, followed.number, batch, given))
         if defect is None:
-            followed.gave(batch)
+            followed.note_delivered(batch)
         else:
             if not given.is_done:
                 self._end_given(given)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from relatum.errors import StreamNotHere, StreamUnavailable
 from relatum.following._connections import SETTLED_S
+from relatum.following._delivery import HeldChunk
 from relatum.following._events import Attached, CaughtUp, Event, Hole, Replaced
-from relatum.following._delivery import Held
 from relatum.following._subscriptions import Ended, Interrupted, Subscription
 from relatum.reading import Agreement, Broker, Message, Position, RecordBatch, StreamBounds, position_of
 from relatum.waiting import Pauses, may_repeat
@@ -54,7 +54,7 @@ class Followed:
     """A following: what was read and put in order ends before `next_offset`, and `known` is the last known message.
 
     `node` is where it is read (None: the node that is connected first), `is_attached` whether that was told since
-    reading began. `items`, `has_turn`, `given_bytes` and `window` are for `Giving`.
+    reading began. `items`, `has_turn`, `given_bytes` and `window` are for `Delivery`.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class Followed:
         self.next_offset = next_offset
         self.known = known
         self.node: Broker | None = None
-        self.items: deque[Event | Held] = deque()
+        self.items: deque[Event | HeldChunk] = deque()
         self.has_turn = self.is_over = self.is_attached = False
         self.given_bytes = self.window = 0
-        self._inbox: deque[Held | Exception | None] = deque()
+        self._inbox: deque[HeldChunk | Exception | None] = deque()
         """What came and is to be judged: chunks, None for that there are no more at present, and what ends reading."""
         self._came = asyncio.Event()
         self._subscription: Subscription | None = None
@@ -128,7 +128,7 @@ class Followed:
         self.node, self._has_given, self._begun_at = None, False, math.inf
         # While the broker is away, which was told, each question fails by that.
         if not (self._follower.connections.is_away and may_repeat(error)):
-            self._follower.failed(self, error)
+            self._follower.on_failed(self, error)
         await asyncio.sleep(self._pauses.after(error))
 
     # --- one reading --------------------------------------------------------------------------------------------------
@@ -162,48 +162,48 @@ class Followed:
         """Follow it no more: nothing of it is given from now on."""
         self.is_over = True
         self.stop_reading()
-        self._follower.giving.forget(self)
+        self._follower.delivery.forget(self)
         if self.task is not None:
             self.task.cancel()
 
     def begin_anew(self, offset: int, error: Exception) -> None:
         """Read again from an offset on, since what was read from there on could not be given."""
         self.next_offset = offset
-        self._follower.giving.forget(self)
+        self._follower.delivery.forget(self)
         self._clear_inbox()
         self._tell(error)
 
     def _clear_inbox(self) -> None:
         inbox, self._inbox = self._inbox, deque()
         for held in inbox:
-            if isinstance(held, Held):
-                self._follower.giving.drop(held)
+            if isinstance(held, HeldChunk):
+                self._follower.delivery.drop(held)
 
     # --- what the connection tells ------------------------------------------------------------------------------------
 
-    def came(self, chunk: Chunk) -> None:
+    def on_chunk(self, chunk: Chunk) -> None:
         """A chunk came. Nearly always it is just what comes next, and there is nothing to judge."""
         assert self._subscription is not None, "it came by that"
-        held = Held(chunk, self, self._subscription)
-        self._follower.giving.hold(held)
+        held = HeldChunk(chunk, self, self._subscription)
+        self._follower.delivery.hold(held)
         if self._is_agreed and not self._inbox and held.first_offset == self.next_offset:
             self._give(held)
         else:
             self._tell(held)
         self.grant()
 
-    def quiet(self) -> None:
+    def on_drained(self) -> None:
         """The node has no more of it at present."""
         if self._is_agreed and not self._inbox:
             self._caught_up()
         else:
             self._tell(None)
 
-    def ended(self, why: Exception) -> None:
+    def on_ended(self, why: Exception) -> None:
         """The subscription is no more."""
         self._tell(why)
 
-    def _tell(self, what: Held | Exception | None) -> None:
+    def _tell(self, what: HeldChunk | Exception | None) -> None:
         self._inbox.append(what)
         self._came.set()
 
@@ -230,7 +230,7 @@ class Followed:
         self._inbox.popleft()
         return True
 
-    async def _first(self) -> Held | None:
+    async def _first(self) -> HeldChunk | None:
         """What came first, which stays in the inbox until it is judged."""
         while not self._inbox:
             self._came.clear()
@@ -240,7 +240,7 @@ class Followed:
             raise first
         return first
 
-    async def _recognise(self, held: Held | None) -> bool:
+    async def _recognise(self, held: HeldChunk | None) -> bool:
         """Compare what came with what is known, or have the leader do so; False where reading is to begin again."""
         known = self.known
         assert known is not None, "else it is agreed"
@@ -274,7 +274,7 @@ class Followed:
         self._attached()
         return True
 
-    async def _look(self, held: Held | None, known: Position | None, *, is_end: bool) -> Finding:
+    async def _look(self, held: HeldChunk | None, known: Position | None, *, is_end: bool) -> Finding:
         """Ask the leader about what came; see `StreamFollower.look`."""
         follower = self._follower
         try:
@@ -292,7 +292,7 @@ class Followed:
             raise Differs(finding.agreement, finding.bounds)
         return finding
 
-    def _pass_gap(self, held: Held, finding: Finding) -> None:
+    def _pass_gap(self, held: HeldChunk, finding: Finding) -> None:
         """Go on with what lies behind a gap: it is a hole where the stream begins behind what was wanted."""
         self._attached()
         begin = None if finding.bounds is None else finding.bounds.first
@@ -303,12 +303,12 @@ class Followed:
     def _attached(self) -> None:
         if not self.is_attached:
             self.is_attached = True
-            self._follower.goes_on(self)
+            self._follower.on_attached(self)
             self._put(Attached(self.stream, self.number, self.next_offset))
 
     def _caught_up(self) -> None:
         subscription = self._subscription
-        has_more = any(isinstance(each, Held) for each in self._inbox)
+        has_more = any(isinstance(each, HeldChunk) for each in self._inbox)
         if subscription is not None and not subscription.is_quiet and not has_more:
             subscription.is_quiet = True
             self._attached()
@@ -316,19 +316,19 @@ class Followed:
 
     # --- what is given ------------------------------------------------------------------------------------------------
 
-    def _give(self, held: Held) -> None:
+    def _give(self, held: HeldChunk) -> None:
         self._attached()
         held.begin, self.next_offset = self.next_offset, held.last_offset + 1
         self._put(held)
 
-    def _drop(self, held: Held) -> None:
-        self._follower.giving.drop(held)
+    def _drop(self, held: HeldChunk) -> None:
+        self._follower.delivery.drop(held)
         self.grant()
 
-    def _put(self, item: Event | Held) -> None:
-        self._follower.giving.put(self, item)
+    def _put(self, item: Event | HeldChunk) -> None:
+        self._follower.delivery.put(self, item)
 
-    def gave(self, batch: RecordBatch) -> None:
+    def note_delivered(self, batch: RecordBatch) -> None:
         """Keep what the last message that was given is known by."""
         self._has_given = True
         # Not a message yet: this is done for each chunk, and asked for after a break.
@@ -343,7 +343,7 @@ class Followed:
 
     def _last_known(self) -> Position | None:
         """What the last message of all that was put in order is known by; None where there was none."""
-        newest = next((item for item in reversed(self.items) if isinstance(item, Held)), None)
+        newest = next((item for item in reversed(self.items) if isinstance(item, HeldChunk)), None)
         if newest is None:
             return self._position()
         message = newest.at(newest.last_offset)

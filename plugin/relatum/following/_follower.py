@@ -12,9 +12,9 @@ from relatum import metrics
 from relatum.checks import checked_count, checked_name
 from relatum.errors import AccessRefused, ConfigurationError, RelatumError, StreamUnavailable, UsedAfterClose
 from relatum.following._connections import Connections
+from relatum.following._delivery import Delivery, Gathering
 from relatum.following._events import Event, Failed, Hole, Replaced
 from relatum.following._followed import Finding, Followed
-from relatum.following._delivery import Gathering, Giving
 from relatum.limits import INTEGER_MAX
 from relatum.metrics import Counter, Gauge, reported
 from relatum.processes import of_one_process
@@ -114,7 +114,7 @@ class StreamFollower:
             away=self._away,
             back=self._back,
         )
-        self.giving = Giving(on_event, bytes_max, Gathering(gather_s), self.connections.pause)
+        self.delivery = Delivery(on_event, bytes_max, Gathering(gather_s), self.connections.pause)
         self._current: dict[str, Followed] = {}
         self._numbers = count(1)
         self._is_closed = False
@@ -162,7 +162,7 @@ class StreamFollower:
 
     def done(self, *events: Event) -> None:
         """Hold records no more, and let their streams have more. In any order; idempotent."""
-        self.giving.done(events)
+        self.delivery.done(events)
 
     # --- asked --------------------------------------------------------------------------------------------------------
 
@@ -191,17 +191,17 @@ class StreamFollower:
 
     def statistics(self) -> FollowerStatistics:
         """How it stands."""
-        giving = self.giving
+        delivery = self.delivery
         return FollowerStatistics(
             followed=len(self._current),
             attached=sum(each.is_attached and each.is_read for each in list(self._current.values())),
             connections=len(self.connections),
-            held=giving.count,
-            held_bytes=giving.bytes,
-            records=giving.records,
-            holes=giving.told[Hole],
-            replaced=giving.told[Replaced],
-            failures=giving.told[Failed],
+            held=delivery.count,
+            held_bytes=delivery.bytes,
+            records=delivery.records,
+            holes=delivery.told[Hole],
+            replaced=delivery.told[Replaced],
+            failures=delivery.told[Failed],
         )
 
     async def look(self, stream: str, known: Position | None, is_end: bool) -> Finding:
@@ -250,23 +250,23 @@ class StreamFollower:
 
     # --- what its parts tell ------------------------------------------------------------------------------------------
 
-    def goes_on(self, followed: Followed) -> None:
+    def on_attached(self, followed: Followed) -> None:
         """A stream is read, and is the one that is known."""
         self._outages.over(self._who(followed.stream))
 
-    def failed(self, followed: Followed, error: Exception) -> None:
+    def on_failed(self, followed: Followed, error: Exception) -> None:
         """A stream cannot be read now."""
         if not isinstance(error, RelatumError):
             logger.error("following of stream %r has a defect, and goes on", followed.stream, exc_info=error)
         self._outages.failed(self._who(followed.stream), error)
-        self.giving.put(followed, Failed(followed.stream, followed.number, error))
+        self.delivery.put(followed, Failed(followed.stream, followed.number, error))
 
     def _away(self, error: Exception) -> None:
         """No stream can be read: the broker is away, or lets nobody in."""
         self.is_let_in = not refuses_login(error)
         if self._current:
             self._outages.failed(self._name, error)
-        self.giving.put_for_all(Failed(None, 0, error))
+        self.delivery.put_for_all(Failed(None, 0, error))
 
     def _back(self) -> None:
         self.is_let_in = True

@@ -69,7 +69,7 @@ class Subscription:
         self._under_way, self._held, self._window = 1, 0, 1
         self._window_bytes = window_bytes
 
-    def came(self, chunk: Chunk) -> None:
+    def on_chunk(self, chunk: Chunk) -> None:
         """A chunk came that was under way; of what is like it, as many may be at once as fit."""
         self.has_come = True
         self._under_way -= 1
@@ -202,7 +202,7 @@ class Subscriptions:
         self._awaiting.clear()
         for subscription in subscriptions.values():
             subscription.connection = None
-            subscription.followed.ended(Interrupted())
+            subscription.followed.on_ended(Interrupted())
 
     # --- what came ----------------------------------------------------------------------------------------------------
 
@@ -213,8 +213,8 @@ class Subscriptions:
             if type(event) is Chunk:
                 subscription = self._all.get(event.subscription)
                 if subscription is not None:
-                    subscription.came(event)
-                    subscription.followed.came(event)
+                    subscription.on_chunk(event)
+                    subscription.followed.on_chunk(event)
             elif type(event) is Answer:
                 places += self._answered(event)
             elif type(event) is StreamMoved:
@@ -244,7 +244,7 @@ class Subscriptions:
             subscription = self._all.get(number)
             # One that was granted credit since is asked about by a later one.
             if subscription is not None and subscription.barrier == answer.correlation and not subscription.has_come:
-                subscription.followed.quiet()
+                subscription.followed.on_drained()
         subscription = self._all.get(self._answers.pop(answer.correlation, -1))
         if subscription is not None and answer.code != Code.OK:
             self._end(subscription, answer.code, refusal(subscription.followed.stream, answer.code))
@@ -253,4 +253,4 @@ class Subscriptions:
     def _end(self, subscription: Subscription, code: int, error: RelatumError) -> None:
         # Also where the broker has none any more: its answer makes the number free.
         self.remove(subscription)
-        subscription.followed.ended(Ended(code, error))
+        subscription.followed.on_ended(Ended(code, error))
