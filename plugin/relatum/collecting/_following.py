@@ -263,17 +263,20 @@ class CollectedStream:
 
     async def _take(self, member: int) -> None:
         """Store the records that have arrived, as there is room, and move the position with them."""
-        shared, events, messages = self._shared, list[Records](), list[Collected]()
+        shared, events, messages = self._shared, deque[Records](), list[Collected]()
         try:
-            await self._describe(events, messages)
-            await shared.gather(len(messages))
-            await self._describe(events, messages)
-            while messages and not self._is_over(member):
+            while True:
+                await self._describe(events, messages)
+                await shared.gather(len(messages))
+                # Also behind those that had no room: what is stored then ends where the room ends.
+                await self._describe(events, messages)
+                if not messages or self._is_over(member):
+                    return
                 lot = Lot(self.name, self._next_offset)
                 del messages[: lot.take(shared.core, messages)]
-                if not messages:
+                while events and (not messages or events[0].batch.last_offset < messages[0].place.offset):
                     # Let more arrive while these are stored.
-                    self._follower.done(*events)
+                    self._follower.done(events.popleft())
                 if lot.last is None:
                     await shared.changed()
                     continue
@@ -283,7 +286,7 @@ class CollectedStream:
         finally:
             self._follower.done(*events)
 
-    async def _describe(self, events: list[Records], messages: list[Collected]) -> None:
+    async def _describe(self, events: deque[Records], messages: list[Collected]) -> None:
         """Describe queued records, as many as go into one transaction."""
         type_of = self._following.type_of
         while len(messages) < TAKE_MESSAGES and self._events and isinstance(event := self._events[0], Records):
