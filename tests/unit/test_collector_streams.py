@@ -112,7 +112,7 @@ class World:
 
     def come(self, *events: Event) -> None:
         """Have events come, one behind the other at once."""
-        self.do(lambda: list(map(self.stream.came, events)))  # type: ignore[func-returns-value]
+        self.do(lambda: list(map(self.stream.on_event, events)))  # type: ignore[func-returns-value]
 
     def wait_for_rest(self, number: int) -> None:
         """Wait until it is to be tried again, for the nth time."""
@@ -121,7 +121,7 @@ class World:
     def attach(self, number: int) -> None:
         """Have it attached, when it has been followed for the nth time."""
         wait_until(lambda: self.number == number, what="the stream followed")
-        self.do(self.stream.came, Attached("orders", number, 0))
+        self.do(self.stream.on_event, Attached("orders", number, 0))
         wait_until(lambda: self.stream.is_attached, what="the stream attached")
 
 
@@ -157,8 +157,8 @@ def test_a_position_that_another_member_moved_is_begun_anew(world: World) -> Non
     """What is still to come of the old following is nobody's; the stream is asked for again at once."""
     world.attach(1)
     late = world.records(1)
-    world.store.on_add = lambda: world.do(world.stream.came, late)
-    world.do(world.stream.came, world.records(0))
+    world.store.on_add = lambda: world.do(world.stream.on_event, late)
+    world.do(world.stream.on_event, world.records(0))
     world.wait_for_rest(1)
     assert late in world.given_back
     assert world.store.left == 1

@@ -11,7 +11,7 @@ import pytest
 from relatum.errors import BrokerUnavailable, ConnectionLost
 from relatum.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from relatum.following._connection import UNSENT_BYTES_MAX, Connection
-from relatum.following._delivery import BYTES, GIVEN_BYTES, STREAMS, Gathering, Giving
+from relatum.following._delivery import BYTES, GIVEN_BYTES, STREAMS, Delivery, Gathering
 from relatum.following._followed import Finding, Followed
 from relatum.following._subscriptions import CHUNKS_MAX, CROWD, Interrupted, Subscription, Subscriptions
 from relatum.reading import Agreement, Message, Position, Properties, SocketConnection, StreamBounds, position_of
@@ -47,7 +47,7 @@ def known(offset: int) -> Position:
     return Position(offset, position_of(message(offset)).fingerprint, None)
 
 
-class Logged(Giving):
+class Logged(Delivery):
     """Says which chunks are dropped."""
 
     log: Callable[[str], None]
@@ -76,8 +76,8 @@ class Bench:
         self.is_paused = False
         self.connections = self
         self._on_event = on_event
-        self.giving = Logged(self._tell, 1 << 30, Gathering(0.0), self._pause)
-        self.giving.log = self.seen.append
+        self.delivery = Logged(self._tell, 1 << 30, Gathering(0.0), self._pause)
+        self.delivery.log = self.seen.append
         self.asked: asyncio.Future[Finding] | None = None
         self.is_end = False
         self.begun_at = 0
@@ -117,12 +117,12 @@ class Bench:
         self.asked, self.is_end = asyncio.get_running_loop().create_future(), is_end
         return await self.asked
 
-    def goes_on(self, _followed: Followed) -> None:
+    def on_attached(self, _followed: Followed) -> None:
         """As of `StreamFollower`."""
 
-    def failed(self, followed: Followed, error: Exception) -> None:
+    def on_failed(self, followed: Followed, error: Exception) -> None:
         """As of `StreamFollower`."""
-        self.giving.put(followed, Failed(followed.stream, followed.number, error))
+        self.delivery.put(followed, Failed(followed.stream, followed.number, error))
 
     async def after(self) -> str:
         """What has happened, once nothing is left to be done."""
@@ -219,9 +219,9 @@ def happen(bench: Bench, followed: Followed, what: str) -> None:
     """Let happen what the table says: what is read, nothing, a break, or the leader's answer."""
     word, *numbers = what.split()
     if word == "break":
-        followed.ended(Interrupted())
+        followed.on_ended(Interrupted())
     elif word == "nothing":
-        followed.quiet()
+        followed.on_drained()
     elif word == "fails":
         assert bench.asked is not None
         bench.asked.set_exception(BrokerUnavailable("away"))
@@ -233,7 +233,7 @@ def happen(bench: Bench, followed: Followed, what: str) -> None:
         is_enough = bench.is_end and agreement in (Agreement.SAME, Agreement.EXPIRED)
         bench.asked.set_result(Finding(agreement, None if is_enough else bounds))
     else:
-        followed.came(chunk(*map(int, numbers if word == "other" else [word, *numbers]), other=word == "other"))
+        followed.on_chunk(chunk(*map(int, numbers if word == "other" else [word, *numbers]), other=word == "other"))
 
 
 @pytest.mark.parametrize("course", COURSES)
@@ -261,7 +261,7 @@ async def attached(bench: Bench, *streams: str) -> list[Followed]:
     found = [bench.follow(stream=stream) for stream in streams]
     await bench.after()
     for followed in found:
-        followed.quiet()
+        followed.on_drained()
     await bench.after()
     bench.events.clear()
     return found
@@ -274,8 +274,8 @@ def test_streams_have_their_turn_one_after_the_other() -> None:
         bench = Bench()
         one, other = await attached(bench, "one", "other")
         for offset in range(3):
-            one.came(chunk(offset))
-        other.came(chunk(0))
+            one.on_chunk(chunk(offset))
+        other.on_chunk(chunk(0))
         await bench.after()
         assert [event.stream for event in bench.events] == ["one", "other", "one", "one"]
 
@@ -289,15 +289,15 @@ def test_what_is_held_is_released_once_the_owner_is_done() -> None:
         bench = Bench()
         one, other = await attached(bench, "one", "other")
         for followed in (one, other):
-            followed.came(chunk(0))
+            followed.on_chunk(chunk(0))
         await bench.after()
-        other.came(chunk(1))
-        assert bench.giving.count == 3
+        other.on_chunk(chunk(1))
+        assert bench.delivery.count == 3
         other.end()
-        assert bench.giving.count == 2
+        assert bench.delivery.count == 2
         for _ in range(2):
-            bench.giving.done(bench.events)
-            assert (bench.giving.count, bench.giving.bytes) == (0, 0)
+            bench.delivery.done(bench.events)
+            assert (bench.delivery.count, bench.delivery.bytes) == (0, 0)
         assert len(bench.events) == 2
 
     in_loop(run)
@@ -308,16 +308,16 @@ def test_reading_pauses_where_too_much_is_held() -> None:
 
     async def run() -> None:
         bench = Bench()
-        bench.giving = Logged(bench._tell, 1_000, Gathering(0.0), bench._pause)
-        bench.giving.log = bench.seen.append
+        bench.delivery = Logged(bench._tell, 1_000, Gathering(0.0), bench._pause)
+        bench.delivery.log = bench.seen.append
         (one,) = await attached(bench, "one")
         for offset in range(10):
-            one.came(chunk_of(offset, [b"x" * 96]))
+            one.on_chunk(chunk_of(offset, [b"x" * 96]))
             assert bench.is_paused is (offset == 9)
         await bench.after()
         for number, event in enumerate(bench.events):
             assert bench.is_paused is (number < 3)
-            bench.giving.done([event])
+            bench.delivery.done([event])
 
     in_loop(run)
 
@@ -328,12 +328,12 @@ def test_a_stream_of_which_the_owner_has_much_is_given_no_more_until_it_is_done(
     async def run() -> None:
         bench = Bench()
         one, other = await attached(bench, "one", "other")
-        one.came(chunk_of(0, [b"x" * GIVEN_BYTES]))
-        one.came(chunk(1))
-        other.came(chunk(0))
+        one.on_chunk(chunk_of(0, [b"x" * GIVEN_BYTES]))
+        one.on_chunk(chunk(1))
+        other.on_chunk(chunk(0))
         await bench.after()
         assert [event.stream for event in bench.events] == ["one", "other"]
-        bench.giving.done(bench.events[:1])
+        bench.delivery.done(bench.events[:1])
         await bench.after()
         assert [event.stream for event in bench.events] == ["one", "other", "one"]
 
@@ -361,8 +361,8 @@ def test_what_the_owner_raised_at_is_given_again(kind: type, caplog: pytest.LogC
             # As a broker: what lies there from the begin of a reading on.
             if followed.is_read:
                 for offset in range(max(bench.begun_at, 8), 12):
-                    followed.came(chunk(offset))
-                followed.quiet()
+                    followed.on_chunk(chunk(offset))
+                followed.on_drained()
             await bench.after()
             if bench.asked is not None and not bench.asked.done():
                 bench.asked.set_result(Finding(None, StreamBounds(8, 11)))
@@ -384,11 +384,11 @@ def test_a_chunk_that_cannot_be_split_fails_its_stream_which_is_read_again_from_
     async def run() -> None:
         bench = Bench()
         (one,) = await attached(bench, "one")
-        one.came(chunk(0))
-        one.came(chunk_of(1, [b"x"], count=3))
-        one.came(chunk(4))
+        one.on_chunk(chunk(0))
+        one.on_chunk(chunk_of(1, [b"x"], count=3))
+        one.on_chunk(chunk(4))
         assert await bench.after() == "give 0, drop, drop, failed"
-        assert bench.giving.count == 1
+        assert bench.delivery.count == 1
         assert one.next_offset == 1
         one.end()
 
@@ -402,18 +402,18 @@ def test_a_replaced_stream_is_found_again_where_what_came_before_cannot_be_split
         bench = Bench()
         (one,) = await attached(bench, "s")
         for each in (chunk_of(0, [b"x" * GIVEN_BYTES]), chunk_of(1, [b"x"], count=3), chunk(4)):
-            one.came(each)
-        one.ended(Interrupted())
+            one.on_chunk(each)
+        one.on_ended(Interrupted())
         # The owner is not done with the first, so the others wait.
         assert await bench.after() == "give 0, begin at 4"
-        one.came(chunk(4, other=True))
+        one.on_chunk(chunk(4, other=True))
         assert await bench.after() == "drop"
-        bench.giving.done(bench.events)
+        bench.delivery.done(bench.events)
         assert await bench.after() == "drop, drop, begin at 0, failed"
         bench.begun.clear()
         await bench.begun.wait()
         assert await bench.after() == "begin at 0"
-        one.came(chunk(0, other=True))
+        one.on_chunk(chunk(0, other=True))
         assert await bench.after() == "drop, differs OTHER"
         one.end()
 
@@ -427,8 +427,8 @@ def test_reading_pauses_where_little_comes_of_many_streams() -> None:
         gathering = Gathering(gather_s)
         for number in range(count):
             followed = Followed(cast(Any, None), str(number), number, 0, None)
-            gathering.came(followed, bytes_)
-            gathering.came(followed, bytes_)
+            gathering.note(followed, bytes_)
+            gathering.note(followed, bytes_)
         return gathering.pause_s()
 
     assert 0 < pause_s(STREAMS, 100) <= 1
@@ -451,7 +451,7 @@ def test_a_quiet_stream_is_granted_credit_when_half_of_it_is_used_up() -> None:
     granted = []
     for number in range(4 * CHUNKS_MAX):
         subscription.is_quiet = number >= CHUNKS_MAX
-        subscription.came(sized(10))
+        subscription.on_chunk(sized(10))
         subscription.free()
         granted.append(subscription.credit())
     assert all(granted[:CHUNKS_MAX])
@@ -462,7 +462,7 @@ def test_what_came_says_at_once_how_much_may_be_under_way() -> None:
     """Of small chunks as many as may be, of large ones as many as fit, of one that is larger still, the next."""
     for size, granted in ((10, CHUNKS_MAX), (WINDOW_BYTES // 4, 4), (2 * WINDOW_BYTES, 1)):
         subscription = Subscription(cast(Any, None), 0, WINDOW_BYTES)
-        subscription.came(sized(size))
+        subscription.on_chunk(sized(size))
         subscription.free()
         assert subscription.credit() == granted
 

@@ -1,4 +1,4 @@
-"""The message collector, with asyncio: the same loop, for which executors and handlers are called in the caller's."""
+"""The message collector with asyncio: executors and handlers run in the application's event loop."""
 
 import asyncio
 import inspect
@@ -19,32 +19,32 @@ from relatum.reading import Message
 from relatum.waiting import AfterStop, Threads, backoff, in_thread, within
 
 LOOK_S: Final = 1.0
-"""Seconds between two looks whether a loop was closed, where that cancelled nothing."""
+"""Seconds between two checks whether the application closed its loop without cancelling tasks."""
 
 T = TypeVar("T")
 
 AsyncExecutor = Callable[[Bulk], Answer | Awaitable[Answer]]
-"""A coroutine function is awaited in the collector's loop; any other is called in a thread."""
+"""A coroutine function is awaited in the application's loop; any other function is called in a thread."""
 
 
 def is_coroutine_function(called: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine; also where it is an object with such a `__call__`."""
+    """Whether calling it returns a coroutine; also for objects with an async `__call__`."""
     of_type = getattr(called, "__call__", None)  # noqa: B004 - asked what kind it is, not whether it can be called
     return inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(of_type)
 
 
 class ApplicationLoop:
-    """Calls of coroutine functions in the loop that runs now, for threads, which wait for them.
+    """Calls coroutine functions in the running loop, for threads that wait for the results.
 
     Args:
-        ended: Called where the loop ends while it is still needed.
+        ended: Called if the loop ends first.
     """
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended = ended
         self._tasks: set[asyncio.Task[Any]] = set()
-        # Whoever ends a loop cancels its tasks: this one too, and what it cancels says nothing of a message.
+        # `asyncio.run` cancels all tasks at its end, so this one tells it; cancelled executors say nothing of messages.
         self._presence = asyncio.create_task(self._be_there(), name="relatum-collector")
 
     async def _be_there(self) -> None:
@@ -54,10 +54,10 @@ class ApplicationLoop:
             self._ended()
 
     def call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Run a coroutine function in the loop and wait in the calling thread until it has ended.
+        """Run a coroutine function in the loop, and wait in the calling thread for its result.
 
         Raises:
-            Abandoned: the loop has ended, or is about to: the call counts as never made.
+            Abandoned: The loop has ended, or is about to: the call counts as not made.
         """
         done: Future[T] = Future()
         self._soon(partial(self._begin, partial(function, *arguments), done))
@@ -66,7 +66,7 @@ class ApplicationLoop:
                 return done.result(LOOK_S)
             except TimeoutError:
                 if done.done():
-                    # It was the function's own.
+                    # The function raised it.
                     raise
             if self._loop.is_closed():
                 self._ended()
@@ -93,7 +93,7 @@ class ApplicationLoop:
             done.set_result(task.result())
 
     def _soon(self, call: Callable[[], object]) -> None:
-        # One that was closed calls nothing any more.
+        # A closed loop raises.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call)
 
@@ -101,7 +101,7 @@ class ApplicationLoop:
         return self._presence.done() or self._presence.cancelling() > 0
 
     def cancel_soon(self) -> None:
-        """Cancel what is under way, and call nothing more; from any thread."""
+        """Cancel all calls, and refuse further ones; from any thread."""
         self._soon(self._cancel)
 
     def _cancel(self) -> None:
@@ -110,21 +110,21 @@ class ApplicationLoop:
             task.cancel()
 
     async def end(self) -> None:
-        """Leave nothing in the loop."""
+        """Cancel all calls, and wait for their end."""
         self._cancel()
         await asyncio.wait([self._presence, *self._tasks])
 
 
 class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
-    """The asyncio twin of `MessageCollector`: the same names, options and promises, in one event loop.
+    """`MessageCollector` for asyncio, with the same names, options and promises.
 
-    An executor that is a coroutine function is awaited in the loop; any other is called in a thread. With
-    `joins_transaction` its `bulk.connection` is a blocking one: a coroutine function uses it in threads
-    (`await asyncio.to_thread(bulk.connection.execute, statement)`), a plain function as it is. Handlers are called in
-    the loop; one that is a coroutine function is awaited. All else is done in threads.
+    Coroutine functions among executors are awaited in the running loop, all others are called in threads. With
+    `joins_transaction`, `bulk.connection` is a blocking connection: a coroutine function uses it in threads (`await
+    asyncio.to_thread(bulk.connection.execute, statement)`). Handlers are called in the loop; coroutine functions are
+    awaited.
 
-    An async context manager: entering starts it, leaving closes it. Cancelling a call leaves nothing behind; cancelling
-    `close` cancels executors and handlers, and what was under way is left to the other members, or to the next start.
+    An async context manager: entering starts it, leaving closes it. A cancelled call leaves nothing behind. Cancelling
+    `close` cancels executors and handlers; other members, or the next start, take over their messages.
 
     Args: as for `MessageCollector`.
     """
@@ -141,21 +141,21 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
 
         return cast("Executor", call)
 
-    def _tell(self, outcomes: Sequence[Outcome]) -> None:
-        """Have the handlers called in the loop; from a thread."""
+    def _notify_handlers(self, outcomes: Sequence[Outcome]) -> None:
+        """Call the handlers in the application's loop; from a thread."""
         if outcomes and self._application is not None:
-            # A handler that was cancelled is nobody's failure; an exit ends the application's loop, and so all of this.
+            # A cancelled handler is no failure. An exit ends the application's loop, and the collector with it.
             with suppress(Abandoned, asyncio.CancelledError, SystemExit, KeyboardInterrupt):
-                self._application.call(self._shared.handlers.tell_async, outcomes)
+                self._application.call(self._shared.handlers.notify_async, outcomes)
 
-    # --- messages in ----------------------------------------------------------------------------------------------
+    # --- messages in --------------------------------------------------------------------------------------------------
 
     async def collect(self, message: Message, *, timeout_s: float | None = None) -> bool:
-        """Take a message; see `MessageCollector.collect`. Cancelled while it waits for room, nothing was taken."""
+        """Collect a message; see `MessageCollector.collect`. If cancelled while waiting for room, nothing was taken."""
         return (await self.collect_many([message], timeout_s=timeout_s))[0]
 
     async def collect_many(self, messages: Iterable[Message], *, timeout_s: float | None = None) -> list[bool]:
-        """Take messages, in order; see `MessageCollector.collect_many`. Cancelled, the first of them may be taken."""
+        """Collect messages; see `MessageCollector.collect_many`. If cancelled, some may have been taken."""
         described = self._described(messages, timeout_s)
         if self._is_storer:
             timeout_s = 0.0
@@ -163,12 +163,12 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
         return await self._awaited(self._shared.collect, described, timeout_s, otherwise=refused)
 
     async def flush(self, type: str | None = None) -> None:  # noqa: A002 - RabbitMQ's word for it
-        """Close the bulk being filled of a type, or of all; see `MessageCollector.flush`."""
+        """Close the bulk being filled of a type, or of all types; see `MessageCollector.flush`."""
         self._check_flushed(type)
         await self._awaited(self._shared.flush, type, not self._is_storer, otherwise=lambda: None)
 
     async def _awaited(self, function: Callable[..., Any], *args: Any, otherwise: Callable[[], T]) -> T:
-        """As `_result_of`, in a task; cancelled, the call is."""
+        """As `_result_of`, for a task; cancelling it cancels the call."""
         result = self._shared.loop.run(function, *args)
         if result is None:
             return otherwise()
@@ -183,19 +183,19 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
         return answer
 
     async def outcome(self, message_id: str) -> Outcome:
-        """What became of a message of this collector, by any member."""
+        """The outcome of a message of this collector, stored by any member."""
         checked_name("message_id", message_id)
         return (await in_thread(None, self._shared.store.outcomes_of, [message_id]))[message_id]
 
-    # --- its life -------------------------------------------------------------------------------------------------
+    # --- start and end ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join the collector's members, and begin; see `MessageCollector.start`. Cancelled, it was not started."""
+        """Join as a member, and start to collect; see `MessageCollector.start`. If cancelled, it was not started."""
         self._go_on(await self._join())
 
     async def _join(self) -> list[str]:
         self._check_startable()
-        # A thread of its own: executors may use up those of the loop.
+        # A thread of its own: executors may use up the loop's.
         threads = Threads(1, f"relatum-{self.name}-joins")
         try:
             return await in_thread(threads, self._join_members, returned=lambda _names: self._leave())
@@ -205,18 +205,18 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
     def _go_on(self, names: list[str]) -> None:
         shared = self._shared
         self._application = ApplicationLoop(self._loop_ended)
-        shared.tell, shared.on_abandon = self._tell, self._application.cancel_soon
+        shared.notify_handlers, shared.on_abandon = self._notify_handlers, self._application.cancel_soon
         self._begin(names)
 
     def _loop_ended(self) -> None:
-        """Leave all to other members where the loop ends before the collector is closed."""
+        """Leave everything to other members, as the application's loop ends before the collector is closed."""
         self._shared.loop.call(self._shared.abandon)
         self._close_behind(0.0)
 
     async def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Stop in order; see `MessageCollector.close`. Cancelled, it ends all at once.
+        """Close; see `MessageCollector.close`. If cancelled, it stops waiting for executors.
 
-        Executors that were not done in time are cancelled, and have five seconds to end.
+        Executors that are not done in time are cancelled, and have five seconds to end.
         """
         checked_seconds("timeout_s", timeout_s)
         if self._application is None:
@@ -241,18 +241,18 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
         await in_thread(None, self._shared.joined, JOIN_S)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Start, waiting for servers that are away; go on until `stop` is set; close. Cancelled, it closes, too.
+        """Start, waiting for unreachable servers; run until `stop` is set, or until cancelled; close.
 
         Raises:
-            RelatumError: what waiting would not cure; see `start`.
+            RelatumError: An error that waiting does not cure; see `start`.
         """
         checked_event("stop", stop)
-        who = self._shared.who("starting")
+        who = self._shared.label("starting")
         for pause in backoff():
             try:
                 with within(AfterStop(stop)):
                     names = await self._join()
-                # Without that deadline: whatever begins with this collector is not to end with its beginning.
+                # Outside of that deadline, which would be inherited by the tasks that start here.
                 self._go_on(names)
                 self._shared.outages.over(who)
                 break

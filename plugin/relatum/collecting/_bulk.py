@@ -1,4 +1,4 @@
-"""What an executor is handed and may answer, and what the store knows of the same messages."""
+"""Bulks and their messages, as executors get them, and the results that executors give."""
 
 import secrets
 import sys
@@ -21,47 +21,47 @@ if TYPE_CHECKING:
 
 
 MESSAGE_ID_BYTES_MAX: Final = 2000
-"""Bytes of a property `message_id` that a message is known by. AMQP 0.9.1 has 255 at most, the stream protocol any
-number; an index of PostgreSQL takes 2,704 bytes a row, and with them goes what else the row holds."""
+"""Bytes of a property `message_id` that is used as an id. AMQP 0.9.1 allows 255, the stream protocol any number; an
+index row of PostgreSQL has 2,704 bytes at most, other columns included."""
 
 
 def id_of(message: Message) -> str:
-    """What a message is asked for by: its property `message_id`, or "stream:offset" where it has none.
+    """The id by which a message's outcome is asked for: its property `message_id`, or "stream:offset" without one.
 
-    One with a NUL, which PostgreSQL's text can't hold, and one too long for its index count as none.
+    A `message_id` that has a NUL, or is too long for an index of PostgreSQL, counts as none.
     """
     return checked_id(message.id, message.properties.message_id)
 
 
 def checked_id(place: MessageId, given: str | None) -> str:
-    """The property `message_id` where it can be stored and asked for; else "stream:offset"."""
-    # Four bytes a character at most: only what is long is encoded to be measured.
+    """The property `message_id` if it can be stored; else "stream:offset"."""
+    # A character has four bytes at most: only long ids are encoded to be measured.
     is_long = given and len(given) > MESSAGE_ID_BYTES_MAX // 4 and len(given.encode()) > MESSAGE_ID_BYTES_MAX
     return given if given and "\0" not in given and not is_long else id_of_place(place)
 
 
 def id_of_place(place: MessageId) -> str:
-    """What a message without a property `message_id` is asked for by."""
+    """The id of a message without a property `message_id`."""
     return f"{place.stream}:{place.offset}"
 
 
 REASON_CHARACTERS_MAX: Final = 1000
-"""Characters of a failure's reason that are kept."""
+"""Characters of a failure's reason that are stored."""
 
 NO_RESULT: Final = "the executor gave no result for this message"
 
 
 class FlushReason(Enum):
-    """Why a bulk was closed and handed on."""
+    """Why a bulk was closed."""
 
     BYTES = "bytes"
     """Its bytes reached `bulk_bytes`."""
     MESSAGES = "messages"
     """Its messages reached `bulk_messages`."""
     AGE = "age"
-    """Its first message waited `max_age_s`."""
+    """Its first message had waited `max_age_s`."""
     IDLE = "idle"
-    """No message of its type came for `idle_s`."""
+    """No message of its type arrived for `idle_s`."""
     TOTAL_BYTES = "total_bytes"
     """The bytes of all bulks reached `bytes_max`, and it was the largest."""
     ACTIVE_BULKS = "active_bulks"
@@ -69,7 +69,7 @@ class FlushReason(Enum):
     EXPLICIT = "explicit"
     """`flush` was called."""
     STOP = "stop"
-    """The collector stops."""
+    """The collector is closing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ class Failure:
     """The result of a message that could not be consumed.
 
     Attributes:
-        reason: Why, for people; at most 1,000 characters are kept.
-        retry: False where trying again would not help.
+        reason: Why, for people to read; at most 1,000 characters are stored.
+        retry: False if trying again would not help.
     """
 
     reason: str
@@ -86,7 +86,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """The failure an exception stands for."""
+        """The failure that an exception stands for."""
         try:
             text = str(error)
         except Exception:  # noqa: BLE001 - an exception of the user's own may fail at this, too
@@ -100,20 +100,20 @@ class Failure:
         return text[:REASON_CHARACTERS_MAX]
 
 
-# An executor that could change what it is handed would lose its messages' results, which are found by it.
+# Read-only: results are found by these values, so an executor that changed them would lose some.
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Collected:
-    """A message in a bulk. Read-only: what became of it is told by `Bulk.succeeded` and `Bulk.failed`.
+    """A message in a bulk. Read-only; `Bulk.succeeded` and `Bulk.failed` set its result.
 
     Attributes:
-        place: Where it lies.
-        message_id: Its property `message_id`; "stream:offset" where it has none.
+        place: Its stream and offset.
+        message_id: Its property `message_id`; "stream:offset" if it has none.
         type: The type its executor was chosen by.
         bytes: Its bytes as the stream holds them.
-        body: The message itself; None while it is left in its stream.
+        body: The message itself; None while it is only in its stream.
         attempts: Which attempt this is, from 1.
         collected_at: When it was collected.
-        forwarded_at: When an executor was last handed it.
+        forwarded_at: When an executor last got it.
     """
 
     place: MessageId
@@ -126,7 +126,7 @@ class Collected:
     forwarded_at: datetime | None = None
 
     def _note(self, **facts: Any) -> None:
-        """Change what is known of it."""
+        """Set attributes, which are read-only for users."""
         for name, value in facts.items():
             object.__setattr__(self, name, value)
 
@@ -141,20 +141,20 @@ class Collected:
 
 
 TypeOf = Callable[[Message], str | None]
-"""Tells a message's type; None for a message nobody consumes."""
+"""Returns a message's type; None for a message that is not to be consumed."""
 
 
 def type_of_property(message: Message) -> str | None:
-    """The property `type`: what a collector goes by unless it is told otherwise."""
+    """The property `type`: the default."""
     return message.properties.type
 
 
 def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Collected:
-    """What a collector needs to know of a message.
+    """A message with its type, id and size.
 
-    The message kept is undecoded again: decoded, it would take twice the memory while it waits.
+    A decoded message is replaced by an undecoded one, which takes half the memory while it waits.
 
-    `is_new`: Whether nobody has decoded it yet. Default: False.
+    `is_new`: Whether it was not decoded yet. Default: False.
     """
     place, raw = message.id, message.raw
     kind, given = type_and_id_of(message)
@@ -164,7 +164,7 @@ def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Coll
             kind = type_of(message)
     if kind is not None and not isinstance(kind, str):
         raise InvalidInput(f"type_of gives a text or None, not {type(kind).__name__}, for message {place}")
-    # Interned: as many messages as there are would each keep a copy of the few types.
+    # Interned, or each message would keep a copy of its type.
     kind, message_id = sys.intern(kind or ""), checked_id(place, given)
     size = len(message.body if raw is None else raw)
     if raw is not None and not (is_new and type_of is type_of_property):
@@ -173,7 +173,7 @@ def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Coll
 
 
 def describe_followed(message: Message, type_of: TypeOf) -> Collected:
-    """As `describe`, of a followed message: one that cannot be described has no type, and so is passed over."""
+    """As `describe`; a message for which that fails gets no type, and is passed over."""
     try:
         return describe(message, type_of, is_new=True)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the caller's own function must not stop a stream
@@ -184,17 +184,17 @@ def describe_followed(message: Message, type_of: TypeOf) -> Collected:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Bulk:
-    """Messages of one type, to be consumed together. Its attributes are read-only.
+    """Messages of one type, to be consumed together. Read-only.
 
     Attributes:
-        id: The bulk's id, 63 bits by chance.
+        id: The bulk's id, 63 random bits.
         type: The messages' type.
         messages: The messages, in the order they were collected.
         reason: Why the bulk was closed.
         bytes: The messages' bytes.
-        connection: With `joins_transaction`: the open transaction to write in; don't commit it. Else None.
-        is_forwarded: Whether it is stored that an executor is handed it.
-        taken: All messages the bulk was closed with; `messages` are those of them that are left to be consumed.
+        connection: With `joins_transaction`: the open transaction to write in; do not commit it. Else None.
+        is_forwarded: Whether the attempt is stored.
+        taken: All messages that the bulk was closed with; `messages` are those still to be consumed.
     """
 
     id: int
@@ -221,15 +221,15 @@ class Bulk:
         *,
         connection: "sa.Connection | None" = None,
     ) -> Self:
-        """A bulk as an executor is handed it, for tests of executors: `executor(Bulk.of("order", messages))`.
+        """Make a bulk for a test of an executor: `executor(Bulk.of("order", messages))`.
 
         Args:
             type: The messages' type.
             messages: Messages that were read, or made by `Message.from_amqp`.
-            connection: A transaction for an executor with `joins_transaction`; None (default) for none.
+            connection: A transaction for an executor with `joins_transaction`; default: none.
 
         Raises:
-            InvalidInput: One of them is no `relatum.reading.Message`.
+            InvalidInput: A message is not a `relatum.reading.Message`.
         """
         now, collected = datetime.now(UTC), list[Collected]()
         for message in messages:
@@ -244,30 +244,30 @@ class Bulk:
 
     @property
     def results(self) -> Mapping[MessageId, Failure | None]:
-        """What `succeeded` and `failed` have noted so far, by message: None for success."""
+        """The results that `succeeded` and `failed` have set so far, by message; None is success."""
         return MappingProxyType(self._results)
 
     def succeeded(self, message: Collected) -> None:
-        """Note that a message succeeded; it stays so though the executor raises later (unless it joined).
+        """Set a message's result to success. It stays if the executor raises later, unless the executor joined.
 
         Args:
             message: One of `messages`.
 
         Raises:
-            InvalidInput: It is none of them.
+            InvalidInput: The message is not in this bulk.
         """
         self._results[self._place_of(message)] = None
 
     def failed(self, message: Collected, error: BaseException | Failure | str, *, retry: bool = True) -> None:
-        """Note that a message failed, and why.
+        """Set a message's result to a failure.
 
         Args:
             message: One of `messages`.
             error: An exception, a `Failure`, or the reason.
-            retry: False where trying again would not help; a `Failure` says so itself.
+            retry: False if trying again would not help. Ignored if `error` is a `Failure`, which has its own.
 
         Raises:
-            InvalidInput: It is none of them, or `error` is nothing of the kind.
+            InvalidInput: The message is not in this bulk, or `error` is of another kind.
         """
         place = self._place_of(message)
         if isinstance(error, Failure):
@@ -278,7 +278,7 @@ class Bulk:
             raise InvalidInput(f"error is an exception, a Failure or the reason, not {type(error).__name__}")
 
     def _place_of(self, message: Collected) -> MessageId:
-        """Where one of this bulk's messages lies."""
+        """The place of one of this bulk's messages."""
         if not isinstance(message, Collected):
             raise InvalidInput(f"message is one of bulk.messages, not {type(message).__name__}")
         if message.place not in self._places:
@@ -286,25 +286,25 @@ class Bulk:
         return message.place
 
     def _keep(self, places: Collection[MessageId]) -> None:
-        """Leave only these messages to be consumed; the others are another member's, or cannot be read."""
+        """Remove all other messages, which another member has, or which cannot be read."""
         self._leave(tuple(message for message in self.messages if message.place in places))
 
     def _leave(self, messages: tuple[Collected, ...]) -> None:
         self._note(messages=messages, bytes=sum(message.bytes for message in messages))
 
     def _note_forwarded(self, at: datetime) -> None:
-        """Note, once, that an executor is handed the messages that are left."""
+        """Count an attempt of the remaining messages, once."""
         if not self.is_forwarded:
             for message in self.messages:
                 message._note(attempts=message.attempts + 1, forwarded_at=at)
         self._note(is_forwarded=True)
 
     def _begin_attempt(self, connection: "sa.Connection | None" = None) -> None:
-        """Forget results: the executor is called anew, in a transaction or in none."""
+        """Forget results before the executor is called (again)."""
         self._note(connection=connection, _results={})
 
     def _note(self, **facts: Any) -> None:
-        """Change what is known of it."""
+        """Set attributes, which are read-only for users."""
         for name, value in facts.items():
             object.__setattr__(self, name, value)
 
@@ -316,8 +316,8 @@ class Bulk:
 
 
 Answer = None | Sequence[Any] | Mapping[Any, Any]
-"""What an executor returns: None (all without another result succeeded), a result for each message in order, or a
-mapping from messages, places or message ids to results. A result is None for success, a `Failure` or an exception."""
+"""What an executor returns: None (messages without another result succeeded), one result for each message in order, or
+a mapping by message, place or message id. A result is None for success, a `Failure` or an exception."""
 
 Executor = Callable[[Bulk], Answer]
 

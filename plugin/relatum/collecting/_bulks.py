@@ -1,4 +1,4 @@
-"""The bulks of one type: how they are made, the one being filled, those closed, and what is tried again. No I/O."""
+"""The bulks of one type: its options, the bulk being filled, those that wait, and retries. No I/O."""
 
 import heapq
 import secrets
@@ -13,8 +13,8 @@ from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
 
 WhenFull = Literal["block", "spill"]
-"""What happens to a message when there is no room: `collect` waits for it; or bodies of bulks that wait are dropped
-from memory and read again when it is their turn."""
+"""What happens if there is no room for a message: `collect` waits; or bodies of waiting bulks are dropped from memory,
+and read again when it is their turn."""
 
 BULK_BYTES: Final = 1024 * 1024
 """Bytes of a bulk by default."""
@@ -32,7 +32,7 @@ BACKOFF_MAX_S: Final = 3600.0
 """Seconds a message waits at most before its next attempt."""
 
 CRASHES_MAX: Final = 10
-"""Attempts beyond `attempts` that may end with the collector's death: a message that kills it is then given up."""
+"""Attempts beyond `attempts` that may end with the collector's death before a message is given up."""
 
 ATTEMPTS_MAX: Final = 1000
 """Attempts a message may be given."""
@@ -40,24 +40,24 @@ ATTEMPTS_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOptions:
-    """How messages of a type are put into bulks, and how those are handed on.
+    """How messages of a type are put into bulks, and how bulks are consumed.
 
     Attributes:
         bulk_bytes: A bulk of that many bytes is closed.
         bulk_messages: A bulk of that many messages is closed.
-        max_age_s: A bulk whose first message waited that long is closed.
-        idle_s: A bulk to which nothing was added for that long is closed; None for never.
-        workers: Bulks handed to the executor at the same time, each in a thread or task.
-        queue_bulks: Closed bulks that may wait for a worker before the type counts as full.
-        when_full: What happens then: "block" makes `collect` wait and followed streams stop; "spill" takes the
-            message, and drops bodies from memory that are read again from their streams.
-        joins_transaction: The executor writes by `bulk.connection`, in the transaction that stores its results: each
-            message is consumed exactly once.
-        attempts: Times a message is handed to the executor before it is given up.
+        max_age_s: A bulk is closed once its first message has waited that long.
+        idle_s: A bulk is closed once nothing was added for that long; None: never.
+        workers: Bulks consumed at the same time, each in a thread or task.
+        queue_bulks: Closed bulks that may wait for a worker; then the type is full.
+        when_full: "block": `collect` waits, and followed streams are not read. "spill": messages are taken, and bodies
+            are dropped from memory and read again from their streams.
+        joins_transaction: The executor writes through `bulk.connection`, in the transaction that stores its results:
+            exactly once.
+        attempts: Times a message is tried before it is given up.
         backoff_s: Seconds before the second attempt; twice as many before each further one, at most an hour.
 
     Raises:
-        InvalidInput: One of them cannot be one.
+        InvalidInput: An option is out of its range.
     """
 
     bulk_bytes: int = BULK_BYTES
@@ -90,7 +90,7 @@ class ExecutorOptions:
 
 
 class TypeBulks:
-    """All bulks of one type. It decides by the type's own options; what concerns all types is the core's."""
+    """All bulks of one type, by the type's own options. Limits over all types are the core's."""
 
     def __init__(self, type: str, options: ExecutorOptions) -> None:  # noqa: A002 - RabbitMQ's word for it
         self.type = type
@@ -106,17 +106,17 @@ class TypeBulks:
         self._count = 0
 
     def admit(self, message: Collected) -> None:
-        """Count a message on its way into the store: it will need room in a bulk."""
+        """Reserve room in a bulk for a message that is being stored."""
         self._admitted += 1
         self._admitted_bytes += message.bytes
 
     def arrived(self, message: Collected) -> None:
-        """A message that was counted by `admit` is stored, or will not be."""
+        """Release what `admit` reserved: the message is stored, or will not be."""
         self._admitted -= 1
         self._admitted_bytes -= message.bytes
 
     def add(self, message: Collected, now: float) -> None:
-        """Put a message into the bulk being filled; begins one where there is none."""
+        """Put a message into the bulk being filled, or begin one."""
         if not self.filling:
             self.first_at = now
         self.filling.append(message)
@@ -125,13 +125,13 @@ class TypeBulks:
 
     @property
     def reached(self) -> FlushReason | None:
-        """The size the bulk being filled has reached, if any."""
+        """The limit of size that the bulk being filled has reached, if any."""
         if self.filling and self.bytes >= self.options.bulk_bytes:
             return FlushReason.BYTES
         return FlushReason.MESSAGES if len(self.filling) >= self.options.bulk_messages else None
 
     def due(self, now: float) -> FlushReason | None:
-        """Why the bulk being filled is to be closed at this time, if it is."""
+        """Why the bulk being filled is due at this time, if it is."""
         if not self.filling:
             return None
         if now >= self.first_at + self.options.max_age_s:
@@ -150,7 +150,7 @@ class TypeBulks:
             yield self._retries[0][0]
 
     def close(self, reason: FlushReason) -> Bulk | None:
-        """Close the bulk being filled, and queue it; None where there is none."""
+        """Close and queue the bulk being filled; None if there is none."""
         if not self.filling:
             return None
         bulk = Bulk(secrets.randbits(63), self.type, tuple(self.filling), reason)
@@ -160,18 +160,18 @@ class TypeBulks:
 
     @property
     def is_queue_full(self) -> bool:
-        """Whether as many bulks wait for a worker as may."""
+        """Whether `queue_bulks` wait for a worker."""
         return len(self.waiting) >= self.options.queue_bulks
 
     @property
     def is_full(self) -> bool:
-        """Whether as many bulks wait as may, with those that messages on their way will make."""
+        """As `is_queue_full`, with the bulks that messages being stored or filled in will make."""
         messages, size = self._admitted + len(self.filling), self._admitted_bytes + self.bytes
         coming = max(messages // self.options.bulk_messages, size // self.options.bulk_bytes)
         return len(self.waiting) + coming >= self.options.queue_bulks
 
     def take(self) -> Bulk | None:
-        """The next bulk for a worker; None where there is none, or where as many run as may."""
+        """The next bulk for a worker; None if none waits, or all workers are busy."""
         if not self.waiting or self.running >= self.options.workers:
             return None
         self.running += 1

@@ -1,4 +1,4 @@
-"""The message collector, with threads."""
+"""The message collector with threads."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -17,33 +17,32 @@ from relatum.waiting import AfterStop, backoff, within
 
 
 class MessageCollector(Collector[Executor], Closing):
-    """Hands messages to executors in bulks, by type, and keeps what became of each.
+    """Collects messages into bulks by type, calls executors with them, and stores the outcome of each message.
 
-    A context manager: entering starts it, leaving closes it. Threads may share it. Collectors of one name, in any
-    number of processes, are members of one collector: they share its messages, and take over from one another.
+    A context manager: entering starts it, leaving closes it. Thread-safe. All collectors with one name, in any number
+    of processes, are members of one collector: they share its streams, and take over from each other.
 
     Args:
         name: The collector's name.
         database: PostgreSQL's URL, or a `Database`.
-        broker: The broker's URL or address; None where no stream is followed, nothing is spilled or taken over, and
-            there is no dead-letter stream.
-        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
-        ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
+        broker: The broker's URL or address. None: no streams, no "spill", no taking over, no dead-letter stream.
+        stream_url: The stream protocol's URL, if it does not follow from the broker's.
+        ssl_context: The TLS context for the broker; None: by its URL, or the system's authorities.
         auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
             broker's URL says, or PLAIN.
-        streams: Streams and super streams to follow; each message of them is collected exactly once.
+        streams: Streams and super streams to follow; each of their messages is collected exactly once.
         start: Where to begin with a stream that this collector never followed: "first", "next", or an offset.
-        bytes_max: Bytes of all messages held.
-        bulks_max: Bulks being filled at one time.
-        dead_letter_stream: Where messages are published that are given up. It must exist.
-        type_of: Tells a message's type; by default its property `type`.
-        lease_s: Seconds after which others take over from a member that died.
-        keep_s: Seconds a finished message is remembered, then it is unknown again; None for ever. The member that
-            joined last decides.
+        bytes_max: Bytes of all held messages.
+        bulks_max: Bulks that are filled at the same time.
+        dead_letter_stream: An existing stream or queue for messages that are given up.
+        type_of: Returns a message's type; by default its property `type`.
+        lease_s: Seconds after which others take over from a dead member.
+        keep_s: Seconds before a finished message is deleted, and unknown again; None: never. The member that joined
+            last decides.
 
     Raises:
-        InvalidInput: An option cannot be one.
-        ConfigurationError: An option needs a broker that was not given.
+        InvalidInput: An argument is of a wrong kind, or out of its range.
+        ConfigurationError: An argument needs a broker, and none was given.
     """
 
     def _called_in_thread(self, executor: Executor) -> Executor:
@@ -54,36 +53,36 @@ class MessageCollector(Collector[Executor], Closing):
         if is_coroutine_function(called):
             raise InvalidInput(f"nobody would await {called!r}: a coroutine function is for AsyncMessageCollector")
 
-    # --- messages in ----------------------------------------------------------------------------------------------
+    # --- messages in --------------------------------------------------------------------------------------------------
 
     def collect(self, message: Message, *, timeout_s: float | None = None) -> bool:
-        """Take a message; it is stored soon after, and its handlers are told.
+        """Collect a message. It is stored a moment later, and handlers are called then.
 
         Args:
-            message: A message that lies in a stream. Its place is its identity: given twice, it is consumed once.
+            message: A message of a stream. Its stream and offset are its identity: given twice, it is consumed once.
             timeout_s: Seconds to wait for room; 0 refuses at once, None waits for as long as it takes. A handler of
-                `collected` never waits: storing goes on only after it. An executor may wait in vain for room of its
-                own type: that is made when it returns.
+                `collected` never waits, as storing goes on only after it. An executor may wait in vain for room of its
+                own type, which is made when it returns.
 
         Returns:
-            False where it was refused, and nothing is stored: its type has no executor, there was no room in time, or
-            the collector stops.
+            False if it was refused, and nothing is stored: its type has no executor, there was no room in time, or the
+            collector is closing.
 
         Raises:
             ConfigurationError: The collector does not run.
-            InvalidInput: It is no message of a stream.
+            InvalidInput: The argument is not a message of a stream.
         """
         return self.collect_many([message], timeout_s=timeout_s)[0]
 
     def collect_many(self, messages: Iterable[Message], *, timeout_s: float | None = None) -> list[bool]:
-        """Take messages, in order; see `collect`.
+        """Collect messages in order; see `collect`.
 
         Args:
             messages: The messages.
-            timeout_s: Seconds to wait for room, in all.
+            timeout_s: Seconds to wait for room, in total.
 
         Returns:
-            For each message, whether it was taken.
+            Whether each message was taken.
         """
         described = self._described(messages, timeout_s)
         if self._is_storer:
@@ -92,9 +91,9 @@ class MessageCollector(Collector[Executor], Closing):
         return self._result_of(shared.collect, described, timeout_s, otherwise=refused)
 
     def flush(self, type: str | None = None) -> None:  # noqa: A002
-        """Close the bulk being filled of a type, or of all, with everything in it that was taken before.
+        """Close the bulk being filled of a type, or of all types, with all messages taken before in it.
 
-        Waits until that is stored; except in a handler of `collected`, after which alone storing goes on.
+        Waits until they are stored, except in a handler of `collected`, as storing goes on only after that.
 
         Raises:
             InvalidInput: The type has no executor here.
@@ -102,41 +101,40 @@ class MessageCollector(Collector[Executor], Closing):
         self._check_flushed(type)
         self._result_of(self._shared.flush, type, not self._is_storer, otherwise=lambda: None)
 
-    # --- what it knows --------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------------
 
     def outcome(self, message_id: str) -> Outcome:
-        """What became of a message of this collector, by any member."""
+        """The outcome of a message of this collector, stored by any member."""
         checked_name("message_id", message_id)
         return self._shared.store.outcomes_of([message_id])[message_id]
 
-    # --- its life -------------------------------------------------------------------------------------------------
+    # --- start and end ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Join the collector's members, and begin.
+        """Join as a member, and start to collect.
 
         Raises:
-            BrokerUnavailable, DatabaseUnavailable: a server is away; safe to repeat.
-            StreamNotFound: there is no dead-letter stream of that name. A stream to follow that is missing is waited
-                for, and logged.
-            NotAStream: what is to be followed is a queue of another kind.
-            SchemaMissing: the database has no schema: run `relatum migrate`.
-            ConfigurationError: it was started before; streams are to be followed, but there is no executor; or dead
-                letters would go to a stream that is followed.
+            BrokerUnavailable, DatabaseUnavailable: A server is unreachable; safe to repeat.
+            StreamNotFound: The dead-letter stream is missing. Missing streams to follow are waited for, and logged.
+            NotAStream: A stream to follow is a queue of another kind.
+            SchemaMissing: The database has no schema: run `relatum migrate`.
+            ConfigurationError: It was started before, there are streams and no executor, or dead letters would go to a
+                stream that is followed.
         """
         self._check_startable()
         self._begin(self._join_members())
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Stop in order: take nothing more, close all bulks, and wait for the executors.
+        """Refuse further messages, close all bulks, and wait for the executors. Idempotent.
 
-        What is not done in time, and what waits for a retry, is left to the other members, or to the next start.
+        Messages that are not done in time, or wait for a retry, are left to other members or the next start.
 
         Args:
-            timeout_s: Seconds to wait for executors. Where PostgreSQL does not answer, five more pass at most.
+            timeout_s: Seconds to wait for executors, plus five at most if PostgreSQL does not answer.
 
         Returns:
-            Whether everything closed was consumed in time. False in an executor or a handler, which cannot wait for
-            itself: it is closed in the background then. Closed again, it answers the same.
+            Whether all bulks were consumed in time. Always False in an executor or a handler, which cannot wait for
+            itself: the collector closes in the background then.
         """
         checked_seconds("timeout_s", timeout_s)
         if not self._is_started:
@@ -147,13 +145,13 @@ class MessageCollector(Collector[Executor], Closing):
         return self._close(timeout_s)
 
     def run(self, stop: threading.Event) -> None:
-        """Start, waiting for servers that are away; go on until `stop` is set; close.
+        """Start, waiting for unreachable servers; run until `stop` is set; close.
 
         Raises:
-            RelatumError: what waiting would not cure; see `start`.
+            RelatumError: An error that waiting does not cure; see `start`.
         """
         checked_event("stop", stop)
-        who = self._shared.who("starting")
+        who = self._shared.label("starting")
         for pause in backoff():
             try:
                 with within(AfterStop(stop)):
@@ -167,7 +165,7 @@ class MessageCollector(Collector[Executor], Closing):
         try:
             stop.wait()
         finally:
-            # Also where a signal's handler raised, as Ctrl-C does.
+            # Also after Ctrl-C.
             self.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What both faces of the message collector share: options, executors, handlers, its beginning and its end."""
+"""What both faces of the message collector share: options, executors, handlers, start and end."""
 
 import logging
 import ssl
@@ -24,7 +24,7 @@ from relatum.collecting._collector_rows import KEEP_S
 from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._consuming import BulkConsumer
 from relatum.collecting._following import Following
-from relatum.collecting._handlers import Handler, call_of, logger
+from relatum.collecting._handlers import Handler, current_call, logger
 from relatum.collecting._named_streams import NamedStreams, StartAt
 from relatum.collecting._statistics import CollectorStatistics
 from relatum.errors import ConfigurationError, InvalidInput, Transient
@@ -35,26 +35,23 @@ from relatum.store.database import AnyDatabase
 from relatum.waiting import log_failure
 
 LEASE_S: Final = 15.0
-"""Seconds a member's lease holds by default: after so long without a sign of life, others take its messages over."""
+"""Seconds of a member's lease by default: after so long without a renewal, others take its messages over."""
 
 LEASE_MIN_S: Final = 1.0
-"""Seconds a lease holds at least: a busy process that renews later than this would lose its messages to others."""
+"""Seconds of a lease at least: a busy process could not renew a shorter one in time."""
 
 CLOSE_S: Final = 30.0
 """Seconds `close` waits by default."""
 
 JOIN_S: Final = 1.0
-"""Seconds to wait for threads that have ended but for one that a server still holds."""
+"""Seconds `close` waits for threads to end, which takes a moment unless a server hangs."""
 
 ExecutorT = TypeVar("ExecutorT")
 T = TypeVar("T")
 
 
 class Collector(Generic[ExecutorT]):
-    """A collector: its options, executors and handlers, its life, and what it can be asked.
-
-    Args: as for `MessageCollector`.
-    """
+    """The base of `MessageCollector` and `AsyncMessageCollector`, whose arguments it has."""
 
     def __init__(
         self,
@@ -101,7 +98,7 @@ class Collector(Generic[ExecutorT]):
         metrics.report(self._shared, collector=self.name)
 
     def _check_startable(self) -> None:
-        """Refuse what would go wrong from the start."""
+        """Refuse to start twice, or with streams and no executor."""
         if self._is_started:
             raise ConfigurationError("a collector is started once")
         if self._streams.names and not self._shared.workers:
@@ -110,13 +107,13 @@ class Collector(Generic[ExecutorT]):
             )
 
     def _check_awaited(self, called: Callable[..., object]) -> None:
-        """Refuse a coroutine function where this face would not await it."""
+        """Raise if this face cannot await a coroutine function."""
 
     def _called_in_thread(self, executor: ExecutorT) -> Executor:
-        """The executor as a worker calls it, in its thread; refuses what this face could not call."""
+        """The executor as a function for a worker's thread."""
         raise NotImplementedError
 
-    # --- who consumes, and who is told ----------------------------------------------------------------------------
+    # --- executors and handlers ---------------------------------------------------------------------------------------
 
     def register_executor(
         self,
@@ -124,19 +121,19 @@ class Collector(Generic[ExecutorT]):
         executor: ExecutorT,
         options: ExecutorOptions = ExecutorOptions(),
     ) -> None:
-        """Consume the messages of a type by an executor. To be called before `start`.
+        """Register the executor of a type. Call this before `start`.
 
         Args:
             type: The messages' type.
-            executor: Is called with each `Bulk`, in a thread of the type; with asyncio it may be a coroutine function.
-                It returns None where all its messages succeeded, a result for each message in order, or a mapping; it
-                may note results as it goes. A result is None, a `Failure` or an exception. Raising fails the messages
-                that have no result yet.
-            options: How its bulks are made and handed on.
+            executor: Called with each `Bulk`, in a thread of the type; with asyncio it may be a coroutine function. It
+                returns None (messages without another result succeeded), one result for each message in order, or a
+                mapping; it may also set results with `bulk.succeeded` and `bulk.failed`. A result is None, a `Failure`
+                or an exception. Raising fails the messages that have no result yet.
+            options: How bulks are made and consumed.
 
         Raises:
-            InvalidInput: The type has an executor already, or an option cannot be one.
-            ConfigurationError: "spill" without a broker, or the collector runs.
+            InvalidInput: The type has an executor already, or an argument is of a wrong kind.
+            ConfigurationError: "spill" without a broker, or the collector was started.
         """
         if self._is_started:
             raise ConfigurationError("executors are registered before the collector starts")
@@ -160,19 +157,19 @@ class Collector(Generic[ExecutorT]):
         type: str | None = None,  # noqa: A002
         message_id: str | None = None,
     ) -> None:
-        """Tell a handler of outcomes that this member stores: when a message is collected, and when it is final.
+        """Call a handler with each outcome that this member stores: when a message is collected, and when it is final.
 
-        Handlers are called on the collector's threads, one after the other: one that takes long holds up a worker. One
-        that raises is logged. Other processes ask `Outcomes`.
+        Handlers run in the collector's threads: a slow one holds up a worker. What it raises is logged. Other processes
+        ask `Outcomes`.
 
         Args:
-            handler: Is called with each `Outcome`.
-            type: Only of messages of this type. It may have no executor here: nothing is told then.
-            message_id: Only of this message; the handler goes after its final outcome.
+            handler: Called with each `Outcome`.
+            type: Only for messages of this type, which need not have an executor here.
+            message_id: Only for this message. The handler is removed after the final outcome.
 
         Raises:
-            InvalidInput: Both a type and a message id were given, or one of the arguments cannot be one: with threads
-                also a coroutine function, which nobody would await.
+            InvalidInput: Both a type and a message id were given, an argument is of a wrong kind, or, without asyncio,
+                the handler is a coroutine function.
         """
         checked_callable("handler", handler)
         self._check_awaited(handler)
@@ -184,7 +181,7 @@ class Collector(Generic[ExecutorT]):
         self._shared.handlers.register(handler, type=type, message_id=message_id)
 
     def _described(self, messages: Iterable[Message], timeout_s: float | None) -> list[Collected]:
-        """What this collector needs to know of messages that are given, all of which are looked at first."""
+        """Check the arguments of `collect_many`, and describe the messages."""
         if not self._is_started:
             raise ConfigurationError("the collector does not run: start it")
         if timeout_s is not None:
@@ -199,20 +196,20 @@ class Collector(Generic[ExecutorT]):
         return [describe(message, self._type_of) for message in given]
 
     def _check_flushed(self, type_: str | None) -> None:
-        """Refuse to flush a type nobody consumes here: a misspelt one would leave its bulk open."""
+        """Refuse to flush a type without an executor here, which may be misspelt."""
         if type_ is not None and checked_name("type", type_) not in self._shared.workers:
             raise InvalidInput(f"type {type_!r} has no executor in this collector: there is no bulk of it to flush")
 
-    # --- what it knows --------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------------
 
     def statistics(self) -> CollectorStatistics:
-        """What this member has counted, and what it holds. It asks nobody."""
+        """What this member has counted, and what it holds now. No I/O."""
         return self._shared.statistics()
 
-    # --- its beginning ------------------------------------------------------------------------------------------------
+    # --- start --------------------------------------------------------------------------------------------------------
 
     def _join_members(self) -> list[str]:
-        """Become a member; gives the streams to follow. Where it raises, nothing is left of it."""
+        """Join as a member, or leave nothing behind; return the streams to follow."""
         shared = self._shared
         try:
             names = self._streams.checked()
@@ -223,7 +220,7 @@ class Collector(Generic[ExecutorT]):
         return names
 
     def _begin(self, names: list[str]) -> None:
-        """Start its loop; it waits for nothing."""
+        """Start the loop. Does not block."""
         shared = self._shared
         self._is_started = True
         if names:
@@ -232,26 +229,26 @@ class Collector(Generic[ExecutorT]):
         shared.loop.start()
         shared.loop.call(shared.begin, names)
 
-    # --- called from outside its loop ---------------------------------------------------------------------------------
+    # --- calls into the loop ------------------------------------------------------------------------------------------
 
     @property
     def _is_own(self) -> bool:
-        """Whether what runs now is an executor or a handler of its own, for which closing would wait."""
-        return call_of(self._shared) is not None
+        """Whether the caller is an executor or handler of this collector, for which closing would wait."""
+        return current_call(self._shared) is not None
 
     @property
     def _is_storer(self) -> bool:
-        """Whether what runs now is a handler of `collected`: it must not wait for what is stored after it."""
-        call = call_of(self._shared)
+        """Whether the caller is a handler of `collected`, which must not wait for messages stored after it."""
+        call = current_call(self._shared)
         return call is not None and call.is_storing
 
     def _refused(self, count: int) -> list[bool]:
-        """The answers of a collector whose loop has ended."""
+        """The answers of a collector that was closed."""
         self._shared.refused += count
         return [False] * count
 
     def _result_of(self, function: Callable[..., Any], *args: Any, otherwise: Callable[[], T]) -> T:
-        """Call a coroutine function in the loop and wait for its result; `otherwise` where the loop has ended."""
+        """Call a coroutine function in the loop and wait for its result; `otherwise` if the loop has ended."""
         result = self._shared.loop.run(function, *args)
         if result is None:
             return otherwise()
@@ -260,32 +257,32 @@ class Collector(Generic[ExecutorT]):
         except CancelledError:
             return otherwise()
         except BaseException:
-            # As Ctrl-C: nobody waits any more.
+            # Such as Ctrl-C.
             result.cancel()
             raise
         return answer
 
-    # --- its end ------------------------------------------------------------------------------------------------------
+    # --- end ----------------------------------------------------------------------------------------------------------
 
     def _close_behind(self, timeout_s: float) -> None:
-        """Close it without waiting."""
+        """Start closing, without waiting."""
         self._shared.loop.run(self._shared.close, timeout_s)
 
     def _close(self, timeout_s: float) -> bool:
-        """Stop in order; whether all was done in time."""
+        """Close in order; return whether everything was done in time."""
         shared = self._shared
         self._result_of(shared.close, timeout_s, otherwise=lambda: None)
         shared.joined(JOIN_S)
         return shared.in_time
 
     def _leave(self) -> None:
-        """Let others take over, and let go of all servers."""
+        """End the lease, and close all connections."""
         shared = self._shared
         try:
             shared.store.close(shared.member)
         except Transient as error:
-            # The lease lapses by itself.
-            log_failure(logger, error, shared.who("leaving") + " its lease not given back", level=logging.INFO)
+            # It will lapse.
+            log_failure(logger, error, shared.label("leaving") + " its lease not given back", level=logging.INFO)
         if self._dead_letters is not None:
             self._dead_letters.close()
         for worker in shared.workers.values():

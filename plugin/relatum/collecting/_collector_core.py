@@ -1,4 +1,4 @@
-"""What is flushed when, and who has to wait: decided from sizes and times that are handed in. No I/O, no clock."""
+"""When bulks are closed and which messages have to wait, decided from sizes and times. No I/O, no clock."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message, Position, position_of
 
 ENTRY_BYTES: Final = 640
-"""Bytes a message takes beside its own while it is held: 490 to 550 with Python 3.11, by tracemalloc; rounded up."""
+"""Bytes a held message takes beside its own: 490 to 550 with Python 3.11, by tracemalloc; rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """A followed stream's position moves: everything in [from_offset, to_offset) is collected or passed over."""
+    """A step of a followed stream's position: all of [from_offset, to_offset) is collected or passed over."""
 
     stream: str
     from_offset: int
@@ -32,7 +32,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A stream this member follows now."""
+    """Where this member begins to read a stream that it follows now."""
 
     next_offset: int
     known_by: Position | None = None
@@ -41,7 +41,7 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an attempt came to, to be stored."""
+    """The result of a message's attempt, as it is stored."""
 
     place: MessageId
     status: OutcomeStatus
@@ -51,36 +51,36 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a call to the store came to."""
+    """The places that a call to the store concerned, and when."""
 
     places: frozenset[MessageId]
     at: datetime
 
 
 class Abandoned(Exception):
-    """The collector was closed before a server came back; what was under way is left to another member."""
+    """The collector was closed before a server came back; another member takes over what was under way."""
 
 
 class Verdict(Enum):
-    """What becomes of a message that is offered."""
+    """The answer to a message that is offered."""
 
     TAKEN = "taken"
-    """There is room, and it is kept for the message: store it, then `add` it."""
+    """There is room, which is reserved: store the message, then `add` it."""
     KNOWN = "known"
-    """It is held already."""
+    """The message is held already."""
     NO_EXECUTOR = "no executor"
-    """Nobody consumes its type."""
+    """Its type has no executor here."""
     REFUSED = "refused"
-    """The collector stops."""
+    """The collector is stopping."""
     WAIT = "wait"
-    """There is no room now: offer it again after a bulk was consumed."""
+    """There is no room now: offer it again once a bulk was consumed."""
 
 
 class Core:
     """The bulks of a collector. For the collector's loop.
 
-    A message is offered (`admit`), stored by the owner, added, closed into a bulk, taken by a worker, and settled. From
-    `admit` to `settle` it is held, and counts. Times are seconds of any clock that does not go back.
+    A message is offered (`admit`), stored by the caller, added to a bulk, taken by a worker with it, and settled. It is
+    held, and counts, from `admit` to `settle`. Times are seconds of any monotonic clock.
     """
 
     def __init__(self, bytes_max: int = BYTES_MAX, bulks_max: int = BULKS_MAX) -> None:
@@ -92,10 +92,10 @@ class Core:
         self._held: dict[MessageId, int] = {}
         self._came_back: dict[MessageId, tuple[Collected, float]] = {}
 
-    # --- what it is told and asked at the beginning -------------------------------------------------------------
+    # --- types --------------------------------------------------------------------------------------------------------
 
     def register(self, type: str, options: ExecutorOptions) -> None:  # noqa: A002 - RabbitMQ's word for it
-        """Take messages of a type from now on."""
+        """Accept messages of a type from now on."""
         if type in self._types:
             raise InvalidInput(f"the type {type!r} has an executor already")
         self._types[type] = TypeBulks(type, options)
@@ -105,10 +105,10 @@ class Core:
         """The types with an executor."""
         return tuple(self._types)
 
-    # --- messages in ----------------------------------------------------------------------------------------------
+    # --- messages in --------------------------------------------------------------------------------------------------
 
     def admit(self, message: Collected) -> Verdict:
-        """Whether a message is taken. If so, it is held from now on."""
+        """Offer a message. If it is taken, it is held from now on."""
         bulks = self._types.get(message.type)
         if bulks is None:
             self.passed_over += 1
@@ -132,13 +132,13 @@ class Core:
         return self.held_bytes >= self.bytes_max
 
     def _hold(self, message: Collected) -> None:
-        """Count a message with what it takes now; one that is counted already, anew."""
+        """Count a message with the memory it takes now, or correct its count."""
         size = ENTRY_BYTES + (message.bytes if message.body is not None else 0)
         self.held_bytes += size - self._held.get(message.place, 0)
         self._held[message.place] = size
 
     def add(self, messages: Sequence[Collected], now: float) -> None:
-        """Put messages that were admitted, and are stored, into bulks, and close those that reach a limit."""
+        """Put stored messages into bulks, and close bulks that reach a limit."""
         for message in messages:
             self._types[message.type].arrived(message)
         self._put(messages, now)
@@ -147,7 +147,7 @@ class Core:
         for message in messages:
             self._add(message, now)
         if messages:
-            # Once: closing after each message would make a bulk of each while the limit stays reached.
+            # Once for all: while the limit stays reached, each message would become a bulk of its own.
             self._relieve()
         if self.is_stopping:
             self.flush(None, FlushReason.STOP)
@@ -165,7 +165,7 @@ class Core:
                 self._close(min(being_filled, key=lambda each: each.first_at), FlushReason.ACTIVE_BULKS)
 
     def _relieve(self) -> None:
-        """Where all bytes reached their limit, close the largest bulk being filled."""
+        """Close the largest bulk being filled if all bytes have reached their limit."""
         if self.held_bytes < self.bytes_max:
             return
         being_filled = [bulks for bulks in self._types.values() if bulks.filling]
@@ -173,13 +173,13 @@ class Core:
             self._close(max(being_filled, key=lambda each: each.bytes), FlushReason.TOTAL_BYTES)
 
     def adopt(self, taken_over: Iterable[tuple[Collected, float]], now: float) -> None:
-        """Take messages over, each due in so many seconds, whose bodies are in their streams; a worker reads them."""
+        """Hold messages that were taken over, each with the seconds until it is due. Workers read their bodies."""
         due: list[Collected] = []
         for message, due_in_s in taken_over:
             if message.type not in self._types:
                 continue
             if message.place in self._held:
-                # Lost to another member, and back from it: what is in memory may be past the point where it counts.
+                # Taken over by another member and then back: the copy in memory may not count any more.
                 self._came_back[message.place] = message, due_in_s
                 continue
             self._hold(message)
@@ -190,7 +190,7 @@ class Core:
         self._put(due, now)
 
     def room_for_others(self, messages_max: int) -> int:
-        """How many messages can be taken over now: their bodies are left where they are."""
+        """How many messages can be taken over now, without their bodies."""
         room = (self.bytes_max - self.held_bytes) // (2 * ENTRY_BYTES)
         return 0 if self.is_stopping else max(0, min(messages_max, room))
 
@@ -198,10 +198,10 @@ class Core:
         """The types whose messages can be taken over now."""
         return [name for name, bulks in self._types.items() if not bulks.is_full]
 
-    # --- bulks closed ---------------------------------------------------------------------------------------------
+    # --- bulks closed -------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> bool:
-        """Close the bulks whose time has come, and put the messages whose retry is due into bulks again."""
+        """Close bulks that are due, and put messages whose retry is due into bulks; return whether there were any."""
         has_done = False
         for bulks in self._types.values():
             reason = bulks.due(now)
@@ -213,7 +213,7 @@ class Core:
         return has_done
 
     def deadline(self) -> float | None:
-        """When to `tick` next; None where nothing becomes due."""
+        """When to `tick` next; None if nothing will become due."""
         return min((at for bulks in self._types.values() for at in bulks.deadlines()), default=None)
 
     def flush(self, type: str | None = None, reason: FlushReason = FlushReason.EXPLICIT) -> None:  # noqa: A002
@@ -223,7 +223,7 @@ class Core:
                 self._close(bulks, reason)
 
     def stop(self) -> None:
-        """Take nothing more, and close all bulks. Messages that wait for a retry are let go."""
+        """Refuse messages, close all bulks, and release messages that wait for a retry."""
         self.is_stopping = True
         self.flush(None, FlushReason.STOP)
         for bulks in self._types.values():
@@ -236,7 +236,7 @@ class Core:
             self._spill(bulk)
 
     def _spill_waiting(self) -> None:
-        """Drop bodies of bulks that wait and may spill, the last ones first, until there is room."""
+        """Drop bodies of waiting bulks of types that spill, the last bulks first, until there is room."""
         for bulks in self._types.values():
             if bulks.options.when_full != "spill":
                 continue
@@ -250,19 +250,19 @@ class Core:
             message._note(body=None)
             self._hold(message)
 
-    # --- bulks consumed -------------------------------------------------------------------------------------------
+    # --- bulks consumed -----------------------------------------------------------------------------------------------
 
     def take(self, type: str) -> Bulk | None:  # noqa: A002
-        """The next bulk of a type for a worker; None where there is none, or none may be handed on now."""
+        """The next bulk of a type for a worker; None if none waits, or all workers are busy."""
         return self._types[type].take()
 
     def loaded(self, bulk: Bulk) -> None:
-        """Count the bodies that were read for a bulk."""
+        """Count the bodies that a worker has read for a bulk."""
         for message in bulk.taken:
             self._hold(message)
 
     def settle(self, bulk: Bulk, results: Sequence[Result], now: float) -> None:
-        """A worker is done with a bulk: messages to be tried again wait for it, all others are let go."""
+        """Finish a bulk: messages to be tried again wait for that, all others are released."""
         bulks = self._types[bulk.type]
         bulks.running -= 1
         again = {
@@ -280,7 +280,7 @@ class Core:
             self.adopt((each for each in came_back if each is not None and each[0].place not in ended), now)
 
     def cancel(self, messages: Iterable[Collected]) -> None:
-        """Let messages go that were admitted and could not be stored, or need not be consumed."""
+        """Release admitted messages that could not be stored, or need not be consumed here."""
         for message in messages:
             self._types[message.type].arrived(message)
             self._release([message])
@@ -289,16 +289,16 @@ class Core:
         for message in messages:
             self.held_bytes -= self._held.pop(message.place, 0)
 
-    # --- what it knows --------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
-        """Whether no bulk is being filled, waits or runs."""
+        """Whether no bulk is being filled, waits or is consumed."""
         return all(not (bulks.filling or bulks.waiting or bulks.running) for bulks in self._types.values())
 
     @property
     def is_running(self) -> bool:
-        """Whether any bulk is with a worker."""
+        """Whether any bulk is being consumed."""
         return any(bulks.running for bulks in self._types.values())
 
     @property
@@ -322,9 +322,9 @@ class Core:
 
 @dataclass(slots=True, eq=False)
 class Lot:
-    """Messages that are stored in one transaction: of a stream from an offset on, or without one those that were given.
+    """Messages for one transaction: those of a stream from an offset on, or, without a stream, those of `collect`.
 
-    `last`: The last message that was taken or passed over; None for messages that were given.
+    `last`: The last message taken or passed over; None for messages of `collect`.
     """
 
     stream: str = ""
@@ -334,9 +334,9 @@ class Lot:
     last: Message | None = None
 
     def take(self, core: Core, messages: Sequence[Collected]) -> int:
-        """Take messages of the stream, in order; gives how many. Fewer than all where the next one has to wait.
+        """Take messages of the stream in order until one has to wait; return how many were taken or passed over.
 
-        Messages whose type has no executor here are passed over.
+        Messages of types without an executor here are passed over.
         """
         for taken, message in enumerate(messages):
             verdict = core.admit(message)
@@ -350,7 +350,7 @@ class Lot:
 
     @property
     def advance(self) -> Advance | None:
-        """How the stream's position moves; None for messages that were given. It decodes the last message."""
+        """The step of the stream's position; None for messages of `collect`. Decodes the last message."""
         if self.last is None:
             return None
         return Advance(self.stream, self.from_offset, self.last.offset + 1, position_of(self.last), self.passed_over)

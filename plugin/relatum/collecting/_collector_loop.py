@@ -1,4 +1,4 @@
-"""The loop of a collector: all that it knows, touched in one thread; what waits for servers is asked beside it."""
+"""A collector's event loop: one thread holds all state, and helper threads run whatever waits for a server."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ from relatum.collecting._bulk import Bulk, Collected
 from relatum.collecting._collector_core import Abandoned, Core, Lot, Result, Stored, Verdict
 from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._consuming import NAMED_MAX, BulkConsumer
-from relatum.collecting._handlers import Handlers, inside, logger, outcome_of
+from relatum.collecting._handlers import Handlers, collector_call, logger, outcome_of
 from relatum.collecting._statistics import CollectorStatistics
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.outcomes import Outcome
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
     from relatum.collecting._following import Following
 
 TAKE_OVER_S: Final = 1.0
-"""How often messages of members that died are looked for."""
+"""Seconds between two searches for messages of dead members."""
 
 TAKE_OVER_MESSAGES: Final = 1000
-"""Messages taken over in one transaction."""
+"""Messages taken over in one transaction, at most."""
 
 GATHER_MESSAGES: Final = 500
-"""Messages that are stored in one transaction, where workers have bulks in the meantime."""
+"""Messages from which on a transaction is full enough: it does not wait for more."""
 
 GATHER_S: Final = 0.02
-"""How long they are waited for."""
+"""Seconds a smaller transaction waits for more messages while the workers are busy."""
 
 END_S: Final = 5.0
-"""Seconds to leave, once nobody is waited for: a database that does not answer is let go."""
+"""Seconds to leave PostgreSQL and the broker after the executors; then connections are dropped."""
 
 T = TypeVar("T")
 
 
 class CollectorLoop:
-    """The state of a collector. `persist`, `tell` and what only reads are for any thread, all else for the loop's.
+    """The state of a collector. `persist`, `notify_handlers` and what only reads are for any thread.
 
-    Whatever changes something says so by `stir`: bulks that are closed go to workers, and who waits for a change looks.
+    Every change ends with `notify`, which hands closed bulks to workers and wakes the tasks that wait in `changed`.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CollectorLoop:
         self.core = core
         self.store = store
         self.handlers = Handlers()
-        self.tell: Callable[[Sequence[Outcome]], None] = self.handlers.tell
+        self.notify_handlers: Callable[[Sequence[Outcome]], None] = self.handlers.notify
         self.member = 0
         self.outages = Outages(logger, broker=broker, database=store.server)
         self.loop = ComponentLoop(name, logger, ending=store.ending)
@@ -73,11 +73,11 @@ class CollectorLoop:
         self.is_stopping = self.in_time = False
         self.abandoned = threading.Event()
         self.on_abandon: Callable[[], None] | None = None
-        """Ends executors that are no threads."""
+        """Cancels executors that run in an application's event loop."""
         self.lease_s = lease_s
         self._leave = leave
-        # Each its own: the lease waits behind nothing, and what is stored behind no broker that does not answer. One
-        # more than calls at once where they follow each other: a thread is free a moment after its call has ended.
+        # Separate threads, so that the lease waits for nothing, and storing never waits for a broker that does not
+        # answer. Two where calls follow each other: a thread is free a moment after its call has ended.
         self._keeping = Threads(1, f"{name}-lease")
         self._taking_over = Threads(2, f"{name}-others")
         self._storing = Threads(2, f"{name}-stores")
@@ -94,7 +94,7 @@ class CollectorLoop:
     # --- asked by any thread ------------------------------------------------------------------------------------------
 
     def statistics(self) -> CollectorStatistics:
-        """What this member has counted, and what it holds. It asks nobody."""
+        """What this member has counted, and what it holds. No I/O."""
         core = self.core
         return CollectorStatistics(
             types={name: each.counts.statistics(core.waiting_bulks(name)) for name, each in list(self.workers.items())},
@@ -104,18 +104,22 @@ class CollectorLoop:
             refused=self.refused,
         )
 
-    def who(self, does: str) -> str:
-        """Who does something, as the log names it where it has to wait."""
+    def label(self, does: str) -> str:
+        """The name of an activity in log lines about waiting."""
         return f"collector {self.store.name!r}, {does},"
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether it does not reach the broker, as others may: they have what it would have to read."""
+        """Whether the broker has been out of reach for so long that other members may read this member's streams."""
         return self.following is not None and self.following.reach.is_cut_off
 
     def persist(self, call: Callable[[], T], what: str) -> T:
-        """Repeat a call until servers, and those who set them up, let it succeed. It blocks: not in the loop."""
-        pauses, who = Pauses(), self.who(what)
+        """Repeat a call until it succeeds, while its error may pass. Blocks: not for the loop's thread.
+
+        Raises:
+            Abandoned: The collector was closed first.
+        """
+        pauses, who = Pauses(), self.label(what)
         while not self.abandoned.is_set():
             try:
                 done = call()
@@ -134,8 +138,8 @@ class CollectorLoop:
 
     # --- what has changed ---------------------------------------------------------------------------------------------
 
-    def stir(self) -> None:
-        """Go on with what a change allows."""
+    def notify(self) -> None:
+        """Hand closed bulks to free workers, and wake the tasks that wait for a change."""
         if not self.abandoned.is_set():
             for type_, worker in self.workers.items():
                 while (bulk := self.core.take(type_)) is not None:
@@ -155,14 +159,14 @@ class CollectorLoop:
         return False
 
     async def _until(self, condition: Callable[[], bool], until: float) -> bool:
-        """Wait until a condition holds, or time is over, or the collector is abandoned; whether it holds."""
+        """Wait until a condition holds, the time is over or the collector is abandoned; return whether it holds."""
         while not condition():
             if self.abandoned.is_set() or not await self.changed(until):
                 return condition()
         return True
 
     def _set_timer(self) -> None:
-        """Have bulks closed when their time has come, and retries begun."""
+        """Schedule the next `tick` of the core: bulks to close by age, retries that become due."""
         tick_at = self.core.deadline()
         if tick_at == self._tick_at:
             return
@@ -175,29 +179,29 @@ class CollectorLoop:
     def _tick(self) -> None:
         self._tick_at = None
         self.core.tick(time.monotonic())
-        self.stir()
+        self.notify()
 
     # --- its beginning ------------------------------------------------------------------------------------------------
 
     def begin(self, names: Sequence[str]) -> None:
-        """Begin to follow streams, to hand bulks on, and to keep the lease."""
+        """Start to keep the lease, to take over from dead members, and to follow streams."""
         rest_s = min(TAKE_OVER_S, renewal_s(self.lease_s))
-        self.loop.repeat(self._renew, self.who("keeping its lease"), self.outages, rest_s)
-        self.loop.repeat(self._look_after_others, self.who("looking after other members"), self.outages, rest_s)
+        self.loop.repeat(self._renew, self.label("keeping its lease"), self.outages, rest_s)
+        self.loop.repeat(self._look_after_others, self.label("looking after other members"), self.outages, rest_s)
         if self.following is not None:
             self.following.open(names)
-        self.stir()
+        self.notify()
 
     async def _renew(self) -> float:
         if not await self.loop.ask(self.store.renew, self.member, threads=self._keeping):
-            # Another member took all there was. What is still in memory is found to be another's when it is stored.
+            # Another member took everything over. Storing what is still in memory will show which rows that concerns.
             logger.info("collector %r: the lease had run out, joining anew", self.store.name)
             self.member = await self.loop.ask(self.store.open, self.core.types, self.lease_s, threads=self._keeping)
             self._wake_streams()
         return renewal_s(self.lease_s)
 
     async def _look_after_others(self) -> float:
-        """Take over what members that died have left, as far as there is room."""
+        """Take over unfinished messages of dead members, as far as there is room."""
         while True:
             was_cut_off = self.is_cut_off
             if self.following is not None:
@@ -215,19 +219,19 @@ class CollectorLoop:
             text = "collector %r: %d messages of members that ended are taken over"
             logger.info(text, self.store.name, len(found), extra={"messages": len(found)})
             self.core.adopt(found, time.monotonic())
-            self.stir()
+            self.notify()
         return min(TAKE_OVER_S, renewal_s(self.lease_s))
 
     def _wake_streams(self) -> None:
-        """Have all streams look whether they are still this member's to read."""
+        """Make each stream check whether this member may still read it."""
         if self.following is not None:
             self.following.wake()
-        self.stir()
+        self.notify()
 
     # --- messages in --------------------------------------------------------------------------------------------------
 
     async def collect(self, messages: Sequence[Collected], timeout_s: float | None) -> list[bool]:
-        """Take messages as there is room, in order; those for which there was none in time are refused."""
+        """Take messages in order, waiting for room; refuse those for which there is none in time."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         taken: list[bool] = []
         for message in messages:
@@ -242,17 +246,17 @@ class CollectorLoop:
         return taken
 
     async def flush(self, type_: str | None, waits: bool) -> None:
-        """Close bulks, with all in them that was taken before: it waits until that is stored."""
+        """Close bulks. With `waits`, all messages taken so far are stored first, and so are part of them."""
         lots = set(self._lots)
         while waits and not self._lots.isdisjoint(lots) and not self.abandoned.is_set():
             await self.changed()
         self.core.flush(type_)
-        self.stir()
+        self.notify()
 
     # --- into the store -----------------------------------------------------------------------------------------------
 
     def _give(self, message: Collected) -> None:
-        """Have a message stored, with those that come while others are."""
+        """Queue a message for the next transaction; start that if it is the first one."""
         if not self._given.messages:
             self._lots.add(self._given)
             self.loop.spawn(self._store_given())
@@ -270,12 +274,12 @@ class CollectorLoop:
                 self.refused += len(lot.messages)
 
     async def gather(self, count: int) -> None:
-        """Let more come into a transaction than so many messages, while no worker waits for them."""
+        """Give a transaction of `count` messages a moment to grow, if no worker is idle."""
         if count < GATHER_MESSAGES and self.core.has_waiting_bulks and not self.is_stopping:
             await asyncio.sleep(GATHER_S)
 
     async def store_lot(self, lot: Lot) -> None:
-        """Store messages, tell of them, and put them into bulks: no result is told before `collected` is.
+        """Store messages, call the handlers of `collected`, and put the messages into bulks, in this order.
 
         Raises:
             Conflict: Another member follows the stream, or did; nothing was stored.
@@ -293,11 +297,11 @@ class CollectorLoop:
             wanted = self.handlers.is_wanted
             outcomes = [outcome_of(self.store.name, message) for message in ours if wanted(message.type)]
             if outcomes:
-                await in_thread(self._storing, self._tell_collected, outcomes)
+                await in_thread(self._storing, self._notify_collected, outcomes)
             self.core.add(ours, time.monotonic())
         finally:
             self._lots.discard(lot)
-            self.stir()
+            self.notify()
 
     async def _stored(self, lot: Lot) -> Stored:
         try:
@@ -318,12 +322,12 @@ class CollectorLoop:
         except Conflict as error:
             if lot.stream:
                 raise
-            # This member is gone, and joins anew in a moment. What was given is nowhere else: it must be stored.
+            # This member was removed, and rejoins in a moment. Nobody else has these messages: repeat until stored.
             raise DatabaseUnavailable(str(error)) from error
 
-    def _tell_collected(self, outcomes: Sequence[Outcome]) -> None:
-        with inside(self, is_storing=True):
-            self.tell(outcomes)
+    def _notify_collected(self, outcomes: Sequence[Outcome]) -> None:
+        with collector_call(self, is_storing=True):
+            self.notify_handlers(outcomes)
 
     # --- out of it ----------------------------------------------------------------------------------------------------
 
@@ -332,22 +336,22 @@ class CollectorLoop:
         try:
             results = await in_thread(worker.threads, worker.take, bulk)
         except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
-            log_failure(logger, error, self.who(f"a bulk of type {bulk.type!r}") + " not consumed")
+            log_failure(logger, error, self.label(f"a bulk of type {bulk.type!r}") + " not consumed")
         now = time.monotonic()
         worker.counts.settled(results, now - began)
         self.core.settle(bulk, results, now)
-        self.stir()
+        self.notify()
 
     # --- its end ------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Take nothing more, and close all bulks."""
+        """Refuse messages from now on, and close all bulks."""
         self.is_stopping = True
         self.core.stop()
         self._wake_streams()
 
     def abandon(self) -> None:
-        """Wait for nobody any more: what is under way is left to another member, or to the next start."""
+        """Stop waiting for servers and executors; another member, or the next start, takes over what is unfinished."""
         if self.abandoned.is_set():
             return
         self.abandoned.set()
@@ -357,7 +361,7 @@ class CollectorLoop:
         self.stop()
 
     async def close(self, timeout_s: float) -> None:
-        """Stop in order: once, whoever asks. `in_time` says then whether all was done in time."""
+        """Stop in order, once for all callers. Sets `in_time` to whether everything was done in time."""
         if self._end is None:
             self._end = self.loop.spawn(self._close(timeout_s))
         await asyncio.shield(self._end)
@@ -390,7 +394,7 @@ class CollectorLoop:
             self.loop.stop(0.0)
 
     def joined(self, timeout_s: float) -> None:
-        """Wait until its threads have ended, beside those of executors that go on. Not in one of them."""
+        """Wait until its threads have ended, except those of executors. Not to be called from one of them."""
         self.loop.stop(timeout_s)
         for threads in (*self._threads, self.loop.threads):
             threads.join(timeout_s)

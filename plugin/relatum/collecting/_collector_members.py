@@ -1,4 +1,4 @@
-"""A collector's members, and the streams that they follow: each question and change is one transaction."""
+"""The members of a collector and the streams they follow, in PostgreSQL: one transaction a call."""
 
 import logging
 from collections.abc import Collection
@@ -46,7 +46,7 @@ RENEW: Final = sql("""
 LEAVE: Final = sql("""
     UPDATE relatum.collector_members SET lease_expires_at = clock_timestamp() WHERE member_id = :id::bigint""")
 
-# Nobody may find this member dead, with nothing left to take over, while it adds rows.
+# Keeps the member's row from being removed while it adds messages.
 HOLD_MEMBER: Final = sql("""
     SELECT now() FROM relatum.collector_members WHERE member_id = :of_member::bigint FOR KEY SHARE""")
 
@@ -68,7 +68,7 @@ _THIS: Final = """collector_id = :in_collector::integer AND stream = :of_stream:
         AND replaced_at IS NULL"""
 """The present generation of a stream."""
 
-# No id is drawn where it is there.
+# Draws no id for a stream that has a row.
 ADD_SOURCE: Final = sql(f"""
     INSERT INTO relatum.collector_sources (collector_id, stream)
     SELECT :in_collector::integer, :of_stream::text
@@ -78,9 +78,9 @@ ADD_SOURCE: Final = sql(f"""
 _OTHERS: Final = """relatum.collector_members AS other
         WHERE other.collector_id = :in_collector::integer AND other.member_id <> :of_member::bigint
             AND other.lease_expires_at >= clock_timestamp()"""
-"""The members beside this one."""
+"""The other living members."""
 
-# A member follows only where it has executors of all types that others have: it would pass theirs over.
+# A member without executors for all types of the others may not follow: it would pass their messages over.
 _LACKS_TYPES: Final = f"""EXISTS (SELECT FROM {_OTHERS} AND NOT other.types <@ (
         SELECT types FROM relatum.collector_members WHERE member_id = :of_member::bigint))"""
 
@@ -117,7 +117,7 @@ REPLACE_SOURCE: Final = sql("""
 ADD_REPLACED: Final = sql("""
     INSERT INTO relatum.collector_sources (collector_id, stream, replaced_at)
     VALUES (:in_collector::integer, :of_stream::text, now()) RETURNING source_id""")
-"""A generation that is over from the first: for messages whose places others have, or will have."""
+"""A generation that ended already, for messages whose places belong to the present one."""
 
 MOVE_LOST: Final = sql("""
     UPDATE relatum.collected_messages SET source_id = :to_source::integer
@@ -129,7 +129,7 @@ SET_BACK: Final = sql("""
         moved_at = now()
     WHERE source_id = :id::integer""")
 
-# Not by a join, for which PostgreSQL reads half a stream's messages.
+# Without a join, for which PostgreSQL would read half of a stream's messages.
 LAST_COLLECTED: Final = sql(f"""
     SELECT stream_offset, message_id FROM relatum.collected_messages
     WHERE source_id = {PRESENT}
@@ -153,10 +153,10 @@ ADVANCE: Final = sql(f"""
 
 
 REPLACED: Final = "the stream was deleted and declared again, or lost its end, before the message was consumed"
-"""Why messages of a stream's old generation failed."""
+"""The reason of failed messages of a stream's old generation."""
 
 _POOL: Final = 10
-"""Connections kept; more are opened where it takes them."""
+"""Connections that are kept open; more are opened as needed."""
 
 
 class CollectorMembers:
@@ -167,7 +167,7 @@ class CollectorMembers:
         self.ending = Deadline(None)
         self._vhost = vhost
         self._keep_s = keep_s
-        # A member that is frozen must not keep rows locked that others wait for.
+        # PostgreSQL ends transactions of a frozen member, which would keep rows locked.
         self._database = Database(
             database, refusing=None, ending=self.ending, pool_size=_POOL, is_bounded=False, idle_s=LEASE_S
         )
@@ -176,13 +176,13 @@ class CollectorMembers:
         self._has_said_lacking = False
 
     def _collector_id(self, connection: sa.Connection) -> int:
-        """The collector's row, made where it is not there."""
+        """The id of the collector's row, which is added if it is missing."""
         if self._collector is None:
             self._collector = self._ensure(connection)
         return self._collector
 
     def _ensure(self, connection: sa.Connection) -> int:
-        """As `_collector_id`; and the last member that joins decides for how long messages are remembered."""
+        """As `_collector_id`, and set `keep_s`, which the last member to join decides."""
         named = {"of_vhost": self._vhost, "named": self.name}
         row = connection.execute(FIND_COLLECTOR, named).one_or_none()
         if row is None:
@@ -193,17 +193,17 @@ class CollectorMembers:
         return int(row.collector_id)
 
     def _of(self, connection: sa.Connection, **named: Any) -> dict[str, Any]:
-        """Parameters, with the collector's row."""
+        """Parameters of a statement, with the collector's id."""
         return {"in_collector": self._collector_id(connection), **named}
 
     def _lock(self, connection: sa.Connection, stream: str) -> Any:
-        """The stream's row, made where it is not there, for us alone until the transaction ends."""
+        """Lock the stream's row, which is added if it is missing, until the transaction ends."""
         named = self._of(connection, of_stream=stream)
         connection.execute(ADD_SOURCE, named)
         return connection.execute(LOCK_SOURCE, named).one()
 
     def _hold(self, connection: sa.Connection, member: int) -> datetime:
-        """Keep the member from being removed until the transaction ends; gives the transaction's time."""
+        """Keep the member from being removed until the transaction ends; return the transaction's time."""
         at: datetime | None = connection.execute(HOLD_MEMBER, {"of_member": member}).scalar_one_or_none()
         if at is None:
             raise Conflict(f"member {member} of {self.name!r} is gone: others took over what it had")
@@ -212,11 +212,11 @@ class CollectorMembers:
     # --- members ------------------------------------------------------------------------------------------------------
 
     def end_in(self, seconds: float) -> None:
-        """Let go of a database that does not answer, after so many seconds; a new member begins anew."""
+        """Give up questions that PostgreSQL has not answered after so many seconds; `open` begins anew."""
         self.ending.end_in(seconds)
 
     def open(self, types: Collection[str], lease_s: float) -> int:
-        """Join as a new member with executors of these types; gives its id."""
+        """Join as a new member with executors of these types; return its id."""
         self.ending.begin_anew()
         with self._database.transaction() as connection:
             member = {
@@ -229,7 +229,11 @@ class CollectorMembers:
             return int(connection.execute(ADD_MEMBER, member).scalar_one())
 
     def renew(self, member: int) -> bool:
-        """Extend the lease, also one that lapsed; and forget what has been finished for longer than it is kept."""
+        """Extend the lease, even a lapsed one, and delete messages finished more than `keep_s` ago.
+
+        Returns:
+            False if the member is gone, since another one took over all it had.
+        """
         with self._database.transaction() as connection:
             collector = self._collector_id(connection)
             is_there = connection.execute(RENEW, {"id": member}).rowcount == 1
@@ -237,7 +241,7 @@ class CollectorMembers:
         return is_there
 
     def close(self, member: int) -> None:
-        """Leave: others may take over at once, the streams too, which are of no member with a lease then."""
+        """End the lease, so that others may take over messages and streams at once."""
         with self._database.transaction() as connection:
             connection.execute(LEAVE, {"id": member})
             connection.execute(REMOVE_MEMBERS, {"lapsed": [member]})
@@ -245,9 +249,9 @@ class CollectorMembers:
     # --- streams ------------------------------------------------------------------------------------------------------
 
     def follow(self, member: int, stream: str, initial: int) -> Followed | None:
-        """Follow a stream; None where a member with a lease does, or has executors of types that this one lacks.
+        """Follow a stream; None if a living member follows it, or has executors for types that this one lacks.
 
-        `initial`: The position of a stream that this collector never followed before.
+        `initial`: The position of a stream that this collector never followed.
         """
         with self._database.transaction() as connection:
             self._hold(connection, member)
@@ -266,7 +270,7 @@ class CollectorMembers:
         return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms))
 
     def _say_lacking(self, connection: sa.Connection, member: int) -> None:
-        """Say, once, that this member follows nothing beside others that have executors of more types."""
+        """Log, once, that this member follows no stream because others have executors for more types."""
         if self._has_said_lacking:
             return
         self._has_said_lacking = True
@@ -281,12 +285,12 @@ class CollectorMembers:
             logger.warning(text, self.name, lacking)
 
     def held(self, member: int) -> frozenset[str]:
-        """The streams it is of no use to ask for: others follow them, or have executors of types this member lacks."""
+        """The streams this member cannot follow now: others follow them, or have executors for more types."""
         with self._database.transaction() as connection:
             return frozenset(connection.scalars(HELD, self._of(connection, of_member=member)))
 
     def begin_anew(self, member: int, stream: str, initial: int) -> None:
-        """Begin a new generation of a stream, for whoever follows it next; what is unfinished of the old one failed."""
+        """Begin a new generation of a stream, and fail the unfinished messages of the old one."""
         with self._database.transaction() as connection:
             old = self._its_own(connection, member, stream)
             connection.execute(REPLACE_SOURCE, {"id": old.source_id})
@@ -295,7 +299,7 @@ class CollectorMembers:
             connection.execute(SET_BACK, {"id": new.source_id, "to": initial})
 
     def _its_own(self, connection: sa.Connection, member: int, stream: str) -> Any:
-        """The row of a stream that a member follows, locked."""
+        """Lock the row of a stream that the member follows."""
         self._hold(connection, member)
         source = self._lock(connection, stream)
         if source.member_id != member:
@@ -303,14 +307,14 @@ class CollectorMembers:
         return source
 
     def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
-        """The last message of a stream's present generation up to an offset: its offset, and its id."""
+        """Offset and id of the last message collected of a stream up to an offset."""
         with self._database.transaction() as connection:
             named = self._of(connection, of_stream=stream, until=until)
             row = connection.execute(LAST_COLLECTED, named).one_or_none()
             return None if row is None else (row.stream_offset, row.message_id)
 
     def cut_back(self, member: int, stream: str, behind: int) -> None:
-        """Go on behind an offset in a stream that lost its end: what lay there is over, and its places are free."""
+        """Go on behind an offset of a stream that lost its end: later messages fail, and free their places."""
         with self._database.transaction() as connection:
             source = self._its_own(connection, member, stream)
             lost = connection.execute(ADD_REPLACED, self._of(connection, of_stream=stream)).scalar_one()
@@ -320,12 +324,12 @@ class CollectorMembers:
             connection.execute(SET_BACK, {"id": source.source_id, "to": behind + 1})
 
     def unfollow(self, member: int, stream: str) -> None:
-        """Let another member follow the stream."""
+        """Release a stream, so that another member can follow it."""
         with self._database.transaction() as connection:
             connection.execute(UNFOLLOW, self._of(connection, by=member, of_stream=stream))
 
     def _advance(self, connection: sa.Connection, member: int, advance: Advance) -> bool:
-        """Move the position by compare-and-set; False where this very call has done so before."""
+        """Move the position by compare-and-set; False if an earlier call with the same arguments moved it."""
         known = advance.known_by
         named = self._of(
             connection,

@@ -1,7 +1,7 @@
-"""The rows of collected messages: written, changed and read in a transaction of the store's, and forgotten when old.
+"""The rows of collected messages: statements and the calls that run them in a transaction of the store.
 
-Rows that a call names are an array of offsets in one stream: one statement for any number of them, and no join, which
-PostgreSQL could begin at the wrong end while it does not know how much is waiting.
+Rows are named by an array of offsets in one stream: one statement for any number, without a join that PostgreSQL could
+start at the wrong end before it has statistics.
 """
 
 import time
@@ -23,20 +23,20 @@ PRESENT: Final = """(SELECT source_id FROM relatum.collector_sources
         WHERE collector_id = :in_collector::integer AND stream = :of_stream::text AND replaced_at IS NULL)"""
 """The present generation of a stream."""
 
-# The member is compared in a way no index serves: by its own, all that it has not finished would be read.
+# Compared so that no index on members is used, which would read all the member's unfinished messages.
 _MINE: Final = f"""source_id = {PRESENT} AND stream_offset = ANY (:offsets::bigint[])
     AND member_id IS NOT DISTINCT FROM :of_member::bigint"""
 
 
 def _on_rows(text: str) -> sa.TextClause:
-    """A statement on the rows that a call names, whose offsets are sent as one text."""
+    """A statement with the parameter `offsets`, which is sent as one text."""
     return sql(text).bindparams(sa.bindparam("offsets", type_=BigIntegers()))
 
 
-# The clock is `statement_timestamp()`: a joined transaction may have begun long before, and `now()` is its beginning.
+# `statement_timestamp()`, as `now()` is the beginning of a joined transaction, which may be long ago.
 
-# --- collecting and consuming. Offsets come back in one row: to give a row for each takes the client longer. Arrays of
-# integers are sent as one text, so that to add rows takes no longer than by COPY.
+# --- collecting and consuming. Offsets come back in one row, which the client reads faster than a row for each.
+# Arrays of integers are sent as one text, so that adding rows takes no longer than COPY.
 
 ADD: Final = _on_rows(f"""
     INSERT INTO relatum.collected_messages (source_id, stream_offset, member_id, size, message_id, type)
@@ -59,9 +59,9 @@ FORWARD: Final = _on_rows(f"""
     SELECT array_agg(stream_offset), max(forwarded_at) FROM done""")
 
 TEXTS: Final = sql("SELECT :texts::text[]")
-"""Texts as they are: what the database cannot hold, it refuses."""
+"""Fails if the database's encoding cannot hold one of the texts."""
 
-# What this member cannot go on with, and another can, is nobody's until that one takes it over.
+# Messages without a member are taken over by the next one with an executor.
 GIVE_BACK: Final = _on_rows(f"""
     UPDATE relatum.collected_messages SET member_id = NULL, state = 'collected', bulk_id = NULL
     WHERE {_MINE} AND finished_at IS NULL AND EXISTS (
@@ -72,7 +72,7 @@ GIVE_BACK: Final = _on_rows(f"""
 IS_MINE: Final = _on_rows(f"""
     SELECT stream_offset FROM relatum.collected_messages WHERE {_MINE} AND finished_at IS NULL LIMIT 1""")
 
-# What nearly all messages come to; it needs no array but that of their offsets.
+# The result of nearly all messages: no array but the offsets.
 SUCCEED: Final = _on_rows(f"""
     WITH done AS (
         UPDATE relatum.collected_messages
@@ -81,7 +81,7 @@ SUCCEED: Final = _on_rows(f"""
         RETURNING stream_offset, finished_at)
     SELECT array_agg(stream_offset), max(finished_at) FROM done""")
 
-# Each row's own item of the arrays that go with the offsets is looked for among all.
+# The arrays' items are found by the row's position among the offsets.
 FINISH: Final = _on_rows(f"""
     WITH done AS (
         UPDATE relatum.collected_messages
@@ -96,7 +96,7 @@ FINISH: Final = _on_rows(f"""
         RETURNING stream_offset, statement_timestamp() AS at)
     SELECT array_agg(stream_offset), max(at) FROM done""")
 
-# What a call asked for is found again where its answer was lost; what is another's is not.
+# Finds the rows that an earlier, unanswered call has changed, but not those another member has taken over.
 DONE: Final = _on_rows(f"""
     SELECT array_agg(stream_offset), max(coalesce(finished_at, forwarded_at)) FROM relatum.collected_messages
     WHERE {_MINE} AND bulk_id = :of_bulk::bigint
@@ -108,7 +108,7 @@ KEPT: Final = sql("""
     SELECT source_id, keep_s FROM relatum.collector_sources JOIN relatum.collectors USING (collector_id)
     WHERE keep_s IS NOT NULL AND (:in_collector::integer IS NULL OR collector_id = :in_collector::integer)""")
 
-# Oldest first, which is the index's order: no scan, however much is finished. Named by their places on disk.
+# Oldest first, in the order of the index: no scan, however many are finished. Rows are named by their ctid.
 FORGET: Final = sql("""
     DELETE FROM relatum.collected_messages
     WHERE ctid = ANY (ARRAY (
@@ -121,8 +121,8 @@ FORGET: Final = sql("""
 
 # --- taking over
 
-# Those of nobody were given back by a member that does not reach the broker, or stored by release 0.4.0. What a result
-# is just being stored of is nobody's to take over.
+# Messages without a member were given back by one without a broker, or stored by release 0.4.0. Locked rows are
+# skipped: their result is just being stored.
 TAKE_OVER: Final = sql("""
     WITH taken AS (
         SELECT message.source_id, message.stream_offset
@@ -148,10 +148,10 @@ TAKEN_OVER: Final = sql("""
 def added(
     connection: sa.Connection, messages: Sequence[Collected], *, insert: bool, **mine: int
 ) -> frozenset[MessageId]:
-    """Write those rows that are not there; gives the places that wait for this member to consume them.
+    """Add missing rows; return the places of messages that wait for this member to consume them.
 
-    `insert`: False where this very call has written them before, and was not answered.
-    `mine`: The parameters that say whose messages they are.
+    `insert`: False if an earlier, unanswered call has added them.
+    `mine`: The parameters that name the collector and the member.
     """
     by_stream: dict[str, list[Collected]] = {}
     for message in messages:
@@ -176,15 +176,15 @@ Change = tuple[sa.TextClause, dict[str, Any]]
 
 
 def update(connection: sa.Connection, changes: Sequence[Change], places: Collection[MessageId]) -> Stored:
-    """Change rows; where some are not as they should be before, those that are so afterwards count too.
+    """Change rows; rows that an earlier, unanswered call has changed alike count too.
 
-    `places`: Those that the changes name, all together.
+    `places`: All places that the changes name.
     """
     found, at = list[tuple[str, list[int]]](), None
     for change, named in changes:
         offsets, moment = connection.execute(change, named).one()
         if len(offsets or ()) < len(named["offsets"]):
-            # Those that were changed just now are among them.
+            # Includes the rows that were changed just now.
             offsets, moment = connection.execute(DONE, named).one()
         found.append((named["of_stream"], offsets or []))
         at = at or moment
@@ -196,12 +196,12 @@ def update(connection: sa.Connection, changes: Sequence[Change], places: Collect
 
 
 def forwarded(places: Iterable[MessageId], **mine: int) -> list[Change]:
-    """The changes that note an attempt. `mine`: As of `added`, and the bulk."""
+    """The changes that store an attempt. `mine`: As for `added`, and the bulk."""
     return [(FORWARD, named) for named in by_stream(places, state="forwarded", states=[], **mine)]
 
 
 def ends(results: Sequence[Result], **mine: int) -> list[Change]:
-    """The changes that store what an attempt came to. `mine`: As of `forwarded`."""
+    """The changes that store results. `mine`: As for `forwarded`."""
     others = {result.place: result for result in results if result.status is not OutcomeStatus.SUCCEEDED}
     rest = (result.place for result in results if result.place not in others)
     changes = [(SUCCEED, named) for named in by_stream(rest, state="succeeded", states=[], **mine)]
@@ -215,7 +215,7 @@ def ends(results: Sequence[Result], **mine: int) -> list[Change]:
 
 
 def by_stream(places: Iterable[MessageId], **named: Any) -> list[dict[str, Any]]:
-    """The parameters that name these places, for one statement a stream."""
+    """The parameters that name places, for one statement a stream."""
     offsets: dict[str, list[int]] = {}
     for stream, offset in places:
         offsets.setdefault(stream, []).append(offset)
@@ -223,7 +223,7 @@ def by_stream(places: Iterable[MessageId], **named: Any) -> list[dict[str, Any]]
 
 
 KEEP_S: Final = 7 * 86_400
-"""Seconds a finished message is remembered by default: a producer that was down over a weekend still learns of it."""
+"""Seconds a finished message is kept by default: a producer that was down over a weekend can still ask for it."""
 
 BATCH_ROWS: Final = 10_000
 """Rows deleted in one transaction: a fraction of a second."""
@@ -236,7 +236,7 @@ def forget_finished(
     batch_rows: int = BATCH_ROWS,
     seconds: float | None = 0.5,
 ) -> int:
-    """Delete messages that were finished longer ago than their collector keeps them; gives how many.
+    """Delete messages that were finished longer ago than their collector keeps them; return how many.
 
     Args:
         engine: The database.

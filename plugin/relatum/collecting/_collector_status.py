@@ -1,4 +1,4 @@
-"""How collectors are doing, asked from any process: who runs, how far they have come, and what became of messages."""
+"""The status of collectors, and lists of their messages by state, for any process."""
 
 from collections.abc import Collection
 from contextlib import suppress
@@ -52,7 +52,7 @@ _MINE: Final = "source.collector_id = :in_collector::integer"
 
 _KINDS: Final = "message.state = ANY (:states::text[])"
 
-# The latest of the moments up to which each stream's finished messages are looked through: so many of each, by index.
+# The latest of the moments back to which so many finished messages of each stream go, by index.
 FLOOR: Final = sql(f"""
     SELECT max((
         SELECT finished_at FROM relatum.collected_messages AS message
@@ -75,7 +75,7 @@ FINISHED_BEFORE: Final = sql(_PAGE % "message.finished_at >= :floor::timestamptz
 # By the index of those that have a reason: nothing that succeeded is passed.
 UNSUCCESSFUL_BEFORE: Final = sql(_PAGE % "message.reason IS NOT NULL")
 
-# By itself: to walk along the index of places would pass all that is finished.
+# `OFFSET 0` keeps PostgreSQL from walking the index of places, past all finished messages.
 UNFINISHED_AFTER: Final = sql(f"""
     SELECT * FROM (
         SELECT {_SHOWN}
@@ -102,7 +102,7 @@ EXACT_PAGES_MAX: Final = 50_000
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """One running collector, or one that died with something left: who it is, its executors, and its lease."""
+    """A running member, or a dead one with unfinished messages: its holder, types and lease."""
 
     member: int
     holder: str
@@ -114,11 +114,11 @@ class MemberStatus:
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """One stream messages were collected from.
+    """A stream that messages were collected from.
 
-    `position` is the next offset to be read, None where the stream is not followed but messages of it were handed in.
-    `lag_offsets` counts from there to the stream's end; None without a broker to ask. `follower` is who follows the
-    stream now. `passed_over` counts messages of types without an executor.
+    `position`: The next offset to read; None if the stream is not followed, and messages were given to `collect`.
+    `lag_offsets`: Offsets from there to the stream's end; None without a broker. `follower`: The holder of the member
+    that follows the stream now. `passed_over`: Messages of types without an executor.
     """
 
     stream: str
@@ -133,9 +133,9 @@ class SourceStatus:
 class CollectorStatus:
     """One collector.
 
-    `counts` has messages by state, finished ones as long as they are kept (an estimate where there are many);
-    `unattended` those of types no running member has an executor of; `oldest_unfinished_at` when the message that has
-    waited longest was collected.
+    `counts`: Messages by state, finished ones while they are kept (an estimate if there are many). `unattended`:
+    Unfinished messages by type, of types without an executor in any running member. `oldest_unfinished_at`: When the
+    oldest unfinished message was collected.
     """
 
     collector: str
@@ -156,10 +156,10 @@ def collector_status(
     Args:
         database: PostgreSQL's URL, or a `Database`.
         names: Collectors; None: all.
-        broker: Where the streams are, to know how far behind the positions are; None: that is left open.
+        broker: The streams' broker, to compute `lag_offsets`; None: they stay None.
 
     Raises:
-        NotFound: there is no collector of a name.
+        NotFound: There is no collector of one of the names.
     """
     if names is not None:
         names = checked_names("names", names)
@@ -193,7 +193,7 @@ def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:
 
 
 def _finished(connection: sa.Connection, collector_id: int) -> dict[str, int]:
-    """Finished messages by state: counted in a small table, sampled in a large one."""
+    """Finished messages by state: counted in a small table, estimated by a sample of a large one."""
     share = min(100.0, 100.0 * EXACT_PAGES_MAX / max(1, connection.execute(PAGES).scalar_one()))
     query = COUNT_FINISHED if share == 100.0 else SAMPLE_FINISHED
     counts = connection.execute(query, {"in_collector": collector_id, "share": share})
@@ -201,7 +201,7 @@ def _finished(connection: sa.Connection, collector_id: int) -> dict[str, int]:
 
 
 def _with_lags(found: list[CollectorStatus], broker: BrokerAddress) -> list[CollectorStatus]:
-    """The same with how far behind each stream's end its position is; None where it is not followed, or not there."""
+    """Add `lag_offsets` to the streams that are followed and exist."""
     with StreamReader.open(broker) as reader:
         for status in found:
             for n, source in enumerate(status.sources if status.vhost == broker.vhost else ()):
@@ -213,13 +213,13 @@ def _with_lags(found: list[CollectorStatus], broker: BrokerAddress) -> list[Coll
 
 
 LOOKED: Final = 20_000
-"""Finished messages of each stream that are looked through for a page of such as succeeded: some 30 ms."""
+"""Finished messages of each stream that are searched for a page of successes: some 30 ms."""
 
 _LONG_AGO: Final = datetime(1, 1, 1, tzinfo=UTC)
 
 
 class CollectedAt(NamedTuple):
-    """Where a page ended: when its last message was finished (None: it is not), of which stream, at which offset."""
+    """The end of a page: when its last message was finished (None: it is not), its stream and offset."""
 
     finished_at: datetime | None
     source: int
@@ -231,10 +231,9 @@ class CollectedPage:
     """A part of a collector's messages.
 
     Attributes:
-        outcomes: What became of each: finished ones the latest first, others by stream and offset.
-        next: Where the next page begins; None where all were looked at.
-        looked_to: Up to when, going back, messages were looked through for those that succeeded; None for all, or for
-            others.
+        outcomes: The messages' outcomes: finished ones latest first, others by stream and offset.
+        next: For `after` of the next page; None if there is none.
+        looked_to: The moment back to which messages were searched for successes; None if all were, or for other states.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -251,22 +250,22 @@ def collected(
     after: CollectedAt | None = None,
     limit: int = 100,
 ) -> CollectedPage:
-    """The messages of a collector that are in some states: either final ones, or others.
+    """List messages of a collector by state, page by page.
 
-    Finished messages are found by when they were finished. Where those that succeeded are meant, 20,000 of each stream
-    are looked through at most: a page may hold fewer than there are, or none, and still have a next one.
+    Finished messages come latest first. For successes, 20,000 of each stream are searched at most, so a page may have
+    fewer messages than `limit`, or none, and still have a next one.
 
     Args:
         database: PostgreSQL's URL, or a `Database`.
         collector: Its name.
-        states: The states: all of them final, or none.
+        states: The states: either all final, or none.
         vhost: Its virtual host.
         after: `next` of the page before; None (default): the first page.
         limit: Messages at most, from 1 to 1,000.
 
     Raises:
-        NotFound: there is no such collector.
-        InvalidInput: an argument is wrong.
+        NotFound: There is no such collector.
+        InvalidInput: An argument is of a wrong kind.
     """
     checked_name("collector", collector)
     checked_count("limit", limit, most=1_000)
@@ -289,7 +288,7 @@ def _page_of_finished(
     connection: sa.Connection, wanted: dict[str, Any], after: CollectedAt | None, limit: int
 ) -> CollectedPage:
     if after is None or after.finished_at is None:
-        # A moment of the database's own clock, before which all that is finished lies.
+        # By the database's clock, which is later than all finished messages.
         now = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
         after = CollectedAt(now, 0, 0)
     wanted = wanted | {"at": after.finished_at, "at_source": after.source, "at_offset": after.offset}

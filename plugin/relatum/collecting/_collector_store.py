@@ -1,7 +1,7 @@
-"""The durable store of a collector: ids and states of messages in PostgreSQL, one transaction a call.
+"""A collector's messages in PostgreSQL, by id and state: one transaction a call.
 
-Each call may be repeated when it is not known whether its commit came through: what the first one wrote is found
-again, and the answer is the same. Rows are fenced one by one: a statement names the member they must belong to.
+A call whose commit is in doubt is repeated: it finds what the first one wrote, and returns the same. Rows are fenced
+one by one: each statement names the member that they must belong to.
 """
 
 import math
@@ -46,16 +46,16 @@ from relatum.store.translation import translated_errors
 
 
 class CollectorStore(CollectorMembers):
-    """The states of one collector's messages in PostgreSQL. Thread-safe.
+    """The store of one collector: members, streams and messages. Thread-safe.
 
-    Each call may raise `DatabaseUnavailable`, and is repeated then with the same arguments. A member is one running
-    collector: what it collected is its own until its lease has lapsed and another member takes it over.
+    Callers repeat a call with the same arguments if it raises `DatabaseUnavailable`. A member is one running collector.
+    It owns the messages that it collected until its lease has lapsed and another member takes them over.
     """
 
     def __init__(self, name: str, database: AnyDatabase, *, vhost: str = "/", keep_s: int | None = KEEP_S) -> None:
         super().__init__(name, database, vhost, keep_s)
-        # Executors that join wait for a connection of a `Database` that is given, and may hold all of them: the lease
-        # is renewed, and results are stored, all the same.
+        # Joined executors take connections of a `Database` that is given, and may hold all of them. The lease and
+        # results have others.
         theirs = database if isinstance(database, Database) else self._database
         self._joined = Database(theirs, refusing=None, ending=self.ending, idle_s=LEASE_S)
         self._tokens = Tokens()
@@ -64,7 +64,7 @@ class CollectorStore(CollectorMembers):
     # --- collecting ---------------------------------------------------------------------------------------------------
 
     def add(self, member: int, messages: Sequence[Collected], advance: Advance | None = None) -> Stored:
-        """Store messages as collected, and move the position of their stream; gives those to be consumed here."""
+        """Store messages as collected, and move their stream's position; return those to be consumed here."""
         try:
             return self._add(member, messages, advance)
         except RowRefused as refused:
@@ -79,7 +79,7 @@ class CollectorStore(CollectorMembers):
         return self._add(member, messages, advance)
 
     def _refused(self, messages: Sequence[Collected]) -> Sequence[Collected]:
-        """Those whose ids the database cannot hold: its encoding may have no place for a character."""
+        """The messages whose ids the database cannot hold, as its encoding lacks a character. A binary search."""
         try:
             with self._database.transaction() as connection:
                 connection.execute(TEXTS, {"texts": [message.message_id for message in messages]})
@@ -93,7 +93,7 @@ class CollectorStore(CollectorMembers):
             at = self._hold(connection, member)
             is_new = True
             if advance is not None:
-                # Before the rows, so that a member that lost the race has written nothing it must roll back.
+                # Before the rows, so that a member that lost the race has nothing to roll back.
                 is_new = self._advance(connection, member, advance)
             else:
                 for stream in sorted({message.place.stream for message in messages}):
@@ -104,7 +104,7 @@ class CollectorStore(CollectorMembers):
     # --- consuming ----------------------------------------------------------------------------------------------------
 
     def forward(self, member: int, bulk_id: int, places: Collection[MessageId]) -> Stored:
-        """Note that an executor is handed these now."""
+        """Store that an executor gets these messages now."""
         with self._database.transaction() as connection:
             mine = self._of(connection, of_member=member, of_bulk=bulk_id)
             return update(connection, forwarded(places, **mine), places)
@@ -112,7 +112,7 @@ class CollectorStore(CollectorMembers):
     def finish(
         self, member: int, bulk_id: int, results: Sequence[Result], *, connection: sa.Connection | None = None
     ) -> Stored:
-        """Store what an attempt came to, of what this member still has in this bulk."""
+        """Store results of messages that this member still has in this bulk."""
         if connection is not None:
             with translated_errors():
                 return self._finish(connection, member, bulk_id, results)
@@ -120,7 +120,7 @@ class CollectorStore(CollectorMembers):
             with self._database.transaction() as connection:
                 return self._finish(connection, member, bulk_id, results)
         except RowRefused:
-            # Nothing else in it is anybody's own text: a reason must not keep a result from being stored.
+            # Only a reason can hold such text, and it must not keep the result from being stored.
             results = [_in_ascii(result) for result in results]
         with self._database.transaction() as connection:
             return self._finish(connection, member, bulk_id, results)
@@ -130,7 +130,7 @@ class CollectorStore(CollectorMembers):
         return update(connection, ends(results, **mine), [result.place for result in results])
 
     def give_back(self, member: int, places: Collection[MessageId]) -> bool:
-        """Let others have unfinished messages, if there are any who consume them."""
+        """Give unfinished messages to other members with executors for them; return whether all were given back."""
         with self._database.transaction() as connection:
             wanted = by_stream(places, **self._of(connection, of_member=member))
             for each in wanted:
@@ -146,11 +146,11 @@ class CollectorStore(CollectorMembers):
     # --- taking over --------------------------------------------------------------------------------------------------
 
     def take_over(self, member: int, types: Collection[str], most: int) -> list[tuple[Collected, float]]:
-        """Make what is unfinished of lapsed members, or of nobody, this member's: oldest first, each due in seconds.
+        """Take over unfinished messages of lapsed members, or of none, oldest first, each with the seconds until due.
 
-        One thread calls it at a time.
+        Not thread-safe.
         """
-        # What rows are marked by: the same until a call has come to its end. Bulks have positive ids.
+        # Marks the rows of this call and its repetitions. Bulks have positive ids.
         self._token = token = self._token or -1 - secrets.randbits(62)
         with self._database.transaction() as connection:
             self._hold(connection, member)
@@ -181,7 +181,7 @@ def _message_of(row: Any) -> Collected:
 
 
 def _in_ascii(result: Result) -> Result:
-    """A result whose reason any encoding holds."""
+    """A result with a reason that any encoding can hold."""
     if result.reason is None:
         return result
     return replace(result, reason=result.reason.encode("ascii", "backslashreplace").decode()[:REASON_CHARACTERS_MAX])

@@ -1,4 +1,4 @@
-"""What is done with a bulk, in a thread of its type's: bodies read, the executor called, what came of it stored."""
+"""Consuming a bulk, in a thread of its type: read bodies, call the executor, store the results."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from relatum import otel
 from relatum.collecting._bulk import Bulk, Collected, Executor, Failure, id_of, id_of_place, results_of
 from relatum.collecting._bulks import CRASHES_MAX, ExecutorOptions
 from relatum.collecting._collector_core import Abandoned, Result, Stored
-from relatum.collecting._handlers import inside, logger, outcome_of
+from relatum.collecting._handlers import collector_call, logger, outcome_of
 from relatum.collecting._statistics import TypeCounts
 from relatum.errors import (
     AccessRefused,
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from relatum.collecting._collector_loop import CollectorLoop
 
 NAMED_MAX: Final = 10
-"""Messages that are named in one line of the log."""
+"""Messages named in one log line, at most."""
 
 UNREAD_S: Final = 2.0
-"""Seconds until a body is read again that is in its stream, as far as anybody knows, and could not be read."""
+"""Seconds before a body that could not be read, but may be in its stream, is read again."""
 
 GIVEN_UP: Final = Failure("the collector died each time this message was consumed", retry=False)
 
@@ -50,17 +50,17 @@ Letter = tuple[Message, str]
 """A message for the dead-letter stream, and why."""
 
 
-# --- what is decided of messages --------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def decided(options: ExecutorOptions, message: Collected, failure: Failure | None, *, may_die: bool) -> Result:
-    """What to store of a message after an attempt."""
+    """The result to store for a message after an attempt."""
     if failure is None:
         return Result(message.place, OutcomeStatus.SUCCEEDED)
     if failure.retry and message.attempts < options.attempts:
         backoff_s = options.backoff_after(message.attempts)
         return Result(message.place, OutcomeStatus.COLLECTED, failure.stored_reason, backoff_s)
-    # What retention took has no body that could be published.
+    # Without a body, as retention dropped it, there is nothing to publish as a dead letter.
     status = OutcomeStatus.DEAD if may_die and message.body is not None else OutcomeStatus.FAILED
     return Result(message.place, status, failure.stored_reason)
 
@@ -72,7 +72,7 @@ def _letters_of(bulk: Bulk, results: Sequence[Result]) -> list[Letter]:
 
 
 def _with_refused(results: Sequence[Result], refused: Mapping[MessageId, str]) -> list[Result]:
-    """Results, where the dead-letter stream takes some messages at no time: those failed, and both reasons are kept."""
+    """Results in which messages that can never be dead letters are failed, with both reasons."""
 
     def reason(result: Result) -> str:
         return Failure(f"{result.reason}; no dead letter: {refused[result.place]}").stored_reason
@@ -84,16 +84,13 @@ def _with_refused(results: Sequence[Result], refused: Mapping[MessageId, str]) -
 
 
 def _is_not_known(error: RelatumError) -> bool:
-    """Whether an error says nothing about a message: a node that is behind does not have it yet, or no longer answers.
-
-    A stream whose leader cannot be asked may hold what this node does not.
-    """
+    """Whether the message may exist nevertheless: a node lags, does not answer, or its leader cannot be asked."""
     if isinstance(error, OffsetExpired):
         return False
     return may_repeat(error) or (isinstance(error, OffsetNotFound) and not getattr(error, "is_proven", True))
 
 
-# --- a bulk as a span tells of it -------------------------------------------------------------------------------------
+# --- a bulk's span ----------------------------------------------------------------------------------------------------
 
 
 def _described(collector: str, bulk: Bulk) -> Description:
@@ -128,7 +125,7 @@ def _counts(results: Sequence[Result]) -> dict[str, int]:
 
 
 class _RolledBack(Exception):
-    """Leaves the transaction so that it is rolled back: the executor raised (None), or some rows are another's."""
+    """Rolls the transaction back: the executor raised (`stored` is None), or another member has some of the rows."""
 
     def __init__(self, results: list[Result], stored: Stored | None) -> None:
         super().__init__()
@@ -137,7 +134,7 @@ class _RolledBack(Exception):
 
 
 class BulkConsumer:
-    """Consumes bulks of a type: `take` is one call, in one of `threads`, from reading a bulk to storing its results."""
+    """Consumes bulks of one type. `take` runs in one of `threads`, from reading bodies to storing results."""
 
     def __init__(
         self,
@@ -161,22 +158,22 @@ class BulkConsumer:
         self._readers: list[StreamReader] = []
 
     def close(self) -> None:
-        """Close what it reads by."""
+        """Close its readers."""
         while self._readers:
             self._readers.pop().close()
 
     def take(self, bulk: Bulk) -> list[Result]:
-        """Consume a bulk; gives what was stored of its messages. Handlers are told of what has become final."""
+        """Consume a bulk and call handlers for final outcomes; return the results that were stored."""
         shared, stored = self._shared, list[Result]()
         span_of = otel.span(Part.COLLECTOR, partial(_described, shared.store.name, bulk))
-        with inside(shared), span_of as span:
+        with collector_call(shared), span_of as span:
             try:
                 self._consume(bulk, stored, span)
             except Abandoned:
                 # It stays forwarded in the store: another member takes it over.
                 pass
             except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
-                # They are with this member until it ends, then another member takes them over.
+                # This member keeps them until it ends; then another one takes them over.
                 places = ", ".join(str(message.place) for message in bulk.messages[:NAMED_MAX])
                 log_failure(
                     logger, error, f"{len(bulk)} messages of type {bulk.type!r} without a stored result: {places}"
@@ -190,15 +187,15 @@ class BulkConsumer:
         except Abandoned:
             raise
         except Exception as error:  # noqa: BLE001 - logged, and the messages' result
-            log_failure(logger, error, self._shared.who(f"a bulk of type {self._type!r}") + " not consumed")
-            # Else they would be with this member for as long as it lives, and nobody would consume them.
+            log_failure(logger, error, self._shared.label(f"a bulk of type {self._type!r}") + " not consumed")
+            # Store a failure, or this member would keep them for as long as it lives, and nobody would consume them.
             self._forward(bulk)
             failed = Failure.of(error)
             results = [decided(self.options, each, failed, may_die=False) for each in bulk.messages]
             self._finish(bulk, results, stored)
 
     def _try(self, bulk: Bulk, stored: list[Result], span: Span) -> None:
-        """Read what is not in memory, note the attempt, call the executor, store what came of it."""
+        """Read missing bodies, store the attempt, call the executor, store the results."""
         unread = [message for message in bulk.messages if message.body is None]
         lost, later = self._load(bulk)
         span.link(lambda: _links_of(unread))
@@ -206,7 +203,7 @@ class BulkConsumer:
         if not bulk.messages:
             return
         self._forward(bulk)
-        # Those that were handed on so often without any result must be what kills their collectors.
+        # A message with so many attempts and no result must be what kills its collectors.
         most = self.options.attempts + CRASHES_MAX
         lost |= {message.place: GIVEN_UP for message in bulk.messages if message.attempts > most}
         hopeless = [message for message in bulk.messages if message.place in lost]
@@ -219,12 +216,12 @@ class BulkConsumer:
     def _decided(self, message: Collected, failure: Failure | None) -> Result:
         return decided(self.options, message, failure, may_die=self._dead_letters is not None)
 
-    # --- bodies that were left in their streams -------------------------------------------------------------------
+    # --- bodies that were left in their streams -----------------------------------------------------------------------
 
     def _load(self, bulk: Bulk) -> tuple[dict[MessageId, Failure], list[Result]]:
-        """Read bodies that were left in their streams; gives why some cannot be read, and what is to be read later.
+        """Read bodies that were left in their streams; return failures by message, and results of those to read later.
 
-        What cannot be read yet is taken off the bulk: neither it nor what lies beside it waits for the other.
+        Messages to read later are removed from the bulk, so that the others need not wait for them.
         """
         unread = {message.place: message for message in bulk.messages if message.body is None}
         if not unread:
@@ -248,7 +245,7 @@ class BulkConsumer:
                 lost[place] = Failure("expired: another message lies there now", retry=False)
             else:
                 message._note(body=body)
-        # They count as what is held from now on.
+        # The bodies count towards `bytes_max` from now on.
         self._shared.loop.call(self._shared.core.loaded, bulk)
         if later:
             bulk._keep({message.place for message in bulk.messages} - {result.place for result in later})
@@ -267,14 +264,14 @@ class BulkConsumer:
         self._readers.append(reader)
         for each in found.values():
             if isinstance(each, AccessRefused):
-                # That passes, or somebody sees to it: nothing is lost.
+                # A permission can be given back: repeat.
                 raise each
         return found
 
-    # --- an attempt -----------------------------------------------------------------------------------------------
+    # --- an attempt ---------------------------------------------------------------------------------------------------
 
     def _forward(self, bulk: Bulk) -> None:
-        """Note the attempt, once; only what is still this member's is left to be consumed."""
+        """Store the attempt, once, and drop messages that another member has taken over from the bulk."""
         shared, places = self._shared, [message.place for message in bulk.messages]
         forwarded = self._persist(partial(shared.store.forward, shared.member, bulk.id, places), "forwarding a bulk")
         bulk._keep(forwarded.places)
@@ -284,7 +281,7 @@ class BulkConsumer:
         if self.options.joins_transaction:
             results, committed = self._persist(partial(self.execute_joined, bulk, span), "committing results")
             if committed is not None:
-                self._tell(bulk, results, committed, stored)
+                self._report(bulk, results, committed, stored)
                 return
         else:
             bulk._begin_attempt()
@@ -292,7 +289,7 @@ class BulkConsumer:
         self._finish(bulk, results, stored)
 
     def _call(self, bulk: Bulk, span: Span) -> tuple[Any, BaseException | None]:
-        """What the executor returned, and what it raised instead."""
+        """Call the executor; return its answer and the exception it raised."""
         try:
             return self._executor(bulk), None
         except Abandoned:
@@ -306,11 +303,10 @@ class BulkConsumer:
         return [self._decided(message, found[message.place]) for message in bulk.messages]
 
     def execute_joined(self, bulk: Bulk, span: Span) -> tuple[list[Result], Stored | None]:
-        """Call the executor in a transaction; gives results, and what of them was committed: None where nothing was.
+        """Call the executor in a transaction; return the results, and which were committed (None: rolled back).
 
-        Exactly once rests on one statement: the one that stores the results finds the rows still forwarded in this
-        bulk by this member, or the transaction is rolled back, with all the executor wrote. So a try whose commit was
-        in doubt, and another member, are both kept out.
+        Exactly once rests on the statement that stores the results: it must find every row still forwarded, in this
+        bulk, by this member; otherwise everything the executor wrote is rolled back.
         """
         shared = self._shared
         while bulk.messages:
@@ -320,7 +316,7 @@ class BulkConsumer:
             except _RolledBack as end:
                 if end.stored is None:
                     return end.results, None
-                # Some messages turned out to be another member's: once more, without them.
+                # Another member has taken some messages over: repeat without them.
                 bulk._keep(end.stored.places)
             except (DatabaseUnavailable, Abandoned):
                 raise
@@ -350,32 +346,34 @@ class BulkConsumer:
             raise _RolledBack(results, stored)
         return results, stored
 
-    # --- what came of it ------------------------------------------------------------------------------------------
+    # --- what came of it ----------------------------------------------------------------------------------------------
 
     def _finish(self, bulk: Bulk, results: list[Result], stored: list[Result]) -> None:
-        """Store results, and add those that were to `stored`."""
+        """Publish dead letters, store the results, and append those that were stored to `stored`."""
         shared, letters = self._shared, _letters_of(bulk, results)
         if letters:
-            # First: a message that is called dead must be there. Killed between the two, it is published again.
+            # Before the result: a dead message must be in the dead-letter stream. A crash in between publishes twice.
             refused = self._bury(letters)
             if refused is None:
                 results = [result for result in results if result.status is not OutcomeStatus.DEAD]
             else:
                 results = _with_refused(results, refused)
         finish = partial(shared.store.finish, shared.member, bulk.id, results)
-        self._tell(bulk, results, self._persist(finish, "storing results"), stored)
+        self._report(bulk, results, self._persist(finish, "storing results"), stored)
 
-    def _tell(self, bulk: Bulk, results: Sequence[Result], committed: Stored, stored: list[Result]) -> None:
+    def _report(self, bulk: Bulk, results: Sequence[Result], committed: Stored, stored: list[Result]) -> None:
         shared, found = self._shared, [result for result in results if result.place in committed.places]
         stored += found
         if shared.handlers.is_wanted(bulk.type):
             by_place = {message.place: message for message in bulk.taken}
             finals = [result for result in found if result.status.is_final]
-            shared.tell([outcome_of(shared.store.name, by_place[each.place], each, committed.at) for each in finals])
+            shared.notify_handlers(
+                [outcome_of(shared.store.name, by_place[each.place], each, committed.at) for each in finals]
+            )
 
     def _bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str] | None:
-        """Publish to the dead-letter stream; gives those it takes at no time, and why. None as in `_if_reached`."""
-        # One burial for all tries: it knows which letters were confirmed.
+        """Publish dead letters; return those that can never be published, and why. None as in `_if_reached`."""
+        # One burial for all repetitions: it remembers which letters were confirmed.
         burial, places = self._burial(letters), [message.id for message, _ in letters]
         return self._persist(lambda: self._if_reached(burial.run, places), "publishing dead letters")
 
@@ -387,7 +385,7 @@ class BulkConsumer:
         return self._shared.persist(ask, f"{what} of type {self._type!r}")
 
     def _if_reached(self, ask: Callable[[], T], places: Sequence[MessageId]) -> T | None:
-        """Ask the broker; None where this member is cut off from it, and others have these messages instead."""
+        """Ask the broker; None if this member is cut off from it and has given the messages to others."""
         try:
             return ask()
         except (BrokerUnavailable, ReadTimeout):

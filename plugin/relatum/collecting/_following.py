@@ -1,4 +1,4 @@
-"""The streams that a collector follows: a task for each, and what is asked of the store and of leaders for them."""
+"""The streams a collector follows: a task for each, and the questions to PostgreSQL and the broker about them."""
 
 import asyncio
 from collections import deque
@@ -20,45 +20,45 @@ if TYPE_CHECKING:
     from relatum.collecting._collector_loop import CollectorLoop
 
 STANDBY_S: Final = 1.0
-"""How often a member asks which of the streams that others followed became free: once for all of them."""
+"""Seconds between two questions which streams of other members became free; one question for all."""
 
 AGAIN_S: Final = 0.05
-"""Seconds until a stream is followed again where another member came between."""
+"""Seconds before a stream is followed again after it was left."""
 
 PARTITIONS_S: Final = 30.0
-"""How often super streams are asked for new partitions."""
+"""Seconds between two searches for new partitions."""
 
 TAKE_MESSAGES: Final = 500
-"""Messages that are taken in together, where so many have come: small chunks are taken in by the dozen."""
+"""Messages from which on a transaction takes no further chunk; small chunks are stored by the dozen."""
 
 CUT_OFF_LOOK_S: Final = 1.0
-"""Seconds between two looks whether the broker is reached again, before which no stream is followed."""
+"""Seconds before a member that was cut off tries to follow a stream again."""
 
 
 class Following:
-    """Follows a collector's streams, over one follower. All but its making is for the collector's loop.
+    """Follows a collector's streams over one follower. For the collector's loop.
 
-    A stream that waits, for room, for an answer, for another member, is waited for by nobody else.
+    Each stream has a task, so one that waits for room, an answer or another member holds up no other.
     """
 
     def __init__(self, shared: "CollectorLoop", address: BrokerAddress, type_of: TypeOf, named: NamedStreams) -> None:
         self.shared = shared
         self.type_of = type_of
-        self.follower = StreamFollower(shared.loop, address, self._told)
+        self.follower = StreamFollower(shared.loop, address, self._on_event)
         self.reach = Reach(self.follower, shared.outages, lambda: next(iter(self.streams)))
         self._named = named
         self.streams: dict[str, CollectedStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, names: Iterable[str]) -> None:
-        """Begin with these streams."""
-        repeat, who, outages = self.shared.loop.repeat, self.shared.who, self.shared.outages
-        repeat(self._look_for_free, who("looking for streams that became free"), outages)
-        repeat(self._look_for_new, who("looking for partitions"), outages)
+        """Start with these streams."""
+        repeat, label, outages = self.shared.loop.repeat, self.shared.label, self.shared.outages
+        repeat(self._look_for_free, label("looking for streams that became free"), outages)
+        repeat(self._look_for_new, label("looking for partitions"), outages)
         self.add(names)
 
     def add(self, names: Iterable[str]) -> None:
-        """Follow these streams, too."""
+        """Follow further streams."""
         for name in names:
             if name not in self.streams and not self.shared.is_stopping:
                 stream = self.streams[name] = CollectedStream(self, name)
@@ -68,30 +68,30 @@ class Following:
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
-        self.shared.stir()
+        self.shared.notify()
 
     @property
     def is_following(self) -> bool:
-        """Whether any stream is not yet left to others."""
+        """Whether any stream's task still runs."""
         return bool(self._tasks)
 
     def wake(self) -> None:
-        """Have all streams look whether they are still this member's to read."""
+        """Make each stream check whether this member may still read it."""
         for stream in self.streams.values():
             stream.wake()
 
     async def close(self) -> None:
-        """Read nothing more."""
+        """Stop reading."""
         self.reach.close()
         await self.follower.close()
 
-    def _told(self, event: Event) -> None:
-        """Give an event of the follower to the stream it is about: to all streams, where it names none."""
+    def _on_event(self, event: Event) -> None:
+        """Pass a follower's event to its stream, or to all streams if it names none."""
         for stream in self.streams.values() if event.stream is None else [self.streams[event.stream]]:
-            stream.came(event)
+            stream.on_event(event)
 
     async def _look_for_free(self) -> float:
-        """Have those asked for again that nobody else follows."""
+        """Wake the streams that no other member follows any more."""
         shared = self.shared
         if any(stream.is_standing_by for stream in self.streams.values()) and not shared.is_stopping:
             held = await shared.loop.ask(shared.store.held, shared.member)
@@ -102,23 +102,23 @@ class Following:
         return STANDBY_S
 
     async def _look_for_new(self) -> float:
-        """Follow new partitions, too."""
+        """Follow new partitions."""
         self.add(await self.shared.loop.ask(self._look))
         return PARTITIONS_S
 
-    # --- what is asked, in threads ------------------------------------------------------------------------------------
+    # --- questions, in threads ----------------------------------------------------------------------------------------
 
     def _look(self) -> list[str]:
         return self._named.find()
 
     def begin(self, stream: str, member: int, initial: int | None) -> tuple[int, Followed | None]:
-        """Follow a stream, if no other member does: where to begin if it is new, and the store's `follow`."""
+        """Follow a stream unless another member does; return where it begins if new, and the store's answer."""
         if initial is None:
             initial = self._named.initial(self.follower.reader().bounds(stream))
         return initial, self.shared.store.follow(member, stream, initial)
 
     def find_again(self, stream: str, member: int) -> None:
-        """Go on behind the last message that is as it was collected; from the stream's beginning where none is."""
+        """Set the position behind the last message that is unchanged, or to the stream's beginning if there is none."""
         store, reader = self.shared.store, self.follower.reader()
         bounds = ends_of_known(reader, stream)
         agreed = last_agreed(reader, stream, bounds, partial(store.last_collected, stream))
@@ -131,12 +131,12 @@ class Following:
 
 
 class CollectedStream:
-    """One stream, for as long as the collector runs: another member's, or followed here.
+    """One stream for as long as the collector runs, followed here or by another member.
 
     Attributes:
-        name: The stream's.
-        is_standing_by: Whether another member follows it, as far as is known.
-        is_attached: Whether it is read here, and is the one that was collected.
+        name: Its name.
+        is_standing_by: Whether another member follows it, as far as this one knows.
+        is_attached: Whether it is read here, and was recognised as the stream that was collected before.
     """
 
     def __init__(self, following: Following, name: str) -> None:
@@ -145,35 +145,35 @@ class CollectedStream:
         self._following = following
         self._shared = following.shared
         self._follower = following.follower
-        self._who = self._shared.who(f"following stream {name!r}")
+        self._who = self._shared.label(f"following stream {name!r}")
         self._pauses = Pauses()
         self._woken = asyncio.Event()
         self._events: deque[Event] = deque()
         self._next_offset = 0
         self._is_read = self._was_followed = False
 
-    # --- what it is told ----------------------------------------------------------------------------------------------
+    # --- from the follower and the loop -------------------------------------------------------------------------------
 
-    def came(self, event: Event) -> None:
-        """Take an event of the follower's; it is given back by `done` when nothing of it is needed any more."""
+    def on_event(self, event: Event) -> None:
+        """Queue a follower's event; `done` releases it later."""
         if self._is_read:
             self._events.append(event)
             self._woken.set()
 
     def wake(self) -> None:
-        """Look what has changed."""
+        """Make the task check what has changed."""
         self._woken.set()
 
-    # --- what it does -------------------------------------------------------------------------------------------------
+    # --- the task -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow it until the collector stops, again after whatever ended that."""
+        """Follow the stream until the collector stops, whatever interrupts that."""
         while not self._shared.is_stopping:
             try:
                 pause_s = await self._follow()
             except Abandoned:
                 return
-            except Exception as error:  # noqa: BLE001 - whatever it was, the stream is followed again
+            except Exception as error:  # noqa: BLE001 - logged, and followed again
                 pause_s = self._pause_after(error)
             await self._rest(pause_s)
 
@@ -184,7 +184,7 @@ class CollectedStream:
                     await self._wait()
 
     async def _follow(self) -> float:
-        """Follow it once, as soon as no other member does; gives the seconds until it is tried again."""
+        """Follow the stream as soon as no other member does; return the seconds before the next attempt."""
         shared, initial = self._shared, None
         while True:
             if shared.is_stopping or shared.is_cut_off:
@@ -201,7 +201,7 @@ class CollectedStream:
             if await self._read(member, followed):
                 await self._find_again(member)
         finally:
-            # It is left to others before that is said; a member that was abandoned leaves all that it followed.
+            # Release it before the error is reported. An abandoned member leaves all its streams by itself.
             if not shared.abandoned.is_set():
                 await shared.loop.ask(shared.store.unfollow, member, self.name)
         self._pauses = Pauses()
@@ -212,14 +212,14 @@ class CollectedStream:
         self._woken.clear()
 
     def _is_over(self, member: int) -> bool:
-        """Whether it is not this member's to read any more."""
+        """Whether this member may not read it any more."""
         shared = self._shared
         return shared.is_stopping or shared.is_cut_off or shared.member != member
 
     async def _read(self, member: int, followed: Followed) -> bool:
-        """Take what comes; whether it ended as the stream is another one now."""
+        """Read and store; return whether it ended because the stream is another one now."""
         if not followed.is_new and not self._was_followed:
-            # What was given as `start` does not count: said once.
+            # `start` has no effect here: log that once.
             text = "collector %r: going on with stream %r at %d, where it was; start is for streams it never followed"
             logger.info(text, self._shared.store.name, self.name, followed.next_offset)
         self._is_read = self._was_followed = True
@@ -235,7 +235,7 @@ class CollectedStream:
                     continue
                 event = self._events.popleft()
                 if isinstance(event, Attached) and not self.is_attached:
-                    # Once: a connection may be replaced meanwhile.
+                    # Only the first time: connections may be replaced while it is read.
                     self._attached()
                 elif isinstance(event, Replaced):
                     self._warn("stream %r was deleted and declared again: what it has now is collected", self.name)
@@ -245,7 +245,7 @@ class CollectedStream:
                     places = {"from": event.from_offset, "to": event.to_offset}
                     self._warn(text, event.from_offset, event.to_offset - 1, self.name, **places)
                 elif isinstance(event, Failed):
-                    # Another member may read it, meanwhile.
+                    # Another member may be able to read it.
                     raise event.error
             return False
         finally:
@@ -255,25 +255,28 @@ class CollectedStream:
             self._events.clear()
 
     def _attached(self) -> None:
-        """It is the one that was collected: take what comes."""
+        """Note that the stream is the one that was collected before."""
         self.is_attached = True
         self._shared.outages.over(self._who)
         text = "collector %r: following stream %r from %d on"
         logger.info(text, self._shared.store.name, self.name, self._next_offset)
 
     async def _take(self, member: int) -> None:
-        """Store what has come, as there is room; the position moves with it."""
-        shared, events, messages = self._shared, list[Records](), list[Collected]()
+        """Store the records that have arrived, as there is room, and move the position with them."""
+        shared, events, messages = self._shared, deque[Records](), list[Collected]()
         try:
-            await self._describe(events, messages)
-            await shared.gather(len(messages))
-            await self._describe(events, messages)
-            while messages and not self._is_over(member):
+            while True:
+                await self._describe(events, messages)
+                await shared.gather(len(messages))
+                # Also behind those that had no room: what is stored then ends where the room ends.
+                await self._describe(events, messages)
+                if not messages or self._is_over(member):
+                    return
                 lot = Lot(self.name, self._next_offset)
                 del messages[: lot.take(shared.core, messages)]
-                if not messages:
-                    # More may come while these are stored.
-                    self._follower.done(*events)
+                while events and (not messages or events[0].batch.last_offset < messages[0].place.offset):
+                    # Let more arrive while these are stored.
+                    self._follower.done(events.popleft())
                 if lot.last is None:
                     await shared.changed()
                     continue
@@ -283,8 +286,8 @@ class CollectedStream:
         finally:
             self._follower.done(*events)
 
-    async def _describe(self, events: list[Records], messages: list[Collected]) -> None:
-        """Take the records that have come, as many as are stored together."""
+    async def _describe(self, events: deque[Records], messages: list[Collected]) -> None:
+        """Describe queued records, as many as go into one transaction."""
         type_of = self._following.type_of
         while len(messages) < TAKE_MESSAGES and self._events and isinstance(event := self._events[0], Records):
             self._events.popleft()
@@ -292,11 +295,11 @@ class CollectedStream:
             if type_of is type_of_property:
                 messages += _described(event.batch, type_of)
             else:
-                # A function of the application's may take its time.
+                # The application's function may be slow.
                 messages += await self._shared.loop.ask(_described, event.batch, type_of)
 
     async def _find_again(self, member: int) -> None:
-        """Places mean something else from now on: what lay there before is consumed first."""
+        """Find out where both streams agree, once every message held of the old one was consumed."""
         shared = self._shared
         while shared.core.holds_of(self.name):
             if self._is_over(member):
@@ -305,9 +308,9 @@ class CollectedStream:
         await shared.loop.ask(self._following.find_again, self.name, member)
 
     def _pause_after(self, error: Exception) -> float:
-        """Say what ended it; gives the seconds until it is tried again."""
+        """Log why following ended; return the seconds before the next attempt."""
         if isinstance(error, Conflict):
-            # Another member came between: nothing is wrong.
+            # Another member follows the stream: nothing is wrong.
             logger.info("%s begins anew: %s", self._who, ended(error))
         else:
             self._shared.outages.failed(self._who, error)

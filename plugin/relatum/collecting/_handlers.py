@@ -1,4 +1,4 @@
-"""Who is told of outcomes; and whether what runs now is an executor or a handler that a collector has called."""
+"""Result handlers; and whether the running code was called by a collector, as an executor or a handler."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("relatum.collector")
 
 Handler = Callable[[Outcome], object]
-"""Is called with an outcome: first `collected`, later the final one. With asyncio it may be a coroutine function."""
+"""Called with an outcome: first `collected`, later the final one. With asyncio it may be a coroutine function."""
 
 
 class Handlers:
@@ -33,7 +33,7 @@ class Handlers:
         self._of_message: dict[str, list[Handler]] = {}
 
     def register(self, handler: Handler, *, type: str | None = None, message_id: str | None = None) -> None:  # noqa: A002
-        """Add a handler: of a message, of a type, or of everything. One of a message goes after its final outcome."""
+        """Add a handler of a message, of a type, or of all. That of a message is removed with its final outcome."""
         with self._lock:
             if message_id is not None:
                 self._of_message.setdefault(message_id, []).append(handler)
@@ -43,24 +43,21 @@ class Handlers:
                 self._of_all.append(handler)
 
     def is_wanted(self, type: str) -> bool:  # noqa: A002
-        """Whether outcomes of a type may have a handler; cheap, so that nothing is made that nobody hears."""
+        """Whether any handler may want outcomes of a type. Cheap: without one, no outcome is made."""
         return bool(self._of_all or self._of_message or type in self._of_type)
 
-    def tell(self, outcomes: Iterable[Outcome]) -> None:
-        """Call the handlers of each outcome. One that raises is logged; the others, and all else, go on."""
+    def notify(self, outcomes: Iterable[Outcome]) -> None:
+        """Call the handlers of each outcome. What one raises is logged and affects nothing else."""
         for outcome in outcomes:
             for handler in self._handlers_of(outcome):
                 try:
                     handler(outcome)
                 except BaseException:
-                    # Exits, too: they would end the call that stores, or a worker's, and nothing else.
+                    # Exits included: they would end the call that stores results, and not the program.
                     logger.exception("a result handler failed", extra={"message_id": outcome.message_id})
 
-    async def tell_async(self, outcomes: Iterable[Outcome]) -> None:
-        """Call the handlers of each outcome in the running loop; what they return is awaited where it can be.
-
-        As for `tell`, but that an exit ends the loop, and a cancellation of this task the call.
-        """
+    async def notify_async(self, outcomes: Iterable[Outcome]) -> None:
+        """As `notify`, in the running loop: awaitables are awaited, an exit ends the loop, cancelling ends the call."""
         task = asyncio.current_task()
         assert task is not None, "a task runs this"
         for outcome in outcomes:
@@ -85,7 +82,7 @@ class Handlers:
 def outcome_of(
     collector: str, message: "Collected", result: "Result | None" = None, at: datetime | None = None
 ) -> Outcome:
-    """What handlers are told of a message: after an attempt, or, without a result, when it was stored."""
+    """The outcome that handlers get: with the result of an attempt, or without one when the message was stored."""
     status = OutcomeStatus.COLLECTED if result is None else result.status
     return Outcome(
         message.message_id,
@@ -103,33 +100,33 @@ def outcome_of(
 
 
 @dataclass(slots=True, eq=False)
-class Inside:
-    """A call of an executor or of handlers, which may call their collector: it must not wait for what waits for it.
+class CollectorCall:
+    """A collector's call of an executor or of handlers, which may call the collector, but not wait for themselves.
 
-    `collector` is whose it is; `is_storing` says that storing goes on only after it.
+    `is_storing`: Storing goes on only after this call.
     """
 
     collector: object
     is_storing: bool
 
 
-_current: "ContextVar[Inside | None]" = ContextVar("relatum_collector_call", default=None)
+_current: "ContextVar[CollectorCall | None]" = ContextVar("relatum_collector_call", default=None)
 
 
 @contextmanager
-def inside(collector: object, *, is_storing: bool = False) -> Iterator[None]:
-    """Mark what is called in the block, in this thread and in tasks that it begins for it, until the block is left."""
-    call = Inside(collector, is_storing)
+def collector_call(collector: object, *, is_storing: bool = False) -> Iterator[None]:
+    """Mark the calls that the block makes, in this thread and in tasks that it starts, until it is left."""
+    call = CollectorCall(collector, is_storing)
     token = _current.set(call)
     try:
         yield
     finally:
-        # What goes on with a copy of the context is nobody's call any more.
+        # Tasks that go on with a copy of the context are no such calls any more.
         call.collector = None
         _current.reset(token)
 
 
-def call_of(collector: object) -> Inside | None:
-    """The call of this collector's that runs now; None for code of anybody else's."""
+def current_call(collector: object) -> CollectorCall | None:
+    """The collector's call that is running now; None for other code."""
     call = _current.get()
     return call if call is not None and call.collector is collector else None

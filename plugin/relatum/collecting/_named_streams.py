@@ -1,4 +1,4 @@
-"""What a broker is asked about the streams to follow: which there are, where to begin, and up to where they agree."""
+"""Questions to the broker about the streams to follow: which exist, where to begin, up to where they are unchanged."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,14 +22,11 @@ from relatum.limits import INTEGER_MAX
 from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader
 
 StartAt = Literal["first", "next"] | int
-"""Where to begin with a stream that was never followed: its first message, what is published from now on, an offset."""
+"""Where to begin with a new stream: its first message, the next one to be published, or an offset."""
 
 
 class NamedStreams:
-    """Streams and super streams by their names, where to begin with each, and the stream for dead letters.
-
-    All that asks the broker waits for it.
-    """
+    """Streams and super streams by name, where to begin with each, and the dead-letter stream. Methods block."""
 
     def __init__(
         self, address: BrokerAddress | None, names: Sequence[str], start: StartAt, dead_letters: str | None
@@ -55,18 +52,18 @@ class NamedStreams:
         return names
 
     def open_reader(self) -> StreamReader:
-        """A reader of the broker."""
-        assert self._address is not None, "only what has a broker is read"
+        """Open a reader."""
+        assert self._address is not None, "nothing is read without a broker"
         return StreamReader.open(self._address)
 
     def initial(self, bounds: StreamBounds) -> int:
-        """Where to begin with a stream that was never followed."""
+        """The first offset to read of a stream that was never followed."""
         if self._start == "next":
             return bounds.end
         return bounds.first or 0 if self._start == "first" else self._start
 
     def find(self) -> list[str]:
-        """The streams to follow: those named, or the partitions where the name is a super stream's."""
+        """The streams to follow: each named stream, and the partitions of each named super stream."""
         if self._plain.issuperset(self.names):
             return self.names
         with self.open_reader() as reader:
@@ -77,12 +74,12 @@ class NamedStreams:
             return [name]
         partitions = reader.partitions(name)
         if not partitions and reader.routes("", name) != []:
-            # A stream is no super stream: asked once, since the broker logs an error each time.
+            # A plain stream: do not ask again, as the broker logs an error each time.
             self._plain.add(name)
         return partitions or [name]
 
     def checked(self) -> list[str]:
-        """As `find`; what never becomes a stream is refused. One that is missing, or away, is waited for later."""
+        """As `find`, but refuse queues of other kinds. Streams that are missing or unreachable are waited for later."""
         if self._dead_letters is not None:
             with self.open_reader() as reader:
                 try:
@@ -94,7 +91,7 @@ class NamedStreams:
             with self.open_reader() as reader:
                 for name in names:
                     with suppress(Transient, StreamNotFound, AccessRefused):
-                        # What is a stream needs no second look; what is none is told apart by the other question.
+                        # A stream is known by its partitions' answer; anything else is told apart by its bounds.
                         if reader.routes("", name) == []:
                             reader.bounds(name)
         return names
@@ -106,9 +103,9 @@ def last_agreed(
     bounds: StreamBounds,
     last_collected: Callable[[int], tuple[int, str] | None],
 ) -> int | None:
-    """The offset of the last collected message that lies in a stream as it was collected; None where none does.
+    """The offset of the last collected message that is unchanged in its stream; None if none is.
 
-    Found by halving: what agrees is a prefix. A message agrees by its own `message_id`; one without speaks for nothing.
+    A binary search: the unchanged messages are a prefix. Only a message with a `message_id` can be recognised.
     """
     if bounds.first is None or bounds.last is None:
         return None
@@ -128,7 +125,7 @@ def last_agreed(
 
 
 def _is_there(reader: StreamReader, place: MessageId, message_id: str) -> bool:
-    """Whether the message of that id lies there."""
+    """Whether the stream has the message with this id at this place."""
     (found,) = reader.read_all([place])
     if isinstance(found, Message):
         return id_of(found) == message_id != id_of_place(place)

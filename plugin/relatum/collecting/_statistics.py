@@ -15,11 +15,11 @@ class TypeStatistics:
     """What was counted of one type that has an executor here.
 
     Attributes:
-        collected: Messages stored to be consumed here.
-        outcomes: Messages whose outcome is final, by status: "succeeded", "failed", "dead".
-        retries: Attempts that are followed by another one.
+        collected: Messages that were stored, to be consumed here.
+        outcomes: Messages with a final outcome, by status: "succeeded", "failed", "dead".
+        retries: Failed attempts that are tried again.
         waiting_bulks: Closed bulks that wait for a worker.
-        bulk_s: Seconds from taking a bulk to where its results were stored.
+        bulk_s: Seconds from taking a bulk to storing its results.
     """
 
     collected: Annotated[int, Counter("relatum_collector_collected_total", "Messages stored to be consumed here")]
@@ -40,11 +40,11 @@ class CollectorStatistics:
     """What one member of a collector has counted, and what it holds.
 
     Attributes:
-        types: By the types that have an executor here.
-        held_messages: Messages taken and not settled.
-        held_bytes: Their bytes in memory.
-        passed_over: Messages of types that nobody has an executor of.
-        refused: Messages that `collect` refused: for want of room in time, at the end, or since they cannot be stored.
+        types: By type with an executor here.
+        held_messages: Messages that were taken and are not finished.
+        held_bytes: Their bytes in memory, which count towards `bytes_max`.
+        passed_over: Messages of types without an executor here.
+        refused: Messages that `collect` refused: no room in time, closing, or they cannot be stored.
     """
 
     types: Annotated[Mapping[str, TypeStatistics], Each("type")]
@@ -63,14 +63,14 @@ class TypeCounts:
         self.bulk_s = Histogram()
 
     def settled(self, results: Sequence[Result], seconds: float) -> None:
-        """Count what came of a bulk."""
+        """Count the results of a bulk."""
         self.bulk_s.observe(seconds)
         found = Counts(result.status for result in results)
         self.retries += found.pop(OutcomeStatus.COLLECTED, 0)
         self.outcomes.update({status.value: count for status, count in found.items()})
 
     def statistics(self, waiting_bulks: int) -> TypeStatistics:
-        """What it comes to."""
+        """The counts as statistics."""
         return TypeStatistics(
             collected=self.collected,
             outcomes=dict(self.outcomes),

@@ -1,7 +1,7 @@
-"""A connection of the stream protocol on a loop: never waits; what arrives is given on, what ends it is said once.
+"""A stream-protocol connection on an event loop.
 
-It reads its socket itself: asyncio's transports cannot take over a connection that was logged in over TLS, and the
-loop's `add_reader` costs no copy of what was read.
+It reads its socket itself: asyncio's transports cannot take over a connection that was logged in over TLS, and
+`add_reader` needs no copy.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from relatum.reading import RECEIVE_BYTES, SILENCE_HEARTBEATS, SocketConnection,
 from relatum.wire import frames
 
 READS_AT_ONCE: Final = 8
-"""How often one connection is read before all else has its turn: 2 MiB."""
+"""Reads of one connection before other work has its turn: 2 MiB."""
 
 UNSENT_BYTES_MAX: Final = 1 << 20
-"""Bytes that wait to be sent at most: what does not read for so long is taken for dead."""
+"""Bytes waiting to be sent at most; a broker that does not read them is taken for dead."""
 
 BEAT_S: Final = 1.0
-"""Seconds between two looks at heartbeats: a tenth of one, at least, is what they are late."""
+"""Seconds between two checks of heartbeats."""
 
 _WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Connection:
-    """One connection, logged in, with the streams that are read over it.
+    """A connection that was logged in, with the streams that are read over it.
 
-    `placed` is called with where streams lie, as the subscriptions asked; `lost` once, with why, when it ends by
-    itself, and not after `close`.
+    `placed`: Called with the places of streams that were asked for. `lost`: Called once with the reason if the
+    connection ends by itself, not after `close`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Connection:
             return
         try:
             self._receive()
-        except Exception as error:  # noqa: BLE001 - whatever it was, the other connections go on
+        except Exception as error:  # noqa: BLE001 - the other connections go on
             self._end(error)
 
     def _receive(self) -> None:
@@ -83,7 +83,7 @@ class Connection:
                 self._placed(self, places)
             if not self._is_open or self._is_paused:
                 return
-            # What TLS has unpacked already makes no descriptor ready.
+            # Bytes that TLS has decrypted already do not make the socket readable.
             if count < RECEIVE_BYTES and not self._has_pending():
                 return
         if self._has_pending():
@@ -93,7 +93,7 @@ class Connection:
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def flush(self) -> None:
-        """Send what there is to send, as far as that goes now."""
+        """Send as much of the outgoing bytes as the socket takes."""
         if self._is_open:
             try:
                 self._send()
@@ -119,10 +119,10 @@ class Connection:
             else:
                 self._loop.remove_writer(self._socket)
 
-    # --- its owner ----------------------------------------------------------------------------------------------------
+    # --- control ------------------------------------------------------------------------------------------------------
 
     def pause(self, is_paused: bool) -> None:
-        """Read no more for now, or again: the broker sends no more to who does not read."""
+        """Stop or resume reading; TCP then slows the broker down."""
         if not self._is_open or is_paused == self._is_paused:
             return
         self._is_paused, now = is_paused, time.monotonic()
@@ -130,14 +130,14 @@ class Connection:
             self._paused_at = now
             self._loop.remove_reader(self._socket)
             return
-        # While nothing is read, nothing says that the broker is silent.
+        # A pause is no silence of the broker.
         self._received_at += now - self._paused_at
         self._loop.add_reader(self._socket, self._read)
         if self._has_pending():
             self._loop.call_soon(self._read)
 
     def _beat(self) -> None:
-        """Send a heartbeat where one is due; end where nothing came for too long."""
+        """Send a heartbeat if one is due; end the connection if nothing arrived for too long."""
         self._beating = self._loop.call_later(BEAT_S, self._beat)
         now, heartbeat_s = time.monotonic(), self._session.heartbeat_s
         if not heartbeat_s:
@@ -158,13 +158,13 @@ class Connection:
         self._beating.cancel()
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
-        # A last word: the answer to the broker's Close, or a Close.
+        # The answer to the broker's Close, or a Close.
         with contextlib.suppress(OSError, ValueError):
             self._socket.send(bytes(self._unsent + self._session.take_outgoing()))
         self._connection.abandon()
 
     def close(self) -> None:
-        """Say goodbye, best effort, and close."""
+        """Send Close, best effort, and close."""
         if self._is_open:
             self._session.leave()
             self._drop()

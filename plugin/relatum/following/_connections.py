@@ -1,7 +1,7 @@
-"""The connections that streams are read over: up to 256 on a connection, and a connection for each node that has some.
+"""The connections that streams are read over: up to 256 streams each, and at least one for each node that is read.
 
-A stream is asked for where the follower is connected first. Only where it has no replica there, it is asked where it
-lies (many streams in one question), and read from a node that has one.
+Streams are subscribed to on the node that is connected first. If that has no replica of a stream, the stream's places
+are asked for (many streams in one question), and it is read from a node that has one.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from relatum.following._followed import Followed
 
 SPREAD_MAX: Final = 6
-"""Connections that streams are spread over where those of one wait for each other: eight, with two to ask by."""
+"""Connections that streams are spread over if they delay each other: eight, with two for questions."""
 
 SETTLED_S: Final = 5.0
-"""Seconds that a connection, or the following of a stream, lasts before the pauses after failures begin anew."""
+"""Seconds after which a connection, or the reading of a stream, counts as settled: pauses start small again."""
 
 
 class Node:
-    """A node of the broker (None: the one that is connected first): its connections, and who waits for one."""
+    """A node of the broker (None: the one that is connected first), its connections, and the streams that wait."""
 
     def __init__(self, where: Broker | None) -> None:
         self.where = where
@@ -38,12 +38,12 @@ class Node:
         self.out_until = 0.0
 
     def roomiest(self) -> Connection | None:
-        """The connection that has most room; None where none has any."""
+        """The connection with most room; None if none has any."""
         found = max(self.connections, key=lambda each: each.subscriptions.room, default=None)
         return found if found is not None and found.subscriptions.room > 0 else None
 
     async def wait(self) -> None:
-        """Wait until a connection was opened; raises why none was."""
+        """Wait until a connection was opened; raise the reason if that failed."""
         opened = asyncio.get_running_loop().create_future()
         self.waiting.add(opened)
         try:
@@ -52,14 +52,17 @@ class Node:
             self.waiting.discard(opened)
 
     def wake(self, error: Exception | None = None) -> None:
-        """Let the streams that wait go on, or raise an error there."""
+        """Resume the waiting streams, or raise an error there."""
         for each in self.waiting:
             if not each.done():
                 each.set_result(None) if error is None else each.set_exception(error)
 
 
 class Connections:
-    """The connections of a follower. `away` is called with why nothing can be read, `back` when it can."""
+    """The connections of a follower.
+
+    `away`: Called with the reason if no stream can be read. `back`: Called when they can again.
+    """
 
     def __init__(
         self,
@@ -85,10 +88,10 @@ class Connections:
         self._dirty: dict[Connection, None] = {}
         self._is_paused = self._is_closed = False
         self.is_away = False
-        """Whether no stream can be read now, as was told."""
+        """Whether no stream can be read now, as was reported."""
 
     def __len__(self) -> int:
-        # Also asked by the thread that tells metrics.
+        # Also called by the thread that exports metrics.
         return sum(len(node.connections) for node in list(self._nodes.values()))
 
     def _node(self, where: Broker | None) -> Node:
@@ -96,10 +99,10 @@ class Connections:
             self._nodes[where] = Node(where)
         return self._nodes[where]
 
-    # --- what is asked for --------------------------------------------------------------------------------------------
+    # --- subscriptions ------------------------------------------------------------------------------------------------
 
     async def subscribe(self, followed: "Followed") -> Subscription:
-        """Subscribe over a connection to the stream's node that has room, as soon as there is one."""
+        """Subscribe over a connection to the stream's node, once one has room."""
         node = self._node(followed.node)
         while True:
             connection = node.roomiest()
@@ -121,13 +124,13 @@ class Connections:
             self._touch(connection)
 
     def grant(self, subscription: Subscription) -> None:
-        """Grant a subscription what credit there is."""
+        """Grant a subscription its available credit."""
         connection = subscription.connection
         if connection is not None and connection.subscriptions.grant(subscription):
             self._touch(connection)
 
     async def other_node(self, stream: str) -> Broker:
-        """Another node that has a stream and can be reached; it is asked for many streams at once."""
+        """Find another reachable node that has a stream; one question serves many streams."""
         if not self._home.connections:
             raise Interrupted
         asked = self._misplaced[stream] = asyncio.get_running_loop().create_future()
@@ -153,7 +156,7 @@ class Connections:
                 asked.set_result(places)
 
     def pause(self, is_paused: bool) -> None:
-        """Read nothing for now, or again."""
+        """Stop or resume reading."""
         self._is_paused = is_paused
         for node in self._nodes.values():
             for connection in node.connections:
@@ -167,10 +170,10 @@ class Connections:
             for connection in connections:
                 connection.close()
 
-    # --- what is sent -------------------------------------------------------------------------------------------------
+    # --- sending ------------------------------------------------------------------------------------------------------
 
     def _touch(self, connection: Connection) -> None:
-        """Send what is to be sent, once for all that comes up in this turn of the loop."""
+        """Flush a connection at the end of this turn of the loop."""
         if not self._dirty:
             asyncio.get_running_loop().call_soon(self._flush)
         self._dirty[connection] = None
@@ -179,7 +182,7 @@ class Connections:
         connections, self._dirty = self._dirty, {}
         names, self._unasked = self._unasked, []
         for start in range(0, len(names), PLACES_AT_ONCE):
-            # Whoever asked is interrupted where there is none.
+            # Without a connection, the streams that asked were interrupted.
             for home in self._home.connections[:1]:
                 home.subscriptions.ask_places(names[start : start + PLACES_AT_ONCE])
         for connection in connections:
@@ -189,7 +192,7 @@ class Connections:
     # --- connections --------------------------------------------------------------------------------------------------
 
     def _open(self, node: Node) -> None:
-        """Have another connection opened, unless there are as many as there may be: that is raised."""
+        """Start to open another connection; raise if there are `connections_max` already."""
         if node.is_opening or self._is_closed:
             return
         if len(self) >= self._connections_max + sum(each.subscriptions.is_worn for each in node.connections):
@@ -201,7 +204,7 @@ class Connections:
         self._loop.spawn(self._connect(node))
 
     async def _connect(self, node: Node) -> None:
-        """Open a connection; to the node that is connected first as often as it takes."""
+        """Open a connection; for the node that is connected first, retry until that succeeds."""
         try:
             while True:
                 pause_s, node.pause_s = node.pause_s, 0.0
@@ -210,7 +213,7 @@ class Connections:
                     return
                 try:
                     self._use(node, await self._link(node.where))
-                except Exception as error:  # noqa: BLE001 - told, and tried again
+                except Exception as error:  # noqa: BLE001 - reported, and retried
                     self._not_opened(node, error)
                 if not node.pause_s:
                     return
@@ -221,11 +224,11 @@ class Connections:
         if self._is_closed:
             return
         if node.roomiest() is not None:
-            # It was only to spread them, and the broker may let no more in.
+            # It was to spread streams only; the broker may limit connections.
             self._spread_max = len(self)
             node.wake()
         elif node.where is not None:
-            # It may advertise a name that only it knows: the streams are looked for elsewhere.
+            # It may advertise a name that does not resolve here: look for other replicas.
             node.out_until = time.monotonic() + OUT_OF_REACH_S
             node.wake(error)
         else:
@@ -244,13 +247,13 @@ class Connections:
         self._back()
         connection.pause(self._is_paused)
         for worn in [each for each in node.connections if each.subscriptions.is_worn]:
-            # The broker holds too many files open for it.
+            # The broker keeps too many files open for it.
             self._forget(node, worn)
             worn.close()
         node.wake()
 
     def _lost(self, node: Node, connection: Connection, error: Exception) -> None:
-        """A connection has ended by itself."""
+        """Note that a connection has ended by itself."""
         if connection not in node.connections:
             return
         if time.monotonic() - connection.opened_at >= SETTLED_S:
@@ -258,12 +261,12 @@ class Connections:
         node.pause_s = node.pauses.after(error)
         self._forget(node, connection)
         if node is self._home and not node.connections:
-            # Told once, of the last connection that the broker takes along.
+            # Reported once, with the last connection.
             self.is_away = True
             self._away(error)
 
     def _forget(self, node: Node, connection: Connection) -> None:
-        """Read over a connection no more: its streams wait for another one."""
+        """Remove a connection; its streams wait for another one."""
         node.connections.remove(connection)
         self._dirty.pop(connection, None)
         connection.subscriptions.interrupt()

@@ -1,4 +1,4 @@
-"""What is given to the owner, of many streams: in order for each stream, in turn among them, bounded in bytes."""
+"""Delivering events to the owner: in order for each stream, streams in turn, with bounded bytes."""
 
 import asyncio
 import logging
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
 logger = logging.getLogger("relatum.follower")
 
 RECORD_BYTES: Final = 64
-"""Bytes that a record takes in memory beside its own, about."""
+"""Bytes of memory that a record takes beside its own, about."""
 
 PIECE_RECORDS: Final = 512
-"""Records of one piece at most: some milliseconds' work for the owner, whose loop has other streams, and a lease."""
+"""Records of a piece at most: a few milliseconds of work in a loop that has other streams, and a lease to renew."""
 
 TURN_S: Final = 0.02
-"""Seconds after which giving lets the loop's other work have its turn: a lease has to be renewed in time."""
+"""Seconds after which delivering yields to the loop's other work, such as renewing a lease."""
 
 GIVEN_BYTES: Final = 8 << 20
-"""Bytes of one stream, as they are unpacked, that the owner has at once, about: two large pieces. A chunk may unpack to
-a thousand times its size."""
+"""Unpacked bytes of one stream that the owner has at once, about: two large pieces. A chunk may unpack to a thousand
+times its size."""
 
 RESUMES_AT: Final = 0.75
-"""Part of the bytes that may be held at which reading goes on after a pause."""
+"""Share of `bytes_max` below which reading resumes after a pause."""
 
 AFTER_DEFECT_S: Final = 1.0
-"""Seconds before an event is given again that the owner raised at."""
+"""Seconds before an event is delivered again at which the owner raised."""
 
 STREAMS: Final = 16
-"""Streams of which something came in one window, from which on the next one is waited for: each turn of the loop, and
-of what is behind it, costs more than a small chunk does."""
+"""Streams with chunks in one window from which on reading pauses: a turn of the loop and of the owner costs more than a
+small chunk."""
 
 BYTES: Final = 1 << 20
-"""Bytes that came in one window from which on nothing is waited for: those are large turns by themselves."""
+"""Bytes in one window from which on reading does not pause, as turns are large already."""
 
 
-class Held:
-    """A chunk, split and unpacked piece by piece as it is given: what waits has the size that was sent.
+class HeldChunk:
+    """A chunk that was read. It is split and unpacked piece by piece as it is delivered, so it waits at its sent size.
 
-    Records before `begin` are not given; `out` pieces were, and the owner is not done with them; `is_cut` says that
-    there is no other to give.
+    `begin`: Earlier records are not delivered. `out`: Pieces that were, and that the owner is not done with. `is_cut`:
+    No piece is left.
     """
 
     def __init__(self, chunk: Chunk, followed: "Followed", subscription: "Subscription") -> None:
@@ -64,12 +64,12 @@ class Held:
         self._pieces: Iterator[RecordBatch] | None = None
 
     def at(self, offset: int) -> Message | None:
-        """The message at an offset; None where none is held."""
+        """The message at an offset; None if the chunk has none."""
         record = record_at(self._chunk, offset)
         return None if record is None else Message.from_record("", offset, record, self._chunk.time_ms)
 
     def piece(self) -> tuple[RecordBatch, int] | None:
-        """The next piece and the bytes it takes; None where there is no other, as `is_cut` says with the last one."""
+        """The next piece, and the bytes it takes; None if there is none. Sets `is_cut` with the last one."""
         if self._pieces is None and self.begin <= self.first_offset and self._chunk.record_count <= PIECE_RECORDS:
             records = small_records(self._chunk)
             if records is not None:
@@ -83,7 +83,7 @@ class Held:
 
     def _cut(self) -> Iterator[RecordBatch]:
         for first, records in split(self._chunk):
-            # What cannot be unpacked is no work, and passed over as a whole.
+            # Records that cannot be unpacked cost nothing, and are passed over as a whole.
             most = len(records) if UnreadableRecord in set(map(type, records)) else PIECE_RECORDS
             start = max(0, self.begin - first)
             while start < len(records):
@@ -95,22 +95,21 @@ class Held:
         return RecordBatch(self.followed.stream, first, offsets, records, chunk.time_ms, chunk.epoch)
 
 
-class Given:
-    """A piece that was given, with the bytes it takes unpacked: what `done` releases, once."""
+class DeliveredPiece:
+    """A piece that was delivered, and its unpacked bytes. `done` releases it, once."""
 
     __slots__ = ("bytes", "held", "is_done")
 
-    def __init__(self, held: Held, bytes_: int) -> None:
+    def __init__(self, held: HeldChunk, bytes_: int) -> None:
         self.held = held
         self.bytes = bytes_
         self.is_done = False
 
 
 class Gathering:
-    """Judges, by what came in the last window of time, whether reading pauses until the next one ends.
+    """Decides by the chunks of the last window of time whether reading pauses until the next one ends.
 
-    So what many streams bring is read, given and committed together. A few streams, and a lone message, are read at
-    once.
+    So chunks of many streams are read, delivered and committed together; those of few streams are read at once.
     """
 
     def __init__(self, gather_s: float) -> None:
@@ -120,15 +119,15 @@ class Gathering:
         self._until = 0.0
         self._is_pausing = False
 
-    def came(self, followed: "Followed", bytes_: int) -> None:
-        """Something came of a stream."""
+    def note(self, followed: "Followed", bytes_: int) -> None:
+        """Note a chunk of a stream."""
         self._bytes += bytes_
         if followed.window != self._window:
             followed.window = self._window
             self._streams += 1
 
     def pause_s(self) -> float:
-        """Seconds for which nothing is to be read; asked after each turn."""
+        """Seconds to read nothing; asked after each turn."""
         if not self._gather_s:
             return 0.0
         now = time.monotonic()
@@ -140,10 +139,10 @@ class Gathering:
         return self._until - now if self._is_pausing else 0.0
 
 
-class Giving:
-    """What was read and is to be given, and what was given and is held: `bytes` in `count` chunks.
+class Delivery:
+    """What was read and is not released yet, delivered or not: `bytes` in `count` chunks.
 
-    `pause` is called to read nothing for now, or again: where too much is held, and where reading gathers.
+    `pause`: Called to stop reading, or to resume: if too much is held, and while chunks are gathered.
     """
 
     def __init__(
@@ -162,23 +161,23 @@ class Giving:
         self.bytes = self.count = self.records = 0
         self.told: Counter[type[Event]] = Counter()
 
-    # --- what is held -------------------------------------------------------------------------------------------------
+    # --- held chunks --------------------------------------------------------------------------------------------------
 
-    def hold(self, held: Held) -> None:
-        """Count what was read."""
+    def hold(self, held: HeldChunk) -> None:
+        """Count a chunk that was read."""
         self.bytes += held.bytes
         self.count += 1
-        self._gathering.came(held.followed, held.bytes)
+        self._gathering.note(held.followed, held.bytes)
         if self.bytes >= self._bytes_max and not self._is_full:
             self._is_full = True
             self._pause(True)
 
-    def drop(self, held: Held) -> None:
-        """Give no more of it; it is released when the owner is done with what was given."""
+    def drop(self, held: HeldChunk) -> None:
+        """Deliver no more of a chunk; it is released once the owner is done with delivered pieces."""
         held.is_cut = True
         self._let_go(held)
 
-    def _let_go(self, held: Held) -> None:
+    def _let_go(self, held: HeldChunk) -> None:
         if held.out or not held.is_cut or held.is_released:
             return
         held.is_released = True
@@ -194,7 +193,7 @@ class Giving:
         touched: dict[Followed, None] = {}
         for event in events:
             if isinstance(event, Records):
-                given: Given = event.held
+                given: DeliveredPiece = event.held
                 if not given.is_done:
                     touched[given.held.followed] = None
                     self._end_given(given)
@@ -202,31 +201,31 @@ class Giving:
             self._queue(followed)
             followed.grant()
 
-    def _end_given(self, given: Given) -> None:
+    def _end_given(self, given: DeliveredPiece) -> None:
         given.is_done = True
         given.held.out -= 1
         given.held.followed.given_bytes -= given.bytes
         self._let_go(given.held)
 
-    # --- in turn ------------------------------------------------------------------------------------------------------
+    # --- turns --------------------------------------------------------------------------------------------------------
 
-    def put(self, followed: "Followed", item: Event | Held) -> None:
-        """Give something when the stream has its turn, behind what it has already."""
+    def put(self, followed: "Followed", item: Event | HeldChunk) -> None:
+        """Queue an event or a chunk of a stream."""
         if not followed.is_over:
             followed.items.append(item)
             self._queue(followed)
-        elif isinstance(item, Held):
+        elif isinstance(item, HeldChunk):
             self.drop(item)
 
     def put_for_all(self, event: Event) -> None:
-        """Give something that is about no stream, soon."""
+        """Deliver an event that names no stream."""
         asyncio.get_running_loop().call_soon(self._tell, event)
 
     def forget(self, followed: "Followed") -> None:
-        """Give nothing of what a stream has."""
+        """Drop everything queued of a stream."""
         items, followed.items = followed.items, deque()
         for item in items:
-            if isinstance(item, Held):
+            if isinstance(item, HeldChunk):
                 self.drop(item)
 
     def _queue(self, followed: "Followed") -> None:
@@ -264,7 +263,7 @@ class Giving:
 
     def _give_next(self, followed: "Followed") -> None:
         item = followed.items[0]
-        if not isinstance(item, Held):
+        if not isinstance(item, HeldChunk):
             followed.items.popleft()
             self._give_event(followed, item)
             return
@@ -280,20 +279,20 @@ class Giving:
             followed.grant()
             return
         batch, bytes_ = piece
-        given = Given(item, bytes_)
+        given = DeliveredPiece(item, bytes_)
         item.out += 1
         followed.given_bytes += bytes_
         item.begin = batch.last_offset + 1
         defect = self._tell(Records(followed.stream, followed.number, batch, given))
         if defect is None:
-            followed.gave(batch)
+            followed.note_delivered(batch)
         else:
             if not given.is_done:
                 self._end_given(given)
             followed.begin_anew(batch.first_offset, defect)
 
     def _tell(self, event: Event) -> Exception | None:
-        """Give an event; what the owner raised is logged, and returned."""
+        """Call the owner with an event; log and return what it raises."""
         if isinstance(event, Records):
             self.records += len(event.batch)
         else:
@@ -301,12 +300,12 @@ class Giving:
         try:
             self._on_event(event)
         except Exception as error:
-            logger.exception("what a follower told its owner met a defect there, and is told again")
+            logger.exception("a follower's owner raised at an event, which is delivered again")
             return error
         return None
 
     def _give_event(self, followed: "Followed", event: Event) -> None:
-        """Give an event that is no records; once more where the owner raised."""
+        """Deliver an event other than records, again if the owner raises."""
         defect = self._tell(event)
         if defect is None or isinstance(event, Failed | Records):
             return

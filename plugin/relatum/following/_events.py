@@ -1,7 +1,4 @@
-"""What a follower tells of streams: values, each with one meaning.
-
-Each has the stream, and `following`: the number that `follow` gave.
-"""
+"""The events of a follower. Each has the stream's name, and in `following` the number that `follow` returned."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +8,10 @@ from relatum.reading import Agreement, Position, RecordBatch, StreamBounds
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """The stream is followed, for the first time or again, and is the one that is known.
+    """The stream is read, for the first time or again, and is the known one.
 
     Attributes:
-        next_offset: Where the next record lies, or behind it.
+        next_offset: The next record's offset, or a smaller one.
     """
 
     stream: str
@@ -24,26 +21,26 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Consecutive records, none of them given before.
+    """Consecutive records that were not delivered before.
 
     Attributes:
-        batch: The records, as `StreamReader.batches` gives them.
+        batch: The records, as in `StreamReader.batches`.
     """
 
     stream: str
     following: int
     batch: RecordBatch
     held: Any = field(repr=False, compare=False)
-    """What `done` releases; nobody else's business."""
+    """For `StreamFollower.done` only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Retention has taken what lay at these offsets before it was read; the broker was asked.
+    """Retention dropped records before they were read, as the broker confirmed.
 
     Attributes:
-        from_offset: The first offset that was to be read.
-        to_offset: Where records go on.
+        from_offset: The first missing offset.
+        to_offset: The offset where records go on.
     """
 
     stream: str
@@ -54,14 +51,14 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The stream is not what was read of it, surely: it lost its end, or is another one of that name.
+    """The stream is proven to differ from what was read: it lost its end, or was declared again.
 
-    Nothing more is given of this following.
+    The last event of this following.
 
     Attributes:
-        known: What it was known by.
-        found: `OTHER` where something else lies there, `ENDS_BEFORE` where its leader says that it ends before.
-        bounds: Its ends, where they were asked for.
+        known: The position it was known by.
+        found: `OTHER` if another message has that offset, `ENDS_BEFORE` if the leader says that the stream ends before.
+        bounds: Its ends, if they were asked for.
     """
 
     stream: str
@@ -73,10 +70,10 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """All that a node has was given: once after each `Attached`. The node may lag, so this is no stream's end.
+    """All that a node has was delivered; once after each `Attached`. The node may lag: this is not the stream's end.
 
     Attributes:
-        next_offset: Where the next record lies, or behind it.
+        next_offset: The next record's offset, or a smaller one.
     """
 
     stream: str
@@ -86,9 +83,9 @@ class CaughtUp:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A try to follow has failed; it is tried again, for ever, after pauses that grow.
+    """Reading failed. The follower retries for ever, after growing pauses.
 
-    Where no stream can be followed, as the broker is away or lets nobody in, it names no stream, and following 0.
+    If no stream can be read, as the broker is away or refuses the login, `stream` is None and `following` 0.
     """
 
     stream: str | None

@@ -1,14 +1,14 @@
-"""One stream that is followed: whether it is still the one that is known, and how far it is.
+"""One followed stream: how far it was read, and whether it is still the known one.
 
-Where something is known of a stream, reading begins at that message and not behind it: the first thing that is read
-says whether it is the same stream, with no question of its own. What is read can prove that it is (the message lies
-there) or that it is not (another one does). All else is doubt, and the stream's leader is asked:
+If a message of the stream is known, reading begins at that message and not behind it. So the first chunk tells, without
+a further question, whether it is the same stream: the message is there, or another one is. Otherwise the stream's
+leader is asked:
 
-- nothing comes, or only what lies before: the node lags behind, or the stream lost its end, or was declared anew;
-- it begins behind what is known, or behind what was to be read next: retention took it, or the stream has a gap in
-  good health, or is another one.
+- if nothing arrives, or only earlier records: the node lags, or the stream lost its end or was declared again;
+- if reading begins behind the known message, or behind the next one: retention dropped it, or the stream has a gap, or
+  is another one.
 
-While an answer is awaited, what comes waits.
+Until the answer, chunks that arrive are queued.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from relatum.errors import StreamNotHere, StreamUnavailable
 from relatum.following._connections import SETTLED_S
-from relatum.following._delivery import Held
+from relatum.following._delivery import HeldChunk
 from relatum.following._events import Attached, CaughtUp, Event, Hole, Replaced
 from relatum.following._subscriptions import Ended, Interrupted, Subscription
 from relatum.reading import Agreement, Broker, Message, Position, RecordBatch, StreamBounds, position_of
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from relatum.following._follower import StreamFollower
 
 RECORD_KEPT_BYTES: Final = 4 << 10
-"""Bytes of a stream's last record up to which it is kept, to be known again; of a larger one its sum is."""
+"""Bytes up to which a stream's last record is kept as it is, to recognise the stream by; of larger ones the sum is."""
 
 
 class Finding(NamedTuple):
-    """How a stream stands to what is known of it, and where it begins and ends, each where it was asked for."""
+    """Whether a stream agrees with the known message, and its bounds; each None if it was not asked for."""
 
     agreement: Agreement | None
     bounds: StreamBounds | None
 
 
 class Differs(Exception):
-    """The stream is not the one that is known."""
+    """The stream differs from the known one."""
 
     def __init__(self, found: Agreement, bounds: StreamBounds | None) -> None:
         super().__init__(found, bounds)
@@ -51,10 +51,11 @@ class Differs(Exception):
 
 
 class Followed:
-    """A following: what was read and put in order ends before `next_offset`, and `known` is the last known message.
+    """A following of a stream: all before `next_offset` was read, and `known` is the last known message.
 
-    `node` is where it is read (None: the node that is connected first), `is_attached` whether that was told since
-    reading began. `items`, `has_turn`, `given_bytes` and `window` are for `Giving`.
+    `node`: Where it is read; None: the node that is connected first.
+    `is_attached`: Whether that was reported since reading began.
+    `items`, `has_turn`, `given_bytes` and `window` belong to `Delivery`.
     """
 
     def __init__(
@@ -66,11 +67,11 @@ class Followed:
         self.next_offset = next_offset
         self.known = known
         self.node: Broker | None = None
-        self.items: deque[Event | Held] = deque()
+        self.items: deque[Event | HeldChunk] = deque()
         self.has_turn = self.is_over = self.is_attached = False
         self.given_bytes = self.window = 0
-        self._inbox: deque[Held | Exception | None] = deque()
-        """What came and is to be judged: chunks, None for that there are no more at present, and what ends reading."""
+        self._inbox: deque[HeldChunk | Exception | None] = deque()
+        """What is to be judged: chunks, None for "no more at present", and exceptions that end reading."""
         self._came = asyncio.Event()
         self._subscription: Subscription | None = None
         self._is_agreed = self._is_vouched = self._has_given = False
@@ -85,7 +86,7 @@ class Followed:
         return self._subscription is not None
 
     async def run(self) -> None:
-        """Follow it for ever; once it proved to be another stream, until it is left."""
+        """Follow the stream for ever; if it proves to be another one, until it is left."""
         while True:
             try:
                 await self._attempt()
@@ -94,10 +95,10 @@ class Followed:
             except Differs as differs:
                 assert self.known is not None, "else nothing can differ"
                 self._put(Replaced(self.stream, self.number, self.known, differs.found, differs.bounds))
-                # Left soon; else what is before that could not be given, and it is found again.
+                # The owner leaves it soon. Otherwise an earlier event could not be delivered, and this is found again.
                 with suppress(Exception):
                     await self._first()
-            except Exception as error:  # noqa: BLE001 - told, and tried again
+            except Exception as error:  # noqa: BLE001 - reported, and retried
                 await self._pause(error)
 
     async def _attempt(self) -> None:
@@ -118,23 +119,23 @@ class Followed:
         error = await self._follower.why_missing(self.stream)
         if error is not None:
             raise error
-        # It was declared just now.
+        # Declared just now.
         await asyncio.sleep(self._pauses.after(StreamUnavailable("", stream=self.stream)))
 
     async def _pause(self, error: Exception) -> None:
-        """Say that it cannot be read now, and wait before the next try."""
+        """Report that it cannot be read now, and wait before the next attempt."""
         if self._has_given or time.monotonic() - self._begun_at >= SETTLED_S:
             self._pauses = Pauses()
         self.node, self._has_given, self._begun_at = None, False, math.inf
-        # While the broker is away, which was told, each question fails by that.
+        # While the broker is away, which was reported, all questions fail.
         if not (self._follower.connections.is_away and may_repeat(error)):
-            self._follower.failed(self, error)
+            self._follower.on_failed(self, error)
         await asyncio.sleep(self._pauses.after(error))
 
     # --- one reading --------------------------------------------------------------------------------------------------
 
     async def _read(self) -> Ended | None:
-        """Read over one subscription; gives what ended it, None where it is to begin again, elsewhere in the stream."""
+        """Read over one subscription; return what ended it, or None if reading is to begin at another offset."""
         self._subscription = await self._follower.connections.subscribe(self)
         try:
             while await self._judge():
@@ -144,14 +145,14 @@ class Followed:
         return None
 
     def begin(self) -> int:
-        """Reading begins, for the first time or after a break: at which offset."""
+        """Begin to read, for the first time or again; return the offset to begin at."""
         self.known = self._last_known() or self.known
         self._is_agreed, self._is_vouched, self.is_attached = self.known is None, False, False
         self._has_given, self._begun_at = False, time.monotonic()
         return self.next_offset if self.known is None else self.known.offset
 
     def stop_reading(self) -> None:
-        """End the subscription; what came and was not judged is read again. Idempotent."""
+        """End the subscription, and drop chunks that were not judged. Idempotent."""
         subscription, self._subscription = self._subscription, None
         self._is_agreed = False
         if subscription is not None:
@@ -159,63 +160,63 @@ class Followed:
         self._clear_inbox()
 
     def end(self) -> None:
-        """Follow it no more: nothing of it is given from now on."""
+        """Stop following: nothing is delivered from now on."""
         self.is_over = True
         self.stop_reading()
-        self._follower.giving.forget(self)
+        self._follower.delivery.forget(self)
         if self.task is not None:
             self.task.cancel()
 
     def begin_anew(self, offset: int, error: Exception) -> None:
-        """Read again from an offset on, since what was read from there on could not be given."""
+        """Read again from an offset on, as the records from there on could not be delivered."""
         self.next_offset = offset
-        self._follower.giving.forget(self)
+        self._follower.delivery.forget(self)
         self._clear_inbox()
         self._tell(error)
 
     def _clear_inbox(self) -> None:
         inbox, self._inbox = self._inbox, deque()
         for held in inbox:
-            if isinstance(held, Held):
-                self._follower.giving.drop(held)
+            if isinstance(held, HeldChunk):
+                self._follower.delivery.drop(held)
 
-    # --- what the connection tells ------------------------------------------------------------------------------------
+    # --- from the connection ------------------------------------------------------------------------------------------
 
-    def came(self, chunk: Chunk) -> None:
-        """A chunk came. Nearly always it is just what comes next, and there is nothing to judge."""
-        assert self._subscription is not None, "it came by that"
-        held = Held(chunk, self, self._subscription)
-        self._follower.giving.hold(held)
+    def on_chunk(self, chunk: Chunk) -> None:
+        """Take a chunk. Nearly always it is the next one, and needs no judgement."""
+        assert self._subscription is not None, "chunks arrive by a subscription"
+        held = HeldChunk(chunk, self, self._subscription)
+        self._follower.delivery.hold(held)
         if self._is_agreed and not self._inbox and held.first_offset == self.next_offset:
             self._give(held)
         else:
             self._tell(held)
         self.grant()
 
-    def quiet(self) -> None:
-        """The node has no more of it at present."""
+    def on_drained(self) -> None:
+        """Note that the node has no more at present."""
         if self._is_agreed and not self._inbox:
             self._caught_up()
         else:
             self._tell(None)
 
-    def ended(self, why: Exception) -> None:
-        """The subscription is no more."""
+    def on_ended(self, why: Exception) -> None:
+        """Note that the subscription has ended."""
         self._tell(why)
 
-    def _tell(self, what: Held | Exception | None) -> None:
+    def _tell(self, what: HeldChunk | Exception | None) -> None:
         self._inbox.append(what)
         self._came.set()
 
     def grant(self) -> None:
-        """Grant the credit that there is now."""
+        """Grant available credit."""
         if self._subscription is not None:
             self._follower.connections.grant(self._subscription)
 
     # --- judging ------------------------------------------------------------------------------------------------------
 
     async def _judge(self) -> bool:
-        """Judge what came first; False where reading is to begin again."""
+        """Judge the first item of the inbox; False if reading is to begin again."""
         held = await self._first()
         if not self._is_agreed:
             return await self._recognise(held)
@@ -230,8 +231,8 @@ class Followed:
         self._inbox.popleft()
         return True
 
-    async def _first(self) -> Held | None:
-        """What came first, which stays in the inbox until it is judged."""
+    async def _first(self) -> HeldChunk | None:
+        """The first item of the inbox, which stays there until it was judged; raises it if it is an exception."""
         while not self._inbox:
             self._came.clear()
             await self._came.wait()
@@ -240,8 +241,8 @@ class Followed:
             raise first
         return first
 
-    async def _recognise(self, held: Held | None) -> bool:
-        """Compare what came with what is known, or have the leader do so; False where reading is to begin again."""
+    async def _recognise(self, held: HeldChunk | None) -> bool:
+        """Compare a chunk with the known message, or ask the leader; False if reading is to begin again."""
         known = self.known
         assert known is not None, "else it is agreed"
         if held is None or held.last_offset < known.offset:
@@ -258,7 +259,7 @@ class Followed:
             return True
         message = held.at(known.offset)
         if message is None:
-            # It begins behind what is known.
+            # The chunk begins behind the known message.
             finding = await self._look(held, known, is_end=False)
             self._is_agreed = True
             self._pass_gap(held, finding)
@@ -267,15 +268,15 @@ class Followed:
         if not known.agrees(found.fingerprint, found.chunk_ms):
             raise Differs(Agreement.OTHER, None)
         if known.offset >= self.next_offset:
-            # It is known by a message behind what is wanted.
+            # The known message lies behind the wanted offset.
             self.known = None
             return False
         self._is_agreed = True
         self._attached()
         return True
 
-    async def _look(self, held: Held | None, known: Position | None, *, is_end: bool) -> Finding:
-        """Ask the leader about what came; see `StreamFollower.look`."""
+    async def _look(self, held: HeldChunk | None, known: Position | None, *, is_end: bool) -> Finding:
+        """Ask the leader; see `StreamFollower.look`."""
         follower = self._follower
         try:
             finding = await follower.look(self.stream, known, is_end)
@@ -285,15 +286,15 @@ class Followed:
             raise
         first = self._inbox[0]
         if isinstance(first, Exception):
-            # It is to begin anew.
+            # Reading is to begin anew.
             raise first
         assert first is held, "nothing else is judged before it"
         if finding.agreement in (Agreement.OTHER, Agreement.ENDS_BEFORE):
             raise Differs(finding.agreement, finding.bounds)
         return finding
 
-    def _pass_gap(self, held: Held, finding: Finding) -> None:
-        """Go on with what lies behind a gap: it is a hole where the stream begins behind what was wanted."""
+    def _pass_gap(self, held: HeldChunk, finding: Finding) -> None:
+        """Go on behind a gap, which is a hole if the stream begins behind the wanted offset."""
         self._attached()
         begin = None if finding.bounds is None else finding.bounds.first
         if begin is not None and begin > self.next_offset and held.first_offset > self.next_offset:
@@ -303,35 +304,35 @@ class Followed:
     def _attached(self) -> None:
         if not self.is_attached:
             self.is_attached = True
-            self._follower.goes_on(self)
+            self._follower.on_attached(self)
             self._put(Attached(self.stream, self.number, self.next_offset))
 
     def _caught_up(self) -> None:
         subscription = self._subscription
-        has_more = any(isinstance(each, Held) for each in self._inbox)
+        has_more = any(isinstance(each, HeldChunk) for each in self._inbox)
         if subscription is not None and not subscription.is_quiet and not has_more:
             subscription.is_quiet = True
             self._attached()
             self._put(CaughtUp(self.stream, self.number, self.next_offset))
 
-    # --- what is given ------------------------------------------------------------------------------------------------
+    # --- delivering ---------------------------------------------------------------------------------------------------
 
-    def _give(self, held: Held) -> None:
+    def _give(self, held: HeldChunk) -> None:
         self._attached()
         held.begin, self.next_offset = self.next_offset, held.last_offset + 1
         self._put(held)
 
-    def _drop(self, held: Held) -> None:
-        self._follower.giving.drop(held)
+    def _drop(self, held: HeldChunk) -> None:
+        self._follower.delivery.drop(held)
         self.grant()
 
-    def _put(self, item: Event | Held) -> None:
-        self._follower.giving.put(self, item)
+    def _put(self, item: Event | HeldChunk) -> None:
+        self._follower.delivery.put(self, item)
 
-    def gave(self, batch: RecordBatch) -> None:
-        """Keep what the last message that was given is known by."""
+    def note_delivered(self, batch: RecordBatch) -> None:
+        """Remember the last delivered record, to recognise the stream by."""
         self._has_given = True
-        # Not a message yet: this is done for each chunk, and asked for after a break.
+        # Undecoded: this is called for each chunk, and needed only after an interruption.
         self._last = batch.offsets[-1], batch.records[-1], batch.chunk_ms
         if len(batch.records[-1]) > RECORD_KEPT_BYTES:
             self._last = self._position()
@@ -342,8 +343,8 @@ class Followed:
         return position_of(Message.from_record(self.stream, *self._last))
 
     def _last_known(self) -> Position | None:
-        """What the last message of all that was put in order is known by; None where there was none."""
-        newest = next((item for item in reversed(self.items) if isinstance(item, Held)), None)
+        """The position of the last message that was queued or delivered; None if there was none."""
+        newest = next((item for item in reversed(self.items) if isinstance(item, HeldChunk)), None)
         if newest is None:
             return self._position()
         message = newest.at(newest.last_offset)

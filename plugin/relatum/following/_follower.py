@@ -1,4 +1,4 @@
-"""The follower: streams are read on the loop of its owner, to whom all that comes of them is given."""
+"""The follower: reads streams on its owner's event loop, and calls the owner with events."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from relatum import metrics
 from relatum.checks import checked_count, checked_name
 from relatum.errors import AccessRefused, ConfigurationError, RelatumError, StreamUnavailable, UsedAfterClose
 from relatum.following._connections import Connections
-from relatum.following._delivery import Gathering, Giving
+from relatum.following._delivery import Delivery, Gathering
 from relatum.following._events import Event, Failed, Hole, Replaced
 from relatum.following._followed import Finding, Followed
 from relatum.limits import INTEGER_MAX
@@ -27,7 +27,7 @@ _NOBODY: Final = logging.Logger("relatum.follower.nobody")
 _NOBODY.disabled = True
 
 HELPERS_MAX: Final = 3
-"""Questions that are asked at once: one that waits for a node that is frozen stops no other."""
+"""Questions asked at the same time, so that one that waits for a frozen node delays no other."""
 
 _Answer = TypeVar("_Answer")
 
@@ -35,7 +35,7 @@ _Answer = TypeVar("_Answer")
 @reported()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerStatistics:
-    """How a follower stands, and what it has given."""
+    """The state of a follower, and what it has delivered."""
 
     followed: Annotated[int, Gauge("relatum_follower_streams", "Streams that are followed")]
     attached: Annotated[int, Gauge("relatum_follower_attached_streams", "Streams that are read now")]
@@ -49,31 +49,31 @@ class FollowerStatistics:
 
 
 def refuses_login(error: object) -> TypeGuard[RelatumError]:
-    """Whether the broker lets nobody in by this login, whatever stream it is about: waiting alone does not cure it."""
+    """Whether the broker refuses this login altogether, which waiting does not cure."""
     return isinstance(error, AccessRefused | ConfigurationError) and getattr(error, "stream", None) is None
 
 
 class StreamFollower:
-    """Follows streams for ever, each from a position on, on the loop of its owner; of one process.
+    """Follows streams for ever, each from a position on, on its owner's event loop. Not fork-safe.
 
-    Whatever goes wrong is tried again, and told as an event and to `outages`: no method raises it. All is for the
-    loop's thread but `reader`, `is_let_in` and `statistics`. To be closed before the loop is stopped.
+    Errors are retried, and reported as events and to `outages`; methods do not raise them. All methods but `reader`,
+    `is_let_in` and `statistics` are for the loop's thread. Close it before the loop is stopped.
 
     Args:
         loop: The loop.
         broker: The broker.
-        on_event: Called with each event, in the loop: each stream's in order, streams in turn. What it raises is
-            logged, and that event is given again: records are read anew.
-        gather_s: Seconds for which reading waits for more where little chunks come of many streams, up to 1; they are
-            handed on together then, at a fraction of the cost. 0: nothing waits.
-        bytes_max: Bytes of what was read that are held until the owner is done with them, of all streams together;
-            past that, nothing is read. What chunks unpack to comes to it: 8 MiB of a stream, about.
-        window_bytes: Bytes of one stream that are under way and held, about, and one chunk at least.
-        connections_max: Connections that streams are followed over: each takes 256. Questions have their own.
-        timeout_s: Seconds for connecting, and for the answer to a question.
-        heartbeat_s: Seconds of heartbeat asked for: a connection that is silent for 1.5 times that is given up.
-        outages: Where to tell what waits; None: nowhere, since the owner tells what the events say.
-        name: What following as a whole is called there.
+        on_event: Called with each event in the loop, in order for each stream, streams in turn. If it raises, the error
+            is logged and the event delivered again; records are read again for that.
+        gather_s: Seconds, up to 1, that reading pauses while many streams bring small chunks: delivered together, they
+            cost a fraction. 0: no pauses.
+        bytes_max: Bytes of all streams that are held until the owner is done with them; beyond, nothing is read.
+            Unpacked records come on top: 8 MiB of a stream, about.
+        window_bytes: Bytes of one stream that are in flight and held, about; one chunk at least.
+        connections_max: Connections for following, of 256 streams each. Questions have their own.
+        timeout_s: Seconds for connecting, and for an answer.
+        heartbeat_s: Seconds of the heartbeat to agree on; a connection that is silent for 1.5 times that is dropped.
+        outages: Logs what is waited for; None: the owner does that by the events.
+        name: What following is called there.
         who: What following a stream is called there, by its name.
     """
 
@@ -102,8 +102,8 @@ class StreamFollower:
         self._heartbeat_s = heartbeat_s
         self._opening = threading.Lock()
         self._reader: StreamReader | None = None
-        # The owner's questions, to PostgreSQL, do not queue behind these, and opening a connection not behind those
-        # about streams.
+        # Apart from the owner's threads, whose questions to PostgreSQL must not queue behind these. One thread is left
+        # for connecting, which must not queue behind questions about streams.
         self._threads = Threads(HELPERS_MAX, "relatum-follower-asks")
         self._asking = asyncio.Semaphore(HELPERS_MAX - 1)
         self.connections = Connections(
@@ -114,31 +114,31 @@ class StreamFollower:
             away=self._away,
             back=self._back,
         )
-        self.giving = Giving(on_event, bytes_max, Gathering(gather_s), self.connections.pause)
+        self.delivery = Delivery(on_event, bytes_max, Gathering(gather_s), self.connections.pause)
         self._current: dict[str, Followed] = {}
         self._numbers = count(1)
         self._is_closed = False
         self.is_let_in = True
-        """Whether the broker takes the login of what follows, as far as it has said."""
+        """Whether the broker accepts the login, as far as is known."""
         of_one_process(self, "a follower")
         metrics.report(self)
 
-    # --- what is followed ---------------------------------------------------------------------------------------------
+    # --- streams ------------------------------------------------------------------------------------------------------
 
     def follow(self, stream: str, next_offset: int, *, known: Position | None = None) -> int:
-        """Follow a stream from an offset on; one that is followed begins anew. It waits for nothing.
+        """Follow a stream from an offset on, again if it is followed already. Does not block.
 
         Args:
-            stream: The stream's name; it need not be there yet.
-            next_offset: The first offset that is wanted.
-            known: A message that was read of it, by which the stream is known again; None takes it as it is.
+            stream: The stream's name; it need not exist yet.
+            next_offset: The first offset to deliver.
+            known: A message read of it before, by which the stream is recognised; None accepts any.
 
         Returns:
-            The following's number, which all its events have.
+            A number, which all events of this following have.
 
         Raises:
-            InvalidInput: an argument cannot be.
-            UsedAfterClose: it was closed.
+            InvalidInput: An argument is of a wrong kind.
+            UsedAfterClose: It was closed.
         """
         checked_name("stream", stream)
         checked_count("next_offset", next_offset, least=0, most=INTEGER_MAX)
@@ -150,30 +150,30 @@ class StreamFollower:
         return followed.number
 
     def leave(self, stream: str) -> None:
-        """Follow a stream no more: nothing of it is given from now on. It waits for nothing."""
+        """Stop following a stream: no events of it are delivered from now on. Does not block."""
         followed = self._current.pop(stream, None)
         if followed is None:
             return
         followed.end()
         self._outages.forget(self._who(stream))
         if not self._current:
-            # Nothing is waited for any more, and nobody would notice that it is back.
+            # Nothing is left that would notice when the broker is back.
             self._outages.forget(self._name)
 
     def done(self, *events: Event) -> None:
-        """Hold records no more, and let their streams have more. In any order; idempotent."""
-        self.giving.done(events)
+        """Release records, and grant their streams credit. In any order; idempotent."""
+        self.delivery.done(events)
 
-    # --- asked --------------------------------------------------------------------------------------------------------
+    # --- state and questions ------------------------------------------------------------------------------------------
 
     def reader(self) -> StreamReader:
-        """The reader by which questions are asked: of this follower, which closes it. It waits: not in the loop.
+        """The follower's reader, for questions; the follower closes it. Blocks while it is opened: not for the loop.
 
         Raises:
-            BrokerUnavailable, AccessRefused, ConfigurationError: none can be opened now.
-            UsedAfterClose: it was closed.
+            BrokerUnavailable, AccessRefused, ConfigurationError: It cannot be opened now.
+            UsedAfterClose: The follower was closed.
         """
-        # One opens for all who ask; closing waits for nobody.
+        # Opened once for all callers. Closing does not wait for that.
         with self._opening:
             if self._reader is None and not self._is_closed:
                 self._reader = StreamReader.open(
@@ -186,29 +186,29 @@ class StreamFollower:
 
     @property
     def is_attached(self) -> bool:
-        """Whether any stream is read now, and is the one that is known."""
+        """Whether any stream is read now, and was recognised."""
         return any(each.is_attached and each.is_read for each in list(self._current.values()))
 
     def statistics(self) -> FollowerStatistics:
-        """How it stands."""
-        giving = self.giving
+        """Its state, and what it has delivered. For any thread."""
+        delivery = self.delivery
         return FollowerStatistics(
             followed=len(self._current),
             attached=sum(each.is_attached and each.is_read for each in list(self._current.values())),
             connections=len(self.connections),
-            held=giving.count,
-            held_bytes=giving.bytes,
-            records=giving.records,
-            holes=giving.told[Hole],
-            replaced=giving.told[Replaced],
-            failures=giving.told[Failed],
+            held=delivery.count,
+            held_bytes=delivery.bytes,
+            records=delivery.records,
+            holes=delivery.told[Hole],
+            replaced=delivery.told[Replaced],
+            failures=delivery.told[Failed],
         )
 
     async def look(self, stream: str, known: Position | None, is_end: bool) -> Finding:
-        """Ask the stream's leader how it stands to what is known, and where it begins.
+        """Ask the stream's leader whether a known message is unchanged, and where the stream begins.
 
-        `is_end` says that its begin need not be asked for where it agrees. Where nobody can say now, it raises
-        `StreamUnavailable`.
+        `is_end`: The beginning does not matter if the message is unchanged or expired. Raises `StreamUnavailable` if
+        there is no answer now.
         """
         return await self._ask(self._look, stream, known, is_end)
 
@@ -225,7 +225,7 @@ class StreamFollower:
         return Finding(found, None if is_enough else reader.bounds(stream))
 
     async def why_missing(self, stream: str) -> RelatumError | None:
-        """Why a node does not know a stream: there is none, or a queue of that name. None where it was declared now."""
+        """Why a node does not know a stream: it does not exist, or is a queue. None if it was declared just now."""
         return await self._ask(self._why_missing, stream)
 
     def _why_missing(self, stream: str) -> RelatumError | None:
@@ -245,28 +245,28 @@ class StreamFollower:
         return await in_thread(self._threads, self._open_link, node, returned=SocketConnection.close)
 
     def _open_link(self, node: Broker | None) -> SocketConnection:
-        """A connection to a node, logged in; None for the node that is connected first."""
+        """Open a connection to a node; None: the node that is connected first."""
         return self.reader().link(node)
 
-    # --- what its parts tell ------------------------------------------------------------------------------------------
+    # --- from streams and connections ---------------------------------------------------------------------------------
 
-    def goes_on(self, followed: Followed) -> None:
-        """A stream is read, and is the one that is known."""
+    def on_attached(self, followed: Followed) -> None:
+        """A stream is read, and was recognised."""
         self._outages.over(self._who(followed.stream))
 
-    def failed(self, followed: Followed, error: Exception) -> None:
+    def on_failed(self, followed: Followed, error: Exception) -> None:
         """A stream cannot be read now."""
         if not isinstance(error, RelatumError):
             logger.error("following of stream %r has a defect, and goes on", followed.stream, exc_info=error)
         self._outages.failed(self._who(followed.stream), error)
-        self.giving.put(followed, Failed(followed.stream, followed.number, error))
+        self.delivery.put(followed, Failed(followed.stream, followed.number, error))
 
     def _away(self, error: Exception) -> None:
-        """No stream can be read: the broker is away, or lets nobody in."""
+        """No stream can be read: the broker is away, or refuses the login."""
         self.is_let_in = not refuses_login(error)
         if self._current:
             self._outages.failed(self._name, error)
-        self.giving.put_for_all(Failed(None, 0, error))
+        self.delivery.put_for_all(Failed(None, 0, error))
 
     def _back(self) -> None:
         self.is_let_in = True
@@ -276,7 +276,7 @@ class StreamFollower:
     # --- end ----------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End all: connections at once, then the reader's, in a thread. Idempotent."""
+        """Stop following: close connections at once, then the reader in a thread. Idempotent."""
         if self._is_closed:
             return
         self.end()
@@ -286,12 +286,12 @@ class StreamFollower:
             self._threads.shutdown()
 
     def close_reader(self) -> None:
-        """Close the reader, which `close` does, too. It waits: not in the loop."""
+        """Close the reader, as `close` does. Blocks: not for the loop."""
         if self._reader is not None:
             self._reader.close()
 
     def end(self) -> None:
-        """Follow nothing more, and close all connections but the reader's."""
+        """Stop following, and close all connections but the reader's."""
         self._is_closed = True
         for stream in list(self._current):
             self.leave(stream)

@@ -1,7 +1,7 @@
-"""Whether the broker is reached, as a member has to know that has a share of streams: who does not leaves it to others.
+"""Whether a member that shares streams with others reaches the broker. If not, it leaves its streams to them.
 
-PostgreSQL may answer a member whose node of the broker is down, or whose line to it is, or whom the broker does not let
-in any more, as its password or certificate has expired: it would renew its lease, and nobody would read what it has.
+A member may reach PostgreSQL and not the broker: its node or the line to it is down, or its password or certificate has
+expired. It would renew its lease, and nobody would read its streams.
 """
 
 import math
@@ -14,32 +14,31 @@ from relatum.following._follower import StreamFollower, refuses_login
 from relatum.waiting import Outages, Server, Threads
 
 CUT_OFF_S: Final = 15.0
-"""Seconds without the broker after which others may have a member's streams: a silent connection is noticed in as many.
-"""
+"""Seconds without the broker after which others may have a member's streams: as long as a silent connection goes
+unnoticed."""
 
 _ASKS: Final = 3
-"""How often the broker is asked in that time where nothing is followed by which it would be seen."""
+"""Questions to the broker in that time, if no followed stream shows that it is there."""
 
 RETURN_S: Final = 5.0
-"""Seconds in which all come back who were cut off together, as by a broker's restart: so long is the pause between the
-tries of a follower."""
+"""Seconds in which all members come back that a restart of the broker cut off: the longest pause of a follower."""
 
 _WHO: Final = "reaching the broker"
 
 
 class Reach:
-    """Whether a member reaches the broker. For one thread; it never waits.
+    """Whether a member reaches the broker. For one thread; does not block.
 
     Args:
-        follower: Follows its streams: while any is attached, the broker is reached.
-        outages: Where to tell that the broker is away.
-        stream: One of the streams that members share, of which the broker is asked while somebody waits for it, and
-            none is attached. A member for which all is well asks nothing: there may be many that stand by.
+        follower: Follows its streams; while any is attached, the broker is reached.
+        outages: Logs that the broker is away.
+        stream: Returns one of the shared streams, which the broker is asked about while no stream is attached and
+            something waits for the broker. Otherwise it is not asked, as there may be many standby members.
 
     Attributes:
-        is_cut_off: Whether it has not been reached for so long that others may have its streams.
-        is_returning: Whether it was cut off, and reaches the broker again only just; or does not now, and may be cut
-            off soon. It takes nothing: all may be cut off, and come back to what is theirs.
+        is_cut_off: Whether the broker has been out of reach for so long that others may have the member's streams.
+        is_returning: Whether the member was cut off until just now, or may be cut off soon. It takes no streams then:
+            all members may be cut off, and come back to their own.
     """
 
     def __init__(self, follower: StreamFollower, outages: Outages, stream: Callable[[], str]) -> None:
@@ -53,16 +52,16 @@ class Reach:
         self._reached_at = self._asked_at = self._looked_at = time.monotonic()
 
     def look(self) -> None:
-        """See how it is now; to be called several times a second, or every few."""
+        """Update the attributes; call this every few seconds at least."""
         now = time.monotonic()
         stood_still, self._looked_at = now - self._looked_at > CUT_OFF_S / 2, now
         if stood_still and not self.is_cut_off:
-            # It knows nothing of that time.
+            # The process was suspended, which says nothing of the broker.
             self._reached_at = max(self._reached_at, now - CUT_OFF_S / _ASKS)
         is_up = self._outages.is_up(Server.BROKER) and self._follower.is_let_in
         is_attached = self._follower.is_attached
         if is_attached:
-            # Nobody asks any more, so no answer says that it is back.
+            # No question is asked any more whose answer would say so.
             self._outages.over(_WHO)
         if is_attached or (is_up and not self.is_cut_off):
             self._reached_at = now
@@ -77,14 +76,14 @@ class Reach:
         self.is_returning = not self.is_cut_off and (is_unsure or now - self._cut_off_at < RETURN_S)
 
     def close(self) -> None:
-        """Ask nothing more."""
+        """Ask no more questions."""
         self._threads.shutdown()
 
     def _ask(self, stream: str) -> None:
         error: Exception | None = None
         try:
             self._follower.reader().bounds(stream)
-        except Exception as raised:  # noqa: BLE001 - it is told, or the broker has answered
+        except Exception as raised:  # noqa: BLE001 - logged, or the broker has answered
             error = raised
         if isinstance(error, BrokerUnavailable | ReadTimeout) or refuses_login(error):
             self._outages.failed(_WHO, error)

@@ -1,8 +1,8 @@
-"""The subscriptions of one connection: who has which number, what credit, and what came of it. No I/O.
+"""The subscriptions of one connection: their numbers, their credit, and their answers. No I/O.
 
-Whoever subscribes or is granted credit may ask for a barrier: the answer to an empty Metadata. The broker handles a
-connection's commands in order, so what was there to send has come by then; a stream that got nothing has no more at
-present, at this node.
+A barrier is the answer to an empty Metadata command that follows a subscription or credit. The broker handles the
+commands of a connection in order, so a stream that got no chunk before the barrier has no more at present, on this
+node.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -34,19 +34,19 @@ WAITS_BEFORE: Final = (4, 2, 1)
 each lone message. Source: rabbitmq-server, pull request 14766; `timer:sleep(1)` in `rabbit_stream_reader` of 3.10.8."""
 
 CROWD: Final = 64
-"""Streams whose messages wait for each other then, on one connection, for an eighth of a second at most."""
+"""Streams on a connection of such a broker, which delay each other by an eighth of a second at most."""
 
 CHUNKS_MAX: Final = 1024
-"""Chunks that a stream has under way and held, at most: of one message each where they are published one by one. A
-taker who is done with what came five times a second keeps up with 5,000 of them."""
+"""Chunks of a stream in flight and held, at most; messages that are published one by one have one each. An owner that
+is done with them five times a second keeps up with 5,000 a second."""
 
 
 class Interrupted(Exception):
-    """The connection has ended: the connections tell of it, once for all its streams."""
+    """The connection has ended, which is reported once for all its streams."""
 
 
 class Ended(Exception):
-    """The broker refused a subscription, or ended it: its code, and the error that it amounts to."""
+    """The broker refused or ended a subscription: its code, and that as an error."""
 
     def __init__(self, code: int, error: RelatumError) -> None:
         super().__init__(code, error)
@@ -55,9 +55,9 @@ class Ended(Exception):
 
 
 class Subscription:
-    """The reading of one stream over one connection: its number there, and its credit.
+    """The subscription to one stream: its number on the connection, and its credit.
 
-    `barrier` is answered when all that was asked for last has come; `is_quiet` says that it was seen to have no more.
+    `barrier`: Answered when everything asked for last has arrived. `is_quiet`: A barrier showed that there is no more.
     """
 
     def __init__(self, followed: "Followed", number: int, window_bytes: int) -> None:
@@ -69,22 +69,22 @@ class Subscription:
         self._under_way, self._held, self._window = 1, 0, 1
         self._window_bytes = window_bytes
 
-    def came(self, chunk: Chunk) -> None:
-        """A chunk came that was under way; of what is like it, as many may be at once as fit."""
+    def on_chunk(self, chunk: Chunk) -> None:
+        """Count a chunk that arrived, and size the window by it."""
         self.has_come = True
         self._under_way -= 1
         self._held += 1
         self._window = min(CHUNKS_MAX, self._window_bytes // (len(chunk.data) or 1) or 1)
 
     def free(self) -> None:
-        """One that came is held no more."""
+        """Count a chunk that was released."""
         self._held -= 1
 
     def credit(self) -> int:
-        """How many chunks more may be under way now; they are from now on.
+        """Take the available credit: chunks that may be in flight now, beyond those that are.
 
-        Of a stream that was seen to have no more, none as long as half of what may be is under way: a credit for each
-        chunk costs both sides as much as the chunk. Of others each is asked for, since a barrier goes with it.
+        For a quiet stream none while half of its window is in flight, as a credit for each chunk costs both sides as
+        much as the chunk. Otherwise all of it, as a barrier goes with it.
         """
         if self.is_quiet and self._under_way * 2 > self._window:
             return 0
@@ -94,7 +94,7 @@ class Subscription:
 
     @property
     def may_come(self) -> bool:
-        """Whether more may come: else that nothing does says nothing."""
+        """Whether any chunk is in flight; without credit, silence proves nothing."""
         return self._under_way > 0
 
 
@@ -112,17 +112,17 @@ class Subscriptions:
 
     @property
     def room(self) -> int:
-        """How many more can be subscribed to: numbers that are ending are not free yet."""
+        """How many more subscriptions fit; numbers that are being unsubscribed are not free yet."""
         return min(SUBSCRIPTIONS - self._session.subscription_count, self._attaches_left)
 
     @property
     def is_crowded(self) -> bool:
-        """Whether another stream is better read over another connection: its messages would wait for those of many."""
+        """Whether another stream would be delayed by the many on this connection."""
         return len(self._all) >= CROWD and is_before(self._version, WAITS_BEFORE)
 
     @property
     def is_worn(self) -> bool:
-        """Whether the connection is to be replaced when it has to take another: the broker leaks files for it."""
+        """Whether it takes no more subscriptions, as old brokers leak files for each, and is to be replaced."""
         return self._attaches_left <= 0
 
     @property
@@ -135,12 +135,12 @@ class Subscriptions:
 
     @property
     def own_node(self) -> Broker:
-        """The node, as it advertises itself."""
+        """The node, by the name it advertises."""
         properties = self._session.connection_properties
         port = properties.get("advertised_port", "")
         return Broker(properties.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
 
-    # --- what is asked for --------------------------------------------------------------------------------------------
+    # --- commands -----------------------------------------------------------------------------------------------------
 
     def add(self, followed: "Followed", offset: int, window_bytes: int) -> Subscription:
         """Subscribe, with one credit and a barrier."""
@@ -155,7 +155,7 @@ class Subscriptions:
         return subscription
 
     def remove(self, subscription: Subscription) -> None:
-        """Unsubscribe; what is under way for it is dropped as it comes."""
+        """Unsubscribe; chunks still in flight are dropped as they arrive."""
         number = subscription.number
         if self._all.get(number) is subscription:
             del self._all[number]
@@ -163,11 +163,10 @@ class Subscriptions:
             self._session.unsubscribe(number)
 
     def grant(self, subscription: Subscription) -> bool:
-        """Grant what credit there is; whether something is to be sent.
+        """Grant the available credit; return whether there is something to send.
 
-        As long as the stream was not seen to be without more, whether it is now is asked, too. Also without credit,
-        where what came since was larger than what had been expected: so much is under way still that there may be none
-        for a long time.
+        Until the stream is quiet, ask for a barrier too. Also without credit, if chunks were larger than expected: so
+        much is in flight then that there may be no credit for long.
         """
         if self._all.get(subscription.number) is not subscription:
             return False
@@ -181,13 +180,13 @@ class Subscriptions:
         return credit > 0 or asks
 
     def ask_places(self, streams: list[str]) -> None:
-        """Ask where streams lie, in one frame."""
+        """Ask for the places of streams, in one frame."""
         correlation = self._session.next_correlation()
         self._places.add(correlation)
         self._session.send(frames.metadata(correlation, streams))
 
     def set_barrier(self) -> None:
-        """One barrier for all that were subscribed or granted credit since the last one."""
+        """Set one barrier for all that were subscribed or granted credit since the last one."""
         if self._awaiting:
             correlation = self._session.next_correlation()
             self._barriers[correlation] = list(self._awaiting)
@@ -197,24 +196,24 @@ class Subscriptions:
             self._session.send(frames.metadata(correlation, []))
 
     def interrupt(self) -> None:
-        """Tell all streams that the connection has ended."""
+        """Interrupt all streams, as the connection has ended."""
         subscriptions, self._all = self._all, {}
         self._awaiting.clear()
         for subscription in subscriptions.values():
             subscription.connection = None
-            subscription.followed.ended(Interrupted())
+            subscription.followed.on_ended(Interrupted())
 
-    # --- what came ----------------------------------------------------------------------------------------------------
+    # --- answers ------------------------------------------------------------------------------------------------------
 
     def receive(self, events: list[Event]) -> list[StreamPlaces]:
-        """Give what came to the streams that it is for; where streams lie is returned, as far as it was asked for."""
+        """Pass events to their streams; return the places of streams that were asked for."""
         places = list[StreamPlaces]()
         for event in events:
             if type(event) is Chunk:
                 subscription = self._all.get(event.subscription)
                 if subscription is not None:
-                    subscription.came(event)
-                    subscription.followed.came(event)
+                    subscription.on_chunk(event)
+                    subscription.followed.on_chunk(event)
             elif type(event) is Answer:
                 places += self._answered(event)
             elif type(event) is StreamMoved:
@@ -242,15 +241,15 @@ class Subscriptions:
             return frames.decode_metadata(answer.body)
         for number in self._barriers.pop(answer.correlation, ()):
             subscription = self._all.get(number)
-            # One that was granted credit since is asked about by a later one.
+            # If it was granted credit since, a later barrier tells.
             if subscription is not None and subscription.barrier == answer.correlation and not subscription.has_come:
-                subscription.followed.quiet()
+                subscription.followed.on_drained()
         subscription = self._all.get(self._answers.pop(answer.correlation, -1))
         if subscription is not None and answer.code != Code.OK:
             self._end(subscription, answer.code, refusal(subscription.followed.stream, answer.code))
         return []
 
     def _end(self, subscription: Subscription, code: int, error: RelatumError) -> None:
-        # Also where the broker has none any more: its answer makes the number free.
+        # Even if the broker has ended it: its answer frees the number.
         self.remove(subscription)
-        subscription.followed.ended(Ended(code, error))
+        subscription.followed.on_ended(Ended(code, error))

@@ -1,6 +1,6 @@
-"""What became of messages that collectors took: asked by whoever has their ids, a publisher's receipt among them.
+"""The outcomes of collected messages, asked for by message id, for one by a publisher's receipt.
 
-Collectors write it (`relatum.collecting`); here it is only read, so that who asks needs nothing of theirs.
+Collectors (`relatum.collecting`) store them; this package only reads them, and does not depend on collectors.
 """
 
 from relatum.outcomes._outcome_values import Outcome, OutcomeStatus, read_outcomes

@@ -1,4 +1,4 @@
-"""What became of a message: its status, the facts around it, and the question that asks for them."""
+"""The outcome of a message, and the query for it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,20 +13,20 @@ from relatum.store.database import sql
 
 
 class OutcomeStatus(Enum):
-    """How far a message has come, least first."""
+    """The status of a message, least advanced first."""
 
     UNKNOWN = "unknown"
-    """No collector has taken it: it may come later, or its type has no executor."""
+    """No collector has taken it (yet), or its type has no executor, or it was deleted after `keep_s`."""
     COLLECTED = "collected"
-    """It is stored that it has to be consumed; with `attempts`, it waits for the next one."""
+    """It is stored, and waits to be consumed; with `attempts`, to be tried again."""
     FORWARDED = "forwarded"
-    """An executor was handed it."""
+    """Its executor has it."""
     SUCCEEDED = "succeeded"
     """Its executor succeeded. Final."""
     FAILED = "failed"
-    """Its executor failed as often as it may, or retention dropped it; there is no dead-letter stream. Final."""
+    """All attempts failed, or retention dropped it, and it is in no dead-letter stream. Final."""
     DEAD = "dead"
-    """As failed, and it lies in the dead-letter stream. Final."""
+    """All attempts failed, and it is in the dead-letter stream. Final."""
 
     @property
     def is_final(self) -> bool:
@@ -39,21 +39,21 @@ FINAL: Final = frozenset({OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a message.
+    """The outcome of a message.
 
     Attributes:
-        message_id: The message's property `message_id`; "stream:offset" where it has none.
-        status: How far it has come.
-        collector: The collector's name; None while unknown, as are those below.
-        type: The type its executor was chosen by.
-        stream: Where it lies.
-        offset: Where it lies.
-        attempts: How often an executor was handed it.
-        reason: Why the last attempt failed; None where none did.
+        message_id: The message's property `message_id`; "stream:offset" if it has none.
+        status: Its status.
+        collector: The collector's name; None while the status is unknown, as for the following.
+        type: The type by which its executor was chosen.
+        stream: Its stream.
+        offset: Its offset.
+        attempts: How often an executor got it.
+        reason: Why the last attempt failed; None if none did.
         collected_at: When it was collected.
-        forwarded_at: When an executor was last handed it.
+        forwarded_at: When an executor last got it.
         finished_at: When its status became final.
-        others: The outcomes of further messages with the same id, where a publisher repeated itself.
+        others: The outcomes of further messages with the same id, if a publisher used it again.
     """
 
     message_id: str
@@ -86,16 +86,16 @@ _LEAST_FIRST: Final = (
 
 
 def _least_advanced(outcomes: Sequence[Outcome]) -> Outcome:
-    """Of the outcomes of messages with one id, the least advanced (the earliest of equals), with the others.
+    """The least advanced of the outcomes of one id (the first of equals), with the others.
 
-    One that failed comes before one that succeeded: where the latter is given, all have.
+    Failures come before successes, so a success means that all have succeeded.
     """
     ranked = sorted(outcomes, key=lambda outcome: (_LEAST_FIRST.index(outcome.status), outcome.stream, outcome.offset))
     return replace(ranked[0], others=tuple(ranked[1:]))
 
 
 _IDS_MAX: Final = 10_000
-"""Ids in one question; more are asked in several."""
+"""Ids in one query; more ids take several."""
 
 _OUTCOMES: Final = """
     SELECT message_id, state, collector.name, type, stream, stream_offset, attempts, reason,
@@ -119,14 +119,14 @@ def read_outcomes(
     collector_id: int | None = None,
     collector: str | None = None,
 ) -> dict[str, Outcome]:
-    """The outcome of each id, "unknown" ones too; of one collector, or of all."""
+    """The outcome of each id, in one collector or in all; UNKNOWN for ids that are not found."""
     ids = list(dict.fromkeys(message_ids))
     query, named = OUTCOMES_BY_ID, dict[str, int | str | None]()
     if collector_id is not None or collector is not None:
         query, named = OUTCOMES_IN_COLLECTOR, {"collector_id": collector_id, "collector": collector}
     found: dict[str, list[Outcome]] = {message_id: [] for message_id in ids}
     for start in range(0, len(ids), _IDS_MAX):
-        # PostgreSQL's text holds no NUL: such an id is nobody's.
+        # No message has an id with a NUL, which PostgreSQL cannot store.
         asked = [message_id for message_id in ids[start : start + _IDS_MAX] if "\0" not in message_id]
         for message_id, state, *facts in connection.execute(query, {"ids": asked, **named}):
             found[message_id].append(Outcome(message_id, OutcomeStatus(state), *facts))

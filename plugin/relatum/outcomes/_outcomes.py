@@ -1,4 +1,4 @@
-"""Asking what became of a message, from any process: by its id, one or many at once."""
+"""Asking for outcomes by message id, from any process."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ _THREADS: Final = "relatum-outcomes"
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A message whose outcome is waited for, and the status that a handler was last told."""
+    """A message whose outcome is waited for, and the status its handler was last called with."""
 
     message_id: str
     collector: str | None
@@ -41,7 +41,7 @@ class _Asked:
 def call_handler(
     handler: Callable[[Outcome], object], outcome: Outcome, *, caught: type[BaseException] = Exception
 ) -> None:
-    """Call a result handler; what it raises is logged and breaks nothing. In an event loop an exit ends the loop."""
+    """Call a result handler, and log what it raises. By default exits are not caught: in a loop they end it."""
     try:
         handler(outcome)
     except caught:
@@ -49,7 +49,7 @@ def call_handler(
 
 
 class Outcomes(Closing):
-    """What became of messages, for the producer and for whoever else has their ids. Thread-safe.
+    """Outcomes of messages, for producers and everybody else with their ids. Thread-safe.
 
     Args:
         database: PostgreSQL's URL, or a `Database`, which stays the caller's. A user with the role `relatum_consumer`,
@@ -62,7 +62,7 @@ class Outcomes(Closing):
         self._outages = Outages(logger, database=self._database.address.name)
         self._lock = threading.Lock()
         self._is_closed = False
-        # Weakly: what is dropped without being closed must not wait for the garbage collector.
+        # A weak reference, so that an object dropped without closing is freed at once.
         this = weakref.proxy(self)
         self._waits: SharedWait[_Asked, Outcome] = SharedWait(partial(Outcomes._finals, this), _THREADS, first_s=0)
         self._handlers: SharedWait[_Asked, Outcome] = SharedWait(partial(Outcomes._news, this), _THREADS, first_s=0)
@@ -70,11 +70,11 @@ class Outcomes(Closing):
         after_fork(self, Outcomes._renew)
 
     def _renew(self) -> None:
-        """In a child: handlers are the parent's. What waits and calls sees to itself."""
+        """After a fork: handlers stay with the parent. `SharedWait` and `Threads` renew themselves."""
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Call no more result handlers, let go of whoever waits, and give connections back."""
+        """Stop calling result handlers, end all waits, and release connections."""
         with self._lock:
             self._is_closed = True
         self._ending.end_in(0)
@@ -85,39 +85,39 @@ class Outcomes(Closing):
         self._database.close()
 
     def of(self, message_id: str, *, collector: str | None = None) -> Outcome:
-        """What became of a message so far.
+        """The outcome of a message so far.
 
         Args:
-            message_id: Its property `message_id`; "stream:offset" for a message that was published without one.
-            collector: The name of a collector; None: all of them.
+            message_id: Its property `message_id`; "stream:offset" for a message without one.
+            collector: The name of a collector; None: all collectors.
 
         Returns:
-            Its outcome; of several messages with this id, or several collectors, the least advanced one, with the
-            others in `others`. Its status is UNKNOWN where no collector has taken it, and where it was finished
-            longer ago than its collector keeps (`keep_s`).
+            Its outcome. With several messages of this id, or several collectors, the least advanced one, and the others
+            in `others`. Its status is UNKNOWN if no collector has taken it, or if it was finished longer ago than its
+            collector keeps it (`keep_s`).
 
         Raises:
-            NotFound: there is no collector of that name.
-            DatabaseUnavailable: PostgreSQL does not answer; nothing is known.
-            ConfigurationError: these outcomes were closed.
+            NotFound: There is no collector of that name.
+            DatabaseUnavailable: PostgreSQL does not answer.
+            ConfigurationError: The object was closed.
         """
         return self.of_many([message_id], collector=collector)[message_id]
 
     def of_many(self, message_ids: Iterable[str], *, collector: str | None = None) -> dict[str, Outcome]:
-        """What became of messages so far: an outcome for each id, in the order given; see `of`."""
+        """The outcomes of messages so far, by id in the given order; see `of`."""
         ids = _checked(message_ids)
         if collector is not None:
             checked_name("collector", collector)
         self._require_open()
         with self._database.transaction() as connection:
             found = read_outcomes(connection, ids, collector=collector)
-            # Whatever was found has a collector: it is looked for where its name may be misspelt.
+            # The name may be misspelt if nothing was found.
             if collector is not None and all(each.status is OutcomeStatus.UNKNOWN for each in found.values()):
                 require_collector(connection, collector)
             return found
 
     def _read(self, asked: Sequence[_Asked]) -> Iterator[tuple[int, Outcome]]:
-        """As `of_many`, for what waits: a collector that nobody has made yet may come."""
+        """As `of_many`, for waits and handlers. A collector that does not exist yet may come."""
         for collector in {each.collector for each in asked}:
             ids = {number: each.message_id for number, each in enumerate(asked) if each.collector == collector}
             with self._database.transaction() as connection:
@@ -125,7 +125,7 @@ class Outcomes(Closing):
             yield from ((number, found[message_id]) for number, message_id in ids.items())
 
     def _finals(self, asked: Sequence[_Asked]) -> Iterator[tuple[int, Outcome]]:
-        # While PostgreSQL is away, it is waited for.
+        # Waits go on while PostgreSQL is away.
         with suppress(Transient):
             yield from ((number, outcome) for number, outcome in self._read(asked) if outcome.is_final)
 
@@ -143,17 +143,17 @@ class Outcomes(Closing):
             raise UsedAfterClose("these outcomes were closed: make others, or ask inside the `with` block")
 
     def wait(self, message_id: str, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
-        """The outcome of a message, once it is final: of every message with this id that was collected.
+        """Wait until the outcome of a message is final, for all collected messages with this id.
 
         Args:
             message_id: As for `of`.
-            timeout_s: Seconds to wait. While PostgreSQL is away, it is waited for as well.
-            collector: As for `of`. While there is none of that name, its first member is waited for as well.
+            timeout_s: Seconds to wait, also for PostgreSQL while it is away.
+            collector: As for `of`. It need not exist yet.
 
         Raises:
-            NotFinishedInTime: not final in time; its field `outcome` has what is known. Waiting again is fine.
-            NotFound: there was no collector of that name until the end.
-            DatabaseUnavailable: PostgreSQL did not answer until the end.
+            NotFinishedInTime: Not final in time. Its field `outcome` has the present one. Waiting again is fine.
+            NotFound: There was still no collector of that name.
+            DatabaseUnavailable: PostgreSQL still did not answer.
         """
         asked, until = self._asked(message_id, collector), _until(timeout_s)
         outcome = self._waits.result(self._ask(asked), until)
@@ -169,7 +169,7 @@ class Outcomes(Closing):
         return _Asked(message_id, collector)
 
     def _ask(self, asked: _Asked) -> "Future[Outcome | None]":
-        # Whoever asks once this was closed would be let go by nobody.
+        # Under the lock, or `close` could miss a wait that begins just now.
         with self._lock:
             self._require_open()
             return self._waits.ask(asked)
@@ -183,11 +183,11 @@ class Outcomes(Closing):
     def register_result_handler(
         self, handler: Callable[[Outcome], object], message_id: str, *, collector: str | None = None
     ) -> None:
-        """Have a handler called with each new status of a message, until it is final: `collected` and on.
+        """Call a handler with each new status of a message until it is final, from `collected` on.
 
-        It is called in a thread of this object; the table is asked twenty times a second for all handlers at once. A
-        status that lasts for less may be passed over, the final one never is. One that raises is logged, and called
-        again with the next status. Where the status is final already, it is called once.
+        Handlers are called in a thread of this object. The table is queried twenty times a second for all of them. A
+        status that lasts for less may be skipped, but never the final one. What a handler raises is logged. If the
+        status is final already, the handler is called once.
 
         Args:
             handler: Called with the outcome.
@@ -195,8 +195,8 @@ class Outcomes(Closing):
             collector: As for `wait`.
 
         Raises:
-            InvalidInput: an argument cannot be one.
-            ConfigurationError: these outcomes were closed.
+            InvalidInput: An argument is of a wrong kind.
+            ConfigurationError: The object was closed.
         """
         checked_callable("handler", handler)
         checked_name("message_id", message_id)
@@ -212,13 +212,13 @@ class Outcomes(Closing):
         self, handler: Callable[[Outcome], object], asked: _Asked, future: "Future[Outcome | None]"
     ) -> None:
         outcome = future.result()
-        # Nothing is called any more once this was closed.
+        # The threads refuse calls once this was closed.
         with suppress(RuntimeError):
             if outcome is not None:
                 self._calls.submit(self._call, handler, asked, outcome)
 
     def _call(self, handler: Callable[[Outcome], object], asked: _Asked, outcome: Outcome) -> None:
-        # Exits, too: a handler's end is nobody else's.
+        # Exits included, which would end this thread.
         call_handler(handler, outcome, caught=BaseException)
         if not outcome.is_final:
             with suppress(UsedAfterClose):
@@ -226,7 +226,7 @@ class Outcomes(Closing):
 
 
 class AsyncOutcomes(AsyncClosing):
-    """The asyncio twin of `Outcomes`: PostgreSQL is asked in threads.
+    """`Outcomes` for asyncio: PostgreSQL is queried in threads.
 
     Args:
         database: As for `Outcomes`.
@@ -236,29 +236,29 @@ class AsyncOutcomes(AsyncClosing):
         self._outcomes = Outcomes(database)
 
     async def close(self) -> None:
-        """Give connections back; handlers are not called any more."""
+        """Stop calling result handlers, end all waits, and release connections."""
         await asyncio.to_thread(self._outcomes.close)
 
     async def of(self, message_id: str, *, collector: str | None = None) -> Outcome:
-        """What became of a message so far; see `Outcomes.of`."""
+        """The outcome of a message so far; see `Outcomes.of`."""
         return await in_thread(None, partial(self._outcomes.of, message_id, collector=collector))
 
     async def of_many(self, message_ids: Iterable[str], *, collector: str | None = None) -> dict[str, Outcome]:
-        """What became of messages so far; see `Outcomes.of_many`."""
+        """The outcomes of messages so far; see `Outcomes.of_many`."""
         return await in_thread(None, partial(self._outcomes.of_many, message_ids, collector=collector))
 
     async def wait(self, message_id: str, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
-        """The outcome of a message, once it is final; see `Outcomes.wait`. Cancelling it leaves nothing behind."""
+        """Wait until the outcome of a message is final; see `Outcomes.wait`. A cancelled call leaves nothing behind."""
         return await outcome_in_task(self._outcomes, message_id, timeout_s, collector)
 
     def register_result_handler(
         self, handler: Callable[[Outcome], object], message_id: str, *, collector: str | None = None
     ) -> None:
-        """Have a handler called in the running loop; see `Outcomes.register_result_handler`. It must not block."""
+        """Call a handler in the running loop; see `Outcomes.register_result_handler`. It must not block."""
         loop = asyncio.get_running_loop()
 
         def in_loop(outcome: Outcome) -> None:
-            # A loop that has ended has nobody to tell.
+            # The loop may have ended.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(call_handler, handler, outcome)
 
@@ -267,11 +267,11 @@ class AsyncOutcomes(AsyncClosing):
 
 
 async def outcome_in_task(outcomes: Outcomes, message_id: str, timeout_s: float, collector: str | None) -> Outcome:
-    """As `Outcomes.wait`, for a task: no thread is held while it waits."""
+    """As `Outcomes.wait`, for a task, without a thread while it waits."""
     asked, until = outcomes._asked(message_id, collector), _until(timeout_s)
     outcome = await outcomes._waits.result_in_task(outcomes._ask(asked), until)
     if outcome is None:
-        # From here on, not from when a thread is free: many that wait at once end in time, too.
+        # The time includes waiting for a free thread, so that many waits end in time together.
         with within(LEAST_S):
             outcome = await in_thread(None, outcomes._at_end, asked, timeout_s)
     return outcome
@@ -282,12 +282,12 @@ def _until(timeout_s: float) -> float:
 
 
 def _status(outcome: Outcome) -> tuple[OutcomeStatus, int]:
-    """What a handler is told once."""
+    """What is new to a handler."""
     return outcome.status, outcome.attempts
 
 
 def not_finished(outcome: Outcome, timeout_s: float) -> NotFinishedInTime:
-    """The error of an outcome that was waited for in vain."""
+    """The error of a wait that ended before the outcome was final."""
     hints = {
         OutcomeStatus.UNKNOWN: "no collector has taken it: see whether one runs (`relatum status --collector`)",
         OutcomeStatus.COLLECTED: "it waits for its executor",
@@ -308,7 +308,7 @@ def _checked(message_ids: Iterable[str]) -> list[str]:
         raise InvalidInput(f"message_ids are several ids, not {message_ids!r}")
     ids = list(message_ids)
     for message_id in ids:
-        # Others' ids are asked for, too: one that no message can have is unknown, and no mistake.
+        # An id that no message can have is unknown, and no error, as others choose ids.
         if not isinstance(message_id, str) or not message_id:
             raise InvalidInput(f"message_id= is text that is not empty, not {shown(message_id)}")
     return ids
