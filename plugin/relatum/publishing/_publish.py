@@ -1,6 +1,7 @@
 """Publishing with a receipt: through pika and, with a confirm that is awaited, through aio-pika and FastStream."""
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,10 +48,10 @@ def publish(
     mandatory: bool = True,
     **kwargs: Any,
 ) -> Receipt:
-    """Publish with a confirm and get a receipt, which gives the message's offsets once they are recorded.
+    """Publish with a confirm and get a receipt, by which to wait for the message's offsets.
 
-    Confirm mode is switched on where the channel is not in it. On a BlockingConnection this returns when the broker
-    has confirmed; on a callback connection it returns at once and must be called on the connection's thread.
+    Puts the channel into confirm mode if it is not in it. On a BlockingConnection this returns when the broker has
+    confirmed; on a callback connection it returns at once, and must be called on the connection's thread.
 
     Args:
         channel: A channel of an intercepted pika connection.
@@ -61,7 +62,7 @@ def publish(
         properties: As for `basic_publish`; not changed.
         mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`. False: the broker
             drops it and confirms.
-        kwargs: Further arguments of the client's own `basic_publish`.
+        kwargs: Further arguments of the client's `basic_publish`.
 
     Returns:
         The receipt: `receipt.wait(timeout_s)`.
@@ -103,19 +104,19 @@ async def publish_async(
     mandatory: bool = True,
     **kwargs: Any,
 ) -> AsyncReceipt:
-    """Publish with a confirm and get a receipt, which gives the message's offsets once they are recorded.
+    """Publish with a confirm and get a receipt, by which to wait for the message's offsets.
 
-    The twin of `relatum.publish` for aio-pika, with its errors; its arguments are those of `Exchange.publish`. With
-    FastStream those of `RabbitBroker.publish`.
+    As `relatum.publish`, for aio-pika, with the arguments of `Exchange.publish`; for FastStream with those of
+    `RabbitBroker.publish`.
 
     Args:
-        target: An exchange of an intercepted connection, or a channel, which means its default exchange; or
-            `SuperStream.exchange(channel)`. Or an intercepted RabbitBroker of FastStream, which is started.
-        message: The client's message, with FastStream whatever it publishes; not changed.
+        target: An exchange of an intercepted connection; a channel, for its default exchange;
+            `SuperStream.exchange(channel)`; or an intercepted and started RabbitBroker of FastStream.
+        message: The client's message, with FastStream any message it publishes; not changed.
         routing_key: The routing key; with FastStream the stream.
         mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`, whatever the channel's
             `on_return_raises`. False: the broker drops it and confirms.
-        kwargs: Further arguments of the client's own method, such as `timeout`; FastStream's `headers`, `exchange`, ….
+        kwargs: Further arguments of the client's method, such as `timeout`; FastStream's `headers`, `exchange`, ….
 
     Returns:
         The receipt: `await receipt.wait(timeout_s)`.
@@ -150,7 +151,7 @@ async def publish_async(
 
 
 def publisher_of(channel: Any) -> Publisher:
-    """What publishes on a channel of an intercepted pika connection."""
+    """The publisher of a channel of an intercepted pika connection."""
     if not isinstance(channel, BlockingChannel | Channel):
         raise ConfigurationError(
             f"channel is a channel of an intercepted pika connection, not {type(channel).__name__} of "
@@ -166,7 +167,7 @@ def publisher_of(channel: Any) -> Publisher:
 
 
 def intercepted_exchange(target: Any) -> tuple[Any, Interception]:
-    """The exchange that is meant, and the interception of its connection."""
+    """The exchange, and the interception of its connection."""
     exchange: Any = getattr(target, "default_exchange", None) or target
     if not hasattr(exchange, "publish"):
         raise ConfigurationError(
@@ -178,8 +179,14 @@ def intercepted_exchange(target: Any) -> tuple[Any, Interception]:
     return exchange, interception
 
 
+def came_back(result: Any) -> bool:
+    """Whether what an aio-pika publish returned is a message that came back: its result, unless the channel raises."""
+    aiormq = sys.modules.get("aiormq.abc")  # An extra: a caller with such a result has imported it.
+    return aiormq is not None and isinstance(result, aiormq.DeliveredMessage)
+
+
 class _Confirms:
-    """The receipts of one callback channel that wait for an answer. Lives on the connection's thread."""
+    """The receipts of one callback channel that wait for an answer. Used on the connection's thread only."""
 
     def __init__(self, channel: Channel, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -201,17 +208,17 @@ class _Confirms:
 
     @classmethod
     def of(cls, channel: Channel, publisher: Publisher) -> "_Confirms":
-        """The channel's confirms, listened to from now on."""
+        """The receipts of the channel, which is listened to from now on."""
         confirms = vars(channel).get(_CONFIRMS)
         if not isinstance(confirms, cls):
             confirms = cls(channel, publisher)
             setattr(channel, _CONFIRMS, confirms)
-        # Another one where the connection was released and intercepted again; it went on counting.
+        # A new one if the connection was released and intercepted again; it went on counting.
         confirms._publisher = publisher
         return confirms
 
     def publish(self, sent: Sent, send: Callable[[], Any]) -> Receipt:
-        """Send, and give the receipt that the answer will decide."""
+        """Send, and return the receipt that the answer will decide."""
         receipt = Receipt(sent, self._publisher.interception.locator, pending=True)
         send()
         tag = self._publisher.delivery_tag
@@ -237,7 +244,7 @@ class _Confirms:
             self._fail(receipt, PublishNacked(f"the broker refused message {receipt.message_id}", in_stream=routed))
 
     def _on_return(self, _channel: Channel, method: Basic.Return, properties: BasicProperties, _body: bytes) -> None:
-        """A message comes back before its ack does: it is known by what we named it."""
+        """A message comes back before its ack: it is known by the receipt's name, or its id."""
         names = ((properties.headers or {}).get(RECEIPT_HEADER), properties.message_id)
         receipt = next((self._by_name[name] for name in names if name in self._by_name), None)
         if receipt is not None:

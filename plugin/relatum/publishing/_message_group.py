@@ -8,13 +8,13 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
-from relatum import publishing
 from relatum.errors import PublishOutcomeUnknown, PublishUnroutable
-from relatum.groups.numbering import Numbering
 from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
 from relatum.membership import GroupFault, GroupPosition, Membership
 from relatum.processes import of_one_process
-from relatum.publishing import OwnProperties, copy_with, intercepted_exchange, publisher_of
+from relatum.publishing._pika import OwnProperties, copy_with
+from relatum.publishing._publish import came_back, intercepted_exchange, publisher_of
+from relatum.publishing.numbering import Numbering
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
@@ -307,7 +307,7 @@ def _grouped_message(message: "AbstractMessage", place: Membership) -> Any:
 
 def _require_routed(result: Any, place: Membership) -> None:
     """Raise where the message came back: aio-pika then returns it, unless the channel says otherwise."""
-    if publishing.came_back(result):
+    if came_back(result):
         raise PublishUnroutable(
             f"message {place.sequence} of group {place.group_id} came back: nothing is bound for it", in_stream=False
         )
