@@ -1,10 +1,10 @@
-"""Where a message lies."""
+"""The place of a message."""
 
 from typing import NamedTuple
 
 
 class MessageId(NamedTuple):
-    """Where a message lies: the stream's name and the offset in it.
+    """The place of a message: the stream's name and the offset in it.
 
     The AMQP property `message_id` is another thing and is called by its full name everywhere.
     """
