@@ -3,13 +3,12 @@
 from relatum.publishing._dead_letters import REASON_CHARACTERS_MAX, Burial, DeadLetters
 from relatum.publishing._direct_publisher import DIRECT_TIMEOUT_S, DirectPublisher
 from relatum.publishing._intercept import intercept, recording_here, release, stamped, statistics
-from relatum.publishing._interception import RecorderChoice
 from relatum.publishing._message_group import AsyncMessageGroup, MessageGroup
 from relatum.publishing._pika import OwnProperties, copy_with
 from relatum.publishing._publish import came_back, publish, publish_async
 from relatum.publishing._publisher_statistics import PublisherStatistics
 from relatum.publishing._receipt import AsyncReceipt, Receipt
-from relatum.publishing._stamp import OnInvalid, Stamper
+from relatum.publishing._stamp import Stamper
 
 __all__ = [
     "DIRECT_TIMEOUT_S",
@@ -20,11 +19,9 @@ __all__ = [
     "DeadLetters",
     "DirectPublisher",
     "MessageGroup",
-    "OnInvalid",
     "OwnProperties",
     "PublisherStatistics",
     "Receipt",
-    "RecorderChoice",
     "Stamper",
     "came_back",
     "copy_with",
