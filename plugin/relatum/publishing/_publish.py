@@ -1,8 +1,9 @@
-"""Publishing with a receipt: through pika and, with a confirm that is awaited, through aio-pika and FastStream."""
+"""Publishing with a receipt: through pika, or through aio-pika with a confirm that is awaited."""
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from time import time_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from pika import BasicProperties
@@ -21,18 +22,18 @@ from relatum.errors import (
     PublishRejected,
     PublishUnroutable,
 )
-from relatum.headers import RECEIPT_HEADER
+from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._locate import Sent
-from relatum.publishing._pika import PUBLISHER, Publisher
+from relatum.publishing._pika import PUBLISHER, Publisher, copy_with
 from relatum.publishing._publish_errors import refuses_publish
-from relatum.publishing._receipt import AsyncReceipt, Receipt, receipt_header
+from relatum.publishing._receipt import AsyncReceipt, Receipt
 from relatum.superstreams import Target
 from relatum.superstreams.targets import TargetExchange
+from relatum.uuid7 import uuid7
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
-    from faststream.rabbit import RabbitBroker
 
 _CONFIRMS: Final = "_relatum_confirms"
 """Attribute of a callback channel: the receipts that wait for an answer."""
@@ -79,14 +80,16 @@ def publish(
     interception = publisher.interception
     interception.require_database()
     checked_body(body)
+    interception.agreement.check()
     if isinstance(exchange, Target):
         exchange, routing_key = exchange.destination(channel, body, properties, routing_key)
-    asked = receipt_header(properties.message_id if properties is not None else None)
-    stamped, stamp = publisher.stamp(properties, body, asked)
-    sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body)
+    given = properties or BasicProperties()
+    headers, message_id = _asking(given.headers, given.message_id, given.timestamp)
+    sent = Sent.of(exchange, routing_key, message_id, headers, body)
 
     def send() -> None:
-        channel.basic_publish(exchange, routing_key, body, stamped, mandatory, **kwargs)
+        asking = copy_with(given, headers, message_id)
+        channel.basic_publish(exchange, routing_key, body, asking, mandatory, **kwargs)
 
     if isinstance(publisher.channel, Channel):
         return _Confirms.of(publisher.channel, publisher).publish(sent, send)
@@ -97,8 +100,8 @@ def publish(
 
 
 async def publish_async(
-    target: "AbstractExchange | AbstractChannel | TargetExchange | RabbitBroker",
-    message: "AbstractMessage | Any",
+    target: "AbstractExchange | AbstractChannel | TargetExchange",
+    message: "AbstractMessage",
     routing_key: str = "",
     *,
     mandatory: bool = True,
@@ -106,17 +109,16 @@ async def publish_async(
 ) -> AsyncReceipt:
     """Publish with a confirm and get a receipt, by which to wait for the message's offsets.
 
-    As `relatum.publish`, for aio-pika, with the arguments of `Exchange.publish`; for FastStream with those of
-    `RabbitBroker.publish`.
+    As `relatum.publish`, for aio-pika, with the arguments of `Exchange.publish`.
 
     Args:
-        target: An exchange of an intercepted connection; a channel, for its default exchange;
-            `SuperStream.exchange(channel)`; or an intercepted and started RabbitBroker of FastStream.
-        message: The client's message, with FastStream any message it publishes; not changed.
-        routing_key: The routing key; with FastStream the stream.
+        target: An exchange of an intercepted connection; a channel, for its default exchange; or
+            `SuperStream.exchange(channel)`.
+        message: The client's message; not changed.
+        routing_key: The routing key.
         mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`, whatever the channel's
             `on_return_raises`. False: the broker drops it and confirms.
-        kwargs: Further arguments of the client's method, such as `timeout`; FastStream's `headers`, `exchange`, ….
+        kwargs: Further arguments of the client's method, such as `timeout`.
 
     Returns:
         The receipt: `await receipt.wait(timeout_s)`.
@@ -126,12 +128,6 @@ async def publish_async(
             sent.
         PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; `await error.settle()`.
     """
-    if any(kind.__module__ == "faststream.rabbit.broker.broker" for kind in type(target).__mro__):
-        from relatum.publishing import _faststream
-
-        return await _faststream.with_receipt(target, message, routing_key, mandatory=mandatory, **kwargs)
-    from relatum.publishing import _aio_pika
-
     if isinstance(target, TargetExchange):
         channel = target.channel
         name, routing_key = await target.target.destination_async(channel, message, routing_key)
@@ -141,13 +137,30 @@ async def publish_async(
         raise ConfigurationError(
             f"no receipt tells of a {type(exchange).__name__}: publish with it itself; nothing was sent"
         )
+    interception.require_database()
+    if not (await exchange.channel.get_underlay_channel()).publisher_confirms:
+        raise ConfigurationError("a receipt needs confirms: open the channel with publisher_confirms=True")
+    await interception.agreed()
+    interception.agreement.check()
     ours: Any = copy.copy(message)
+    ours.headers, ours.message_id = _asking(message.headers, message.message_id, message.timestamp)
+    sent = Sent.of(exchange.name, routing_key, ours.message_id, ours.headers, message.body)
+    if came_back(await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)):
+        raise PublishUnroutable(f"message {sent.message_id} came back: nothing is bound for it", in_stream=False)
+    return AsyncReceipt(sent, interception.locator)
 
-    async def publish(message_id: str, headers: dict[str, Any]) -> Any:
-        ours.message_id, ours.headers = message_id, headers
-        return await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)
 
-    return await _aio_pika.with_receipt(interception, message.message_id, message.headers, publish)
+def _asking(headers: Mapping[str, Any] | None, message_id: str | None, timestamp: Any) -> tuple[dict[str, Any], str]:
+    """The headers and the id of a message that asks the recorder for a receipt.
+
+    An id of ours is unique, so the header is True. The caller's may have been used before: then the receipt has a name
+    of its own.
+    """
+    now_ns = time_ns()
+    out = {**(headers or {}), RECEIPT_HEADER: True if message_id is None else uuid7(now_ns)}
+    if timestamp is None:
+        out.setdefault(TIME_HEADER, now_ns // 1000)
+    return out, message_id or uuid7(now_ns)
 
 
 def publisher_of(channel: Any) -> Publisher:
@@ -155,8 +168,7 @@ def publisher_of(channel: Any) -> Publisher:
     if not isinstance(channel, BlockingChannel | Channel):
         raise ConfigurationError(
             f"channel is a channel of an intercepted pika connection, not {type(channel).__name__} of "
-            f"{type(channel).__module__}; with aio-pika: await relatum.publish_async(exchange, message, routing_key), "
-            "with FastStream publish_async(broker, message, stream)"
+            f"{type(channel).__module__}; with aio-pika: await relatum.publish_async(exchange, message, routing_key)"
         )
     publisher = vars(channel).get("basic_publish")
     if not isinstance(publisher, Publisher):
