@@ -11,7 +11,7 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
-from relatum.groups import Membership
+from relatum.membership import Membership
 from relatum_consumer import Relations
 
 BROKER = os.environ["RELATUM_BROKER_URL"]

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
         SerialConsumer,
         SerializationContexts,
     )
-    from relatum.groups import GROUP_KEY, AsyncMessageGroup, MessageGroup, new_group_id
     from relatum.keys import KeyDefinition
+    from relatum.membership import GROUP_KEY, new_group_id
     from relatum.outcomes import AsyncOutcomes, Outcome, Outcomes, OutcomeStatus
     from relatum.publishing import (
+        AsyncMessageGroup,
         AsyncReceipt,
+        MessageGroup,
         Receipt,
         intercept,
         publish,
@@ -81,10 +83,11 @@ _HOMES = {
         "collecting": "AsyncMessageCollector MessageCollector",
         "contexts": "AffinityRouter AffinitySet AffinitySets AsyncAffinityRouter AsyncContextRouter "
         "AsyncSerialConsumer ContextRouter SerialConsumer SerializationContexts",
-        "groups": "GROUP_KEY AsyncMessageGroup MessageGroup new_group_id",
         "keys": "KeyDefinition",
+        "membership": "GROUP_KEY new_group_id",
         "outcomes": "AsyncOutcomes Outcome OutcomeStatus Outcomes",
-        "publishing": "AsyncReceipt Receipt intercept publish publish_async recording_here release stamped statistics",
+        "publishing": "AsyncMessageGroup AsyncReceipt MessageGroup Receipt intercept publish publish_async "
+        "recording_here release stamped statistics",
         "superstreams": "AffinityHandle SuperStream",
     }.items()
     for name in names.split()

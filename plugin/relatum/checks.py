@@ -1,7 +1,7 @@
-"""Arguments of public calls, checked before anything is asked, sent or written: `InvalidInput` for what cannot be.
+"""Checks of arguments of public calls, before anything is asked, sent or written: one clear error for each kind.
 
-Whatever a caller gives goes to PostgreSQL, whose integers have 64 bits and whose texts hold no NUL character, to the
-broker, whose names are UTF-8, or into a wait, where a number of seconds past all calendars overflows.
+Arguments go to PostgreSQL, whose integers have 64 bits and whose texts have no NUL character; to the broker, whose
+names are UTF-8; or into a wait, where a huge number of seconds overflows.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -13,14 +13,18 @@ from relatum.errors import ConfigurationError, InvalidInput
 from relatum.headers import NAME_BYTES_MAX
 
 COUNT_MAX: Final = 1_000_000_000
-"""The largest number of things that can be asked for: more fit into no memory; PostgreSQL counts to 2^63 - 1."""
+"""The largest number of things that can be asked for: more do not fit into memory."""
 
 SECONDS_MAX: Final = 2**31 - 1
-"""The longest time that can be waited for, 68 years: locks and sockets overflow somewhere past it."""
+"""The longest wait, 68 years: locks and sockets overflow somewhere beyond it."""
 
 
 def checked_count(argument: str, value: Any, *, least: int = 1, most: int = COUNT_MAX, otherwise: str = "") -> int:
-    """A number of things; `otherwise` tells the error what else can be given."""
+    """A number of things; `otherwise` names other possible values in the error.
+
+    Raises:
+        InvalidInput: it is no integer between the two.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidInput(f"{argument}= takes a number from {least:,} to {most:,}{otherwise}, not {shown(value)}")
     return value
@@ -29,9 +33,13 @@ def checked_count(argument: str, value: Any, *, least: int = 1, most: int = COUN
 def checked_seconds(
     argument: str, value: Any, *, least: float = 0.0, most: float = SECONDS_MAX, zero: bool = True
 ) -> float:
-    """A number of seconds, never infinite; `zero` is False where 0 cannot be meant."""
+    """A finite number of seconds; `zero`: whether 0 is allowed.
+
+    Raises:
+        InvalidInput: it is no number of seconds between the two.
+    """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # A comparison with what is not a number is false.
+    # Comparisons with NaN are false.
     if not is_number or not least <= value <= most or value == float("inf") or (value == 0 and not zero):
         between = (
             f"seconds, {f'{least:g} or more' if zero else 'more than 0'}"
@@ -44,7 +52,7 @@ def checked_seconds(
 
 
 def seconds_text(seconds: float) -> str:
-    """A span of time as errors show it: whole seconds from 10 on, tenths below that, hundredths below 1."""
+    """A span of time as errors show it: whole seconds from 10 on, tenths below, hundredths below 1."""
     decimals = 0 if seconds >= 10 else 1 if seconds >= 1 else 2
     whole, _, rest = f"{seconds:,.{decimals}f}".partition(".")
     return f"{whole}.{rest.rstrip('0')}".rstrip(".") + " s"
@@ -62,7 +70,11 @@ def size_text(count: float | None) -> str:
 
 
 def checked_name(argument: str, value: Any) -> str:
-    """A name of a stream, a super stream or a key: the broker's answer to a longer one may be none."""
+    """A name of a stream, a super stream or a key. The broker may not even answer to a longer one.
+
+    Raises:
+        InvalidInput: it is no text, an empty one, or one that neither the broker nor PostgreSQL can hold.
+    """
     if len(_encoded(argument, value, least=1, what="a name")) > NAME_BYTES_MAX:
         raise InvalidInput(f"{argument}= takes a name of {NAME_BYTES_MAX} bytes at most; {value[:40]!a}… is longer")
     name: str = value
@@ -70,7 +82,11 @@ def checked_name(argument: str, value: Any) -> str:
 
 
 def checked_text(argument: str, value: Any, *, least: int = 0, what: str = "text") -> str:
-    """A text of at least so many characters, such as a routing key; `what` it is, for the error."""
+    """A text of at least `least` characters, such as a routing key; `what`: its name in the error.
+
+    Raises:
+        InvalidInput: it is none, too short, or one that neither the broker nor PostgreSQL can hold.
+    """
     _encoded(argument, value, least=least, what=what)
     text: str = value
     return text
@@ -90,7 +106,11 @@ def _encoded(argument: str, value: Any, *, least: int, what: str) -> bytes:
 
 
 def checked_names(argument: str, value: Any, *, least: int = 0) -> tuple[str, ...]:
-    """Several names. One text is none: its characters would be taken for names."""
+    """Several names; not one text, whose characters would be taken for names.
+
+    Raises:
+        InvalidInput: it is no iterable of names, or has too few of them.
+    """
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise InvalidInput(f"{argument}= takes a list of names, not {shown(value)}")
     names = tuple(value)
@@ -114,7 +134,11 @@ def checked_weights(argument: str, value: Any) -> dict[str, float]:
 
 
 def checked_callable(argument: str, value: Any) -> Callable[..., Any]:
-    """A function that is to be called later."""
+    """A function to be called later.
+
+    Raises:
+        InvalidInput: it cannot be called.
+    """
     if not callable(value):
         raise InvalidInput(f"{argument}= takes a function; {shown(value)} cannot be called")
     function: Callable[..., Any] = value
@@ -122,14 +146,18 @@ def checked_callable(argument: str, value: Any) -> Callable[..., Any]:
 
 
 def checked_event(argument: str, value: Any) -> None:
-    """What tells to stop: an Event of threading, of asyncio or of multiprocessing."""
+    """An Event of threading, asyncio or multiprocessing.
+
+    Raises:
+        InvalidInput: it is none.
+    """
     if not callable(getattr(value, "is_set", None)) or not callable(getattr(value, "wait", None)):
         raise InvalidInput(f"{argument}= takes an Event, not {shown(value)}")
 
 
 @contextmanager
 def as_options() -> Iterator[None]:
-    """Where a wrong argument is an option of what is made: `ConfigurationError`."""
+    """Raise wrong arguments as `ConfigurationError`: they are options of the object being made."""
     try:
         yield
     except InvalidInput as error:
@@ -144,11 +172,11 @@ def checked_choice(argument: str, value: Any, choices: Collection[str]) -> str:
 
 
 def checked_host(host: str, where: str) -> None:
-    """See that a host's name can be asked for: Python's name lookup raises a `UnicodeError` of its own otherwise.
+    """Check that a host's name can be looked up: otherwise Python would raise a `UnicodeError`.
 
     Raises:
-        ConfigurationError: a part between dots is empty, or longer than 63 characters. The name is not shown, since it
-            may be a part of a password that was not quoted.
+        ConfigurationError: a part between dots is empty, or longer than 63 characters. The name is not shown: it may be
+            part of a password that was not quoted.
     """
     try:
         host.encode("idna")
@@ -159,20 +187,24 @@ def checked_host(host: str, where: str) -> None:
 
 
 def checked_body(value: Any) -> bytes | str:
-    """A message's body, as pika takes one."""
+    """A message's body, as pika takes one.
+
+    Raises:
+        InvalidInput: it is neither bytes nor text.
+    """
     if not isinstance(value, bytes | str):
         raise InvalidInput(f"body= takes bytes or text, not {type(value).__name__}")
     return value
 
 
 def meant(name: str, known: Iterable[str | None]) -> str:
-    """A question for the name that is known and most like another, to be put behind it; "" where none is like it."""
+    """A suffix of errors that suggests the most similar known name; "" if none is similar."""
     alike = get_close_matches(name, {each for each in known if each}, n=1)
     return f" (did you mean {shown(alike[0])}?)" if alike else ""
 
 
 def shown(value: Any) -> str:
-    """A value for a message: its beginning, in characters that any terminal can write."""
+    """The beginning of a value for an error, in ASCII."""
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return f"an integer of {value.bit_length()} bits"
     return ascii(value)[:80]

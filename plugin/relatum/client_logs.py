@@ -1,8 +1,8 @@
-"""Keeps what clients log of connections that are Relatum's own out of an application's log.
+"""Keeps log records of pika and aiormq about Relatum's own connections out of the application's log.
 
-pika and aiormq log each attempt to connect that fails as an error, in a dozen lines, and each channel that a broker
-closes as a warning. Whoever tries again for ever would fill the log with them. What it comes to is raised by Relatum as
-an error of its own, and said once by whoever waits. Of an application's own connections nothing is left out.
+They log each failed attempt to connect as an error, in a dozen lines, and each channel that a broker closes as a
+warning: retrying components would fill the log. Relatum raises its own errors, and logs an outage once. Records about
+the application's connections are not filtered.
 """
 
 import logging
@@ -12,20 +12,20 @@ from contextvars import ContextVar
 from typing import Final
 
 CLIENTS: Final = ("pika", "aiormq", "aio_pika")
-"""The loggers that are looked through, with all below them."""
+"""The filtered loggers, with all below them."""
 
 _is_own: Final[ContextVar[bool]] = ContextVar("relatum_own_connection", default=False)
-"""Whether what runs is about a connection of Relatum's own. Tasks that a client starts there inherit it."""
+"""Whether the running code is about a connection of Relatum's own. Tasks that a client starts there inherit it."""
 
 _looked_at = 0
-"""How many loggers there were when the filter was put on the last time."""
+"""The number of loggers when the filter was last installed."""
 
 
 @contextmanager
 def own_connection() -> Iterator[None]:
-    """Leave out what clients log while the block runs, here and in tasks that are started here; also a decorator.
+    """Suppress log records of clients while the block runs, also in tasks started there; also a decorator.
 
-    Who listens to a client at level DEBUG is shown it, at that level.
+    If a client's logger is enabled for DEBUG, they are shown at that level.
     """
     _put_filter()
     token = _is_own.set(True)
@@ -36,7 +36,7 @@ def own_connection() -> Iterator[None]:
 
 
 def _put_filter() -> None:
-    """Put the filter on each logger there is: one on a logger does not see what those below it log."""
+    """Install the filter on each existing logger: a logger's filter does not see records of those below it."""
     global _looked_at
     loggers = logging.root.manager.loggerDict
     if len(loggers) == _looked_at:
@@ -48,7 +48,7 @@ def _put_filter() -> None:
 
 
 def _show(record: logging.LogRecord) -> bool:
-    """Whether a record is to be seen; as one of level DEBUG where it is of a connection of Relatum's own."""
+    """Whether to show a record; one about a connection of Relatum's own gets level DEBUG."""
     if not _is_own.get():
         return True
     if not logging.getLogger(record.name).isEnabledFor(logging.DEBUG):

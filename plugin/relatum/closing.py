@@ -1,4 +1,4 @@
-"""What happens beside an object: it is closed where its block ends, or when it is dropped; a thread calls it again."""
+"""Context managers that close themselves, closing with the owner's garbage collection, and calls repeated in a thread."""
 
 import threading
 import weakref
@@ -13,23 +13,21 @@ _Owner = TypeVar("_Owner")
 
 
 def close_when_dropped(owner: object, close: Callable[[], None]) -> None:
-    """Call `close` once nobody holds the owner any more, at the latest when the process ends.
+    """Call `close` once the owner is garbage-collected, at the latest when the process ends.
 
-    It runs in a thread of its own: the garbage collector drops things in whichever thread it happens to run, also in
-    the midst of one that has a lock which `close` needs.
+    It runs in a thread of its own: the collector may run in any thread, also in one that holds a lock `close` needs.
 
     Args:
         owner: Held weakly.
-        close: Must not hold the owner. It sees to its own errors.
+        close: Must not refer to the owner, and must handle its own errors.
     """
     weakref.finalize(owner, _close_apart, close)
 
 
 def close_within(close: Callable[[], None], timeout_s: float, *, name: str) -> None:
-    """Call `close` in a thread of its own, and wait so many seconds: a frozen server keeps who takes leave of it.
+    """Call `close` in a thread of its own, and wait at most `timeout_s`: a frozen server does not answer a goodbye.
 
-    Where no thread can be started any more, as at the end of the interpreter with Python 3.12, it is not called: what
-    would be closed ends with the process.
+    If no thread can be started, as at the end of the interpreter with Python 3.12, it is not called: the process ends.
     """
     closing = threading.Thread(target=close, name=name, daemon=True)
     with suppress(RuntimeError):
@@ -39,10 +37,10 @@ def close_within(close: Callable[[], None], timeout_s: float, *, name: str) -> N
 
 def _close_apart(close: Callable[[], None]) -> None:
     if threading.main_thread().is_alive():
-        # Not a `Thread`, which takes locks to start and waits until it has.
+        # Not a `Thread`, whose start takes locks and waits.
         start_new_thread(close, ())
     else:
-        # The interpreter ends: nothing is under way in this thread, and another would not come to its end.
+        # The interpreter ends: this thread is idle, and another one would not finish.
         close()
 
 

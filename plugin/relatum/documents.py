@@ -12,7 +12,7 @@ def document(value: Any, text: Callable[[str], str] = str) -> Any:  # noqa: PLR0
 
     Args:
         value: The value.
-        text: What is done to each text.
+        text: Applied to each text.
     """
     if isinstance(value, Enum):
         value = value.value

@@ -1,4 +1,4 @@
-"""Faces of rooms whose names are imported when they are first used: what is not asked for costs no start."""
+"""Packages whose names are imported when they are first used, so that unused ones do not slow the start."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def imported_later(room: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Make the `__getattr__` of a room's face.
+    """Make the `__getattr__` of a package.
 
     Args:
-        room: The room: its `__name__`.
-        homes: The modules of names, as far as they are imported later.
+        room: The package's `__name__`.
+        homes: The modules of the names that are imported later.
 
     Returns:
         A function that imports a name when it is first used, and keeps it.

@@ -1,4 +1,4 @@
-"""What identifies a message, and what is compared to know a stream and a broker again."""
+"""The place of a message; how a stream and a broker are recognised."""
 
 import zlib
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ IDENTITY_STREAM: Final = "relatum.broker"
 
 
 class MessageId(NamedTuple):
-    """Where a message is: the stream's name and the offset in it.
+    """The place of a message: the stream's name and the offset in it.
 
     The AMQP property `message_id` is another thing and is called by its full name everywhere.
     """

@@ -1,8 +1,7 @@
-"""Message groups: what a message's place in one is, and how far a group has come. No input or output happens here.
+"""Message groups: a message's place in its group, and how far a group has come. Pure: no I/O.
 
-A group is a set of messages that carry one id, numbers from 1 on without gaps, and a flag on the last of them, all in
-headers: `group_id`, `group_sequence` and `group_last`. `relatum.MessageGroup` publishes them; they are found by the
-key `GROUP_KEY`.
+The messages of a group have one id, numbers from 1 on without gaps, and a flag on the last of them, in the headers
+`group_id`, `group_sequence` and `group_last`. `relatum.MessageGroup` publishes them; the key `GROUP_KEY` finds them.
 """
 
 import os
@@ -24,27 +23,27 @@ GROUP_KEY: Final = KeyDefinition(
     "message_group",
     (f"header:{GROUP_ID_HEADER}", f"header:{GROUP_SEQUENCE_HEADER}", f"header:{GROUP_LAST_HEADER}"),
 )
-"""The key by which groups are found. Its values read `<group id>|<sequence>|<last>`, so that a group is one range of
-the index; none of the three parts can hold what a composite escapes."""
+"""The key by which groups are found. Its values are `<group id>|<sequence>|<last>`, so that a group is one range of the
+index; none of the three parts contains characters that a composite escapes."""
 
 _GROUP_ID: Final = re.compile(rf"[0-9a-f]{{{2 * GROUP_ID_BYTES}}}\Z", re.ASCII)
 _VALUE: Final = re.compile(rf"([0-9a-f]{{{2 * GROUP_ID_BYTES}}})\|([1-9][0-9]{{0,8}})\|(true|false)\Z", re.ASCII)
 
 _AFTER_SEPARATOR: Final = chr(ord("|") + 1)
-"""What ends the range of a group's values: the character after the one that separates the parts."""
+"""The end of the range of a group's values: the character after the separator of the parts."""
 
 
 new_place: Final = tuple.__new__
-"""Makes a place out of its parts; `Membership(…)` is a function of its own, and this is on the publish path."""
+"""Makes a place of its parts. `Membership(…)` would be one more function call on the publish path."""
 
 
 class GroupFault(StrEnum):
-    """Why headers, or a call, cannot make a message one of a group: the field `reason` of `InvalidGroup`."""
+    """Why headers or a call are refused: the field `reason` of `InvalidGroup`."""
 
     advice: str
 
     def __new__(cls, reason: str, advice: str = "") -> Self:
-        """A reason, with what its error says."""
+        """A reason, with the text of its error."""
         fault = str.__new__(cls, reason)
         fault._value_ = reason
         fault.advice = advice
@@ -60,9 +59,9 @@ class GroupFault(StrEnum):
     SEQUENCE_OUT_OF_RANGE = "group_sequence_out_of_range", f"group_sequence is from 1 to {GROUP_SEQUENCE_MAX:,}"
     LAST_NOT_BOOLEAN = "group_last_not_a_boolean", "group_last is True or False"
     ENDED = "group_has_ended"
-    """The group has its last message already, or was left."""
+    """The group has its last message already, or its block was left."""
     OPTION_INVALID = "option_invalid"
-    """An option of the group, or the position to go on from, cannot be one."""
+    """An option of the group, or the position to resume from, is invalid."""
 
     def error(self, text: str = "") -> InvalidGroup:
         """The error of this reason."""
@@ -107,10 +106,9 @@ def new_group_id() -> str:
 
 
 def membership(headers: Mapping[str, Any]) -> Membership | None:
-    """The place that a message's headers give it, None where it is in no group.
+    """The place of a message with these headers; None if it is in no group.
 
-    It is what the message's value of `GROUP_KEY` says: a message without a valid id, number and flag is in no group,
-    since nothing could find it there.
+    A message without a valid id, number and flag is in no group: it has no value of `GROUP_KEY`.
     """
     group_id = headers.get(GROUP_ID_HEADER)
     if group_id is None:
@@ -132,7 +130,7 @@ def value_of(group_id: str, sequence: int, last: bool) -> str:
 
 
 def parse_value(value: str) -> Membership | None:
-    """The place that a value of `GROUP_KEY` tells of, None where it tells of none."""
+    """The place in a value of `GROUP_KEY`; None if it is not such a value."""
     found = _VALUE.match(value)
     if found is None:
         return None
@@ -141,10 +139,7 @@ def parse_value(value: str) -> Membership | None:
 
 
 def value_bounds(group_id: str) -> tuple[str, str]:
-    """The range of a group's values of `GROUP_KEY`: from the first text on, up to before the second.
-
-    In the order of code points, which is that of the table's values.
-    """
+    """The range of a group's values of `GROUP_KEY`, end excluded, in the order of code points, as in the table."""
     return f"{group_id}|", f"{group_id}{_AFTER_SEPARATOR}"
 
 
@@ -172,12 +167,12 @@ def _is_group_id(group_id: Any) -> bool:
 
 
 def checked_membership(headers: Mapping[str, Any]) -> Membership | None:
-    """The place that headers give a message which is about to be published, None where they name no group.
+    """The place of a message that is about to be published; None if its headers name no group.
 
-    Headers of None count as not given; a flag that is not given is False.
+    None counts as not given; a flag that is not given is False.
 
     Raises:
-        InvalidGroup: one of id and number is given alone, or one of the three cannot be what it is.
+        InvalidGroup: id or number is given alone, or one of the three is invalid.
     """
     group_id = headers.get(GROUP_ID_HEADER)
     sequence = headers.get(GROUP_SEQUENCE_HEADER)
@@ -204,7 +199,7 @@ def _fault(group_id: Any, sequence: Any, last: Any) -> GroupFault | None:
 
 
 def _is_plain(group_id: Any, sequence: Any, last: Any) -> bool:
-    """Whether they are a place just as they are, which nearly all are."""
+    """Whether they are a place as they are, as nearly all are."""
     return (
         type(group_id) is str
         and type(sequence) is int
@@ -235,20 +230,20 @@ Place: TypeAlias = tuple[str, int, bool]
 """The fields of a `Membership`."""
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
-"""Ranges of sequence numbers, each with its first and its last, in ascending order."""
+"""Ranges of sequence numbers (first, last), in ascending order."""
 
 
 class Anomaly(StrEnum):
-    """What can be wrong with a group besides being incomplete. Several can hold at once."""
+    """Faults of a group besides being incomplete. It may have several."""
 
     DUPLICATE = "duplicate"
     """A sequence number that several messages have."""
     TWO_LASTS = "two_lasts"
-    """Several sequence numbers whose message says that it is the last. The lowest counts."""
+    """Several sequence numbers flagged as the last. The lowest counts."""
     PAST_LAST = "past_last"
-    """A message, not a last one itself, with a number above that of the last."""
+    """A message with a number above the last one's, not flagged as the last."""
     EXPIRED = "expired"
-    """A message of the group was there, and retention has dropped it."""
+    """Retention has dropped a message of the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,17 +252,17 @@ class GroupPosition:
 
     Attributes:
         group_id: The group.
-        contiguous: The highest number up to which none is missing; 0 where even the first is.
+        contiguous: The highest number up to which none is missing; 0 if the first is missing.
         highest: The highest number seen; 0 for none.
-        missing: The numbers that are missing below the last, or below the highest where the last is not seen: ranges
-            of first and last, ascending.
-        last_sequence: The last message's number; None where it is not seen. Of several, the lowest.
-        seen: How many different numbers are there.
-        anomalies: What else is wrong, in the order of `Anomaly`.
-        streams: The streams and super streams it was looked for in, sorted; None: whoever made it did not say.
-        is_of_all: Whether those are all that the database knew then, as nobody named any. Of others it says nothing.
-        is_proven: Whether all they held then was looked at, up to their leaders' ends. False where only what is
-            recorded was, or the broker could not tell the end: there may be more of the group.
+        missing: The missing numbers below the last, or below the highest if the last is not seen: ranges (first,
+            last), ascending.
+        last_sequence: The last message's number; None if it is not seen. Of several, the lowest.
+        seen: How many different numbers there are.
+        anomalies: Other faults, in the order of `Anomaly`.
+        streams: The streams and super streams that were searched, sorted; None: not known.
+        is_of_all: Whether these are all streams that the database knew then, since none was named.
+        is_proven: Whether they were searched up to their leaders' ends. False if only recorded messages were, or the
+            broker could not tell the end: there may be more of the group.
     """
 
     group_id: str
@@ -282,9 +277,9 @@ class GroupPosition:
     is_proven: bool = field(default=True, compare=False)
 
     def holds_for(self, exchange: str, routing_key: str) -> bool:
-        """Whether it says how far the group is where messages of an exchange and a routing key go.
+        """Whether the streams searched include those of an exchange and a routing key.
 
-        Which streams an exchange leads to that is no super stream is known to the caller, who names them when asking.
+        For an exchange that is not a super stream, the caller knows its streams, and names them when asking.
         """
         if self.streams is None:
             return True
@@ -294,12 +289,12 @@ class GroupPosition:
 
     @property
     def next_sequence(self) -> int:
-        """Where to go on: the lowest number that is not there."""
+        """The lowest number that is missing."""
         return self.contiguous + 1
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last message and all before it are there, whatever else is."""
+        """Whether the last message and all before it are there, whatever the anomalies."""
         return self.last_sequence is not None and self.contiguous >= self.last_sequence
 
 
@@ -307,11 +302,10 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
     """How far a group has come, from the places of its messages.
 
     Args:
-        group_id: The group; members of others are left out.
-        members: One place for each message, in any order. What an exchange has routed to several streams is one
-            message, and is to be given once.
+        group_id: The group; members of others are ignored.
+        members: One place for each message, in any order. A message that was routed to several streams is given once.
         expired: Places of messages that retention has dropped. They count as missing, unless another message has the
-            same number; that one of them was the last still counts.
+            same number; the flag of the last still counts.
 
     Returns:
         The position. It does not depend on the order.
@@ -331,7 +325,7 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
     highest = max(numbers, default=0)
     is_whole = count == len(numbers) == highest and min(numbers, default=0) == 1
     if is_whole and not gone and (not lasts or lasts == {highest}):
-        # As nearly all are, and looked at for each group that is read.
+        # The usual case, for each group that is read.
         return GroupPosition(group_id, highest, highest, (), last_sequence, count)
     missing = _missing(sorted(numbers), highest if last_sequence is None else last_sequence)
     past = last_sequence is not None and any(number > last_sequence for number in numbers - lasts)

@@ -1,13 +1,13 @@
-"""What a fork does to objects that have threads, sockets or an identity, and who a process is. One place knows both.
+"""What a fork does to objects that have threads, sockets or an identity; and the name of a process.
 
-In the child there is the thread that forked and no other; sockets are the parent's as well, and a lock that another
-thread held stays locked for ever. So each such object does one of two things in a child:
+In the child only the forking thread exists; sockets are shared with the parent, and a lock that another thread held
+stays locked for ever. So in a child each such object does one of two things:
 
-- It *works*: `after_fork` has it make its locks anew and forget its connections, without a word on them.
-- It *says that it does not*: `of_one_process` ends it. What is called on it raises `UsedAfterFork`, and closing it does
-  nothing: its threads, leases, numbers and connections are the parent's, who goes on with them.
+- It works: `after_fork` has it make new locks and forget its connections, sending nothing on them.
+- It ends: after `of_one_process`, calls raise `UsedAfterFork`, and closing it does nothing. Its threads, leases,
+  numbers and connections are the parent's, which goes on with them.
 
-Nothing of this costs anything where nobody forks, or in the parent. Other ways to start processes copy no objects.
+This costs nothing without a fork, or in the parent. Other ways to start processes copy no objects.
 """
 
 import functools
@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from relatum.errors import UsedAfterFork
 
 _ENDINGS: Final = frozenset({"close", "aclose", "release", "__exit__", "__aexit__"})
-"""What ends an object. In a child it does nothing and gives True, as for something that has ended."""
+"""Methods that end an object. In a child they do nothing and return True, as for an object that has ended."""
 
 _USES: Final = frozenset(
     {"__call__", "__enter__", "__aenter__", "__iter__", "__aiter__", "__next__", "__anext__", "__getitem__"}
@@ -31,30 +31,30 @@ _USES: Final = frozenset(
 _renewed: "WeakKeyDictionary[Any, Callable[[Any], None]]" = WeakKeyDictionary()
 _single: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
 _left: list[Any] = []
-"""What is the parent's: kept, so that nothing of it is finalised here."""
+"""Objects of the parent, kept so that they are not finalised here."""
 
 
 def after_fork(owner: Any, renew: Callable[[Any], None]) -> None:
     """In a child, call `renew(owner)` before anything else runs there.
 
-    `renew`: Makes its locks anew and forgets its connections. It takes no lock, waits for nothing, sends nothing. It
-    must not hold the owner: give a function of the class.
+    `renew` makes new locks and forgets connections. It takes no lock, waits for nothing and sends nothing. It must not
+    refer to the owner, which is held weakly: give a function of the class.
     """
     _renewed[owner] = renew
 
 
 def of_one_process(owner: Any, what: str) -> None:
-    """In a child, end the object: each use of it raises `UsedAfterFork`, and to close it does nothing.
+    """In a child, end the object: its public methods raise `UsedAfterFork`, and closing it does nothing.
 
     Args:
-        owner: The object; held weakly. Its public methods are its uses, attributes stay as they were.
-        what: What it is, with an article, as the error names it: "a recorder".
+        owner: The object; held weakly. Its attributes stay as they were.
+        what: Its name in the error, with an article: "a recorder".
     """
     _single[owner] = what
 
 
 def leave_to_parent(*objects: Any) -> None:
-    """Keep what belongs to the parent from being finalised here: a last word on its sockets would be the parent's."""
+    """Keep objects of the parent from being finalised here: they would say goodbye on the parent's sockets."""
     _left.extend(objects)
 
 
@@ -99,7 +99,7 @@ def _refusing(method: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 
 def _nothing(self: Any, *args: Any, **_options: Any) -> bool | None:
-    # As `__exit__` it is given three arguments, and must not swallow an error.
+    # `__exit__` gets three arguments, and must not swallow an error.
     return None if len(args) == len(("kind", "error", "trace")) else True
 
 
@@ -107,10 +107,10 @@ async def _nothing_async(self: Any, *args: Any, **_options: Any) -> bool | None:
     return _nothing(self, *args)
 
 
-# Objects of the interpreter's own come first: `threading` has forgotten the other threads by then.
+# Hooks of the standard library run first: `threading` has forgotten the other threads by then.
 os.register_at_fork(after_in_child=_in_child)
 
 
 def new_holder() -> str:
-    """A name for this process, as a holder of leases: host, process id, and something nobody else has."""
+    """A name for this process as a holder of leases: host, process id, and random digits."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}"

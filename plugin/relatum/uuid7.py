@@ -1,6 +1,6 @@
-"""Ids for messages that have none. They carry the time, and stand on the publish path: made of parts that are ready.
+"""Ids for messages that have none. They carry the time. Made on the publish path, so of prepared parts.
 
-An id ends with `MARK`, by which readers know that its time is the message's: a stranger's UUIDv7 may be of any moment.
+An id ends with `MARK`, by which readers know that its time is the message's: other UUIDv7 may be of any moment.
 See docs/adr/0022-an-id-carries-the-time.md.
 """
 
@@ -12,7 +12,7 @@ from relatum.limits import TIME_US_MAX
 from relatum.processes import after_fork
 
 MARK: Final = "c53a9e"
-"""How each id ends, and one in 16 million of others' that end at random. Drawn by lot, and part of the format."""
+"""The end of each id, and of one in 16 million random ones. Random itself, and part of the format."""
 
 _FRACTIONS: Final = tuple(f"7{fraction:03x}-" for fraction in range(4096))
 """The version, and the 12 bits after it: the fraction of the millisecond."""
@@ -56,7 +56,7 @@ def uuid7(time_ns: int) -> str:
 
 
 def time_us_of(message_id: Any) -> int | None:
-    """When the id was made, microseconds since 1970, UTC: up to 1.25 us early. None where `uuid7` did not make it."""
+    """When the id was made, microseconds since 1970, UTC: up to 1.25 us early. None if `uuid7` did not make it."""
     if type(message_id) is not str or not message_id.endswith(MARK) or len(message_id) != _LENGTH:
         return None
     try:

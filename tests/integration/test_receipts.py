@@ -11,7 +11,6 @@ from typing import Any
 import aio_pika
 import pika
 import pytest
-from faststream.rabbit import Channel, RabbitBroker, RabbitQueue
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 import relatum
@@ -282,57 +281,18 @@ print("dropped")
     assert (dropped.stdout, dropped.stderr) == ("dropped\n", "")
 
 
-# --- FastStream, whose brokers make their messages themselves -------------------------------------------------------
-
-
-async def test_a_broker_of_faststream_gives_the_offset(place: Place, recorded: dict[str, Any]) -> None:
-    """What it encodes, what was made before, by a name or its own queue, many at once: each receipt its own place."""
-    made = aio_pika.Message(b"made", headers={"order_id": "o3"}, message_id="mine")
-    broker = RabbitBroker(place.amqp, logger=None)
-    relatum.intercept(broker, keys=["order_id"], **recorded)
-    with pytest.raises(ConfigurationError, match="start"):
-        await relatum.publish_async(broker, "early", place.stream)
-    async with broker:
-        await broker.start()
-        await broker.publish("unasked", place.stream)
-        receipts = await asyncio.gather(
-            relatum.publish_async(broker, {"id": 1}, place.stream, headers={"order_id": "o1"}, persist=True),
-            relatum.publish_async(broker, "text", RabbitQueue(place.stream, declare=False), message_id="mine"),
-            relatum.publish_async(broker, made, place.stream),
-        )
-        places = [await receipt.wait(120) for receipt in receipts]
-        for receipt, found in zip(receipts, places, strict=True):
-            assert await receipt.settle(120) == found
-        await asyncio.to_thread(relatum.release, broker)
-    messages = [place.messages()[at.offset] for (at,) in places]
-    assert {at.offset for (at,) in places} == {1, 2, 3}
-    assert [message.body for message in messages] == [b'{"id":1}', b"text", b"made"]
-    assert [message.properties.message_id for message in messages] == [receipt.message_id for receipt in receipts]
-    assert (made.headers, made.message_id) == ({"order_id": "o3"}, "mine")
+# --- aio-pika --------------------------------------------------------------------------------------------------------
 
 
 async def test_an_awaited_receipt_says_what_it_needs(place: Place) -> None:
-    """A stream there is, confirms, an interception, the asyncio function: errors that say so, and nothing is sent."""
+    """Confirms, an exchange of aio-pika's, the asyncio function: errors that say so, and nothing is sent."""
     async with await aio_pika.connect(place.amqp) as connection:
         relatum.intercept(connection, database=place.database, recorder="external")
         channel = await connection.channel(publisher_confirms=False)
         with pytest.raises(ConfigurationError, match="confirms"):
             await relatum.publish_async(channel, aio_pika.Message(b""), place.stream)
-    async with RabbitBroker(place.amqp, logger=None) as broker:
-        await broker.start()
-        with pytest.raises(ConfigurationError, match="intercept"):
-            await relatum.publish_async(broker, "", place.stream)
-        relatum.intercept(broker, database=place.database)
+        with pytest.raises(ConfigurationError, match="intercepted aio-pika"):
+            await relatum.publish_async(connection, aio_pika.Message(b""), place.stream)  # type: ignore[arg-type]
         with pytest.raises(ConfigurationError, match="await relatum"):
-            relatum.publish(broker, "", place.stream, "")
-        with pytest.raises(PublishUnroutable):
-            await relatum.publish_async(broker, "lost", unique_name())
-        await asyncio.to_thread(relatum.release, broker)
-    unconfirmed = RabbitBroker(place.amqp, logger=None, default_channel=Channel(publisher_confirms=False))
-    relatum.intercept(unconfirmed, database=place.database)
-    async with unconfirmed:
-        await unconfirmed.start()
-        with pytest.raises(ConfigurationError, match="publisher_confirms"):
-            await relatum.publish_async(unconfirmed, "", place.stream)
-        await asyncio.to_thread(relatum.release, unconfirmed)
+            relatum.publish(channel, "", place.stream, "")  # type: ignore[arg-type]
     assert all_plain(place.amqp, place.stream) == []

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import GroupConflict, IncompleteGroup, InvalidGroup
-from relatum.groups.numbering import Numbering
 from relatum.limits import GROUP_SEQUENCE_MAX
 from relatum.membership import Anomaly, Membership, assess
+from relatum.publishing.numbering import Numbering
 
 ID = "cd" * 24
 

@@ -1,4 +1,4 @@
-"""What a relationship key is: its name, where in a message it comes from, and its type. Pure."""
+"""Key definitions: a key's name, the places of its value in a message, and its type. Pure."""
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from relatum.keys._canonical import InvalidValue, KeyType, SkipReason, canonical
 from relatum.keys._places import PROPERTIES, Component, Content, Place, check_name
 
 VALUES_MAX: Final = 64
-"""Values of one key in one message; the first are taken, and that there are more is counted."""
+"""Values of one key in one message. The first are used; that there are more is counted."""
 
 BodyFunction: TypeAlias = Callable[[bytes], Any]
 Source: TypeAlias = "str | Sequence[str] | BodyFunction | None"
@@ -24,26 +24,25 @@ class KeyDefinition:
     """A relationship key: a named value in a message's headers or properties that relates it to others.
 
     Args:
-        name: What callers ask by, 1 to 255 bytes of UTF-8.
+        name: The name callers use, 1 to 255 bytes of UTF-8.
         source: Where the value comes from. None (the default): the header of the key's own name.
-            `"header:NAME"` or `"property:NAME"` (see `PROPERTIES`): that one. `"header:$.a.b[0]"`: what lies there in a
-            header's tables and arrays. `"body:$.order.id"`: what lies there in a body of JSON; `[*]` is each item of an
-            array, and then a message has several values. `"trace-id:traceparent"`: the trace's id in that header, or
-            in a body: `"trace-id:body:$.parent"`. `"… or …"`: the first of them that has one. A sequence of
-            those: a composite of them in that order, which has a value where each of them has one. A callable of the
-            body: the interceptor calls it on each message and writes what it returns into the header of the key's name
-            (None: no header), so that everybody else finds it there.
+            `"header:NAME"` or `"property:NAME"` (see `PROPERTIES`): that one. `"header:$.a.b[0]"`: a value inside a
+            header's tables and arrays. `"body:$.order.id"`: a value in a body of JSON; `[*]` is each item of an array,
+            and then a message has several values. `"trace-id:traceparent"`: the trace's id in that header, or in a
+            body: `"trace-id:body:$.parent"`. `"… or …"`: the first of these that has a value. A sequence of these: a
+            composite of them in that order, which has a value if each of them has one. A callable of the body: the
+            interceptor calls it on each message and writes the result into the header of the key's name (None: no
+            header), where everybody else finds it.
         type: `"text"` (default), `"integer"` or `"timestamp"`; see `relatum.keys` for what compares equal.
-        names: The name of another key: a value of this key names the message that has the same value of that one, which
-            came before (`correlation_id` that of a request's `message_id`). Of the same type, and of as many parts.
-            None (default): the value names nothing, it is shared.
-        masked: Whether its values are secret to who looks at messages: the page shows digests of them. False (default)
-            agrees with either.
+        names: The name of another key: a value of this key refers to the earlier message that has the same value of
+            that key (a reply's `correlation_id` to a request's `message_id`). It has the same type and number of
+            parts. None (default): messages share the value.
+        masked: Whether its values are secret: the page shows digests of them. False (default) agrees with either.
         since: When it was defined; set by the database.
         key_id: Its number in the database; set by the database, 0 before.
 
     Raises:
-        InvalidKeyDefinition: name, source, type or names cannot be one.
+        InvalidKeyDefinition: name, source, type or names is invalid.
     """
 
     name: str
@@ -105,18 +104,18 @@ class KeyDefinition:
 
     @property
     def sources(self) -> list[str]:
-        """The components as the database stores them, in order: two that mean the same are the same text."""
+        """The components as the database stores them, in order: equal components have equal texts."""
         return [str(component) for component in self.components]
 
     @property
     def meaning(self) -> str:
-        """Where the value comes from, its type, what it names, and whether it is masked, in words."""
+        """A one-line description: source, type, the key it names, and whether it is masked."""
         names = "" if self.names is None else f", names {self.names!r}"
         return f"{' + '.join(self.sources)}, {self.value_type}{names}{', masked' if self.masked else ''}"
 
     @property
     def code(self) -> str:
-        """The definition as it is written in code."""
+        """The definition as Python code."""
         source = self.sources[0] if len(self.components) == 1 else tuple(self.sources)
         key_type = "" if self.value_type is KeyType.TEXT else f", type={self.value_type.value!r}"
         names = "" if self.names is None else f", names={self.names!r}"
@@ -125,13 +124,13 @@ class KeyDefinition:
 
     @property
     def hint(self) -> str:
-        """What may be meant instead, where a bare name became a header's and seems to be a property's; else empty."""
+        """A hint if a bare name, which means a header, is also that of a property; else empty."""
         source = self.name if self.source is None else self.source
         if callable(source):
             return ""
         texts = [source] if isinstance(source, str) else source
         for text in texts:
-            # `propety:type` is the name of a header, too.
+            # `propety:type` is a header's name, too.
             name = text.rpartition(":")[2]
             if name in PROPERTIES and not text.startswith(("header:", "property:")):
                 other = f"there is an AMQP property of that name: --source property:{name}"
@@ -141,21 +140,21 @@ class KeyDefinition:
     @property
     def value_type(self) -> KeyType:
         """The type as the enumeration's member."""
-        return cast(KeyType, self.type)  # once it was made: `KeyType(…)` looks it up anew
+        return cast(KeyType, self.type)  # faster than `KeyType(…)`
 
     @property
     def is_composite(self) -> bool:
-        """Whether several components make one value."""
+        """Whether the value has several components."""
         return len(self.components) > 1
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """All places that a value, or a part of one, may come from."""
+        """All places of the value or of its parts."""
         return tuple(place for component in self.components for place in component.places)
 
     @property
     def is_plain(self) -> bool:
-        """Whether each part is all of one header or property: nothing is sought in it, and nowhere else."""
+        """Whether each part is a whole header or property, without alternatives."""
         return all(component.lone for component in self.components)
 
     @property
@@ -164,11 +163,11 @@ class KeyDefinition:
         return self.components[0].is_many
 
     def values_of(self, message: Any) -> list[str]:
-        """The key's canonical values in a `Message`, those that can be recorded: one at most, but where `is_many`."""
+        """The key's canonical values in a `Message` that can be recorded: at most one, unless `is_many`."""
         place = self._one
         if place is None or not place.is_plain:
             return self.read(bases_of(message))[0]
-        # The usual case, in a third of the time: messages that are read by thousands are looked at so.
+        # The usual case, in a third of the time.
         value = message.headers.get(place.name) if place.kind == "header" else getattr(message.properties, place.name)
         try:
             return [] if value is None else [canonical(value, self.value_type)]
@@ -176,20 +175,19 @@ class KeyDefinition:
             return []
 
     def parts_of(self, message: Any) -> list[Any]:
-        """The raw value of each component in a `Message`; None where it has none."""
+        """The raw value of each component in a `Message`; None if it has none."""
         base_of = bases_of(message)
         return [next(iter(component.read(base_of)), None) for component in self.components]
 
     def read(self, base_of: Callable[[Place], Any]) -> tuple[list[str], list[SkipReason]]:
-        """The key's canonical values in a message, in its order, each once; and why others cannot be values.
+        """The key's canonical values in a message, in order, each once; and the reasons why others are invalid.
 
         Args:
-            base_of: Gives the header, property, or JSON of the body that a place lies in; None where there is none.
+            base_of: Returns the header, property, or JSON of the body that contains a place; None if missing.
         """
         try:
             place = self._one
             if place is not None:
-                # A header or property, too: what is asked of it is the same.
                 found = place.within(base_of(place))
                 return ([canonical(found[0], self.value_type)] if found else []), []
             raw = [component.read(base_of) for component in self.components]
@@ -212,24 +210,24 @@ class KeyDefinition:
         return list(values), reasons
 
     def canonical_of(self, values: Sequence[Any]) -> str | None:
-        """The canonical value of one raw value a component; None where one of them is None.
+        """The canonical value of one raw value per component; None if one of them is None.
 
         Raises:
-            InvalidValue: one of them cannot be a value of this key.
+            InvalidValue: one of them is invalid for this key.
         """
         if any(value is None for value in values):
             return None
         key_type = self.value_type
         if len(values) == 1:
             return canonical(values[0], key_type)
-        # The parts of a composite are text whatever the key's type: the whole compares as text.
+        # A composite compares as text, whatever the key's type.
         return join_components([canonical(value, key_type) for value in values])
 
     def canonical_query(self, value: Any) -> str:
-        """The canonical form of a value someone asks for; a composite's is a sequence of its components' values.
+        """The canonical form of a value in a query; for a composite, a sequence of its components' values.
 
         Raises:
-            InvalidValue: no message can carry that value.
+            InvalidValue: no message can have that value.
         """
         if not self.is_composite:
             if isinstance(value, list | tuple):
@@ -247,8 +245,8 @@ class KeyDefinition:
 
 
 def bases_of(message: Any) -> Callable[[Place], Any]:
-    """What gives the header, property or JSON of a `Message` that a place lies in; a body is parsed once at most."""
-    # All bytes of what is no AMQP message count as its body; nothing is recorded of them.
+    """A function that returns the header, property or JSON of a `Message` for a place, and parses a body once."""
+    # A message that is not AMQP has all its bytes as the body; nothing of it is recorded.
     return bases(
         message.headers, partial(getattr, message.properties), lambda: message.body if message.is_amqp else b""
     )
@@ -257,7 +255,7 @@ def bases_of(message: Any) -> Callable[[Place], Any]:
 def bases(
     headers: Mapping[str, Any], get_property: Callable[[str], Any], get_body: Callable[[], bytes]
 ) -> Callable[[Place], Any]:
-    """The same, of a message in parts."""
+    """As `bases_of`, for the parts of a message."""
     content: Content | None = None
 
     def base_of(place: Place) -> Any:
@@ -278,10 +276,10 @@ def _header(name: str) -> Component:
 
 
 def as_definitions(keys: Iterable["str | KeyDefinition"]) -> list[KeyDefinition]:
-    """Key definitions from names and definitions; a name alone means the header of that name, as text.
+    """Key definitions from names and definitions; a name means the header of that name, as text.
 
     Raises:
-        InvalidKeyDefinition: one cannot be a key, or a name occurs twice with different meanings.
+        InvalidKeyDefinition: one is invalid, or a name occurs twice with different meanings.
     """
     if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
         raise InvalidKeyDefinition(f"keys= takes names and definitions, not {shown(keys)}", key=str(keys))
@@ -294,11 +292,11 @@ def as_definitions(keys: Iterable["str | KeyDefinition"]) -> list[KeyDefinition]
 
 
 def masked_places(definitions: Iterable[KeyDefinition], names: Collection[str] = ()) -> dict[Place, KeyType]:
-    """Where masked keys' values come from, and those of keys that name them, which have the same; with their types.
+    """The places of masked values, and of keys that refer to masked keys and so have the same values; with their types.
 
     Args:
         definitions: All that are in force.
-        names: Keys that are masked whatever their definitions say.
+        names: Further masked keys, whatever their definitions say.
     """
     by_name = {each.name: each for each in definitions}
     masked = [each for each in by_name.values() if each.masked or each.name in names]
@@ -319,7 +317,7 @@ def masked_places(definitions: Iterable[KeyDefinition], names: Collection[str] =
 
 
 def units_of(components: Iterable[Component]) -> tuple[Place, ...]:
-    """What is masked with a value: all of a header or property; of a body, the path, in each item of an array."""
+    """The places to mask for a value: the whole header or property; in a body the path, in every item of an array."""
     places = (place for component in components for place in component.places)
     return tuple(
         Place(each.kind, each.name, tuple(None if isinstance(step, int) else step for step in each.path))

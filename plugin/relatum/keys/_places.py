@@ -19,7 +19,7 @@ PROPERTIES: Final = ("correlation_id", "message_id", "type", "app_id", "user_id"
 """The message properties a key can come from, by the names pika and aio-pika give them."""
 
 PLACES_MAX: Final = 8
-"""Places one of which a value comes from."""
+"""Alternative places of one value."""
 
 _KINDS: Final = ("header", "property", "body", "trace-id")
 _TRACE_KIND: Final = "trace-id:"
@@ -33,7 +33,7 @@ _TRACE: Final = re.compile(
 )
 
 STEPS_MAX: Final = 16
-"""Steps of a path: as many as levels of headers that the interceptor lets through."""
+"""Steps of a path: as many as the levels of headers that the interceptor allows."""
 
 Step: TypeAlias = "str | int | None"
 """A member's name, an item's number, or None for each item."""
@@ -48,11 +48,11 @@ _STEP: Final = re.compile(
 _PLAIN: Final = re.compile(r"""[^\s.\[\]'"*$()?@,:\\]+\Z""")
 
 BODY_BYTES_MAX: Final = 262_144
-"""Bytes of a body that are read: a parsed one takes up to seventy times that in memory, and a tenth of a second."""
+"""Bytes of a body that is parsed: parsed, it takes up to seventy times that in memory, and a tenth of a second."""
 
 _JSON: Final = frozenset({"application/json", "text/json"})
 _PLAIN_TEXT: Final = frozenset({"", "utf-8", "utf8", "us-ascii", "ascii", "identity", "8bit", "7bit", "binary"})
-"""Content encodings of bodies that are the text itself; kombu writes those of its text there."""
+"""Content encodings of uncompressed text; kombu writes the character set there."""
 
 _OPENINGS: Final = (b"{", b"[")
 
@@ -64,10 +64,10 @@ class Place:
     Attributes:
         kind: `"header"`, `"property"` or `"body"`.
         name: The header's or property's name; empty for the body.
-        path: Where in it; empty for all of it.
-        is_trace: Whether the value is the id of the trace in a `traceparent`, or in a `b3`.
-        media_type: The only content type of bodies that are meant; empty for all of JSON.
-        mark: Bytes without which a body has no such value, unless it escapes letters.
+        path: The path inside it; empty for all of it.
+        is_trace: Whether the value is the trace id in a `traceparent` or `b3`.
+        media_type: The content type of the bodies; empty for all JSON.
+        mark: Bytes that a body with such a value contains, unless it escapes letters.
     """
 
     kind: str
@@ -99,7 +99,7 @@ class Place:
         """The raw values in a header, a property, or a body's JSON.
 
         Raises:
-            InvalidValue: it holds no trace's id.
+            InvalidValue: there is no trace id.
         """
         if base is None:
             return []
@@ -108,10 +108,10 @@ class Place:
 
     @classmethod
     def parse(cls, text: str, *, key: str) -> "Place":
-        """Read one place.
+        """Parse one place.
 
         Raises:
-            InvalidKeyDefinition: it is none.
+            InvalidKeyDefinition: it is invalid.
         """
         kind, separator, name = text.partition(":")
         if not separator or kind not in _KINDS:
@@ -165,18 +165,18 @@ class Component:
 
     @property
     def lone(self) -> Place | None:
-        """The only place, where it is all of one header or property: nothing is sought in it, and nowhere else."""
+        """The only place, if it is a whole header or property; else None."""
         return self.places[0] if len(self.places) == 1 and self.places[0].is_plain else None
 
     @property
     def label(self) -> str:
-        """What people call it: the name of its header or property, or all that is said of it."""
+        """Its short name: that of its header or property, or the whole source."""
         place = self.lone
         return str(self) if place is None else place.name
 
     @property
     def is_many(self) -> bool:
-        """Whether a message may have several values there."""
+        """Whether a message may have several values of it."""
         return any(None in place.path for place in self.places)
 
     def read(self, base_of: Callable[[Place], Any]) -> list[Any]:
@@ -189,10 +189,10 @@ class Component:
 
     @classmethod
     def parse(cls, text: str, *, key: str) -> "Component":
-        """Read `header:NAME`, `property:NAME`, `body:PATH`, …, or a bare NAME, which is a header's; several by ` or `.
+        """Parse `header:NAME`, `property:NAME`, `body:PATH`, …, or a bare NAME of a header; several joined by ` or `.
 
         Raises:
-            InvalidKeyDefinition: it names no place, or too many.
+            InvalidKeyDefinition: it is invalid, or has too many places.
         """
         texts = _OR.split(text)
         if len(texts) > PLACES_MAX:
@@ -204,17 +204,17 @@ def _trace_id(value: Any) -> str:
     text = value.decode("latin-1") if isinstance(value, bytes | bytearray) else value
     found = _TRACE.match(text) if isinstance(text, str) else None
     trace_id = found and (found["w3c"] or found["b3"])
-    # All zeros is how both say that there is none.
+    # In both formats, all zeros means none.
     if not trace_id or not trace_id.strip("0"):
         raise InvalidValue(SkipReason.NOT_TRACE_ID)
     return trace_id
 
 
 def check_name(name: Any, *, key: Any) -> None:
-    """See that the name of a key or of its source can be one.
+    """Check the name of a key or of its source.
 
     Raises:
-        InvalidKeyDefinition: it cannot.
+        InvalidKeyDefinition: it is invalid.
     """
     if not isinstance(name, str):
         raise InvalidKeyDefinition(f"a key's name is text, not {type(name).__name__}", key=str(key))
@@ -231,7 +231,7 @@ def parse_path(text: str, *, key: str) -> Path:
     """The steps of a path that begins with `$`.
 
     Raises:
-        InvalidKeyDefinition: it is no path of the subset, has no step, or too many.
+        InvalidKeyDefinition: it is not a path of the subset, has no step, or too many.
     """
     steps: list[Step] = []
     at = 1 if text.startswith("$") else 0
@@ -262,7 +262,7 @@ def _step(found: "re.Match[str]") -> Step:
 
 
 def path_text(path: Path) -> str:
-    """The one way a path is written: two that mean the same are the same text."""
+    """The canonical text of a path."""
     return "$" + "".join(map(_step_text, path))
 
 
@@ -276,7 +276,7 @@ def _step_text(step: Step) -> str:
 
 
 def walk(value: Any, path: Path) -> list[Any]:
-    """What lies at a path, in order; nothing where it leads nowhere, or to a null."""
+    """The values at a path, in order; none if it leads nowhere, or to a null."""
     for at, step in enumerate(path):
         if step is None:
             rest = path[at + 1 :]
@@ -294,12 +294,12 @@ def walk(value: Any, path: Path) -> list[Any]:
 
 
 class Content:
-    """One message's body, which is parsed when it is first asked for, and once at most.
+    """One message's body, parsed when it is first needed, and at most once.
 
     Args:
         content_type: The property of that name, if any.
         content_encoding: The property of that name, if any.
-        body: Gives the body.
+        body: Returns the body.
     """
 
     __slots__ = ("_body", "_document", "_encoding", "_is_parsed", "_refused", "_take", "_type")
@@ -314,17 +314,17 @@ class Content:
         self._refused: SkipReason | None = None
 
     def document(self, media_type: str, mark: bytes) -> Any:
-        """The body's JSON; None where it has none, or cannot have what is sought.
+        """The body's JSON; None if it is not JSON, or cannot have the value.
 
-        A body is JSON where its content type says so, or where there is none and it begins as an object or array. A
-        body that was not said to be JSON, and is none, is no error.
+        A body is JSON if its content type says so, or if it has none and begins as an object or array; without a
+        content type, other text is no error.
 
         Args:
-            media_type: The only content type that is meant; empty for any of JSON.
-            mark: Bytes without which the body does not have what is sought, unless it escapes letters.
+            media_type: The content type that is required; empty for any of JSON.
+            mark: Bytes that a body with the value contains, unless it escapes letters.
 
         Raises:
-            InvalidValue: the body was said to be JSON, and is none; or it is too large to be read.
+            InvalidValue: the body's content type is JSON, but it is not; or it is too large.
         """
         kind = self._type
         if media_type:

@@ -1,4 +1,4 @@
-"""What a private server keeps in its directory between two starts: its ports and its password."""
+"""The ports and the password of a private server, kept in its directory between starts."""
 
 import json
 import os
@@ -18,7 +18,7 @@ PORT_MAX: Final = 32_000
 """Ports are chosen below 32,768, where Linux begins to hand out ports to outgoing connections."""
 
 PORT_TRIES_MAX: Final = 500
-"""Ports tried at random before giving up: with half of them taken, all would fail once in 2**500 times."""
+"""Random ports that are tried before giving up."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Identity:
 
     @classmethod
     def of(cls, file: Path, *, offsets: Sequence[int]) -> "Identity":
-        """Return the identity kept in `file`, with other ports where those are taken; or a new one.
+        """Return the identity in `file`, with other ports if those are taken; or a new one.
 
         Raises:
-            ServerStartFailed: the file is there, and holds none.
+            ServerStartFailed: the file exists, and is damaged.
         """
         try:
             kept = cls(**json.loads(file.read_text())) if file.exists() else None
@@ -42,7 +42,7 @@ class Identity:
                 f"{file} does not hold what an earlier start wrote there: the port and the password. Choose another "
                 "directory, or put the file back."
             ) from error
-        if kept is not None and _is_anybodys(kept.port, offsets):
+        if kept is not None and _is_free(kept.port, offsets):
             return kept
         identity = cls(free_port(offsets), kept.password if kept else secrets.token_hex(16))
         write_private(file, json.dumps(asdict(identity)))
@@ -55,13 +55,13 @@ def ports_free(port: int, offsets: Sequence[int]) -> bool:
 
 
 def claim(port: int, offsets: Sequence[int]) -> ExitStack:
-    """Keep others from choosing the ports `port + offset` while nothing listens there; until this is closed.
+    """Keep other private servers from choosing the ports `port + offset`, until this is closed.
 
-    A server that was stopped or killed comes back to its ports. A name in Linux's abstract namespace is one process's,
-    reaches as far as the loopback interface does, and ends with the process.
+    A server that was stopped or killed comes back to its ports. A name in Linux's abstract namespace belongs to one
+    process, is visible where the loopback interface is, and ends with the process.
 
     Raises:
-        OSError: Another has one of them.
+        OSError: one of them is claimed.
     """
     with ExitStack() as claims:
         for offset in set(offsets):
@@ -70,19 +70,19 @@ def claim(port: int, offsets: Sequence[int]) -> ExitStack:
 
 
 def free_port(offsets: Sequence[int]) -> int:
-    """Return a port so that `port + offset` is free on loopback, and nobody's, for each offset.
+    """Return a port such that `port + offset` is free on loopback, and not claimed, for each offset.
 
     Raises:
-        ServerStartFailed: None was found.
+        ServerStartFailed: none was found.
     """
     for _ in range(PORT_TRIES_MAX):
         port = PORT_MIN + secrets.randbelow(PORT_MAX - PORT_MIN)
-        if _is_anybodys(port, offsets):
+        if _is_free(port, offsets):
             return port
     raise ServerStartFailed(f"No free ports on 127.0.0.1 between {PORT_MIN} and {PORT_MAX}.")
 
 
-def _is_anybodys(port: int, offsets: Sequence[int]) -> bool:
+def _is_free(port: int, offsets: Sequence[int]) -> bool:
     try:
         claim(port, offsets).close()
     except OSError:
@@ -110,10 +110,10 @@ def write_private(file: Path, text: str) -> None:
 
 
 def checked_directory(directory: Any) -> Path:
-    """A directory that may be there or not, absolute.
+    """The absolute path of a directory, which may not exist yet.
 
     Raises:
-        InvalidInput: it is no path.
+        InvalidInput: it is not a path.
     """
     path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
     return Path(checked_name("directory", path)).absolute()

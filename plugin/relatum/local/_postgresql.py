@@ -38,7 +38,7 @@ usually have the second only."""
 
 @dataclass(frozen=True)
 class Account:
-    """Who a program runs as: this process's own user, or another one that root changes to."""
+    """The user that runs a program: that of this process, or another one if this is root."""
 
     user: pwd.struct_passwd | None = None
     capability: str | None = None
@@ -216,9 +216,9 @@ class LocalPostgreSQL(LocalServer):
 
 
 def reader_url(database_url: str) -> str:
-    """The URL for a user who only reads, for the page: made where it is missing, with a new password each time.
+    """The URL of a user that can only read, for the page. Makes the user if needed, with a new password each time.
 
-    `database_url`: That of a user who may make others; the database is migrated.
+    `database_url`: that of a user who may create others; the database is migrated.
     """
     user, password = f"{_READER}_login", secrets.token_hex(16)
     named = sql.Identifier(user)

@@ -119,7 +119,7 @@ class LocalServer(ABC):
             try:
                 self.await_answer()
             except ServerStartFailed:
-                # Nobody knows the ports of a first start yet: with one that another took meanwhile there are others.
+                # On a first start the ports can still be changed, if another process took one.
                 if not (tries_left and is_first) or ports_free(self._identity.port, self._port_offsets):
                     raise
                 self._kept = None
@@ -155,10 +155,10 @@ class LocalServer(ABC):
 
     @contextmanager
     def _usable_directory(self) -> Iterator[None]:
-        """Make the directory; what the system refuses in it, then or inside, is said of it.
+        """Make the directory, and report what the system refuses in it as an error about it.
 
         Raises:
-            ServerStartFailed: it cannot be made, or nothing can be written in it.
+            ServerStartFailed: it cannot be made, or not be written to.
         """
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -238,7 +238,7 @@ class LocalServer(ABC):
         while self._kept is None:
             self._claims.close()
             kept = Identity.of(self.directory / "identity.json", offsets=self._port_offsets)
-            with suppress(OSError):  # Another chose them at the same moment.
+            with suppress(OSError):  # Another server chose them at the same moment.
                 self._claims.enter_context(claim(kept.port, self._port_offsets))
                 self._kept = kept
 

@@ -1,19 +1,18 @@
-"""aio-pika: the only module that imports it, and only once somebody has such a connection.
+"""aio-pika: channels of its connections publish through here.
 
 An aio-pika channel publishes through the aiormq channel beneath it, which is replaced at each reconnect. So each
-channel's `get_underlay_channel` is watched, and whatever it gives publishes through us. That covers exchanges declared
-before and after, restored ones, the default one and direct use; instrumentation of `Exchange.publish` stays outside.
+channel's `get_underlay_channel` is replaced, and the channels it returns are intercepted. That covers all exchanges,
+restored ones, the default one and direct use; instrumentation of `Exchange.publish` stays outside.
 """
 
 import asyncio
 import copy
 import struct
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from struct import Struct
-from time import monotonic, time_ns
+from time import monotonic
 from typing import Any, Final
 
 from aio_pika.abc import AbstractChannel
@@ -24,29 +23,21 @@ from pamqp.commands import Basic
 from pamqp.encode import encode_table_value
 
 from relatum.errors import (
-    ConfigurationError,
     PublishError,
     PublishNacked,
     PublishOutcomeUnknown,
     PublishRejected,
     PublishUnroutable,
 )
-from relatum.headers import RECEIPT_HEADER
 from relatum.processes import of_one_process
 from relatum.publishing._attributes import Late, Watch, put, put_back
 from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._locate import Sent
 from relatum.publishing._publish_errors import outcome, refuses_publish
-from relatum.publishing._receipt import AsyncReceipt, receipt_header
 from relatum.publishing._settle import Unsettled, final_at
-from relatum.publishing._stamp import Stamp
-from relatum.uuid7 import uuid7
 
 NAME: Final = "aio-pika"
 """The client, as metrics name it."""
-
-_noted: ContextVar[dict[str, Sent] | None] = ContextVar("relatum_noted", default=None)
-"""What a task has sent that asks for a receipt, by the receipt's name; None where it publishes without one."""
 
 _FLAGS: Final = Struct(">H").pack
 _LENGTH: Final = Struct(">I").pack
@@ -57,48 +48,17 @@ _FIELDS: Final = tuple(Basic.Properties.flags.items())
 _OCTETS: Final = frozenset({"delivery_mode", "priority"})
 _TEXTS: Final = frozenset(Basic.Properties.flags) - _OCTETS - {"headers", "timestamp"}
 _NAME_BYTES_MAX: Final = 128
-"""Bytes of a header's name that pamqp sends; it cuts longer ones, and says so each time."""
+"""Bytes of a header's name that pamqp sends; it cuts longer ones, with a warning each time."""
 
 _NAMES_MAX: Final = 4096
 """Names that are remembered as they are sent."""
-
-
-async def with_receipt(
-    interception: Interception,
-    message_id: str | None,
-    headers: Mapping[str, Any] | None,
-    publish: Callable[[str, dict[str, Any]], Awaitable[Any]],
-) -> AsyncReceipt:
-    """Publish with a receipt: `publish(message_id, headers)` sends the message with these, and gives the result."""
-    interception.require_database()
-    await interception.agreed()
-    interception.agreement.check()
-    asked = receipt_header(message_id)
-    message_id = message_id or uuid7(time_ns())
-    noted: dict[str, Sent] = {}
-    token = _noted.set(noted)
-    try:
-        result = await publish(message_id, {**(headers or {}), RECEIPT_HEADER: asked})
-    finally:
-        _noted.reset(token)
-    sent = noted.get(asked if isinstance(asked, str) else message_id)
-    if sent is None:
-        raise ConfigurationError(f"message {message_id} was not published by a connection that is intercepted")
-    if came_back(result):
-        raise PublishUnroutable(f"message {message_id} came back: nothing is bound for it", in_stream=False)
-    return AsyncReceipt(sent, interception.locator)
-
-
-def came_back(result: Any) -> bool:
-    """Whether what a publish gave is a message that came back, as aio-pika has it unless the channel says otherwise."""
-    return isinstance(result, DeliveredMessage)
 
 
 class _Publisher(Late):
     """Stands in for `basic_publish` on one aiormq channel."""
 
     def __init__(self, underlay: Any, interception: Interception) -> None:
-        # Weak, but no proxy: whatever aiormq asks of its channel would go through it.
+        # Weak, but not a proxy: every attribute that aiormq reads of its channel would go through it.
         super().__init__(weakref.ref(underlay), "basic_publish")
         self._underlay = weakref.proxy(underlay)
         self._interception = interception
@@ -107,7 +67,7 @@ class _Publisher(Late):
         of_one_process(self, "an intercepted connection")
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Publish with what is missing added; arguments, result and what is raised before sending are aiormq's."""
+        """Publish with what is missing added; arguments, result and errors before sending are aiormq's."""
         given = kwargs.get("properties")
         body = args[0] if args else kwargs.get("body")
         if not self._interception.active or body is None or not isinstance(given, (Basic.Properties, type(None))):
@@ -120,78 +80,54 @@ class _Publisher(Late):
         )
         properties.headers, properties.message_id = stamp.headers, stamp.message_id
         kwargs["properties"] = properties
-        self._interception.watch(kwargs.get("exchange", ""), kwargs.get("routing_key", ""))
+        exchange, routing_key = kwargs.get("exchange", ""), kwargs.get("routing_key", "")
+        self._interception.watch(exchange, routing_key)
         if kwargs.get("timeout") is None:
             kwargs["timeout"] = self._interception.options.confirm_timeout_s
-        noted = _noted.get()
-        if noted is not None:
-            self._note(noted, stamp, kwargs, body)
-        return await self._send(args, kwargs, stamp)
+        began_s, counts, tag = monotonic(), self._interception.counts, self._underlay.delivery_tag
 
-    def _note(self, noted: dict[str, Sent], stamp: Stamp, kwargs: dict[str, Any], body: Any) -> None:
-        """Note what is sent of a message that asks for a receipt."""
-        sent = Sent.of(kwargs.get("exchange", ""), kwargs.get("routing_key", ""), stamp.message_id, stamp.headers, body)
-        if sent.receipt is None:
-            return
-        if not self._underlay.publisher_confirms:
-            raise ConfigurationError("a receipt needs confirms: open the channel with publisher_confirms=True")
-        noted[sent.receipt] = sent
+        def sent() -> Sent:
+            return Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic_s=began_s)
 
-    async def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp) -> Any:
-        tag = self._underlay.delivery_tag
-        began_s = monotonic()
         try:
             result = await self.__wrapped__(*args, **kwargs)
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
-            # The confirm's future was cancelled along with the connection. Nobody cancelled the caller.
+            # The confirm's future was cancelled with the connection, not by the caller.
             lost = AMQPConnectionError("the connection was lost before the broker answered")
-            raise self._counted(self._outcome(lost, args, kwargs, stamp, began_s)) from error
+            raise counts.sent_and_failed(self._outcome(lost, sent, exchange, is_last=False)) from error
         except Exception as error:
-            # aiormq takes the tag back where the message was not handed over.
-            if self._underlay.delivery_tag == tag or isinstance(error, (TypeError, ValueError)):
+            # aiormq takes the tag back if the message was not handed over.
+            published = self._underlay.delivery_tag - tag
+            if published == 0 or isinstance(error, (TypeError, ValueError)):
                 raise
-            is_last = self._underlay.delivery_tag == tag + 1
-            if is_last and isinstance(error, ChannelClosed) and refuses_publish(str(error), kwargs.get("exchange", "")):
-                raise self._counted(outcome(PublishRejected, error, in_stream=False)) from error
-            raise self._counted(self._outcome(error, args, kwargs, stamp, began_s)) from error
-        counts = self._interception.counts
+            raise counts.sent_and_failed(self._outcome(error, sent, exchange, is_last=published == 1)) from error
         counts.published += 1
-        if came_back(result):
+        if isinstance(result, DeliveredMessage):
             counts.errors["unroutable"] += 1
         return result
 
-    def _counted(self, error: PublishError) -> PublishError:
-        """Count a publish that ended as an error."""
-        counts = self._interception.counts
-        counts.published += 1
-        counts.failed(error)
-        return error
-
-    def _outcome(
-        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp, began_s: float
-    ) -> PublishError:
-        exchange = kwargs.get("exchange", "")
+    def _outcome(self, error: Exception, sent: Callable[[], Sent], exchange: str, *, is_last: bool) -> PublishError:
+        """The error of a publish that was sent, as one that says what became of the message."""
         if isinstance(error, ReturnedError):
             return outcome(PublishUnroutable, error, in_stream=False)
         if isinstance(error, DeliveryError):
             return outcome(PublishNacked, error, in_stream=None if exchange else False)
-        body = args[0] if args else kwargs["body"]
-        routing_key = kwargs.get("routing_key", "")
-        sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic_s=began_s)
-        # After a mere time-out the connection lives on, and what was sent may still arrive at any time.
+        if is_last and isinstance(error, ChannelClosed) and refuses_publish(str(error), exchange):
+            return outcome(PublishRejected, error, in_stream=False)
+        # After a mere time-out the connection goes on, and the message may still arrive at any time.
         heartbeat = self._underlay.connection.connection_tune.heartbeat
         until = None if isinstance(error, TimeoutError) else final_at(heartbeat or 0, announced=False)
-        unsettled = Unsettled(sent, self._interception.locator, until)
+        unsettled = Unsettled(sent(), self._interception.locator, until)
         return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=unsettled.settle_async)
 
 
 class _UnderlayGetter(Late):
-    """Stands in for a channel's `get_underlay_channel`, and intercepts the aiormq channel that it returns."""
+    """Replaces a channel's `get_underlay_channel`, and intercepts the aiormq channel that it returns."""
 
     def __init__(self, channel: AbstractChannel, interception: Interception) -> None:
-        # Weak: a robust connection restores the channels that somebody still holds, and this is no somebody.
+        # Weak: a robust connection restores the channels that are referenced, and this must not count.
         super().__init__(weakref.ref(channel), "get_underlay_channel")
         self._interception = interception
 
@@ -221,12 +157,12 @@ def intercept(connection: Any, interception: Interception) -> None:
 
 
 def may_wait(_connection: Any) -> bool:
-    """Whether its thread may wait for a server: never, it runs an event loop."""
+    """Whether its thread may wait for a server: no, it runs an event loop."""
     return False
 
 
 def release(connection: Any) -> None:
-    """Put back what was there before. What somebody else has wrapped since stays, and passes everything through."""
+    """Restore what was there before. What others have wrapped since stays, and passes everything through."""
     for channel in _channels(connection):
         put_back(channel, "get_underlay_channel")
         vars(channel).pop(ATTRIBUTE, None)
@@ -242,7 +178,7 @@ def _read_property(properties: Any, name: str) -> Any:
 
 
 def is_cancelled() -> bool:
-    """Whether somebody has cancelled the current task, or a time-out around it has ended."""
+    """Whether the current task was cancelled, or a time-out around it has ended."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
@@ -264,8 +200,7 @@ def _intercept_underlay(underlay: Any, interception: Interception) -> None:
 def _channels(connection: Any) -> Iterator[Any]:
     """The aio-pika channels that are open now.
 
-    A robust connection knows its own. A plain one does not; the aiormq channels below it know whom to tell of
-    returned messages.
+    A robust connection knows them. For a plain one, they are found by the return callbacks of its aiormq channels.
     """
     seen: set[int] = set()
     known = list(vars(connection).get("_RobustConnection__channels", ()))
@@ -288,7 +223,7 @@ def _channels(connection: Any) -> Iterator[Any]:
 def _name(name: Any) -> bytes:
     encoded = name.encode() if isinstance(name, str) else b""
     if not 0 < len(encoded) <= _NAME_BYTES_MAX:
-        raise TypeError("for pamqp to send, or to refuse")
+        raise TypeError("pamqp sends or refuses it")
     return _SHORT(len(encoded)) + encoded
 
 
@@ -317,7 +252,7 @@ class OwnProperties(Basic.Properties):
                 else:
                     pieces.append(self.encode_property(name, value))
         except (TypeError, struct.error):
-            # Nothing that pamqp sends: it says why, in its own words.
+            # pamqp refuses it, with its own error.
             return super().marshal()
         return b"".join((_FLAGS(flags), *pieces))
 

@@ -1,22 +1,22 @@
-"""What is put in the place of a method of one object, and taken away again. Nothing is done to classes."""
+"""Replacing a method of one object, and restoring it. Classes are not changed."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 class Replacement:
-    """Stands in for a method of one object, and looks like it: decorators choose by its name, and by whether to await.
+    """Replaces a method of one object and looks like it: decorators look at its name, and whether it is awaited.
 
     Attributes:
-        replaced: What the object's own attribute was before; None: there was none.
-        __wrapped__: What it stands in for.
+        replaced: The object's own attribute before; None: it had none.
+        __wrapped__: The method that is replaced.
     """
 
     replaced: Any = None
 
     @property
     def __class__(self) -> Any:
-        """What `isinstance` finds beside our own class: a method, by which `inspect` and `unittest.mock` know one."""
+        """The class of the method, by which `inspect` and `unittest.mock` recognise one."""
         return self.__wrapped__.__class__
 
     @__class__.setter
@@ -25,18 +25,18 @@ class Replacement:
         vars(object)["__class__"].__set__(self, kind)
 
     def __getattr__(self, name: str) -> Any:
-        # `inspect` knows by a function's attributes, its code among them, whether it gives a coroutine.
+        # `inspect` reads a function's attributes, also its code, to see whether it returns a coroutine.
         if name == "__wrapped__" or not vars(self):
-            raise AttributeError(name)  # A copy that is being made has nothing yet.
+            raise AttributeError(name)  # A copy in the making has no attributes yet.
         return getattr(self.__wrapped__, name)
 
 
 class Late(Replacement):
-    """Looks up the method it stands in for at each call: the class may be instrumented in between.
+    """Looks the method up at each call: the class may be instrumented in between.
 
     Args:
-        owner: Gives the object.
-        name: Its method.
+        owner: Returns the object.
+        name: The method's name.
     """
 
     def __init__(self, owner: Callable[[], Any], name: str) -> None:
@@ -45,7 +45,7 @@ class Late(Replacement):
 
     @property
     def __wrapped__(self) -> Any:
-        """The object's own method, or what others had put there."""
+        """The object's method, or what others had put there."""
         if self.replaced is not None:
             return self.replaced
         owner = self._owner()
@@ -56,7 +56,7 @@ class Late(Replacement):
 
 
 class Watch(Late):
-    """Calls what it stands in for, then `after(result, *args, **kwargs)`."""
+    """Calls the method, then `after(result, *args, **kwargs)`."""
 
     def __init__(self, owner: Callable[[], Any], name: str, after: Callable[..., None]) -> None:
         super().__init__(owner, name)
@@ -72,13 +72,13 @@ def put(owner: Any, name: str, replacement: Replacement) -> None:
     """Replace a method of one object."""
     replacement.replaced = vars(owner).get(name)
     wrapped = replacement.__wrapped__
-    # Its class has these, too, so they would not be looked for in what it stands in for.
+    # The class of the replacement has these too, so `__getattr__` would not be asked.
     replacement.__doc__, replacement.__module__ = wrapped.__doc__, wrapped.__module__
     setattr(owner, name, replacement)
 
 
 def put_back(owner: Any, name: str) -> None:
-    """Put back what was there before. What somebody else has wrapped since stays."""
+    """Restore what was there before. What others have wrapped since stays."""
     present = vars(owner).get(name)
     if not isinstance(present, Replacement):
         return

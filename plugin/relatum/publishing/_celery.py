@@ -1,7 +1,7 @@
-"""Celery: an app, in each process that publishes by itself. Imported only with such an app.
+"""Celery: an app, intercepted in each process that publishes.
 
-Tasks are sent by the producers that `app.producer_or_acquire` gives. The signal `before_task_publish` would do as well,
-but Celery swallows what its receivers raise, and does not say which app publishes.
+Tasks are sent by the producers of `app.producer_or_acquire`. The signal `before_task_publish` would not do: Celery
+swallows the errors of its receivers, and does not say which app publishes.
 """
 
 import os
@@ -34,7 +34,7 @@ class _Producers(Replacement):
     @contextmanager
     def __call__(self, producer: Any = None) -> Iterator[Any]:
         with self.__wrapped__(producer) as acquired:
-            # In tests an app may have a broker in memory. A task that sends others may hand on our producer.
+            # In tests an app may have a broker in memory. A task that sends others may pass on our producer.
             is_bare = not isinstance(acquired, _Producer) and self._interceptions.active
             if not is_bare or acquired.connection.get_transport_cls().driver_type != "amqp":
                 yield acquired
@@ -63,7 +63,7 @@ class _Producer:
             return producer.publish(body, routing_key, exchange=exchange, **options)
         frame_bytes_max = 0
         if producer.connection.connected:
-            # Else it is opened by kombu, which may try that several times.
+            # Otherwise kombu opens it, and may try several times.
             self._check_process()
             frame_bytes_max = producer.channel.connection.frame_max
         name = getattr(exchange, "name", exchange) or ""
@@ -81,7 +81,7 @@ class _Producer:
         return result
 
     def _check_process(self) -> None:
-        """Note which process opened the channel, and refuse to use it in another one."""
+        """Note which process opened the channel, and refuse it in another one."""
         if self._process_of.setdefault(self._producer.channel, os.getpid()) != os.getpid():
             raise UsedAfterFork("this channel was opened before the process was forked: open another one here")
 

@@ -1,4 +1,4 @@
-"""Dead letters: messages that were given up, published to a stream of their own, with the reason beside them."""
+"""Dead letters: messages that were given up, published to another stream with the reason as a header."""
 
 import logging
 from collections import deque
@@ -18,19 +18,19 @@ from relatum.waiting import ended, log_failure, may_be_mended, may_repeat
 logger = logging.getLogger("relatum.dead_letters")
 
 REASON_HEADER: Final = "relatum_dead_reason"
-"""The header that says why a message was given up."""
+"""Header: why the message was given up."""
 
 STREAM_HEADER: Final = "relatum_dead_stream"
-"""The header with the name of the message's stream."""
+"""Header: the name of the message's stream."""
 
 OFFSET_HEADER: Final = "relatum_dead_offset"
-"""The header with the message's offset there: stream and offset are the same however often it is published."""
+"""Header: the message's offset there. Stream and offset identify a dead letter that was published twice."""
 
 LEFT_OUT_HEADER: Final = "relatum_dead_left_out"
-"""The header that names the properties and headers that no dead letter can carry: "correlation_id, header trace"."""
+"""Header: the properties and headers that did not fit or cannot be sent: "correlation_id, header trace"."""
 
 REASON_CHARACTERS_MAX: Final = 1000
-"""Characters of a reason that are kept: enough to know a failure by, and far from the limit of a header frame."""
+"""Characters of a reason that are kept."""
 
 _PROPERTIES: Final = (
     "content_type",
@@ -44,21 +44,18 @@ _PROPERTIES: Final = (
     "type",
     "app_id",
 )
-"""The properties that go with a dead letter.
-
-Not `expiration`: streams take no notice of it. Not `user_id`: the broker refuses the name of another user.
-"""
+"""Properties of a dead letter. Not `expiration`, which streams ignore; nor `user_id`: the broker refuses others'."""
 
 
 class DeadLetters(Closing):
     """Publishes given-up messages to a stream, each confirmed. A context manager; threads may share one.
 
-    The connection is opened at the first message, and again after it was lost. A message may be published twice where
-    the connection ended before the confirm: `relatum_dead_stream` and `relatum_dead_offset` tell.
+    The connection is opened at the first message, and again after it was lost. A message may be published twice if the
+    connection ended before the confirm: compare `relatum_dead_stream` and `relatum_dead_offset`.
 
     Args:
         address: The broker's address; it must have an AMQP port.
-        stream: The name of the stream, or of any queue. It must exist.
+        stream: The name of an existing stream, or of any queue.
         timeout_s: Seconds until connecting, or a broker that blocks publishers, ends as `BrokerUnavailable`.
 
     Raises:
@@ -72,22 +69,21 @@ class DeadLetters(Closing):
     def publish(self, messages: Sequence[Message], reason: str, **headers: str | int | bool) -> None:
         """Publish messages, in order, and wait for the confirm of each.
 
-        Body, properties and headers are the message's own; added are the headers `relatum_dead_reason`,
-        `relatum_dead_stream` and `relatum_dead_offset`. What AMQP 0.9.1 cannot carry, as a stream may hold it (a
-        correlation id over 255 bytes, headers over the size of a frame), is left out, and `relatum_dead_left_out` names
-        it: the message itself still lies where stream and offset say.
+        They have their own body, properties and headers, and the headers `relatum_dead_reason`, `relatum_dead_stream`
+        and `relatum_dead_offset`. A stream may hold what AMQP 0.9.1 cannot send (a correlation id over 255 bytes,
+        headers over the size of a frame): it is left out, and named by `relatum_dead_left_out`.
 
         Args:
             messages: The messages, as they were read.
-            reason: Why they were given up; at most 1,000 characters of it are kept.
-            headers: More headers to add.
+            reason: Why they were given up; at most 1,000 characters are kept.
+            headers: Further headers.
 
         Raises:
-            PublishUnroutable: there is no such stream; nothing of what follows was published.
+            PublishUnroutable: there is no such stream; the messages before this one are published.
             PublishNacked: the broker refused a message; those before it are published.
-            PublishRejected: the broker takes no such message, however often; those before it are published.
-            InvalidInput, DataError: as `PublishRejected`, said before anything of it was sent.
-            BrokerUnavailable: the broker does not answer. Repeating publishes those again that were confirmed.
+            PublishRejected: the broker never takes such a message; those before it are published.
+            InvalidInput, DataError: as `PublishRejected`, before it was sent.
+            BrokerUnavailable: the broker does not answer. A repetition publishes the confirmed ones again.
             AccessRefused: the broker refuses the user.
         """
         added = {REASON_HEADER: reason[:REASON_CHARACTERS_MAX], **headers}
@@ -108,7 +104,7 @@ class DeadLetters(Closing):
 
 
 class Burial:
-    """Publishes dead letters; where that is repeated, none again that was confirmed."""
+    """Publishes dead letters; a repetition does not publish those again that were confirmed."""
 
     def __init__(
         self, dead_letters: DeadLetters, letters: Iterable[tuple[Message, str]], **headers: str | int | bool
@@ -119,10 +115,10 @@ class Burial:
         self._refused: dict[MessageId, str] = {}
 
     def run(self) -> dict[MessageId, str]:
-        """Publish what is left; gives the messages that can be no dead letters at any time, and why.
+        """Publish what is left; return the messages that can never be dead letters, and why.
 
         Raises:
-            Transient, AccessRefused, PublishNacked, PublishUnroutable: They may be taken later; call it again.
+            Transient, AccessRefused, PublishNacked, PublishUnroutable: they may be taken later; call it again.
         """
         while self._left:
             message, reason = self._left[0]
@@ -131,7 +127,7 @@ class Burial:
             except Exception as error:
                 if may_repeat(error) or may_be_mended(error):
                     raise
-                # Whatever else it is, it is the same the next time, and others wait behind it.
+                # It would fail again, and others wait behind it.
                 extra = {"stream": message.stream, "offset": message.offset}
                 log_failure(logger, error, f"message {message.id} can be no dead letter", extra=extra)
                 self._refused[message.id] = ended(error)
@@ -140,7 +136,7 @@ class Burial:
 
 
 class _Letter:
-    """What a dead letter carries beside the body: the message's own parts, which may be left out, and what is added."""
+    """The headers and properties of a dead letter: the message's own, which may be left out, and added ones."""
 
     def __init__(self, message: Message, added: Mapping[str, Any]) -> None:
         self._added = {**added, STREAM_HEADER: message.stream, OFFSET_HEADER: message.offset}
@@ -163,7 +159,7 @@ class _Letter:
         """Leave out what cannot be encoded, then the largest of the rest until a frame holds it."""
         sizes = {(name, ""): _bytes({}, **{name: value}) for name, value in self._fields.items() if value is not None}
         sizes |= {(name, "header "): _bytes({name: value}) for name, value in self._headers.items()}
-        # Without what is added, and the header that names what is left out, at four bytes a character.
+        # Without the added headers, and the one that names what is left out, at four bytes a character.
         room = bytes_max - _bytes(self._added) - 5 * REASON_CHARACTERS_MAX
         total = sum(size for size in sizes.values() if size <= bytes_max)
         left_out: list[str] = []
@@ -178,7 +174,7 @@ class _Letter:
 
 
 _NAME_CHARACTERS_MAX: Final = 60
-"""Characters of a header's name where it is named as left out."""
+"""Characters of a header's name in the list of what is left out."""
 
 _UNSENDABLE: Final = 2**32
 """The size of what cannot be sent: more than any frame holds."""

@@ -1,4 +1,4 @@
-"""Publishing of Relatum's own: straight to a stream, each message confirmed, over a connection opened when needed."""
+"""Publishing messages of Relatum's own: straight to a stream, each confirmed, over a connection of its own."""
 
 import threading
 from contextlib import suppress
@@ -32,7 +32,7 @@ from relatum.publishing._publish_errors import MALFORMED
 from relatum.reading import GOODBYE_S, BrokerAddress, blocking_connection, in_time
 
 DIRECT_TIMEOUT_S: Final = 10.0
-"""Seconds until a broker that does not answer counts as away."""
+"""Seconds until a silent broker counts as away."""
 
 _ACCESS_REFUSED: Final = 403
 """AMQP's reply code for a user without the permission."""
@@ -50,14 +50,14 @@ Source: AMQP 0-9-1, 2.3.5 and 2.3.5.2. RabbitMQ compares the whole frame with wh
 class DirectPublisher(Closing):
     """Publishes to streams by their names, through the default exchange. A context manager; threads may share one.
 
-    The connection is opened at the first message, and again after it was lost. A message may be published twice where
-    the connection ended before the confirm and the caller repeats it.
+    The connection is opened at the first message, and again after it was lost. If it ends before a confirm and the
+    caller repeats the message, it may be published twice.
 
     Args:
         address: The broker's address; it must have an AMQP port.
-        what: What is published, as errors name it: "a dead letter".
-        timeout_s: Seconds for connecting, and then for each message, until a broker that does not answer, or blocks
-            publishers, ends as `BrokerUnavailable`.
+        what: The name of a message in errors: "a dead letter".
+        timeout_s: Seconds to connect, and then for each message, before a broker that is silent or blocks publishers is
+            `BrokerUnavailable`.
 
     Raises:
         ConfigurationError: the address has no AMQP port; give the broker as an amqp:// URL.
@@ -114,7 +114,7 @@ class DirectPublisher(Closing):
                 raise self._translated(stream, error) from error
 
     def _translated(self, stream: str, error: BaseException) -> RelatumError:
-        """What it means that a message could not be published to a stream."""
+        """The error of a message that could not be published to a stream."""
         code = error.reply_code if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker) else None
         if isinstance(error, ChannelClosedByBroker) and code == _ACCESS_REFUSED:
             return AccessRefused(
@@ -138,14 +138,14 @@ class DirectPublisher(Closing):
             )
 
     def _connected(self) -> BlockingConnection:
-        """The connection. One that ended while nothing was published is opened anew."""
+        """The connection, reopened if it ended meanwhile."""
         if self._connection is not None:
             with suppress(AMQPError, OSError):
                 self._connection.process_data_events(0)
             if self._channel is None or not self._channel.is_open:
                 self._drop()
         if self._connection is None:
-            # No heartbeats: nobody answers them while nothing is published, and the next publish notices a lost one.
+            # No heartbeats: they are not answered between messages, and the next publish notices a lost connection.
             self._connection = blocking_connection(self._address, timeout_s=self._timeout_s, heartbeat_s=0)
         return self._connection
 
@@ -163,9 +163,9 @@ class DirectPublisher(Closing):
 
 
 def encoded_bytes(properties: BasicProperties) -> int:
-    """The bytes a message's properties take, headers and all."""
+    """The encoded bytes of a message's properties and headers."""
     try:
         return sum(map(len, properties.encode()))
     except Exception as error:
-        # Whatever the client's encoder says: it asserts, it packs, it recurses, and has errors of its own.
+        # pika's encoder raises AssertionError, struct.error, RecursionError and errors of its own.
         raise InvalidInput(f"properties that AMQP 0.9.1 cannot encode: {error or type(error).__name__}") from error

@@ -1,7 +1,7 @@
-"""dramatiq: a RabbitMQ broker, of which every thread has a pika connection. Imported only with such a broker.
+"""dramatiq: a RabbitMQ broker object, which has a pika connection for each thread.
 
-The broker connects when a thread first needs it, in each process anew, and adds the connection to its public set before
-it is used. So that set is watched: middleware would not do, since dramatiq swallows what it raises.
+It connects when a thread first needs it, and adds the connection to its public set before it is used. So that set is
+watched: middleware would not do, since dramatiq swallows its errors.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ NAME: Final = "dramatiq"
 
 
 class _Connections(set[Any]):
-    """A broker's connections, each of which publishes through the interception once it is in."""
+    """A broker's connections, each intercepted when it is added."""
 
     def __init__(self, present: Iterable[Any], interceptions: ProcessInterceptions) -> None:
         super().__init__(present)
@@ -29,7 +29,7 @@ class _Connections(set[Any]):
         try:
             _cover(connection, self._interceptions)
         except BaseException:
-            # Also an actor's time limit. The thread keeps the connection: open, it would publish past us.
+            # Also an actor's time limit. The thread keeps the connection: if open, it would publish uncovered.
             connection.close()
             raise
 

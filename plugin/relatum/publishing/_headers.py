@@ -1,7 +1,7 @@
 """Limits on headers, checked before a byte is sent. Pure.
 
-They are there for the others: a table nested 900 to 2,000 levels deep is taken by the broker and then kills every
-pika and aio-pika reader of the stream, and a header frame over the negotiated size closes the whole connection.
+They protect others: the broker takes a table nested 900 to 2,000 levels deep, which then kills every pika and aio-pika
+reader of the stream; and a header frame over the negotiated size closes the whole connection.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ _FRAME_BYTES: Final = 8 + 14
 """Bytes of a header frame beside the properties: frame header and end, then class, weight, body size and flags."""
 
 _ADDED_BYTES: Final = 128
-"""Room for what is added afterwards: the time, the receipt and the property `message_id`."""
+"""Room for what the interceptor adds: the time, the receipt and the property `message_id`."""
 
 _SHORT_STRINGS: Final = (
     "content_type",
@@ -39,7 +39,7 @@ _VALUE_BYTES: Final = 9
 
 
 class HeaderLimits:
-    """The limits in force on one connection; `frame_bytes_max` 0: none of the connection's own."""
+    """The limits of one connection. `frame_bytes_max`: as negotiated, 0 for no limit."""
 
     def __init__(self, frame_bytes_max: int) -> None:
         self._frame_bytes_max = frame_bytes_max
@@ -48,10 +48,10 @@ class HeaderLimits:
             sure = min(sure, frame_bytes_max - _FRAME_BYTES - _PROPERTIES_BYTES_MAX - _ADDED_BYTES)
         self._sure_bytes = sure
         self.sure_characters = (sure - _VALUE_BYTES - 1) // (_VALUE_BYTES + 5)
-        """Characters of text, names and values, that are within every limit, be each a header of its own."""
+        """Characters of text, names and values, that are within every limit, however many headers they make."""
 
     def check(self, headers: Mapping[str, Any], read_property: Callable[[Any, str], Any], properties: Any) -> None:
-        """Return where the headers can be sent safely.
+        """Check that the headers can be sent safely.
 
         Raises:
             HeadersRefused: they are too many, too deep or too large (field `reason`); nothing was sent.
@@ -71,10 +71,7 @@ class HeaderLimits:
 
 
 def _measure(headers: Mapping[str, Any]) -> int:
-    """Encoded bytes of the headers, at most a few too many.
-
-    A stack instead of recursion, and limits checked on the way: it ends on a table that contains itself.
-    """
+    """Encoded bytes of the headers, or slightly more. Limits are checked on the way: a table may contain itself."""
     size = 4
     count = 0
     stack: list[tuple[Any, int]] = [(headers, 0)]
@@ -103,7 +100,7 @@ def _text_bytes(value: Any) -> int:
     if type(value) is str and value.isascii():
         return len(value)
     if isinstance(value, str):
-        # What is not Unicode is refused by the client's own encoder, with its own error.
+        # The client's own encoder refuses what is not Unicode.
         return len(value.encode("utf-8", "surrogatepass"))
     return len(value) if isinstance(value, (bytes, bytearray)) else 0
 

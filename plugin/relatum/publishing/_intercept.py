@@ -33,16 +33,16 @@ _CLIENTS: Final = {
     "dramatiq.brokers.rabbitmq": "_dramatiq",
     "faststream.rabbit.broker.broker": "_faststream",
 }
-"""By the module, or package, of the connection's class. Imported only where there is such a connection."""
+"""Adapters by the module or package of the connection's class, imported when such a connection is intercepted."""
 
 _OF_PROCESSES: Final = frozenset({"celery", "dramatiq", "faststream"})
-"""Clients whose objects are used in processes that are forked off later."""
+"""Clients whose objects are used in processes that fork later."""
 
 _STAMPER: Final = Stamper(())
-"""Of messages that other clients publish: no keys are known of them."""
+"""For messages that other clients publish: their keys are not known."""
 
 _released: Final[WeakKeyDictionary[object, PublisherCounts]] = WeakKeyDictionary()
-"""What was counted for connections that were released, as long as somebody has them."""
+"""The counts of released connections, as long as they exist."""
 
 
 def intercept(
@@ -58,16 +58,16 @@ def intercept(
     confirm_timeout_s: float | None = None,
     copy_to: str | None = None,
 ) -> _Connection:
-    """The same connection or producer, publishing messages that Relatum can relate.
+    """The same connection, publishing messages that Relatum can relate.
 
-    Each message gets what it lacks: a `message_id`, a UUIDv7 that says the message's time. One that has an id, or is to
-    have a receipt, gets the header `relatum_time` instead (microseconds since 1970, UTC), unless it has the property
-    `timestamp`. Its keys' values are checked. Bodies and the caller's properties and headers stay as they are. All
-    channels publish so, also open ones.
+    A message without a `message_id` gets one: a UUIDv7, which carries the message's time. A message that has one, or is
+    to have a receipt, gets the header `relatum_time` instead (microseconds since 1970, UTC), unless it has the property
+    `timestamp`. Values of keys are checked. Bodies and the caller's properties and headers stay as they are. This holds
+    for all channels, also open ones.
 
-    After sending, an error is of the client's class and of ours at once: `PublishUnroutable`, `PublishNacked`, or
-    `PublishOutcomeUnknown`, whose `settle(timeout_s)` finds out by reading the streams (to be awaited where the
-    publish was). What is raised before sending is the client's own.
+    Errors after sending are of the client's class and of ours at once: `PublishUnroutable`, `PublishNacked`, or
+    `PublishOutcomeUnknown`, whose `settle(timeout_s)` finds out by reading the streams (await it if the publish was
+    awaited). Errors before sending are the client's own.
 
     Args:
         connection: A pika BlockingConnection, a pika callback connection (SelectConnection and its like), an aio-pika
@@ -77,20 +77,20 @@ def intercept(
         database: PostgreSQL's URL, or a `Database`. None (default): messages are stamped and checked, not recorded.
         keys: Names of headers, or definitions.
         recorder: `"embedded"` (default): with a database, a thread of this process records the streams it publishes to;
-            where several processes publish to a stream, one of them records it. `"external"`: `relatum record` does.
+            of several processes that publish to a stream, one records it. `"external"`: `relatum record` does.
         on_invalid: `"raise"` (default): a value that cannot be recorded is an error before anything is sent.
             `"skip"`: the message is published as it is; the value is counted and not recorded.
-        streams: Streams that the embedded recorder records even before anything is published to them; receipts and
-            `settle` look there, too, beside the streams that are bound to an exchange. Name those that are bound by way
-            of other exchanges: Relatum cannot find them.
-        broker_url: Where streams are read; several nodes' URLs are parted by `;`. None (default): where the connection
-            leads, with its TLS and its login; of Celery and dramatiq the other URLs they have, too.
-        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port: as many as URLs in
-            `broker_url`.
-        confirm_timeout_s: aio-pika: seconds to wait for a confirm where `publish` is given no `timeout`; then the
-            outcome is unknown. None (default): until the connection is found lost, about two heartbeats.
+        streams: Streams that the embedded recorder records before anything is published to them; receipts and `settle`
+            also look there, besides the streams bound to an exchange. Name streams that are bound through other
+            exchanges: Relatum cannot find them.
+        broker_url: The broker to read streams from; several nodes' URLs are separated by `;`. None (default): that of
+            the connection, with its TLS and login; for Celery and dramatiq also their other URLs.
+        stream_url: The stream protocol's address, if it is not at its usual distance from the AMQP port: as many as
+            URLs in `broker_url`.
+        confirm_timeout_s: aio-pika: seconds to wait for a confirm if `publish` has no `timeout`; then the outcome is
+            unknown. None (default): until the connection is found lost, about two heartbeats.
         copy_to: Celery and dramatiq: a stream that gets a copy of each message to the default exchange, as tasks
-            are. It is declared like a tap's, 5 GB and 7 days, where it is not there.
+            are. If missing, it is declared like a tap's: 5 GB and 7 days.
 
     Returns:
         The connection itself. Called again with the same options, it changes nothing.
@@ -99,8 +99,8 @@ def intercept(
         ConfigurationError: not such a connection, or intercepted already with other options.
         UsedAfterFork: a connection of pika or aio-pika that was intercepted in another process.
         InvalidKeyDefinition: one of `keys` cannot be a key, or there are too many in the database.
-        KeyDefinitionConflict: the database defines one of `keys` otherwise. Where that is not known yet (the database
-            is away, an event loop must not wait), later publishes raise it before anything is sent; with
+        KeyDefinitionConflict: the database defines one of `keys` otherwise. If that is not known yet (the database is
+            away, or an event loop must not wait), later publishes raise it before anything is sent; with
             `on_invalid="skip"`, only those with a receipt.
     """
     options = Options(
@@ -118,7 +118,7 @@ def intercept(
 
 
 def _intercepted(connection: _Connection, options: Options) -> _Connection:
-    """The same connection, intercepted with these options, or with the same ones before."""
+    """The same connection, intercepted with these options."""
     client = _client_of(connection)
     present = interception_of(connection)
     if present is not None:
@@ -149,12 +149,10 @@ def _intercepted(connection: _Connection, options: Options) -> _Connection:
 def release(connection: _Connection) -> _Connection:
     """The same connection as it was before `intercept`; what others have wrapped since stays and passes through.
 
-    The embedded recorder ends with the last connection that used it, when it has recorded what was published until now;
-    it takes two seconds at most for that, whatever the servers do. What it leaves is a warning, and is told by
-    `statistics(connection).left`; the next recorder of these streams records it, be it of a process that publishes to
-    them or `relatum record`. What is not closed by then is closed in the background. It blocks: where an event loop
-    must not wait, `await asyncio.to_thread(relatum.release, connection)`. A connection that is not intercepted is left
-    alone.
+    With the last connection that used it, the embedded recorder ends, once it has recorded what was published; it takes
+    at most two seconds, whatever the servers do. What it leaves is logged as a warning and counted in
+    `statistics(connection).left`; the next recorder of these streams records it. In an event loop:
+    `await asyncio.to_thread(relatum.release, connection)`. A connection that is not intercepted stays as it is.
     """
     present = interception_of(connection)
     if present is not None:
@@ -167,7 +165,7 @@ def release(connection: _Connection) -> _Connection:
 
 
 def statistics(connection: object) -> PublisherStatistics:
-    """What was published on an intercepted connection, until it was released, and what became of it. It asks nobody.
+    """What was published on an intercepted connection, until it was released, and what became of it. No I/O.
 
     Raises:
         ConfigurationError: the connection was never intercepted.
@@ -175,7 +173,6 @@ def statistics(connection: object) -> PublisherStatistics:
     present = interception_of(connection)
     counts: PublisherCounts | None = None if present is None else present.counts
     with suppress(TypeError):
-        # What takes no weak reference was not noted as released.
         counts = counts or _released.get(connection)
     if counts is None:
         raise ConfigurationError("this connection was never intercepted: relatum.intercept(connection, …)")
@@ -183,10 +180,10 @@ def statistics(connection: object) -> PublisherStatistics:
 
 
 def _client_of(connection: object) -> ModuleType:
-    """The module that knows this kind of connection: `NAME`, `intercept`, `release`; of one connection `may_wait`."""
+    """The adapter of this kind of connection: it has `NAME`, `intercept`, `release`, and some `may_wait`."""
     if pika_connections.is_connection(connection):
         return pika_connections
-    # Of its class, as proxies say it.
+    # Not `type`: proxies name the class of their object.
     for kind in connection.__class__.__mro__:
         name = _CLIENTS.get(kind.__module__) or _CLIENTS.get(kind.__module__.partition(".")[0])
         if name is not None:
@@ -226,16 +223,16 @@ def recording_here(
 ) -> Iterator[None]:
     """Record streams in a thread of this process until the block ends, whoever publishes to them.
 
-    Where several processes record a stream, one of them does. Leaving the block takes two seconds at most; the next
-    recorder of these streams records what is left then, which is logged as a warning. The block may be entered several
-    times at once, for the same streams, too. Blocking: in an event loop, enter it before the loop runs.
+    If several processes record a stream, one of them does. Leaving the block takes at most two seconds; what is left
+    then is logged as a warning, and the next recorder of these streams records it. Blocks for the same streams may
+    overlap. Blocking: enter it before an event loop runs.
 
     Args:
-        broker: The broker's AMQP URL; several nodes' URLs are parted by `;`.
+        broker: The broker's AMQP URL; several nodes' URLs are separated by `;`.
         database: PostgreSQL's URL, or a `Database`.
-        streams: The streams' names; of a super stream those of its partitions.
+        streams: The streams' names; for a super stream those of its partitions.
         keys: Names of headers, or definitions.
-        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
+        stream_url: The stream protocol's address, if it is not at its usual distance from the AMQP port.
 
     Raises:
         ConfigurationError: no stream is named, or one of the URLs cannot be read.

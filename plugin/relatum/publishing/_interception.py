@@ -1,4 +1,4 @@
-"""What one intercepted connection shares between its channels, and an app or broker between its processes."""
+"""The state that an intercepted connection shares among its channels, and an app or broker among its processes."""
 
 import asyncio
 import threading
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 RecorderChoice: TypeAlias = Literal["embedded", "external"]
 
 ATTRIBUTE: Final = "_relatum_interception"
-"""Where an intercepted connection keeps its interception."""
+"""Attribute of an intercepted connection: its interception."""
 
 _WATCHED_MAX: Final = 4096
-"""Pairs of exchange and routing key remembered as watched; topics can have no end of them."""
+"""Pairs of exchange and routing key remembered as watched: topics have no limit of their own."""
 
 RELEASE_S: Final = 2.0
-"""Seconds that releasing a connection may take in all."""
+"""Seconds that `release` may take in all."""
 
 _FORGET_S: Final = 60.0
-"""Seconds after which the recorder is given a pair again that is still published to."""
+"""Seconds after which the recorder is told again about a pair that is still published to."""
 
 _NAMES: Final = (str, bytes)
-"""What pika takes for names."""
+"""Types that pika takes for names."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `intercept` was asked for; two interceptions of one connection must agree in all of it."""
+    """The arguments of `intercept`; a second interception of the same connection must have the same."""
 
     database: "AnyDatabase | None"
     definitions: tuple[KeyDefinition, ...]
@@ -82,7 +82,7 @@ class Interception:
     def __init__(self, options: Options, connection: Any, client: str) -> None:
         self.options = options
         self.active = True
-        """False once released: everything then passes through untouched."""
+        """False once released: everything then passes through unchanged."""
         self.counts = PublisherCounts()
         self._connection = connection
         self._stampers: dict[int, Stamper] = {}
@@ -108,14 +108,14 @@ class Interception:
         metrics.report(self.counts, owner=self, client=client)
 
     def check_usable(self) -> None:
-        """Nothing, where it is one of this process."""
+        """Does nothing; in a child of the process, `of_one_process` makes it raise `UsedAfterFork`."""
 
     def address(self) -> BrokerAddress:
-        """Where streams are read, and as whom: as the client's own connection, unless options say otherwise."""
+        """The address and user for reading streams: those of the client's connection, unless options say otherwise."""
         return address_of(self.options.broker_url or self._connection, self.options.stream_url)
 
     def stamper(self, frame_bytes_max: int, **client: Any) -> Stamper:
-        """The stamper for channels of that frame size; `client` is what `Stamper` must know of the client."""
+        """The stamper for channels of that frame size; `client`: options of `Stamper` that depend on the client."""
         stamper = self._stampers.get(frame_bytes_max)
         if stamper is None:
             stamper = self._stampers[frame_bytes_max] = Stamper(
@@ -129,10 +129,10 @@ class Interception:
         return stamper
 
     def await_agreement(self, *, may_wait: bool) -> None:
-        """See whether the database defines the keys as the caller does, as far as is known.
+        """Check that the database defines the keys as the caller does, as far as is known.
 
         Raises:
-            KeyDefinitionConflict, InvalidKeyDefinition: it does not; not for a publisher that nothing is to stop.
+            KeyDefinitionConflict, InvalidKeyDefinition: it does not. Never with `on_invalid="skip"`.
         """
         if may_wait:
             self.agreement.wait(self._agree_until - monotonic())
@@ -141,11 +141,11 @@ class Interception:
 
     @property
     def has_agreed(self) -> bool:
-        """Whether no publish need wait to hear of that."""
+        """Whether publishes can go on without waiting for the database's first answer."""
         return not self._waiting_to_agree and (self.agreement.is_asked or monotonic() >= self._agree_until)
 
     async def agreed(self) -> None:
-        """Wait likewise, in the first second of the interception alone; publishes keep their order."""
+        """Wait for that answer, until the interception is a second old. Publishes keep their order."""
         if self.has_agreed:
             return
         self._waiting_to_agree += 1
@@ -158,36 +158,36 @@ class Interception:
 
     @property
     def locator(self) -> Locator:
-        """What finds messages of this connection, in the table or in their streams."""
+        """Finds messages of this connection, in the table or in their streams."""
         if self._locator is None:
             told = frozenset(self.options.streams)
             locator = Locator(self.address(), self.options.database, self._recorder, told, self.counts.receipt_s)
-            # For connections that are dropped without `release`.
+            # For connections dropped without `release`.
             close_when_dropped(self, locator.close)
             self._locator = locator
         return self._locator
 
     def require_database(self) -> None:
-        """Refuse to publish with a receipt where no receipt can ever come."""
+        """Refuse to publish with a receipt without a database."""
         if self.options.database is None:
             raise ConfigurationError("a receipt comes from the table: intercept the connection with database=URL")
 
     @property
     def watches(self) -> bool:
-        """Whether this process has a recorder that must know where messages go."""
+        """Whether this process has a recorder, which must know where messages go."""
         return self._recorder is not None
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
-        """Have the embedded recorder, if there is one, record where this leads to. A set look-up when known.
+        """Have the embedded recorder, if there is one, record the streams this leads to. A set lookup when known.
 
-        Whatever is given: what is no name of anything is for the client to refuse.
+        Values that are not names are ignored: the client refuses them.
         """
         recorder = self._recorder
         if recorder is None or not (isinstance(exchange, _NAMES) and isinstance(routing_key, _NAMES)):
             return
         now = monotonic()
         if now >= self._forget_at or len(self._watched) >= _WATCHED_MAX:
-            # The recorder asks the broker again: streams may have been declared or bound since.
+            # The recorder asks the broker again: streams may have been declared or bound meanwhile.
             self._watched.clear()
             self._forget_at = now + _FORGET_S
         if (exchange, routing_key) not in self._watched:
@@ -197,8 +197,8 @@ class Interception:
     def release(self) -> None:
         """Pass everything through from now on, and give back the recorder and the connections for reading.
 
-        It ends within `RELEASE_S`, whatever the servers do; what is not closed by then is closed in the background, and
-        what is not recorded by then is said and counted.
+        Returns within `RELEASE_S`, whatever the servers do. What is not closed by then is closed in the background;
+        what is not recorded by then is logged and counted.
         """
         self.active = self.counts.is_open = False
         metrics.retire(self.counts)
@@ -206,7 +206,7 @@ class Interception:
         keeper, self._keeper = self._keeper, None
         locator, self._locator = self._locator, None
         if keeper is not None and not EmbeddedRecorders.give_back(keeper):
-            # Another connection's, too: it records on.
+            # Other connections use it: it records on.
             keeper = None
         closed = [each for each in (keeper, locator) if each is not None]
         if not closed:
@@ -223,16 +223,16 @@ class Interception:
 
 
 class ProcessInterceptions:
-    """What an intercepted Celery app or broker keeps.
+    """The interceptions of a Celery app or a broker object, one for each process that publishes.
 
-    Where it is made, nothing may be known of the broker yet, and a worker has not forked its children. So there is no
-    recorder and no connection until a process publishes.
+    When it is made, the broker may not be known, and a worker has not forked its children. So there is no recorder and
+    no connection until a process publishes.
 
     Attributes:
-        options: What `intercept` was asked for.
-        active: False once released: everything then passes through untouched.
-        lock: Held for a moment by who counts, covers or releases: an app's threads publish at the same time.
-        nodes: Where its connections may lead, where they do not say so themselves: parameters of pika's.
+        options: The arguments of `intercept`.
+        active: False once released: everything then passes through unchanged.
+        lock: Protects counts and covered connections: an app's threads publish at the same time.
+        nodes: pika parameters of the nodes its connections may lead to, if the connections do not know.
     """
 
     def __init__(self, options: Options, client: str) -> None:
@@ -256,11 +256,11 @@ class ProcessInterceptions:
 
     @property
     def counts(self) -> PublisherCounts:
-        """What this process has counted."""
+        """The counts of this process."""
         return PublisherCounts() if self._present is None else self._present.counts
 
     def check_usable(self) -> None:
-        """Nothing: it is of all processes."""
+        """Does nothing: it works in every process."""
 
     def current(self, connection: Any, *, may_wait: bool = True) -> Interception | None:
         """The interception of this process, made with the first connection that publishes; None once released.
@@ -281,15 +281,14 @@ class ProcessInterceptions:
                     self._present.watch("", stream)
             present = self._present
         if present is None or not self.active:
-            # What was made while `release` ran is given back here.
+            # It was made while `release` ran.
             self._give_back()
             return None
-        # Each channel's first publish waits for what is left of that second.
         present.await_agreement(may_wait=may_wait)
         return present
 
     def cover(self, connection: Any, client: ModuleType) -> Interception | None:
-        """Have a connection publish through this process's interception until `release`; `client` knows its kind."""
+        """Have a connection publish through this process's interception until `release`; `client`: its adapter."""
         interception: Interception | None = getattr(connection, ATTRIBUTE, None)
         if interception is None:
             interception = self.current(connection, may_wait=client.may_wait(connection))
@@ -301,7 +300,7 @@ class ProcessInterceptions:
         return interception
 
     def release(self) -> None:
-        """Put everything back, and give back what this process has; see `Interception.release`."""
+        """Restore all connections and release the interception of this process; see `Interception.release`."""
         self.active = False
         with self.lock:
             covered, self._covered = list(self._covered.items()), WeakKeyDictionary()
@@ -318,6 +317,6 @@ class ProcessInterceptions:
 
 
 def interception_of(connection: object) -> Any:
-    """The interception in force on a connection, or None. Some have one for all processes: `ProcessInterceptions`."""
+    """The interception of a connection (of an app or broker object: `ProcessInterceptions`), or None."""
     interception = getattr(connection, ATTRIBUTE, None)
     return interception if interception is not None and interception.active else None

@@ -1,7 +1,7 @@
-"""pika: channels of a BlockingConnection or of any callback connection publish through here, with a receipt or without.
+"""pika: channels of a BlockingConnection or of any callback connection publish through here.
 
-Attributes of the very connection and its channels are set, nothing of pika is patched: the object stays what it was,
-callbacks are given the same channel, and other instrumentation wraps us or is wrapped by us, in either order.
+Attributes of this connection and its channels are set, pika itself is not patched: objects keep their identity and
+class, and other instrumentation may wrap us or be wrapped by us, in either order.
 """
 
 import copy
@@ -36,7 +36,7 @@ from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._locate import Sent
 from relatum.publishing._publish_errors import BLOCKING, MALFORMED, outcome, refuses_message
 from relatum.publishing._settle import Unsettled, final_at
-from relatum.publishing._stamp import Stamp, is_copied, with_copy
+from relatum.publishing._stamp import is_copied, with_copy
 from relatum.superstreams import Target
 from relatum.superstreams.connections import note_secret
 
@@ -44,10 +44,10 @@ NAME: Final = "pika"
 """The client, as metrics name it."""
 
 PUBLISHER: Final = "_relatum_publisher"
-"""Where an intercepted channel keeps its publisher: `basic_publish` itself may have been wrapped by others."""
+"""Attribute of an intercepted channel: its publisher. Others may have wrapped `basic_publish` itself."""
 
 _NOTHING: Final = object()
-"""In the place of an argument that was not given."""
+"""Stands for an argument that was not given."""
 
 _ID_LENGTH: Final = 36
 """Characters of an id of ours; most of others' have as many."""
@@ -61,11 +61,11 @@ _LONG: Final = Struct(">cq").pack
 _LONG_MAX: Final = 2**63 - 1
 _ID_LENGTH_SENT: Final = _SHORT(_ID_LENGTH)
 _REMEMBERED_MAX: Final = 4096
-"""Short strings that are remembered as they are sent; a publisher that makes them up anew only loses speed."""
+"""Encoded short strings that are remembered."""
 
 
 class Publisher(Replacement):
-    """Stands in for `basic_publish` on one channel."""
+    """Replaces `basic_publish` on one channel."""
 
     def __init__(
         self, channel: Any, wrapped: Callable[..., Any], interception: Interception, connection: Connection
@@ -83,9 +83,9 @@ class Publisher(Replacement):
 
     @property
     def _original_function(self) -> "Publisher":
-        """What OpenTelemetry's instrumentation puts back when it goes: what it wrapped, still intercepted.
+        """What OpenTelemetry's instrumentation restores when it goes: what it wrapped, still intercepted.
 
-        It looks for this attribute on whatever `basic_publish` is. Raises AttributeError where it wrapped nothing.
+        It reads this attribute of `basic_publish`. Raises AttributeError if it wrapped nothing.
         """
         inner = self.__wrapped__._original_function  # type: ignore[attr-defined]
         publisher = copy.copy(self)
@@ -100,9 +100,9 @@ class Publisher(Replacement):
         properties: Any = None,
         mandatory: Any = _NOTHING,
     ) -> Any:
-        """Publish with what is missing added. Arguments, result and what is raised before sending are pika's.
+        """Publish with what is missing added. Arguments, result and errors before sending are pika's.
 
-        A target in the exchange's place chooses the exchange and calls again.
+        A target given as the exchange chooses the exchange and calls again.
         """
         if type(exchange) is not str and isinstance(exchange, Target):
             given = {"routing_key": routing_key, "body": body, "properties": properties, "mandatory": mandatory}
@@ -115,7 +115,7 @@ class Publisher(Replacement):
             mandatory = False
         interception = self.interception
         if not interception.active or not _is_stampable(properties):
-            # Released; or not a call pika takes: let pika say so.
+            # Released; or a call that pika refuses itself.
             result = self.__wrapped__(exchange, routing_key, body, properties, mandatory)
             if self.delivery_tag is not None:
                 self.delivery_tag += 1
@@ -123,7 +123,7 @@ class Publisher(Replacement):
         if self._copy_to is not None and is_copied(self._copy_to, exchange, routing_key, mandatory):
             given = properties or BasicProperties()
             properties = copy_with(given, with_copy(given.headers, self._copy_to), given.message_id)
-        properties, stamp = self.stamp(properties or None, body)
+        properties = self._stamped(properties or None, body)
         if self._watches:
             interception.watch(exchange, routing_key)
         frames = self.connection.frames_sent
@@ -134,30 +134,28 @@ class Publisher(Replacement):
             # pika encodes all of a message before it hands over the first frame: no frame, nothing sent.
             if self.connection.frames_sent == frames:
                 raise
-            ended = self._outcome(error, exchange, routing_key, body, stamp, began_s)
-            interception.counts.published += 1
-            interception.counts.failed(ended)
-            raise ended from error
+            ended = self._outcome(error, exchange, routing_key, body, properties, began_s)
+            raise interception.counts.sent_and_failed(ended) from error
         interception.counts.published += 1
         if self.delivery_tag is not None:
             self.delivery_tag += 1
         return result
 
-    def stamp(self, given: Any, body: Any, receipt: str | bool | None = None) -> tuple[BasicProperties, Stamp]:
+    def _stamped(self, given: Any, body: Any) -> BasicProperties:
         """A copy of the caller's properties with what is missing added."""
         if given is None:
-            stamp = self._stamper.stamp(None, None, None, None, body, receipt)
-            return OwnProperties(headers=stamp.headers, message_id=stamp.message_id), stamp
-        stamp = self._stamper.stamp(given.headers, given.message_id, given.timestamp, given, body, receipt)
+            stamp = self._stamper.stamp(None, None, None, None, body)
+            return OwnProperties(headers=stamp.headers, message_id=stamp.message_id)
+        stamp = self._stamper.stamp(given.headers, given.message_id, given.timestamp, given, body)
         if type(given) is OwnProperties:
             given.headers, given.message_id = stamp.headers, stamp.message_id
-            return given, stamp
-        return copy_with(given, stamp.headers, stamp.message_id), stamp
+            return given
+        return copy_with(given, stamp.headers, stamp.message_id)
 
     def _outcome(
-        self, error: Exception, exchange: Any, routing_key: Any, body: Any, stamp: Stamp, began_s: float
+        self, error: Exception, exchange: Any, routing_key: Any, body: Any, sent: BasicProperties, began_s: float
     ) -> PublishError:
-        """The error of a publish that was sent, as what it says about the message."""
+        """The error of a publish that was sent, as one that says what became of the message."""
         if isinstance(error, UnroutableError):
             return outcome(PublishUnroutable, error, in_stream=False)
         if isinstance(error, NackError):
@@ -165,14 +163,14 @@ class Publisher(Replacement):
             return outcome(PublishNacked, error, in_stream=False if exchange == "" else None)
         if _is_refusal(error):
             return outcome(PublishRejected, error, in_stream=False)
-        sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic_s=began_s)
-        unsettled = Unsettled(sent, self.interception.locator, self.final_at(error))
+        facts = Sent.of(exchange, routing_key, sent.message_id, sent.headers, body, monotonic_s=began_s)
+        unsettled = Unsettled(facts, self.interception.locator, self.final_at(error))
         return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=unsettled.settle)
 
     def final_at(self, error: Exception) -> float | None:
-        """From when on nothing that was published before the connection or channel ended so can arrive any more."""
+        """When messages published before the connection or channel ended so can no longer arrive; None: never."""
         if isinstance(error, ConnectionBlockedTimeout):
-            # A broker that blocks publishers neither reads nor counts heartbeats: it may take it whenever it goes on.
+            # A broker that blocks publishers neither reads nor counts heartbeats: it may take the message later.
             return None
         heartbeat = self.connection.params.heartbeat
         announced = isinstance(error, (ChannelClosedByBroker, ConnectionClosedByBroker))
@@ -191,14 +189,14 @@ def intercept(connection: "BlockingConnection | Connection", interception: Inter
 
     setattr(connection, ATTRIBUTE, interception)
     put(connection, "channel", Watch(lambda: connection, "channel", opened))
-    # pika sends the broker a new password and does not keep it; readers need it, too.
+    # pika sends the broker a new password and does not keep it; readers need it.
     put(connection, "update_secret", Watch(lambda: connection, "update_secret", renewed))
     for channel in _channels(connection):
         _intercept_channel(connection, channel, interception)
 
 
 def is_connection(connection: object) -> bool:
-    """Whether it is a connection of pika's."""
+    """Whether it is a pika connection."""
     return isinstance(connection, BlockingConnection | Connection)
 
 
@@ -208,11 +206,11 @@ def may_wait(connection: "BlockingConnection | Connection") -> bool:
 
 
 def release(connection: "BlockingConnection | Connection") -> None:
-    """Put back what was there before. What somebody else has wrapped since stays, and passes everything through."""
+    """Restore what was there before. What others have wrapped since stays, and passes everything through."""
     for channel in _channels(connection):
         publisher = vars(channel).get(PUBLISHER)
         if publisher is not None and publisher.delivery_tag is not None:
-            # Stays, passes everything through and counts: the tags of later confirms could not be known otherwise.
+            # It stays and counts: otherwise the tags of later confirms would not be known.
             continue
         put_back(channel, "basic_publish")
         put_back(channel, "confirm_delivery")
@@ -223,7 +221,7 @@ def release(connection: "BlockingConnection | Connection") -> None:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether what a blocking publish ended by says that the broker took the message into no stream."""
+    """Whether the error of a blocking publish says that the broker put the message into no stream."""
     if isinstance(error, ChannelClosedByBroker):
         return error.reply_code in BLOCKING or refuses_message(error.reply_text)
     return isinstance(error, ConnectionClosedByBroker) and error.reply_code in MALFORMED
@@ -235,7 +233,7 @@ def _intercept_channel(connection: "BlockingConnection | Connection", channel: A
     setattr(channel, PUBLISHER, publisher)
     put(channel, "basic_publish", publisher)
     if earlier is not None:
-        # Of an earlier interception: it has gone on counting, and so has what watches `confirm_delivery`.
+        # Of an earlier interception: it has gone on counting.
         publisher.delivery_tag = earlier.delivery_tag
         if earlier is publisher.__wrapped__:
             publisher.__wrapped__, publisher.replaced = earlier.__wrapped__, earlier.replaced
@@ -262,7 +260,7 @@ def _channels(connection: "BlockingConnection | Connection") -> Iterator[Any]:
 
 
 def _is_stampable(properties: Any) -> bool:
-    """Whether pika would take these as a message's properties; otherwise it shall raise its own error."""
+    """Whether pika would take these as a message's properties; otherwise it raises its own error."""
     if isinstance(properties, BasicProperties):
         headers = properties.headers
         return headers is None or type(headers) is dict or hasattr(headers, "items")
@@ -281,13 +279,13 @@ def _short(text: Any) -> bytes:
 
 
 class OwnProperties(BasicProperties):  # type: ignore[misc]
-    """Properties that were made here, for one message: what is missing is added to them, not to a copy."""
+    """Properties made here for one message: missing values are added to them, not to a copy."""
 
     headers: dict[str, Any] | None
     message_id: str | None
 
     def encode(self) -> list[bytes]:
-        """What pika's own gives, byte for byte, in other pieces; most messages have no more than is encoded here."""
+        """As pika's own method, byte for byte; most messages have only the properties that are encoded here."""
         message_id, content_type = self.message_id, self.content_type
         if not (
             type(message_id) is str
@@ -344,7 +342,7 @@ def copy_with(given: BasicProperties, headers: dict[str, Any] | None, message_id
         copied = copy.copy(given)
         copied.headers, copied.message_id = headers, message_id
         return copied
-    # Through the initialiser: an object whose dictionary was filled otherwise is slower to encode.
+    # Through the initialiser: an object whose dictionary was filled in another way is slower to encode.
     return OwnProperties(
         given.content_type,
         given.content_encoding,

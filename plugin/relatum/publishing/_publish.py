@@ -1,7 +1,9 @@
-"""Publishing with a receipt: through pika and, with a confirm that is awaited, through aio-pika and FastStream."""
+"""Publishing with a receipt: through pika, or through aio-pika with a confirm that is awaited."""
 
 import copy
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from time import time_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from pika import BasicProperties
@@ -20,18 +22,18 @@ from relatum.errors import (
     PublishRejected,
     PublishUnroutable,
 )
-from relatum.headers import RECEIPT_HEADER
+from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._locate import Sent
-from relatum.publishing._pika import PUBLISHER, Publisher
+from relatum.publishing._pika import PUBLISHER, Publisher, copy_with
 from relatum.publishing._publish_errors import refuses_publish
-from relatum.publishing._receipt import AsyncReceipt, Receipt, receipt_header
+from relatum.publishing._receipt import AsyncReceipt, Receipt
 from relatum.superstreams import Target
 from relatum.superstreams.targets import TargetExchange
+from relatum.uuid7 import uuid7
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
-    from faststream.rabbit import RabbitBroker
 
 _CONFIRMS: Final = "_relatum_confirms"
 """Attribute of a callback channel: the receipts that wait for an answer."""
@@ -47,10 +49,10 @@ def publish(
     mandatory: bool = True,
     **kwargs: Any,
 ) -> Receipt:
-    """Publish with a confirm and get a receipt, which gives the message's offsets once they are recorded.
+    """Publish with a confirm and get a receipt, by which to wait for the message's offsets.
 
-    Confirm mode is switched on where the channel is not in it. On a BlockingConnection this returns when the broker
-    has confirmed; on a callback connection it returns at once and must be called on the connection's thread.
+    Puts the channel into confirm mode if it is not in it. On a BlockingConnection this returns when the broker has
+    confirmed; on a callback connection it returns at once, and must be called on the connection's thread.
 
     Args:
         channel: A channel of an intercepted pika connection.
@@ -61,7 +63,7 @@ def publish(
         properties: As for `basic_publish`; not changed.
         mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`. False: the broker
             drops it and confirms.
-        kwargs: Further arguments of the client's own `basic_publish`.
+        kwargs: Further arguments of the client's `basic_publish`.
 
     Returns:
         The receipt: `receipt.wait(timeout_s)`.
@@ -78,14 +80,16 @@ def publish(
     interception = publisher.interception
     interception.require_database()
     checked_body(body)
+    interception.agreement.check()
     if isinstance(exchange, Target):
         exchange, routing_key = exchange.destination(channel, body, properties, routing_key)
-    asked = receipt_header(properties.message_id if properties is not None else None)
-    stamped, stamp = publisher.stamp(properties, body, asked)
-    sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body)
+    given = properties or BasicProperties()
+    headers, message_id = _asking(given.headers, given.message_id, given.timestamp)
+    sent = Sent.of(exchange, routing_key, message_id, headers, body)
 
     def send() -> None:
-        channel.basic_publish(exchange, routing_key, body, stamped, mandatory, **kwargs)
+        asking = copy_with(given, headers, message_id)
+        channel.basic_publish(exchange, routing_key, body, asking, mandatory, **kwargs)
 
     if isinstance(publisher.channel, Channel):
         return _Confirms.of(publisher.channel, publisher).publish(sent, send)
@@ -96,26 +100,25 @@ def publish(
 
 
 async def publish_async(
-    target: "AbstractExchange | AbstractChannel | TargetExchange | RabbitBroker",
-    message: "AbstractMessage | Any",
+    target: "AbstractExchange | AbstractChannel | TargetExchange",
+    message: "AbstractMessage",
     routing_key: str = "",
     *,
     mandatory: bool = True,
     **kwargs: Any,
 ) -> AsyncReceipt:
-    """Publish with a confirm and get a receipt, which gives the message's offsets once they are recorded.
+    """Publish with a confirm and get a receipt, by which to wait for the message's offsets.
 
-    The twin of `relatum.publish` for aio-pika, with its errors; its arguments are those of `Exchange.publish`. With
-    FastStream those of `RabbitBroker.publish`.
+    As `relatum.publish`, for aio-pika, with the arguments of `Exchange.publish`.
 
     Args:
-        target: An exchange of an intercepted connection, or a channel, which means its default exchange; or
-            `SuperStream.exchange(channel)`. Or an intercepted RabbitBroker of FastStream, which is started.
-        message: The client's message, with FastStream whatever it publishes; not changed.
-        routing_key: The routing key; with FastStream the stream.
+        target: An exchange of an intercepted connection; a channel, for its default exchange; or
+            `SuperStream.exchange(channel)`.
+        message: The client's message; not changed.
+        routing_key: The routing key.
         mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`, whatever the channel's
             `on_return_raises`. False: the broker drops it and confirms.
-        kwargs: Further arguments of the client's own method, such as `timeout`; FastStream's `headers`, `exchange`, ….
+        kwargs: Further arguments of the client's method, such as `timeout`.
 
     Returns:
         The receipt: `await receipt.wait(timeout_s)`.
@@ -125,12 +128,6 @@ async def publish_async(
             sent.
         PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; `await error.settle()`.
     """
-    if any(kind.__module__ == "faststream.rabbit.broker.broker" for kind in type(target).__mro__):
-        from relatum.publishing import _faststream
-
-        return await _faststream.with_receipt(target, message, routing_key, mandatory=mandatory, **kwargs)
-    from relatum.publishing import _aio_pika
-
     if isinstance(target, TargetExchange):
         channel = target.channel
         name, routing_key = await target.target.destination_async(channel, message, routing_key)
@@ -140,22 +137,38 @@ async def publish_async(
         raise ConfigurationError(
             f"no receipt tells of a {type(exchange).__name__}: publish with it itself; nothing was sent"
         )
+    interception.require_database()
+    if not (await exchange.channel.get_underlay_channel()).publisher_confirms:
+        raise ConfigurationError("a receipt needs confirms: open the channel with publisher_confirms=True")
+    await interception.agreed()
+    interception.agreement.check()
     ours: Any = copy.copy(message)
+    ours.headers, ours.message_id = _asking(message.headers, message.message_id, message.timestamp)
+    sent = Sent.of(exchange.name, routing_key, ours.message_id, ours.headers, message.body)
+    if came_back(await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)):
+        raise PublishUnroutable(f"message {sent.message_id} came back: nothing is bound for it", in_stream=False)
+    return AsyncReceipt(sent, interception.locator)
 
-    async def publish(message_id: str, headers: dict[str, Any]) -> Any:
-        ours.message_id, ours.headers = message_id, headers
-        return await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)
 
-    return await _aio_pika.with_receipt(interception, message.message_id, message.headers, publish)
+def _asking(headers: Mapping[str, Any] | None, message_id: str | None, timestamp: Any) -> tuple[dict[str, Any], str]:
+    """The headers and the id of a message that asks the recorder for a receipt.
+
+    An id of ours is unique, so the header is True. The caller's may have been used before: then the receipt has a name
+    of its own.
+    """
+    now_ns = time_ns()
+    out = {**(headers or {}), RECEIPT_HEADER: True if message_id is None else uuid7(now_ns)}
+    if timestamp is None:
+        out.setdefault(TIME_HEADER, now_ns // 1000)
+    return out, message_id or uuid7(now_ns)
 
 
 def publisher_of(channel: Any) -> Publisher:
-    """What publishes on a channel of an intercepted pika connection."""
+    """The publisher of a channel of an intercepted pika connection."""
     if not isinstance(channel, BlockingChannel | Channel):
         raise ConfigurationError(
             f"channel is a channel of an intercepted pika connection, not {type(channel).__name__} of "
-            f"{type(channel).__module__}; with aio-pika: await relatum.publish_async(exchange, message, routing_key), "
-            "with FastStream publish_async(broker, message, stream)"
+            f"{type(channel).__module__}; with aio-pika: await relatum.publish_async(exchange, message, routing_key)"
         )
     publisher = vars(channel).get("basic_publish")
     if not isinstance(publisher, Publisher):
@@ -166,7 +179,7 @@ def publisher_of(channel: Any) -> Publisher:
 
 
 def intercepted_exchange(target: Any) -> tuple[Any, Interception]:
-    """The exchange that is meant, and the interception of its connection."""
+    """The exchange, and the interception of its connection."""
     exchange: Any = getattr(target, "default_exchange", None) or target
     if not hasattr(exchange, "publish"):
         raise ConfigurationError(
@@ -178,8 +191,14 @@ def intercepted_exchange(target: Any) -> tuple[Any, Interception]:
     return exchange, interception
 
 
+def came_back(result: Any) -> bool:
+    """Whether what an aio-pika publish returned is a message that came back: its result, unless the channel raises."""
+    aiormq = sys.modules.get("aiormq.abc")  # An extra: a caller with such a result has imported it.
+    return aiormq is not None and isinstance(result, aiormq.DeliveredMessage)
+
+
 class _Confirms:
-    """The receipts of one callback channel that wait for an answer. Lives on the connection's thread."""
+    """The receipts of one callback channel that wait for an answer. Used on the connection's thread only."""
 
     def __init__(self, channel: Channel, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -201,17 +220,17 @@ class _Confirms:
 
     @classmethod
     def of(cls, channel: Channel, publisher: Publisher) -> "_Confirms":
-        """The channel's confirms, listened to from now on."""
+        """The receipts of the channel, which is listened to from now on."""
         confirms = vars(channel).get(_CONFIRMS)
         if not isinstance(confirms, cls):
             confirms = cls(channel, publisher)
             setattr(channel, _CONFIRMS, confirms)
-        # Another one where the connection was released and intercepted again; it went on counting.
+        # A new one if the connection was released and intercepted again; it went on counting.
         confirms._publisher = publisher
         return confirms
 
     def publish(self, sent: Sent, send: Callable[[], Any]) -> Receipt:
-        """Send, and give the receipt that the answer will decide."""
+        """Send, and return the receipt that the answer will decide."""
         receipt = Receipt(sent, self._publisher.interception.locator, pending=True)
         send()
         tag = self._publisher.delivery_tag
@@ -237,7 +256,7 @@ class _Confirms:
             self._fail(receipt, PublishNacked(f"the broker refused message {receipt.message_id}", in_stream=routed))
 
     def _on_return(self, _channel: Channel, method: Basic.Return, properties: BasicProperties, _body: bytes) -> None:
-        """A message comes back before its ack does: it is known by what we named it."""
+        """A message comes back before its ack: it is known by the receipt's name, or its id."""
         names = ((properties.headers or {}).get(RECEIPT_HEADER), properties.message_id)
         receipt = next((self._by_name[name] for name in names if name in self._by_name), None)
         if receipt is not None:

@@ -19,16 +19,16 @@ _REASONS: Final[tuple[tuple[type[PublishError], str], ...]] = (
 @reported("client")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherStatistics:
-    """What an intercepted connection has counted.
+    """Counts of an intercepted connection.
 
     Attributes:
         connections: 1 until it is released.
-        published: Messages sent, whatever became of them.
-        errors: Of these, those that ended as an error, by reason: "unroutable", "nacked", "rejected", "unknown".
+        published: Messages sent, whatever their outcome.
+        errors: Messages sent whose publish ended as an error: "unroutable", "nacked", "rejected", "unknown".
         skipped: Values that will not be recorded (`on_invalid="skip"`), by reason.
-        receipt_s: Seconds from sending to where a receipt told the message's place.
-        left: Messages that `release` has left to the next recorder, by stream; None where it is not known how many.
-            Empty before, where all was recorded, and where other connections use the recorder on.
+        receipt_s: Seconds from sending until a receipt had the message's places.
+        left: Messages that `release` left to the next recorder, by stream; None: it is not known how many. Empty
+            before `release`, if all was recorded, and if other connections still use the recorder.
     """
 
     connections: Annotated[int, Gauge("relatum_publisher_connections", "Connections that are intercepted now")]
@@ -51,7 +51,7 @@ class PublisherStatistics:
 class PublisherCounts:
     """The counters of one connection, written by the thread or event loop that publishes on it.
 
-    It holds nothing else, so that it may outlive the connection.
+    They refer to nothing else, so that they may outlive the connection.
     """
 
     def __init__(self) -> None:
@@ -63,9 +63,15 @@ class PublisherCounts:
         self.receipt_s = Histogram()
         self.left: Mapping[str, int | None] = {}
 
-    def failed(self, error: PublishError) -> None:
-        """Count how a publish ended."""
+    def failed(self, error: PublishError) -> PublishError:
+        """Count the error of a message that was counted as published."""
         self.errors[next((reason for kind, reason in _REASONS if isinstance(error, kind)), "unknown")] += 1
+        return error
+
+    def sent_and_failed(self, error: PublishError) -> PublishError:
+        """Count a message that was sent, and the error of its publish."""
+        self.published += 1
+        return self.failed(error)
 
     def statistics(self) -> PublisherStatistics:
         """What was counted so far."""

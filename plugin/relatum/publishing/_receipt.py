@@ -1,4 +1,4 @@
-"""Receipts: what a publisher that needs the offsets of its message waits on."""
+"""Receipts, by which a publisher waits for the offsets of its message."""
 
 import threading
 import time
@@ -20,20 +20,10 @@ from relatum.ids import MessageId
 from relatum.outcomes import Outcome, not_finished, outcome_in_task
 from relatum.publishing._locate import LOOKED_AT_MAX, Destinations, Locator, Sent
 from relatum.publishing._settle import Unsettled
-from relatum.uuid7 import uuid7
 from relatum.waiting import LEAST_S, in_thread
 
 WAIT_S: Final = 10.0
 """Seconds a receipt waits by default."""
-
-
-def receipt_header(message_id: str | None) -> str | bool:
-    """The header by which the recorder is asked for a receipt.
-
-    A `message_id` of ours is unique, so the header need only be True, and the receipt goes by that id. The caller's
-    own may have been used before: then the header holds a name of the receipt's own.
-    """
-    return True if message_id is None else uuid7(time.time_ns())
 
 
 @dataclass(eq=False)
@@ -138,7 +128,7 @@ class _Published:
 
 
 class Receipt(_Published):
-    """A published message that is, or will be, confirmed. Given by `relatum.publish`; safe to hand to other threads.
+    """A published message that is confirmed, or will be. Returned by `relatum.publish`; thread-safe.
 
     Attributes:
         message_id: The message's property `message_id`.
@@ -151,7 +141,7 @@ class Receipt(_Published):
         self._decided = threading.Event()
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[Receipt], None]] = []
-        # With a callback connection the confirm comes on the thread that published; that thread must not wait for it.
+        # A callback connection receives the confirm on the thread that published, which must not wait for it.
         self._thread_of_confirms = threading.get_ident() if pending else None
         if not pending:
             self._decided.set()
@@ -162,7 +152,7 @@ class Receipt(_Published):
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether the broker has confirmed the message. Over a blocking connection it always has."""
+        """Whether the broker has confirmed the message. Always true over a blocking connection."""
         return self._decided.is_set() and self._error is None
 
     @property
@@ -171,9 +161,9 @@ class Receipt(_Published):
         return self._error
 
     def add_done_callback(self, callback: "Callable[[Receipt], None]") -> None:
-        """Call `callback(receipt)` once the broker's answer is known; at once where it is already.
+        """Call `callback(receipt)` once the broker has answered; at once if it already has.
 
-        With a callback connection it is called on the connection's thread, where nothing may wait.
+        With a callback connection it is called on the connection's thread, and must not wait.
         """
         with self._lock:
             if not self._decided.is_set():
@@ -182,28 +172,27 @@ class Receipt(_Published):
         callback(self)
 
     def wait(self, timeout_s: float = WAIT_S) -> tuple[MessageId, ...]:
-        """The message's places, once they are recorded: the broker's answer is waited for first, then the recorder.
+        """Wait for the broker's answer, then for the recorder, and return the message's places.
 
-        A blocking connection is not served meanwhile: with a long time-out its heartbeats are missed.
+        Meanwhile a blocking connection is not served: a long wait misses its heartbeats.
 
         Args:
-            timeout_s: Seconds to wait in all. Where a server does not answer, it takes a second more at most.
+            timeout_s: Seconds to wait in all; at most one more if a server does not answer.
 
         Returns:
-            One message id for each stream the exchange routed it to, by the stream's name. None at all where the
-            message went to a queue that is no stream by the default exchange; a warning names it. By another exchange
-            that is no super stream: once it is recorded in one stream, and each other stream that is bound to the
-            exchange, or that `intercept` was told of, has it or is recorded behind it. Streams that exchanges lead to
-            by way of other exchanges are only known if told; with none known (no stream protocol), or over 32: those
-            that are recorded when the first one is. `streams` is None then.
+            One message id for each stream that the exchange routed the message to, by the stream's name; none, and a
+            warning, for a queue that is not a stream. An exchange other than the default one and super streams: once
+            the message is recorded in one stream, and each other stream that is bound to the exchange, or named in
+            `intercept`, has it or is recorded behind it. Streams behind further exchanges must be named. If no stream
+            is known (no stream protocol), or over 32: the places recorded with the first one. `streams` is None then.
 
         Raises:
             PublishUnroutable: nothing is bound for it; `in_stream` is False.
-            PublishNacked: the broker refused it; `in_stream` is False, or None where one of several queues may have
+            PublishNacked: the broker refused it; `in_stream` is False, or None if one of several queues may have
                 taken it.
-            PublishOutcomeUnknown: connection or time lost before the broker's answer; `in_stream` is None. Settle it.
-            NotRecordedInTime: confirmed, but not recorded in time; `in_stream` is True (None where it may have gone
-                to other queues only), `found` has the places known so far. Waiting again is fine.
+            PublishOutcomeUnknown: no answer before the connection ended, or in time; `in_stream` is None. Settle it.
+            NotRecordedInTime: confirmed, but not recorded in time; `in_stream` is True (None if it may have gone to
+                other queues only), `found` has the places known so far. Wait again.
             ConfigurationError: called on the thread of a callback connection, which would wait for itself.
         """
         checked_seconds("timeout_s", timeout_s)
@@ -216,13 +205,13 @@ class Receipt(_Published):
         return self._end(look, timeout_s)
 
     def outcome(self, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
-        """What became of the message, once that is final: the broker's answer is waited for first, then a collector.
+        """Wait for the broker's answer, then for a collector, and return what became of the message.
 
-        A blocking connection is not served meanwhile, as with `wait`.
+        Meanwhile a blocking connection is not served, as with `wait`.
 
         Args:
-            timeout_s: Seconds to wait in all. While PostgreSQL is away, it is waited for as well.
-            collector: The name of a collector; None: all of them. Where the message went to several streams, or has
+            timeout_s: Seconds to wait in all, also while PostgreSQL is away.
+            collector: The name of a collector; None: all of them. If the message went to several streams, or has
                 several collectors, all that have collected it so far must have finished.
 
         Returns:
@@ -230,11 +219,11 @@ class Receipt(_Published):
 
         Raises:
             PublishUnroutable, PublishNacked, PublishOutcomeUnknown: as for `wait`.
-            NotFinishedInTime: not final in time; its field `outcome` has what is known, "unknown" where no collector
-                has taken the message. Waiting again is fine.
+            NotFinishedInTime: not final in time; its field `outcome` has what is known, "unknown" if no collector has
+                taken the message. Wait again.
             NotFound: there was no collector of that name until the end.
             DatabaseUnavailable: PostgreSQL did not answer until the end.
-            ConfigurationError: as for `wait`; or there is no database to ask.
+            ConfigurationError: as for `wait`.
         """
         checked_seconds("timeout_s", timeout_s)
         deadline = time.monotonic() + timeout_s
@@ -243,14 +232,14 @@ class Receipt(_Published):
         try:
             return self._locator.outcomes().wait(self.message_id, remaining, collector=collector)
         except NotFinishedInTime as error:
-            # It names the time that was asked for, not what the broker's answer left of it.
+            # With the time-out as given, not what the broker's answer left of it.
             raise not_finished(error.outcome, timeout_s) from None
 
     def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
-        """Find the message by reading its streams, whatever is known of its outcome. Needs no database.
+        """Find the message by reading its streams. Needs no database, and no answer of the broker.
 
         Args:
-            timeout_s: Seconds to look for it; None (default): as long as it takes to be sure, at least 10.
+            timeout_s: Seconds to look for it; None (default): until the outcome is sure, at least 10.
             streams: Where to look; by default, where exchange and routing key lead.
 
         Returns:
@@ -293,7 +282,7 @@ class Receipt(_Published):
 
 
 class AsyncReceipt(_Published):
-    """A published and confirmed message. Given by `relatum.publish_async`.
+    """A published and confirmed message. Returned by `relatum.publish_async`.
 
     Attributes:
         message_id: The message's property `message_id`.
@@ -303,9 +292,7 @@ class AsyncReceipt(_Published):
         return f"<AsyncReceipt {self.message_id} confirmed>"
 
     async def wait(self, timeout_s: float = WAIT_S) -> tuple[MessageId, ...]:
-        """The message's places, once they are recorded; see `Receipt.wait`.
-
-        Cancelling it leaves nothing behind.
+        """Wait for the recorder and return the message's places; see `Receipt.wait`. Cancelling leaves nothing behind.
 
         Args:
             timeout_s: Seconds to wait.
@@ -314,8 +301,8 @@ class AsyncReceipt(_Published):
             One message id for each stream the exchange routed it to, by the stream's name.
 
         Raises:
-            NotRecordedInTime: not recorded in time; `in_stream` is True (None where it may have gone to other queues
-                only), `found` has the places known so far. Waiting again is fine.
+            NotRecordedInTime: not recorded in time; `in_stream` is True (None if it may have gone to other queues
+                only), `found` has the places known so far. Wait again.
         """
         checked_seconds("timeout_s", timeout_s)
         look, until = await in_thread(None, self._begin, time.monotonic() + timeout_s)
@@ -325,7 +312,7 @@ class AsyncReceipt(_Published):
         return self._end(look, timeout_s)
 
     async def outcome(self, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
-        """What became of the message, once that is final; see `Receipt.outcome`. Cancelling it leaves nothing behind.
+        """Wait for a collector; see `Receipt.outcome`. Cancelling leaves nothing behind.
 
         Args:
             timeout_s: Seconds to wait.
@@ -335,7 +322,7 @@ class AsyncReceipt(_Published):
             Its outcome: succeeded, failed or dead.
 
         Raises:
-            NotFinishedInTime: not final in time; its field `outcome` has what is known. Waiting again is fine.
+            NotFinishedInTime: not final in time; its field `outcome` has what is known. Wait again.
             NotFound: there was no collector of that name until the end.
             DatabaseUnavailable: PostgreSQL did not answer until the end.
         """

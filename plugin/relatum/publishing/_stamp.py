@@ -1,4 +1,4 @@
-"""What the interceptor adds to a message and what it refuses. Pure: no input or output, nothing given is changed."""
+"""What the interceptor adds to a message, and what it refuses. Pure: no I/O, and arguments are not changed."""
 
 import logging
 from collections import Counter
@@ -10,7 +10,7 @@ from time import time_ns
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from relatum.errors import HeadersRefused, InvalidGroup, InvalidRelationshipKey
-from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER, RECEIPT_HEADER, TIME_HEADER
+from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER, TIME_HEADER
 from relatum.keys import (
     BodyFunction,
     InvalidValue,
@@ -31,7 +31,7 @@ logger = logging.getLogger("relatum.interception")
 OnInvalid: TypeAlias = Literal["raise", "skip"]
 
 SOURCE_FAILED: Final = "source_failed"
-"""The reason given where a key's callable raised an error of its own."""
+"""The reason if a key's callable raised an error."""
 
 _HINTS: Final[dict[str, str]] = {
     SkipReason.SUBSECOND: " (a datetime travels in whole seconds: give integer microseconds, or ISO 8601 text)"
@@ -43,10 +43,10 @@ _TIMESTAMP_MAX: Final = TIME_US_MAX // 1_000_000
 _GROUP_HEADERS: Final = frozenset((GROUP_ID_HEADER, GROUP_SEQUENCE_HEADER, GROUP_LAST_HEADER))
 
 _SURE_CHARACTERS: Final = KEY_VALUE_BYTES_MAX // 4
-"""Characters of a text that cannot be over the limit: UTF-8 takes at most four bytes for one."""
+"""Characters of a text that is surely within the limit: UTF-8 takes at most four bytes a character."""
 
 COPIES: Final = "BCC"
-"""The header with more routing keys, which the broker takes out before anybody gets the message.
+"""The header with more routing keys, which the broker removes before it delivers the message.
 
 Source: https://www.rabbitmq.com/docs/sender-selected
 """
@@ -58,7 +58,7 @@ class Stamp(NamedTuple):
     """What one message is sent with.
 
     Attributes:
-        headers: All headers: a new dictionary, the caller's first. None where the caller gave none, and none is added.
+        headers: All headers: a new dictionary, the caller's first. None if the caller gave none and none is added.
         message_id: The property `message_id` to send: the caller's, or a new UUIDv7.
     """
 
@@ -70,14 +70,13 @@ class Stamper:
     """Stamps the messages of one connection.
 
     Args:
-        definitions: The keys whose values are checked, and whose callables are lifted into headers. With
-            `GROUP_KEY` among them, the headers of groups are checked, too.
+        definitions: The keys whose values are checked, and whose callables are called. With `GROUP_KEY` among them,
+            headers of groups are checked too.
         on_invalid: `"raise"`: a bad value is `InvalidRelationshipKey` before anything is sent, bad headers of a group
-            are `InvalidGroup`. `"skip"`: the message is published with the caller's headers as they are, and
-            `skipped` counts the value.
-        frame_bytes_max: The frame size the connection negotiated; 0 means no limit but our own.
-        skipped: The counter to use, where several stampers share one.
-        agreement: What is known of the database's definitions of the keys; None: nothing ever will be.
+            are `InvalidGroup`. `"skip"`: the message is published with the caller's headers, and `skipped` counts.
+        frame_bytes_max: The frame size the connection negotiated; 0: no limit but our own.
+        skipped: A counter that several stampers share; None: a new one.
+        agreement: Whether the database defines the keys in the same way; None: it is not asked.
         read_property: Gives a property of the client's object, by the name pika has for it; None where not set.
     """
 
@@ -122,27 +121,25 @@ class Stamper:
         timestamp: Any,
         properties: Any,
         body: Any,
-        receipt: str | bool | None = None,
     ) -> Stamp:
-        """What to send for a message with these headers, properties and body.
+        """The headers and the id to send for a message.
 
-        `properties` is the client's object, only read where a key or a limit needs it; `receipt` the value of the
-        header that asks the recorder for one, None: it is not asked.
+        `properties` is the client's object, read only if a key or a limit needs it.
 
         Raises:
             InvalidRelationshipKey: a key's value or the message's time cannot be recorded.
             InvalidGroup: the headers of a group contradict each other, or cannot be what they are.
             HeadersRefused: the headers are over a limit.
-            KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys otherwise. With
-                `on_invalid="skip"` only where a receipt is asked for, which would never come.
+            KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys otherwise. Not with
+                `on_invalid="skip"`.
         """
-        if self._agreement.conflict is not None and (self._raises or receipt is not None):
+        if self._raises and self._agreement.conflict is not None:
             self._agreement.check()
         out = dict(headers) if headers else {}
         if self._lifted:
             self._lift(out, body)
         if out:
-            # A group's number is no text: an error raised to find that out would cost as much as the check.
+            # A group's number is no text: the TypeError below would cost as much as the check.
             if GROUP_SEQUENCE_HEADER in out or not self._is_short_text(out):
                 self._limits.check(out, self._read_property, properties)
                 self._check_texts(out)
@@ -153,21 +150,19 @@ class Stamper:
         now = time_ns()
         if TIME_HEADER in out:
             self._check_time(out[TIME_HEADER])
-        elif timestamp is None and (message_id is not None or receipt is not None):
-            # An id of ours says the time itself; one with a receipt comes here twice, the second time as the caller's.
+        elif timestamp is None and message_id is not None:
+            # An id of ours carries the time.
             out[TIME_HEADER] = now // 1000
         elif type(timestamp) is int and not 0 <= timestamp <= _TIMESTAMP_MAX:
             self._invalid("timestamp", SkipReason.OUT_OF_RANGE, None)
-        if receipt is not None:
-            out[RECEIPT_HEADER] = receipt
         if message_id is None:
             message_id = uuid7(now)
         sent = None if headers is None and not out else out
-        # Not `Stamp(...)`: that is a function of its own, and this is the publish path.
+        # Not `Stamp(...)`, which is one more function call on the publish path.
         return _new_tuple(Stamp, (sent, message_id))
 
     def _is_short_text(self, headers: dict[str, Any]) -> bool:
-        """Whether all headers are short printable texts, as most are: no limit and no key of text refuses such."""
+        """Whether all headers are short printable texts, as most are: no limit and no text key refuses them."""
         try:
             values = "".join(headers.values())
             # Printable: no NUL and no half of a surrogate pair.
@@ -186,7 +181,7 @@ class Stamper:
                 out[name] = value
 
     def _check_texts(self, out: dict[str, Any]) -> None:
-        """Check the keys that are a text of one header; most are decided by looking at it."""
+        """Check the keys that are a text of one header."""
         for header, definition in self._text_keys:
             value = out.get(header)
             is_sure = type(value) is str and len(value) <= _SURE_CHARACTERS and value.isprintable()
@@ -194,7 +189,7 @@ class Stamper:
                 self._check(definition, out, _headers_alone(out))
 
     def _check_others(self, out: dict[str, Any], properties: Any) -> None:
-        """Check the keys of properties and tables. Bodies are not read: the recorder counts what it cannot record."""
+        """Check the keys of properties and tables. Bodies are not parsed: the recorder counts their bad values."""
 
         def base_of(place: Place) -> Any:
             if place.kind == "header":
@@ -205,7 +200,7 @@ class Stamper:
             self._check(definition, out, base_of)
 
     def _check(self, definition: KeyDefinition, out: dict[str, Any], base_of: Callable[[Place], Any]) -> None:
-        """Refuse a value that cannot be recorded, or that another one would be recorded for."""
+        """Refuse a value that cannot be recorded, or that would be recorded as another one."""
         values, reasons = definition.read(base_of)
         for reason in reasons:
             self._invalid(definition.name, reason, None)
@@ -225,14 +220,14 @@ class Stamper:
         except InvalidValue as error:
             self._invalid(definition.name, error.reason, None)
             return None
-        except Exception as error:  # noqa: BLE001 the caller's own function: whatever it raises is named and chained
+        except Exception as error:  # noqa: BLE001 the caller's function may raise anything: it is chained
             self._invalid(definition.name, SOURCE_FAILED, error)
             return None
         # A number travels as one; a moment as microseconds, since an AMQP timestamp has only seconds.
         return text if key_type is KeyType.TEXT else int(text)
 
     def _check_group(self, out: dict[str, Any]) -> None:
-        """Check the headers of a group, and add the flag where it is missing: the key has a value only with all."""
+        """Check the headers of a group, and add a missing flag: the key has a value only with all three."""
         try:
             place = checked_membership(out)
         except InvalidGroup as error:
@@ -269,11 +264,11 @@ class Stamper:
 
 
 def _check_survives(definition: KeyDefinition, headers: Mapping[str, Any]) -> None:
-    """Refuse a value that is another one in the stream: look-ups of the one that was published would not find it.
+    """Refuse a value that changes on its way into the stream: lookups by the published value would not find it.
 
-    An AMQP timestamp counts seconds; tables and arrays are dropped on their way into a stream, but for those of headers
-    named `x-…`, which RabbitMQ keeps from 3.13 on. What else changes on the way is no key's value (floating point), or
-    the same in its canonical form (bytes, and integers of any size).
+    AMQP timestamps count seconds; a stream drops tables and arrays, except in headers named `x-…`, which RabbitMQ keeps
+    from 3.13 on. Other values that change are no key's (floating point), or have the same canonical form (bytes,
+    integers of any size).
     """
     for place in definition.places:
         value = headers.get(place.name) if place.kind == "header" else None
@@ -303,15 +298,12 @@ def _content_of(body: Any) -> bytes:
 
 
 def is_copied(stream: str, exchange: Any, routing_key: Any, mandatory: Any) -> bool:
-    """Whether a message gets a copy in the stream.
-
-    Not what is to come back where its queue is gone: the stream would take it.
-    """
+    """Whether a message gets a copy in the stream. A mandatory one does not: the copy would count as its queue."""
     return bool(exchange == "" and routing_key != stream and not mandatory)
 
 
 def with_copy(headers: Mapping[str, Any] | None, stream: str) -> dict[str, Any]:
-    """Headers by which the broker puts a copy into the stream, beside the copies that the caller wants.
+    """Headers that make the broker put a copy into the stream, besides the caller's own copies.
 
     Raises:
         HeadersRefused: one is a decimal number, which RabbitMQ cannot write into a stream: it ends the connection.

@@ -1,6 +1,6 @@
-"""What a tap asks of a broker, and does there. What is another's is looked at by passive declarations alone.
+"""A tap's questions to a broker, and its bindings there. Objects of others are only declared passively.
 
-Each question takes a channel of its own: the broker closes the channel where the answer is no.
+Each question takes a channel of its own: the broker closes the channel if the answer is no.
 """
 
 import re
@@ -17,19 +17,19 @@ from relatum.headers import BROKERS_OWN
 from relatum.superstreams.streams import exchange_exists, queue_exists
 
 MARK: Final = "x-relatum"
-"""Argument of a tap's bindings: another's binding by the same key is another binding, and stays when the tap goes.
+"""Argument of a tap's bindings: a binding of others with the same key is a different one, and stays when the tap goes.
 
-Exchanges of type headers take no notice of arguments that begin so, but where `x-match` says "with-x".
+Exchanges of type headers ignore arguments that begin with "x-", unless `x-match` ends in "with-x".
 """
 
 _ACCESS_REFUSED: Final = 403
 _NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 406
 _TYPE: Final = re.compile(r"inequivalent arg 'type'.* but current is '+([^']+)'")
-"""Names with a hyphen come in two pairs of quotes."""
+"""Names with a hyphen have two pairs of quotes."""
 
 SHARING: Final = frozenset({"x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random", "x-super-stream"})
-"""Types of exchanges that give each message to one of what is bound: a stream there would take messages from others."""
+"""Types of exchanges that route each message to one of their bindings: a tap would take messages from others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class Tap:
 
     Attributes:
         exchange: The exchange's name.
-        kind: Its type ("topic", …); None where this user may not know it.
-        stream: Where the copies lie.
-        binding_key: What is copied, by the rules of the exchange's type.
-        arguments: Those of the binding that were asked for.
+        kind: Its type ("topic", …); None if this user may not know it.
+        stream: The stream of the copies.
+        binding_key: Which messages are copied, by the rules of the exchange's type.
+        arguments: The binding's arguments, as given.
         made_stream: Whether the stream was declared for a tap.
-        created_at: Since when; None where it is not written down yet.
+        created_at: When it was made; None if it is not stored yet.
     """
 
     exchange: str
@@ -56,11 +56,11 @@ class Tap:
 
 
 def check_exchange(connection: BlockingConnection, exchange: str) -> None:
-    """See that there is an exchange to be tapped.
+    """Check that there is such an exchange, and that it can be tapped.
 
     Raises:
         NotFound: there is none of that name.
-        InvalidInput: none can be tapped that is called so.
+        InvalidInput: it is the broker's own.
     """
     if exchange.startswith(BROKERS_OWN):
         raise InvalidInput(f"Exchange {exchange!r} is the broker's own: it is not tapped.")
@@ -69,10 +69,10 @@ def check_exchange(connection: BlockingConnection, exchange: str) -> None:
 
 
 def kind_of(connection: BlockingConnection, exchange: str) -> str | None:
-    """The type of an exchange that is there; None where this user may not declare it, and so cannot know.
+    """The type of an exchange; None if this user may not declare it, and so cannot know.
 
-    AMQP tells it only to who declares it otherwise: the broker refuses that, and says what the exchange is. Nothing
-    is an internal, durable, auto-deleted exchange of type direct, so nothing is ever as declared here.
+    AMQP tells the type only in its refusal of a different declaration. No exchange is internal, durable, auto-deleted
+    and of type direct, so the broker always refuses this one.
     """
     channel = connection.channel()
     try:
@@ -89,12 +89,12 @@ def kind_of(connection: BlockingConnection, exchange: str) -> str | None:
 
 
 def bind(connection: BlockingConnection, tap: Tap) -> None:
-    """Bind a tap's stream. A binding that is there already stays as it is.
+    """Bind a tap's stream. Idempotent.
 
     Raises:
         AccessRefused: this user may not write to the stream, or not read from the exchange.
-        InvalidInput: an exchange of type headers does not know such arguments.
-        StreamUnavailable: the node of the stream has not started it yet, or the exchange was just deleted.
+        InvalidInput: an exchange of type headers does not take such arguments.
+        StreamUnavailable: the stream's node has not started it yet, or the exchange was just deleted.
     """
     channel = connection.channel()
     try:
@@ -116,7 +116,7 @@ def bind(connection: BlockingConnection, tap: Tap) -> None:
 
 
 def unbind(connection: BlockingConnection, tap: Tap) -> None:
-    """Take a tap's binding away; where it, the exchange or the stream is not there any more, nothing happens."""
+    """Remove a tap's binding. Does nothing if it, the exchange or the stream is gone."""
     if not (exchange_exists(connection, tap.exchange) and queue_exists(connection, tap.stream)):
         return
     with connection.channel() as channel:
@@ -124,12 +124,12 @@ def unbind(connection: BlockingConnection, tap: Tap) -> None:
 
 
 def delete_queue(connection: BlockingConnection, name: str) -> None:
-    """Delete a stream or a queue with its messages; where it is not there, nothing happens."""
+    """Delete a stream or a queue with its messages. Does nothing if it is gone."""
     with connection.channel() as channel:
         channel.queue_delete(name)
 
 
 def marked(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments a tap's binding is made with."""
+    """The arguments of a tap's binding at the broker."""
     is_compared = str(arguments.get("x-match", "")).endswith("-with-x")
     return dict(arguments) if is_compared else {**arguments, MARK: "tap"}

@@ -1,7 +1,7 @@
 """Tapping exchanges and untapping them.
 
-Taps are kept in the database, since no broker tells an ordinary user which bindings there are. They are written down
-before they are made, so that no binding is forgotten.
+Taps are stored in the database, since a broker does not tell an ordinary user its bindings. They are stored before they
+are made, so that no binding is forgotten.
 """
 
 import json
@@ -31,19 +31,19 @@ from relatum.tapping._broker_side import SHARING, Tap
 Broker: TypeAlias = str | BrokerAddress
 
 ARGUMENTS_CHARACTERS_MAX: Final = 1000
-"""Of a binding's arguments as JSON: they are part of an index entry."""
+"""Characters of a binding's arguments as JSON: they are part of an index entry."""
 
 TAPS: Final = sql("""
     SELECT exchange, kind, stream, binding_key, arguments, made_stream, created_at, tap_id FROM relatum.taps
     WHERE vhost = :vhost::text ORDER BY exchange, stream, tap_id""")
 
-WRITE_DOWN: Final = sql("""
+STORE: Final = sql("""
     INSERT INTO relatum.taps (vhost, exchange, kind, stream, binding_key, arguments, made_stream)
     VALUES (:vhost::text, :exchange::text, :kind::text, :stream::text, :binding_key::text, :arguments::text,
         :made_stream::boolean)
     ON CONFLICT DO NOTHING RETURNING tap_id""")
 
-STRIKE_OUT: Final = sql("DELETE FROM relatum.taps WHERE tap_id = ANY (:numbers::int[])")
+REMOVE: Final = sql("DELETE FROM relatum.taps WHERE tap_id = ANY (:numbers::int[])")
 
 
 def tap(
@@ -56,27 +56,27 @@ def tap(
     arguments: Mapping[str, Any] | None = None,
     options: StreamOptions = KEPT,
 ) -> list[Tap]:
-    """Have a copy of each message of exchanges put into a stream; what is so already stays as it is.
+    """Copy each message of exchanges into a stream. Idempotent.
 
-    Publishers, exchanges, queues, policies and others' bindings are left alone. A stream that is there is bound as it
-    is. Where an error says that something was refused, nothing is left of what was made before.
+    Publishers, exchanges, queues, policies and bindings of others are not changed. An existing stream is bound as it
+    is. If something is refused, everything made before is removed.
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or a `Database`: there it is written down.
-        exchanges: Names of exchanges, which must be there.
+        database: PostgreSQL's URL, or a `Database`, which stores the taps.
+        exchanges: Names of existing exchanges.
         stream: The stream for all of them; None (default): `tap.EXCHANGE` for each.
-        binding_keys: What is copied. None (default): all messages, which an exchange of type direct has no key for.
-        arguments: Of the bindings, for exchanges of type headers: `{"x-match": "any", "format": "pdf"}`. None
+        binding_keys: Which messages are copied. Empty (default): all, for which an exchange of type direct has no key.
+        arguments: For exchanges of type headers, those of the bindings: `{"x-match": "any", "format": "pdf"}`. None
             (default): all messages.
-        options: What a stream that is not there is declared with; `KEPT` by default.
+        options: Options of a stream that does not exist yet; `KEPT` by default.
 
     Returns:
-        The taps, a binding each, in the order of the exchanges.
+        The taps, one for each binding, in the order of the exchanges.
 
     Raises:
         NotFound: there is no such exchange; nothing was made.
-        InvalidInput: an exchange of that type cannot be tapped so; nothing was made.
+        InvalidInput: an exchange of that type cannot be tapped in this way; nothing was made.
         NotAStream: there is a queue of the stream's name; nothing was made.
         AccessRefused: the broker refuses this user; nothing is left.
         BrokerUnavailable, DatabaseUnavailable: safe to repeat.
@@ -103,10 +103,10 @@ def tap(
 def _check_no_super_stream(
     engine: sa.Engine, connection: BlockingConnection, address: BrokerAddress, exchange: str, into: str
 ) -> None:
-    """See that no stream of others is bound to an exchange that may be a super stream's.
+    """Check that an exchange is not a super stream's: no stream of others is bound to it.
 
-    Clients ask the broker for the streams that are bound, take them all for partitions, and hash over their number:
-    with a tap among them, keys would go to other partitions than before, and consumers would get messages twice.
+    Clients take all bound streams for partitions and hash over their number: with a tap among them, keys would go to
+    other partitions than before, and consumers would get messages twice.
 
     Raises:
         InvalidInput: there is one; nothing was made.
@@ -129,23 +129,23 @@ def untap(
     stream: str | None = None,
     delete: bool = False,
 ) -> list[Tap]:
-    """Take taps away. What was copied stays in the stream, and what was recorded of it in the table.
+    """Remove taps. The copies stay in the stream, and what was recorded of them in the table.
 
     Args:
         broker: The broker's URL or address.
         database: PostgreSQL's URL, or a `Database`.
-        exchanges: Whose taps; an exchange may be gone.
-        stream: Only those into this stream; None (default): all of them.
-        delete: True: also deletes their streams with all messages. Only streams that were made for taps, and that no
-            other tap needs.
+        exchanges: Names of tapped exchanges, which may be gone.
+        stream: Only taps into this stream; None (default): all of them.
+        delete: True: also delete their streams with all messages, if they were declared for taps and no other tap
+            uses them. Default False.
 
     Returns:
-        What was taken away.
+        The taps that were removed.
 
     Raises:
         NotFound: an exchange is not tapped, or not into that stream; nothing was changed.
-        Conflict: a stream is not to be deleted; nothing was changed.
-        AccessRefused, BrokerUnavailable, DatabaseUnavailable: what is still written down may be bound; repeat it.
+        Conflict: a stream must not be deleted; nothing was changed.
+        AccessRefused, BrokerUnavailable, DatabaseUnavailable: taps that are still stored may be bound; repeat it.
     """
     names = _names(exchanges)
     address = BrokerAddress.of(broker, None)
@@ -168,7 +168,7 @@ def untap(
                 broker_side.unbind(connection, each)
             for name in streams if delete else ():
                 broker_side.delete_queue(connection, name)
-        _strike_out(engine, going)
+        _remove(engine, going)
     return list(going.values())
 
 
@@ -187,7 +187,7 @@ def _names(exchanges: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
-    """Binding keys, each once; an empty one is of messages that are published with none."""
+    """Binding keys, each once; the empty one is that of messages published without a key."""
     named = [key for key in keys if key != ""] if isinstance(keys, list | tuple) else keys
     found = checked_names("binding_keys", named)
     return tuple(dict.fromkeys(found if len(found) == len(keys) else ("", *found)))
@@ -214,10 +214,10 @@ def _checked_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
 def _bindings(
     exchange: str, kind: str | None, keys: Sequence[str], arguments: dict[str, Any]
 ) -> list[tuple[str, dict[str, Any]]]:
-    """How a stream is bound to an exchange: keys with arguments.
+    """The bindings of a stream to an exchange: keys with arguments.
 
     Raises:
-        InvalidInput: that exchange cannot be tapped so.
+        InvalidInput: an exchange of that type cannot be tapped in this way.
     """
     if kind in SHARING:
         raise InvalidInput(
@@ -252,7 +252,7 @@ def _tapped(
     wanted: Sequence[Tap],
     options: StreamOptions,
 ) -> list[Tap]:
-    """Write taps down, then make them; what was refused is taken back."""
+    """Store taps, then make them; if one is refused, undo them."""
     if not isinstance(options, StreamOptions):
         raise InvalidInput(f"options= takes StreamOptions, not {shown(options)}")
     streams = dict.fromkeys(each.stream for each in wanted)
@@ -260,7 +260,7 @@ def _tapped(
     known = _stored(engine, address.vhost).values()
     ours = {*lacking, *(each.stream for each in known if each.made_stream)}
     wanted = [replace(each, made_stream=each.stream in ours) for each in wanted]
-    new = _write_down(engine, address.vhost, wanted)
+    new = _store(engine, address.vhost, wanted)
     declared: list[str] = []
     try:
         for name in lacking:
@@ -269,28 +269,28 @@ def _tapped(
         for each in wanted:
             broker_side.bind(connection, each)
     except Exception:
-        # What cannot be taken back now stays written down, so that it can be untapped.
+        # What cannot be undone now stays stored, so that it can be untapped.
         with suppress(Exception):
             for each in new.values():
-                # Whoever was refused a binding may not take it away, either.
+                # A user who may not bind may not unbind either.
                 with suppress(ChannelClosedByBroker):
                     broker_side.unbind(connection, each)
             for name in declared:
                 broker_side.delete_queue(connection, name)
-            _strike_out(engine, new)
+            _remove(engine, new)
         raise
     return wanted
 
 
 def defined_taps(database: AnyDatabase, *, vhost: str = "/") -> list[Tap]:
-    """What is tapped in a virtual host, by exchange and stream.
+    """The taps of a virtual host, by exchange and stream.
 
     Args:
         database: PostgreSQL's URL, or a `Database`, which stays open.
         vhost: The virtual host.
 
     Raises:
-        SchemaMissing, DatabaseUnavailable: it could not be asked.
+        SchemaMissing, DatabaseUnavailable: the database could not be asked.
     """
     checked_name("vhost", vhost)
     with as_engine(database) as engine:
@@ -298,7 +298,7 @@ def defined_taps(database: AnyDatabase, *, vhost: str = "/") -> list[Tap]:
 
 
 def _stored(engine: sa.Engine, vhost: str) -> dict[int, Tap]:
-    """A virtual host's taps, by their numbers."""
+    """The taps of a virtual host by their numbers."""
     with translated_errors(), engine.connect() as connection:
         rows = connection.execute(TAPS, {"vhost": vhost}).all()
     return {
@@ -307,28 +307,23 @@ def _stored(engine: sa.Engine, vhost: str) -> dict[int, Tap]:
     }
 
 
-def _write_down(engine: sa.Engine, vhost: str, wanted: Iterable[Tap]) -> dict[int, Tap]:
-    """Write taps down; those that are there stay.
-
-    Returns:
-        The new ones, by their numbers.
-    """
+def _store(engine: sa.Engine, vhost: str, wanted: Iterable[Tap]) -> dict[int, Tap]:
+    """Store taps that are not stored yet; give these by their numbers."""
     new = {}
     with translated_errors(), engine.begin() as connection:
         for each in wanted:
             row = {"vhost": vhost, **asdict(each), "arguments": _as_json(each.arguments)}
-            number = connection.execute(WRITE_DOWN, row).scalar()
+            number = connection.execute(STORE, row).scalar()
             if number is not None:
                 new[number] = each
     return new
 
 
-def _strike_out(engine: sa.Engine, numbers: Collection[int]) -> None:
-    """Take taps out."""
+def _remove(engine: sa.Engine, numbers: Collection[int]) -> None:
     with translated_errors(), engine.begin() as connection:
-        connection.execute(STRIKE_OUT, {"numbers": list(numbers)})
+        connection.execute(REMOVE, {"numbers": list(numbers)})
 
 
 def _as_json(arguments: Mapping[str, Any]) -> str:
-    """A binding's arguments as they are written down."""
+    """A binding's arguments as they are stored."""
     return json.dumps(dict(arguments), sort_keys=True, ensure_ascii=False)

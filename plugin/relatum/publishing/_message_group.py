@@ -8,20 +8,20 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
-from relatum import publishing
 from relatum.errors import PublishOutcomeUnknown, PublishUnroutable
-from relatum.groups.numbering import Numbering
 from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
 from relatum.membership import GroupFault, GroupPosition, Membership
 from relatum.processes import of_one_process
-from relatum.publishing import OwnProperties, copy_with, intercepted_exchange, publisher_of
+from relatum.publishing._pika import OwnProperties, copy_with
+from relatum.publishing._publish import came_back, intercepted_exchange, publisher_of
+from relatum.publishing.numbering import Numbering
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
 
 
 class _Group:
-    """What the groups of both clients share: the group's numbers, and how it ends."""
+    """The part of a group that both clients share: its numbers, and its end."""
 
     def __init__(self, exchange: str, routing_key: str, group_id: str | None, start: int) -> None:
         for name, value in (("exchange", exchange), ("routing_key", routing_key)):
@@ -42,7 +42,7 @@ class _Group:
 
     @property
     def next_sequence(self) -> int:
-        """The number the next message gets."""
+        """The number of the next message."""
         gaps = self._numbers.missing
         return gaps[0][0] if gaps else self._numbers.next_free
 
@@ -57,22 +57,22 @@ class _Group:
         return self._numbers.is_complete
 
     def resume(self, position: GroupPosition, *, unproven: bool = False) -> None:
-        """Go on where the group stands: after a failure, or in another process.
+        """Go on from a position of the group: after a failure, or in another process.
 
-        The messages put next get the numbers that are missing, then those above the highest. Where the last message
-        is there, only the missing ones can be put.
+        The next messages get the missing numbers, then those above the highest. If the last message is there, only
+        missing ones can be put.
 
         Args:
-            position: What the streams hold of the group: `relations.group_position(group_id, streams=…)`, asked for
-                with the stream that this group is put into. The database may not know it yet.
-            unproven: True: also from a position that is not proven (`position.is_proven`): one that was read with
-                `complete=False`, or where a leader cannot be reached. There may be more of the group than it says,
-                and what is put would double it. Default False.
+            position: The group in its streams: `relations.group_position(group_id, streams=…)`, with the stream that
+                this group is put into, which the database may not know yet.
+            unproven: True: accept a position that is not proven (`position.is_proven`): it was read with
+                `complete=False`, or a leader cannot be reached. There may be more messages of the group, whose numbers
+                would be given again. Default False.
 
         Raises:
-            InvalidGroup: it is another group, and this one has messages already; the position says nothing of where
-                this group's messages go, or is not proven.
-            GroupConflict: no further message can make the group whole (field `anomaly`).
+            InvalidGroup: it is another group, and this one has messages already; or the position is of other streams,
+                or not proven.
+            GroupConflict: no further message can complete the group (field `anomaly`).
         """
         if isinstance(position, GroupPosition):
             self._check_position(position, unproven=unproven)
@@ -93,7 +93,7 @@ class _Group:
             )
 
     def _failed(self, place: Membership, error: Exception) -> None:
-        """Give the number back where the message is nowhere. Where that is not known, it stays taken."""
+        """Give the number back, unless the message may be in a stream."""
         if not isinstance(error, PublishOutcomeUnknown):
             self._numbers.give_back(place)
 
@@ -104,33 +104,30 @@ class _Group:
 
 
 class MessageGroup(_Group):
-    """Publishes the messages of one group in their order: its id and their numbers are made here.
+    """Publishes the messages of one group in order, with the group's id and their numbers.
 
         with relatum.MessageGroup(channel, "", "orders") as group:
             group.put(b"first")
             group.put(b"second", last=True)
 
-    Each message gets the headers `group_id`, `group_sequence` and `group_last`; those of the same names in the
-    properties given are replaced. Bodies, other headers and other properties are as for `basic_publish`. The group is
-    used on the connection's thread, as the channel is.
+    Each message gets the headers `group_id`, `group_sequence` and `group_last`, which replace those of the properties.
+    Bodies, other headers and other properties are as for `basic_publish`. Use the group on the connection's thread.
 
-    Leaving the block without a last message is `IncompleteGroup`. A block in which nothing was put leaves no group,
-    and is no error. When an exception leaves the block, the group stays as it is and that exception goes on: `resume`,
-    or `start`, goes on with the group.
+    Leaving the block without a last message is `IncompleteGroup`, unless nothing was put. If an exception leaves the
+    block, it is not replaced, and the group stays as it is: continue it with `resume` or `start`.
 
     Args:
-        channel: A channel of an intercepted pika connection: blocking, or a callback connection's. With confirms on a
-            blocking channel, a message that the broker did not take does not use up its number; without, and on a
-            callback connection, the numbers are those of the messages sent.
-        exchange: Where messages go that name nothing else; "" (default) is the default exchange.
+        channel: A channel of an intercepted pika connection, blocking or not. With confirms on a blocking channel, a
+            message that the broker did not take does not use up its number; otherwise each message sent does.
+        exchange: The exchange of messages that name no other; "" (default) is the default exchange.
         routing_key: The routing key of messages that name none; default "".
-        group_id: The group to go on with, 48 hexadecimal digits. None (default): a new group.
-        start: The number of the first message put here, default 1; with `group_id` only. Those below it are taken for
+        group_id: The group to continue, 48 hexadecimal digits. None (default): a new group.
+        start: The number of the first message put here, default 1; with `group_id` only. Lower numbers count as
             published: `position.next_sequence` of a group without gaps.
 
     Raises:
         ConfigurationError: the channel's connection is not intercepted.
-        InvalidGroup: an option cannot be one.
+        InvalidGroup: an option is invalid.
     """
 
     def __init__(
@@ -163,7 +160,7 @@ class MessageGroup(_Group):
             body: The body; not changed.
             properties: As for `basic_publish`; not changed.
             last: Whether the group ends with this message; default False.
-            exchange: Where this message goes; None (default): the group's.
+            exchange: The exchange of this message; None (default): the group's.
             routing_key: None (default): the group's.
             mandatory: True (default): with confirms, a message that no queue is bound for is `PublishUnroutable`.
                 False: the broker drops it, and the group keeps a gap.
@@ -173,19 +170,18 @@ class MessageGroup(_Group):
             What the client's `basic_publish` returns.
 
         Raises:
-            InvalidGroup: the group has its last message, or was left; or it would have over 999,999,999 messages.
-                Nothing was sent.
+            InvalidGroup: the group has its last message, or its block was left; or it would have over 999,999,999
+                messages. Nothing was sent.
             InvalidRelationshipKey, HeadersRefused: nothing was sent; the next message gets this number.
-            PublishUnroutable, PublishNacked: the message is in no stream; the next one gets this number. Where an
-                exchange leads to several streams, one of them may have taken what another refused: put again, that
-                number is there twice.
-            PublishOutcomeUnknown: it may be in the stream: its number stays taken. Settle it, or go on with
-                `resume`.
+            PublishUnroutable, PublishNacked: the message is in no stream; the next one gets this number. If an exchange
+                leads to several streams, one of them may have taken what another refused: that number is then there
+                twice.
+            PublishOutcomeUnknown: it may be in the stream, and its number stays taken. Settle it, or `resume`.
         """
         exchange = self._target[0] if exchange is None else exchange
         routing_key = self._target[1] if routing_key is None else routing_key
         if not self._publisher.interception.active:
-            # Only where an interceptor is at work can a failure say whether the message was sent.
+            # Only errors of an interceptor say whether the message was sent.
             self._publisher = publisher_of(self._channel)
         place = self._numbers.take(last=last)
         try:
@@ -225,17 +221,17 @@ def _grouped(given: BasicProperties | None, place: Membership) -> BasicPropertie
 
 
 class AsyncMessageGroup(_Group):
-    """Publishes the messages of one group in their order: the twin of `MessageGroup` for aio-pika.
+    """As `MessageGroup`, for aio-pika.
 
         async with relatum.AsyncMessageGroup(exchange, "orders") as group:
             await group.put(Message(b"first"))
             await group.put(Message(b"second"), last=True)
 
-    A message's number is taken when `put` is called, so several can be under way at once; await them before the block
-    is left.
+    A message's number is taken when `put` is called, so several may be sent at once; await them before leaving the
+    block.
 
     Args:
-        target: An exchange of an intercepted aio-pika connection, or a channel, which means its default exchange. With
+        target: An exchange of an intercepted aio-pika connection, or a channel, for its default exchange. With
             confirms, aio-pika's default, a message that the broker did not take does not use up its number.
         routing_key: The routing key of messages that name none; default "".
         group_id: As for `MessageGroup`.
@@ -267,9 +263,9 @@ class AsyncMessageGroup(_Group):
 
         Cancelling it leaves its outcome unknown, and its number taken.
 
-        The message is an aio-pika one, and is not changed; `exchange` is an exchange or a channel, `kwargs` are further
-        arguments of `Exchange.publish`, such as `timeout`, and what that returns is returned. A message that comes back
-        is `PublishUnroutable`, whatever the channel's `on_return_raises`.
+        The message is not changed; `exchange` is an exchange or a channel, `kwargs` are further arguments of
+        `Exchange.publish`, such as `timeout`, whose result is returned. A message that comes back is
+        `PublishUnroutable`, whatever the channel's `on_return_raises`.
         """
         target, _ = intercepted_exchange(self._exchange if exchange is None else exchange)
         routing_key = self._target[1] if routing_key is None else routing_key
@@ -306,8 +302,8 @@ def _grouped_message(message: "AbstractMessage", place: Membership) -> Any:
 
 
 def _require_routed(result: Any, place: Membership) -> None:
-    """Raise where the message came back: aio-pika then returns it, unless the channel says otherwise."""
-    if publishing.came_back(result):
+    """Raise if the message came back: aio-pika returns it, unless the channel raises."""
+    if came_back(result):
         raise PublishUnroutable(
             f"message {place.sequence} of group {place.group_id} came back: nothing is bound for it", in_stream=False
         )

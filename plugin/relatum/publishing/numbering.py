@@ -1,4 +1,4 @@
-"""Which numbers a group's messages get as they are published. Pure: what is sent, and how it ends, is told to it."""
+"""The numbers of a group's messages as they are published. Pure: the caller sends, and reports failures."""
 
 import heapq
 
@@ -17,18 +17,18 @@ from relatum.membership import (
 )
 
 _CANNOT_GO_ON = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST, Anomaly.EXPIRED)
-"""What no further message can put right."""
+"""Anomalies that no further message can repair."""
 
 
 class Numbering:
     """The numbers of one group that is being published.
 
-    A number is taken before its message is sent, and given back where the message is known to be nowhere: then the
-    next message gets it, so that no gap is left.
+    A number is taken before its message is sent, and given back if the message is surely in no stream: the next message
+    gets it, so that no gap is left.
 
     Args:
-        group_id: The group to go on with. None: a new one.
-        start: The first number to give; those below it are taken for published.
+        group_id: The group to continue. None: a new one.
+        start: The first number to give; lower ones count as published.
     """
 
     def __init__(self, group_id: str | None = None, start: int = 1) -> None:
@@ -36,14 +36,14 @@ class Numbering:
             raise GroupFault.OPTION_INVALID.error("start goes on with a group: give its group_id")
         self.group_id = new_group_id() if group_id is None else checked_group_id(group_id)
         self.next_free = checked_sequence(start)
-        """The number after the highest that is taken."""
+        """The number after the highest one taken."""
         self.last_sequence: int | None = None
-        """The number that the last message has; None while there is none."""
+        """The number of the last message; None while there is none."""
         self._gaps: list[tuple[int, int]] = []  # a heap of ranges below next_free
         self._has_ended = False
 
     def resume(self, position: GroupPosition) -> None:
-        """Go on where a group stands: with the numbers that are missing, then with those above the highest."""
+        """Go on from a position: with the missing numbers, then with those above the highest."""
         if not isinstance(position, GroupPosition):
             raise GroupFault.OPTION_INVALID.error(
                 f"position is what group_position gives, not {type(position).__name__}"
@@ -65,7 +65,7 @@ class Numbering:
         self._gaps = list(position.missing)  # sorted, so a heap
 
     def take(self, *, last: bool = False) -> Membership:
-        """The place of the next message: the lowest number that is free; for the last one, that above all others."""
+        """The place of the next message: the lowest free number; for the last message, the one above all others."""
         if self._has_ended or (self.last_sequence is not None and (last or not self._gaps)):
             raise GroupFault.ENDED.error(f"group {self.group_id} has ended; nothing was sent")
         if self._gaps and not last:
@@ -82,7 +82,7 @@ class Numbering:
         return new_place(Membership, (self.group_id, number, last))
 
     def give_back(self, place: Membership) -> None:
-        """Take note that the message of a number that was taken is nowhere."""
+        """Free the number of a message that is in no stream."""
         if place.last:
             self.last_sequence = None
         heapq.heappush(self._gaps, (place.sequence, place.sequence))
@@ -105,12 +105,12 @@ class Numbering:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last message has its number and none below it is free."""
+        """Whether the last message has its number, and no lower number is free."""
         return self.last_sequence is not None and not self._gaps
 
     @property
     def missing(self) -> Ranges:
-        """The numbers that are free below one that is taken: ranges of first and last, ascending."""
+        """The free numbers below a taken one: ranges (first, last), ascending."""
         joined: list[tuple[int, int]] = []
         for first, last in sorted(self._gaps):
             if joined and joined[-1][1] == first - 1:
@@ -120,7 +120,7 @@ class Numbering:
         return tuple(joined)
 
     def incomplete(self) -> IncompleteGroup:
-        """The error of a group that ends as it is now."""
+        """The error of a group that ends now."""
         lacks = "its last message" if self.last_sequence is None else f"{self.missing}"
         return IncompleteGroup(
             f"group {self.group_id} was left without {lacks}: go on with it from its position, or put its last message",
