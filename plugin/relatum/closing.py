@@ -1,4 +1,4 @@
-"""Context managers that close themselves, closing with the owner's garbage collection, and calls repeated in a thread."""
+"""Closing: at the end of a `with` block, or when the owner is garbage-collected; and repeating a call in a thread."""
 
 import threading
 import weakref
