@@ -1,18 +1,18 @@
-"""What Relatum tells Prometheus: one registry of what all components of this process count.
+"""Metrics for Prometheus: one registry of the components of this process.
 
-Each component has `statistics()`, a frozen dataclass: what it has counted, and what holds now. Its fields name the
-metrics they are, so there is nothing else to declare, and nothing is counted twice. Whoever wants the metrics asks all
-components at that moment; until then counting is an addition to a number.
+Each component has `statistics()`, a frozen dataclass of counters and gauges. Its fields name their metrics, so nothing
+else is declared, and nothing is counted twice. A scrape asks all components at that moment; until then, counting is an
+addition to a number.
 
     relatum.metrics.serve(9400)                              http://127.0.0.1:9400/metrics
     relatum.metrics.exposition()                             the page, for a server of the application's own
     prometheus_client.REGISTRY.register(collector())         beside the application's own metrics
 
-The other names are for the rooms that declare and report metrics. docs/metrics.md has the list of all metrics.
+The other names are for modules that declare and report metrics. docs/metrics.md has the list of all metrics.
 
 Names are as Prometheus and RabbitMQ have them: `relatum_`, the component, what is counted, the unit in full and last
 (`_seconds`, `_bytes`), `_total` behind counters. Labels are what the process itself was told to work on, such as the
-streams it records: never what a message says, nor names that others choose.
+streams it records: never contents of messages, nor names that others choose.
 """
 
 import logging
@@ -54,11 +54,11 @@ SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a histogram has counted.
+    """The counts of a histogram.
 
     Attributes:
         bounds: The buckets' upper ends, rising. The last bucket has none.
-        counts: How many were seen in each bucket; one more than bounds.
+        counts: Values in each bucket; one more than bounds.
         sum: All values together.
     """
 
@@ -68,7 +68,7 @@ class Observed:
 
     @property
     def count(self) -> int:
-        """How many values were seen."""
+        """The number of values."""
         return sum(self.counts)
 
     def __add__(self, other: "Observed") -> "Observed":
@@ -99,7 +99,7 @@ class Histogram:
             self._sum += value
 
     def observed(self) -> Observed:
-        """What was counted so far."""
+        """The counts so far."""
         with self._lock:
             return Observed(self._bounds, tuple(self._counts), self._sum)
 
@@ -117,11 +117,11 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class _Marked:
-    """What a field says of its metric.
+    """The mark of a field that is a metric.
 
     Args:
         name: The metric's name, as Prometheus shows it.
-        meaning: What it tells, in a few words.
+        meaning: Its meaning, in a few words.
         by: The field is a mapping, and its keys are the values of this label. None (default): it is one value.
     """
 
@@ -139,25 +139,25 @@ class Counter(_Marked):
 
 
 class Gauge(_Marked):
-    """A number, or a truth, that holds now; None is not told. Those of several components are added up."""
+    """A number, or a truth, that holds now; None is left out. Those of several components are added up."""
 
     kind = Kind.GAUGE
 
 
 class Greatest(Gauge):
-    """A gauge of which the greatest is told where several components have it."""
+    """A gauge; of several components, the greatest is reported."""
 
     merge = staticmethod(max)
 
 
 class Least(Gauge):
-    """A gauge of which the least is told where several components have it."""
+    """A gauge; of several components, the least is reported."""
 
     merge = staticmethod(min)
 
 
 class Distribution(_Marked):
-    """What a `Histogram` has `observed()`."""
+    """The counts of a `Histogram`: its `observed()`."""
 
     kind = Kind.HISTOGRAM
 
@@ -176,7 +176,7 @@ class Metric:
     Attributes:
         name: Its name; of a histogram, what `_bucket`, `_sum` and `_count` are put behind.
         kind: Its type.
-        meaning: What it tells.
+        meaning: Its meaning.
         labels: Its labels, in order.
         merge: How the values of several components with the same labels become one.
     """
@@ -189,7 +189,7 @@ class Metric:
 
     @property
     def unit(self) -> str:
-        """What it is measured in; "" for a plain number."""
+        """Its unit; "" for a plain number."""
         bare = self.name.removesuffix("_total")
         return next((unit for unit in ("seconds", "bytes") if bare.endswith(f"_{unit}")), "")
 
@@ -233,7 +233,7 @@ def reported(*labels: str) -> Callable[[_Statistics], _Statistics]:
 
 
 def declared() -> list[Metric]:
-    """All metrics of the rooms that this process has imported, by name."""
+    """All metrics of the modules that this process has imported, by name."""
 
     def metrics_of(fields: _Fields) -> Iterator[Metric]:
         for _, what in fields:
@@ -247,7 +247,7 @@ def declared() -> list[Metric]:
 def _fields_of(statistics: Any, labels: tuple[str, ...]) -> _Fields:
     found: _Fields = []
     for name, hint in get_type_hints(statistics, include_extras=True).items():
-        # What is inherited is told by the class it is inherited from.
+        # An inherited field is reported by the class that has it.
         if name in vars(statistics)["__annotations__"] and get_origin(hint) is Annotated:
             mark = hint.__metadata__[0]
             if isinstance(mark, Each):
@@ -278,19 +278,19 @@ def _values(
 # --- the components of this process -----------------------------------------------------------------------------------
 
 PAST_MAX: Final = 100
-"""Components that ended, of which values are kept one by one; those of more are merged."""
+"""Values of components that ended are kept one by one up to this number, then merged."""
 
 
 class Reports(Protocol):
-    """What can be reported."""
+    """A component that can be reported."""
 
     def statistics(self) -> Any:
-        """What it has counted, and what holds now. It asks no server and does not fail."""
+        """Its counters and gauges. It asks no server and does not fail."""
         ...
 
 
 class _Entry:
-    """One component, and what it had counted when it was asked last."""
+    """One component, and its counters when it was asked last."""
 
     def __init__(self, source: "weakref.ref[Reports]", labels: Mapping[str, str]) -> None:
         self._source = source
@@ -299,7 +299,7 @@ class _Entry:
         self.counted: _Values = {}
 
     def values(self) -> _Values:
-        """The component's values now; of one that is gone, or fails, what it had counted before."""
+        """The component's values now; if it is gone, or fails, its last counters."""
         source = self._source()
         if source is None:
             return self.counted
@@ -322,7 +322,7 @@ class _Entry:
 
 
 class _Registry:
-    """All components of this process, by identity, and what those had counted that ended.
+    """All components of this process, by identity, and the counters of those that ended.
 
     No component is asked under the lock, since it may take one of its own.
     """
@@ -375,44 +375,44 @@ _listening: Final[list[Callable[[], None]]] = []
 
 
 def when_reported(call: Callable[[], None]) -> None:
-    """Call this whenever a component begins to be told of, which may be of a room that was imported just now."""
+    """Call this whenever a component is reported, which may be the first of its kind."""
     _listening.append(call)
 
 
 def report(source: Reports, *, owner: object | None = None, **labels: str) -> None:
-    """Tell of a component from now on.
+    """Report a component from now on.
 
     Args:
         source: Has `statistics()`, which gives what `reported` declared.
-        owner: None (default): the component is told of as long as somebody else holds it, or until `retire`. Else what
-            it belongs to: it is told of until that is dropped, and all it has counted goes on being told. The source
-            must not hold its owner.
+        owner: None (default): the component is reported while something else refers to it, or until `retire`. With an
+            owner, it is reported until that is dropped, and its counters are kept in full. The source must not refer to
+            its owner.
         labels: The values of the labels that its statistics were declared with.
     """
     _registry.report(source, labels)
     if owner is not None:
-        # It keeps the source until then, so that all it has counted is told.
+        # Keeps the source until then, so that its counters are read in full.
         weakref.finalize(owner, retire, source).atexit = False
     for call in _listening:
         call()
 
 
 def retire(source: Reports) -> None:
-    """Tell no more of a component that has ended, but what it has counted. Idempotent."""
+    """Stop reporting a component that has ended, except for its counters. Idempotent."""
     _registry.retire(source)
 
 
-# --- told to Prometheus -----------------------------------------------------------------------------------------------
+# --- for Prometheus ---------------------------------------------------------------------------------------------------
 
 
 def collector() -> "Collector":
-    """What a registry of `prometheus_client` is given: `prometheus_client.REGISTRY.register(collector())`.
+    """A collector for a registry of `prometheus_client`: `prometheus_client.REGISTRY.register(collector())`.
 
-    It tells of all components of this process, those that come later too. It asks no server, so that it always answers.
+    It reports all components of this process, later ones too. It asks no server, so it always answers.
     """
     from prometheus_client.registry import Collector
 
-    class Told(Collector):
+    class Reported(Collector):
         def collect(self) -> Iterator[Any]:
             by_metric: dict[Metric, dict[tuple[str, ...], Any]] = {}
             for (metric, labels), values in _registry.values().items():
@@ -423,7 +423,7 @@ def collector() -> "Collector":
             # Nothing is known to collide; registering must not ask.
             return []
 
-    return Told()
+    return Reported()
 
 
 def exposition() -> str:
@@ -434,17 +434,17 @@ def exposition() -> str:
 
 
 def serve(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
-    """Serve the metrics of this process on `http://host:port/metrics`, by a thread that ends with the process.
+    """Serve the metrics of this process on `http://host:port/metrics`, in a daemon thread.
 
     Args:
         port: The port.
-        host: The address; by default this machine's own programs alone can ask.
+        host: The address; by default only programs on this machine can connect.
 
     Returns:
-        What ends it before.
+        A function that stops the server.
 
     Raises:
-        ConfigurationError: nothing can be served there.
+        ConfigurationError: the address cannot be bound.
     """
     from prometheus_client import start_http_server
 

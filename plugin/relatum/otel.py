@@ -1,15 +1,16 @@
 """OpenTelemetry: spans of what Relatum does, and its metrics as instruments. The one module that knows it.
 
-Spans are there once the application has set a provider of them (`opentelemetry.trace.set_tracer_provider`), without a
-call to Relatum. Nothing here imports OpenTelemetry for that: who has set a provider has imported it, so without it a
-span costs a look into `sys.modules`. Metrics take one call, `report_metrics()`; `opentelemetry-instrument` makes it.
+Spans exist once the application has set a tracer provider (`opentelemetry.trace.set_tracer_provider`), without a call
+to Relatum. Nothing here imports OpenTelemetry for that: an application that set a provider has imported it, so without
+one a span costs a look into `sys.modules`. Metrics take one call, `report_metrics()`; `opentelemetry-instrument` makes
+it.
 
     otel.configure(without=["recorder"])        no spans of a recorder's transactions
-    otel.configure(values_of=["order_id"])      spans of look-ups tell values of this key, unless it is masked
+    otel.configure(values_of=["order_id"])      spans of lookups show values of this key, unless it is masked
     otel.report_metrics()                       all metrics of this process, by the OpenTelemetry API
 
-The other names are for the rooms that make spans. Samplers, processors, exporters and propagators are the
-application's: what they raise is logged, and changes no answer and no row. See docs/adr/0037-opentelemetry.md.
+The other names are for modules that make spans. Samplers, processors, exporters and propagators belong to the
+application: errors that they raise are logged, and change no answer and no row. See docs/adr/0037-opentelemetry.md.
 """
 
 import logging
@@ -54,22 +55,22 @@ SCHEMA: Final = "https://opentelemetry.io/schemas/1.37.0"
 """The semantic conventions that attributes follow."""
 
 LINKS_MAX: Final = 128
-"""Messages of one span that are looked at for a link: as many links as OpenTelemetry keeps of a span by default."""
+"""Messages of one span that are checked for a link: OpenTelemetry keeps as many links of a span by default."""
 
 _HEADER_MAX: Final = 4_096
-"""Characters of a header that is read: W3C's `tracestate`, the longest that there is, should have 512 of them."""
+"""Longest header that is read, in characters: W3C's `tracestate`, the longest one, should have 512."""
 
 _SERVERS: Final = (BrokerUnavailable, ConnectionsInUse, DatabaseUnavailable, ReadTimeout)
-"""Errors whose words are of servers and addresses: those of others may hold what a message says."""
+"""Errors whose messages are about servers: those of others may quote a message's contents."""
 
 logger: Final = logging.getLogger("relatum.otel")
 
 
-# --- what spans there are, and what they may tell ---------------------------------------------------------------------
+# --- which spans there are, and what they may show --------------------------------------------------------------------
 
 
 class Part(StrEnum):
-    """What spans can be left out of."""
+    """Parts of Relatum whose spans can be switched off."""
 
     LOOKUPS = "lookups"
     """Calls of `Relations` and `AsyncRelations`."""
@@ -96,14 +97,14 @@ _options = _Options(frozenset()) if {"relatum", "*"} & {name.strip() for name in
 
 
 def configure(*, without: Iterable[str] = (), values_of: Iterable[str] = (), ids: bool = False) -> None:
-    """Say what spans there are in this process, and what they may tell; each call says all of it.
+    """Choose which spans there are in this process, and what they may show; each call replaces the last one.
 
     Args:
         without: Parts that have no spans, of "lookups", "recorder", "collector", "serial" and "moves". Default: none.
-        values_of: Keys of which look-ups tell the value that is sought, as `relatum.key.NAME`. Values that are masked
-            are not told, whatever is said here. Default: none.
-        ids: Whether links to messages tell `messaging.message.id` and `messaging.message.conversation_id`, of the
-            properties `message_id` and `correlation_id`. Default: False, for keys are often made of them.
+        values_of: Keys whose sought values are shown on spans of lookups, as `relatum.key.NAME`. Never masked values.
+            Default: none.
+        ids: Whether links to messages show `messaging.message.id` and `messaging.message.conversation_id`, of the
+            properties `message_id` and `correlation_id`. Default: False, because keys are often made of them.
 
     Raises:
         InvalidInput: there is no such part.
@@ -118,7 +119,7 @@ def configure(*, without: Iterable[str] = (), values_of: Iterable[str] = (), ids
 
 
 def shows_values_of(key: str) -> bool:
-    """Whether values of a key may be told, as far as they are not masked."""
+    """Whether values of a key may be shown, unless they are masked."""
     return key in _options.values_of
 
 
@@ -126,7 +127,7 @@ _logged: Final[set[tuple[str, type[Exception]]]] = set()
 
 
 def _harmless(without: str) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result | None]]:
-    """Make a function that calls the application's code return None where that raises, and log each kind once."""
+    """Make a function return None if the application's code that it calls raises; each kind of error is logged once."""
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result | None]:
         @wraps(function)
@@ -153,10 +154,10 @@ class Description:
     """A span as it begins.
 
     Attributes:
-        name: Its name, of which there are few.
-        attributes: What is known then.
+        name: Its name, out of few.
+        attributes: Those known at its start.
         kind: "internal" (default), or "consumer" for what processes messages.
-        links: To spans of those who sent what is processed.
+        links: Links to the spans that sent what is processed.
     """
 
     name: str
@@ -167,7 +168,7 @@ class Description:
 
 @_harmless("spans are not made")
 def _tracer_of(part: Part) -> Tracer | None:
-    """The tracer of a part; None where nobody wants its spans."""
+    """The tracer of a part; None if there are no spans."""
     trace: Any = sys.modules.get("opentelemetry.trace")
     # The module has no such function as long as another thread imports it.
     if part not in _options.parts or not hasattr(trace, "get_tracer_provider"):
@@ -180,7 +181,7 @@ def _tracer_of(part: Part) -> Tracer | None:
 
 @lru_cache(maxsize=1)
 def _made_by(provider: Any) -> Tracer | None:
-    """Our tracer of a provider; None where it makes no spans."""
+    """Our tracer of a provider; None if it makes no spans."""
     # Slow to import, and wanted by few.
     from importlib.metadata import PackageNotFoundError, version
 
@@ -204,8 +205,8 @@ class Span:
     """A span that is open, or none.
 
     Args:
-        part: What it is part of; None of nothing.
-        span: OpenTelemetry's; None where there is none.
+        part: The part it belongs to; None for no span.
+        span: OpenTelemetry's span; None for none.
     """
 
     __slots__ = ("_span", "part")
@@ -216,7 +217,7 @@ class Span:
 
     @_harmless("a span is not told all")
     def tell(self, attributes: Callable[[], Attributes]) -> None:
-        """Tell more of it. They are asked for only where somebody records them."""
+        """Add attributes, which are computed only if the span is recorded."""
         if self._span is not None and self._span.is_recording():
             self._span.set_attributes(attributes())
 
@@ -229,7 +230,7 @@ class Span:
 
     @_harmless("a span is not told all")
     def failed(self, error: BaseException | str) -> None:
-        """Say that what it is of has failed: by an error, or for what else, in a word."""
+        """Mark it as failed: by an error, or for another reason, in a word."""
         if self._span is not None:
             from opentelemetry.trace import StatusCode
 
@@ -252,17 +253,17 @@ NO_SPAN: Final = Span(None, None)
 _NOTHING: Final[AbstractContextManager[Span]] = nullcontext(NO_SPAN)
 
 _current: ContextVar[Span] = ContextVar("relatum_span", default=NO_SPAN)
-"""Ours, and not the application's that may be around it, where ours could not be made."""
+"""Our current span: never the application's, not even if ours could not be made."""
 
 
 def span(part: Part, describe: Callable[[], Description]) -> AbstractContextManager[Span]:
-    """A span around a block, the current one in it, where somebody wants spans. The block is given it.
+    """Open a span around a block, if there is tracing. The context manager returns the span.
 
     An `Exception` that leaves the block is the span's error: its class and, where a server was away, its words.
 
     Args:
-        part: What it is part of.
-        describe: Says what it is; called only where there is to be one.
+        part: The part it belongs to.
+        describe: Describes the span; called only if there is one.
     """
     tracer = _tracer_of(part)
     return _NOTHING if tracer is None else _opened(part, tracer, describe)
@@ -301,14 +302,14 @@ def _begun(tracer: Tracer, describe: Callable[[], Description]) -> Any:
 
 
 def note(part: Part, attributes: Callable[[], Attributes]) -> None:
-    """Tell more of the span of a part in whose block this is called, where there is one."""
+    """Add attributes to the current span, if it is one of this part."""
     current = _current.get()
     if current.part is part:
         current.tell(attributes)
 
 
 def carried(part: Part, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """The function, whose spans belong to the span that is current here, in whichever thread it is called."""
+    """Bind a function to the span that is current here, for a call in another thread."""
     if not is_on(part):
         return function
     from opentelemetry import context
@@ -330,16 +331,16 @@ def carried(part: Part, function: Callable[_Arguments, _Result]) -> Callable[_Ar
 
 
 def links_of(messages: Iterable[Any], most: int = LINKS_MAX) -> list[Link]:
-    """Links to the spans that sent messages, as far as they carry one: by the application's own propagators.
+    """Links to the spans that sent messages, read by the application's own propagators.
 
-    To be called where spans are wanted alone (`is_on`).
+    Call it only if there is tracing (`is_on`).
 
     Args:
-        messages: Messages as `relatum.reading.Message`; the first `most` are looked at.
-        most: How many. Default 128.
+        messages: Messages as `relatum.reading.Message`.
+        most: How many of them to check. Default 128.
     """
     fields = _header_names() or frozenset()
-    # One by one: what one message says costs none of the others its link.
+    # One by one: a message that raises costs no other its link.
     found = (_link_of(message, fields) for message in islice(messages, most))
     return [link for link in found if link is not None]
 
@@ -359,7 +360,7 @@ def _link_of(message: Any, fields: frozenset[str]) -> Link | None:
     raw = message.raw
     if raw is not None and not any(name.encode() in raw for name in fields):
         return None  # Found out without decoding it, which takes ten times as long.
-    # Headers are written by anybody: a propagator is given short texts alone.
+    # Anybody can write headers: a propagator gets only short texts.
     said = {name: message.headers.get(name) for name in fields}
     carrier = {name: value for name, value in said.items() if type(value) is str and len(value) <= _HEADER_MAX}
     if not carrier:
@@ -382,7 +383,7 @@ _UNITS: Final = {"seconds": "s", "bytes": "By", "": ""}
 
 
 class _Instruments:
-    """The instruments of one meter, one for each series: the first that is asked asks all components, for all."""
+    """The instruments of one meter, one for each series. The first one asked collects the values of all."""
 
     def __init__(self, provider: "MeterProvider") -> None:
         self._meter = provider.get_meter("relatum")
@@ -406,7 +407,7 @@ class _Instruments:
 
     @_harmless("some metrics are left out")
     def make_later(self) -> None:
-        """The same, where something is reported that may be new.
+        """The same, after something was reported that may be new.
 
         In a thread of its own: the caller may hold the lock that `statistics()` takes, and a collection calls that
         under the lock that a new instrument waits for.
@@ -424,13 +425,13 @@ class _Instruments:
     def _observe(self, name: str, options: "CallbackOptions") -> "Iterable[Observation]":
         with self._lock:
             if name not in self._left:
-                # One that was taken already, or is new: somebody collects anew.
+                # Taken already, or new: another collection has begun.
                 self._left = _observations()
             return self._left.pop(name, ())
 
 
 def _observations() -> "dict[str, list[Observation]]":
-    """What all instruments observe now, by their names: a histogram is observed as the series that Prometheus has."""
+    """The values of all instruments now, by name. A histogram has the same series as in Prometheus."""
     from opentelemetry.metrics import Observation
 
     found: dict[str, list[Observation]] = {name: [] for metric in metrics.declared() for name in metric.series}
@@ -441,16 +442,16 @@ def _observations() -> "dict[str, list[Observation]]":
 
 
 _told_to: "Final[dict[MeterProvider | None, _Instruments]]" = {}
-"""By what `report_metrics` was given."""
+"""The instruments by the argument of `report_metrics`."""
 
 
 def report_metrics(meter_provider: "MeterProvider | None" = None) -> None:
     """Have OpenTelemetry collect all metrics of this process: those in docs/metrics.md, by the same names.
 
-    Components and rooms that come later are collected, too. A second call changes nothing.
+    Later components are collected, too. A second call changes nothing.
 
     Args:
-        meter_provider: Who collects. None (default): the application's, also where it is set later.
+        meter_provider: The provider that collects. None (default): the application's, even if it is set later.
 
     Raises:
         ConfigurationError: the OpenTelemetry API is not installed: `pip install 'relatum[otel]'`.
@@ -466,12 +467,12 @@ def report_metrics(meter_provider: "MeterProvider | None" = None) -> None:
 
 
 class Instrumentor:
-    """What `opentelemetry-instrument` finds as `relatum`: it has metrics reported. Spans are there without it."""
+    """The entry point `relatum` of `opentelemetry-instrument`: it reports metrics. Spans need no call."""
 
     def instrument(self, **_: Any) -> None:
         """Report metrics to the provider that was set."""
         report_metrics()
 
     def uninstrument(self, **_: Any) -> None:
-        """Make no spans any more. Metrics stay: OpenTelemetry lets no instrument go."""
+        """Make no more spans. Metrics stay: OpenTelemetry cannot remove instruments."""
         configure(without=Part)

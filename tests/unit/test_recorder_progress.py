@@ -49,7 +49,8 @@ def test_who_knows_nothing_counts_from_the_start(clock: Clock, progress: Progres
 def test_what_was_read_and_not_written_tells_the_lag_also_after_the_session(clock: Clock, progress: Progress) -> None:
     """The age of the oldest message that could not be written, until it is."""
     unwritten: list[float] = []
-    progress.begin(9, 9, lambda: unwritten[0] if unwritten else None)
+    progress.begin(9, lambda: unwritten[0] if unwritten else None)
+    progress.show(9)
     assert (progress.lag_s, progress.lag_offsets) == (0.0, 0)
     unwritten.append(990.0)
     progress.read(12)
@@ -57,7 +58,8 @@ def test_what_was_read_and_not_written_tells_the_lag_also_after_the_session(cloc
     progress.stop()
     clock.now += 50
     assert (progress.lag_s, progress.lag_offsets) == (60.0, 3)
-    progress.begin(9, 12, lambda: None)
+    progress.begin(9, lambda: None)
+    progress.show(12)
     assert progress.lag_s == 60.0
     progress.written(12, 992.0)
     assert (progress.lag_s, progress.lag_offsets) == (0.0, 0)
@@ -67,7 +69,8 @@ def test_while_nobody_records_the_end_of_the_stream_tells_whether_anything_lacks
     clock: Clock, progress: Progress
 ) -> None:
     """An idle stream has no lag while the broker says so; from then on it counts."""
-    progress.begin(9, 9, lambda: None)
+    progress.begin(9, lambda: None)
+    progress.show(9)
     progress.stop()
     clock.now += 40
     assert progress.lag_s == 40.0, "nobody has asked since"
@@ -80,7 +83,8 @@ def test_while_nobody_records_the_end_of_the_stream_tells_whether_anything_lacks
 
 def test_a_backlog_counts_from_what_was_recorded_last(clock: Clock, progress: Progress) -> None:
     """What lies behind the last recorded message is younger than that one."""
-    progress.begin(-1, 100, lambda: None)
+    progress.begin(-1, lambda: None)
+    progress.show(100)
     progress.written(49, 1040.0)
     clock.now = 1100.0
     assert (progress.lag_s, progress.lag_offsets) == (60.0, 51)
@@ -90,7 +94,8 @@ def test_a_backlog_counts_from_what_was_recorded_last(clock: Clock, progress: Pr
 
 def test_who_stands_by_tells_nothing_of_the_lag(clock: Clock, progress: Progress) -> None:
     """The lag is told by who records; who takes over counts from when somebody else did."""
-    progress.begin(9, 12, lambda: 990.0)
+    progress.begin(9, lambda: 990.0)
+    progress.show(12)
     progress.stop()
     progress.stand_by()
     assert (progress.lag_s, progress.lag_offsets, progress.recorded, progress.end) == (None, None, None, None)

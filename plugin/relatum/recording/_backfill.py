@@ -21,8 +21,9 @@ from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._broker import check_broker
 from relatum.recording._fill import Filler, check_same
 from relatum.recording._ranges import Segment, unrecorded
+from relatum.recording._tails import set_tail
 from relatum.store.catalog import StreamRow, current_stream, ensure_stream, key_definitions, lock_stream
-from relatum.store.coverage import TIME, CoverageRow, NewTail, close_tail, coverage_of, open_tail, tail_of
+from relatum.store.coverage import TIME, CoverageRow, NewTail, coverage_of, open_tail, tail_of
 from relatum.store.database import IDLE_S, AnyDatabase, as_engine
 from relatum.store.members import RECORDERS, holders_of
 from relatum.store.translation import translated_errors
@@ -122,7 +123,7 @@ def backfill(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a stream lacks, and what filling it takes."""
+    """What a stream lacks, and what is needed to fill it."""
 
     stream: StreamRow
     definitions: tuple[KeyDefinition, ...]
@@ -155,11 +156,11 @@ def plan_backfill(
         stream = ensure_stream(connection, vhost, name, super_stream)
         tail = tail_of(connection, stream.stream_id) or _first_tail(connection, stream, definitions, bounds.last)
         rows = coverage_of(connection, [stream.stream_id])
-    # Again, behind the tail: only where the stream lost its own end does it end before what was recorded.
+    # Again, after the tail was read: the stream ends before it only if it lost its own end.
     bounds = reader.bounds(name)
     check_same(reader, name, rows, bounds)
     if to_end and keys is None and bounds.last is not None and tail.to_offset <= bounds.last:
-        _leave_to_back_fill(engine, stream, definitions, bounds.last)
+        _leave_to_back_fill(engine, stream, bounds.last)
         with translated_errors(), engine.begin() as connection:
             tail = tail_of(connection, stream.stream_id) or tail
             rows = coverage_of(connection, [stream.stream_id])
@@ -170,16 +171,15 @@ def plan_backfill(
     return Plan(stream, tuple(definitions), tuple(unrecorded(rows, (first, max(first, end)), wanted)))
 
 
-def _leave_to_back_fill(engine: sa.Engine, stream: StreamRow, definitions: Sequence[KeyDefinition], last: int) -> None:
-    """Put the tail behind the stream's last message, unless a recorder runs, which would come there by itself."""
+def _leave_to_back_fill(engine: sa.Engine, stream: StreamRow, last: int) -> None:
+    """Put the tail behind the stream's last message, unless a recorder runs: it gets there by itself."""
     with suppress(CoverageConflict), translated_errors(), engine.begin() as connection:
         lock_stream(connection, stream.stream_id)
         tail = tail_of(connection, stream.stream_id)
         if tail is None or tail.to_offset > last or holders_of(connection, RECORDERS, [stream.stream_id]):
             return
-        # A recorder that begins just now loses nothing: one of the two meets a conflict and looks again.
-        close_tail(connection, tail)
-        _first_tail(connection, stream, definitions, last)
+        # A recorder that starts just now loses nothing: one of the two meets a conflict and looks again.
+        set_tail(connection, stream, tail, last + 1, None)
 
 
 def edges_of(segments: Iterable[Segment]) -> list[int]:
@@ -190,7 +190,7 @@ def edges_of(segments: Iterable[Segment]) -> list[int]:
 def _first_tail(
     connection: sa.Connection, stream: StreamRow, definitions: Sequence[KeyDefinition], last: int | None
 ) -> CoverageRow:
-    """A stream that nobody recorded yet gets its tail here, so that a recorder goes on where this back-fill ends."""
+    """Open the tail of a stream that was never recorded, so that a recorder continues where this back-fill ends."""
     try:
         new = NewTail(stream.stream_id, 0 if last is None else last + 1, stream.record_time)
         return open_tail(connection, new, [definition.key_id for definition in definitions])

@@ -67,7 +67,7 @@ class Batch:
         self.newest_at = time.time() if batch.chunk_ms is None else batch.chunk_ms / 1000
         if self.oldest_at is None:
             self.oldest_at = self.newest_at
-        # Not a message yet: of many batches of one message each, one is asked for.
+        # Decoded only when its position is asked for.
         self._last = batch if len(batch.records) == 1 else _end_of(batch)
 
     def _add_records(self, offsets: Sequence[int], records: Sequence[bytes], chunk_ms: int | None) -> None:
@@ -111,7 +111,7 @@ class Batch:
         return time_blocks(self._time_offsets, self._times, high_us)
 
     def position(self) -> Position:
-        """What lies at the last offset, to know the stream again."""
+        """The last message's position, by which the stream is recognised."""
         assert self._last is not None, "a batch that is committed holds messages"
         return position_of(last_message(self._last))
 
@@ -127,7 +127,7 @@ def _lines_of(rows: list[_Row]) -> str:
 
 
 def readable(batch: RecordBatch) -> Iterator[tuple[RecordBatch, str | None]]:
-    """A batch in parts: those that can be recorded, and those that another installation may read, with the reason.
+    """Split a batch: runs that can be recorded, and runs that only another installation can unpack, with the reason.
 
     What is broken can be recorded: it counts as a message without keys, for no one will ever read more of it.
     """

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 from uuid import UUID
@@ -19,14 +19,15 @@ from relatum.reading import (
     another_broker,
     claimed_identity,
 )
-from relatum.store.catalog import StreamRow
-from relatum.store.coverage import coverage_of, last_position
+from relatum.recording._tails import after_loss
+from relatum.store.catalog import StreamRow, ensure_streams, streams_named
+from relatum.store.coverage import coverage_by_stream, coverage_of, last_position
 from relatum.store.database import sql
 from relatum.store.members import RECORDERS
 from relatum.store.translation import translated_errors
 
 UNKNOWN_S: Final = 60.0
-"""Seconds after which a broker whose id could not be told is asked again."""
+"""Seconds before a broker that could not tell its id is asked again."""
 
 _ADOPT: Final = """
     UPDATE relatum.streams SET broker_id = :broker_id::uuid
@@ -47,35 +48,74 @@ _NOTE_BROKER: Final = sql("""
 
 
 class OwnBroker:
-    """The broker that a recorder reads from. Threads may share it."""
+    """The broker that a recorder reads from, and which streams are its own. Thread-safe.
 
-    def __init__(self) -> None:
-        self.identity = BrokerIdentity(None, "")
+    `reader` gives the reader for questions. All methods but `is_not_of` wait for servers.
+    """
+
+    def __init__(self, engine: sa.Engine, vhost: str, reader: Callable[[], StreamReader]) -> None:
+        self._engine = engine
+        self._vhost = vhost
+        self._reader = reader
+        self._identity = BrokerIdentity(None, "")
         self._ask_at = 0.0
         self._asking = threading.Lock()
 
-    def ask(self, reader: StreamReader) -> BrokerIdentity:
-        """Which broker it is, once it is known without asking again. Where nobody can tell now it is unknown."""
-        with self._asking:
-            if self.identity.broker_id is None and time.monotonic() >= self._ask_at:
-                with suppress(StreamUnavailable, ReadTimeout):
-                    self.ask_anew(reader)
-                self._ask_at = time.monotonic() + UNKNOWN_S
-            return self.identity
-
-    def ask_anew(self, reader: StreamReader) -> None:
-        """See whether it still is the same: another one may have taken its address."""
-        self.identity = claimed_identity(reader)
-
     def is_not_of(self, broker_id: UUID | None) -> bool:
         """Whether a stream with that broker's id is known to be another broker's."""
-        return BrokerIdentity(broker_id, "").contradicts(self.identity)
+        return BrokerIdentity(broker_id, "").contradicts(self._identity)
+
+    def find(
+        self, sought: Sequence[tuple[str, str | None, bool]]
+    ) -> tuple[dict[str, StreamRow], dict[str, RelatumError]]:
+        """The rows of streams by name, and errors for those that are another broker's.
+
+        `sought`: Each stream's name, its super stream, and whether the broker has confirmed that it exists: only then
+        one without a row gets one.
+        """
+        rows = self._rows([name for name, _, _ in sought])
+        have_one = {row.name for row in rows}
+        ours = {name: super_stream for name, super_stream, is_there in sought if is_there or name in have_one}
+        with translated_errors(), self._engine.begin() as connection:
+            rows = ensure_streams(connection, self._vhost, ours)
+        doubted = [row for row in rows if row.broker_id is None or row.broker_id != self._identity.broker_id]
+        others: dict[str, RelatumError] = {}
+        if doubted:
+            others = self._others(doubted)
+            rows = self._rows(list(ours))
+        return {row.name: row for row in rows}, others
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise if all streams are another broker's."""
+        others = self._others(self._rows(names))
+        if others and len(others) == len(names):
+            raise next(iter(others.values()))
+
+    def is_stream_of(self, row: StreamRow) -> bool:
+        """Whether a stream that changed is still that of a row, cut back if it lost its end."""
+        # Another broker may have taken this one's address.
+        self._identity = claimed_identity(self._reader())
+        return not self.is_not_of(row.broker_id) and after_loss(self._engine, self._reader(), row)
+
+    def _rows(self, names: Sequence[str]) -> list[StreamRow]:
+        with translated_errors(), self._engine.begin() as connection:
+            return streams_named(connection, self._vhost, names, partitions=False)
+
+    def _others(self, rows: Sequence[StreamRow]) -> dict[str, RelatumError]:
+        reader = self._reader()
+        with self._asking:
+            if self._identity.broker_id is None and time.monotonic() >= self._ask_at:
+                with suppress(StreamUnavailable, ReadTimeout):
+                    self._identity = claimed_identity(reader)
+                self._ask_at = time.monotonic() + UNKNOWN_S
+            identity = self._identity
+        return _adopted(self._engine, reader, rows, identity)
 
 
-def adopt(
+def _adopted(
     engine: sa.Engine, reader: StreamReader, rows: Iterable[StreamRow], identity: BrokerIdentity
 ) -> dict[str, RelatumError]:
-    """Note whose the streams are: those of which it is not known, and another broker's whose very messages are here.
+    """Write down that streams are this broker's if that was unknown, or if another broker's messages are here.
 
     A broker that lost its id, or is a copy of another one, has them. What has no messages recorded is anybody's.
     """
@@ -83,8 +123,8 @@ def adopt(
     if identity.broker_id is None or not others:
         return {}
     with translated_errors(), engine.begin() as connection:
-        ranges = coverage_of(connection, [row.stream_id for row in others])
-    known = {row: last_position([each for each in ranges if each.stream_id == row.stream_id]) for row in others}
+        ranges = coverage_by_stream(connection, [row.stream_id for row in others])
+    known = {row: last_position(ranges[row.stream_id]) for row in others}
     ours: list[StreamRow] = []
     unknown: dict[str, RelatumError] = {}
     for row, position in known.items():
@@ -96,7 +136,7 @@ def adopt(
     with translated_errors(), engine.begin() as connection:
         note_broker(connection, identity)
         for row in ours:
-            # Where nothing is recorded of it, somebody may be about to.
+            # Nothing is recorded of it yet, but another recorder may be about to.
             is_new = known[row] is None and row.broker_id is not None
             adopted = {"stream_id": row.stream_id, "before": row.broker_id, "broker_id": identity.broker_id}
             connection.execute(_ADOPT_UNHELD if is_new else _ADOPT_KNOWN, adopted)
@@ -118,7 +158,7 @@ def _is_here(reader: StreamReader, row: StreamRow, position: Position) -> bool:
 def _strangers(
     connection: sa.Connection, rows: Sequence[StreamRow], identity: BrokerIdentity
 ) -> dict[str, RelatumError]:
-    """Those of the streams that are another broker's now, each with the error that says so."""
+    """Errors for the streams that are another broker's, by name."""
     wanted = {"stream_ids": [row.stream_id for row in rows], "broker_id": identity.broker_id}
     return {
         name: another_broker(name, BrokerIdentity(broker_id, cluster_name), identity)
@@ -134,7 +174,7 @@ def note_broker(connection: sa.Connection, identity: BrokerIdentity) -> None:
 def check_broker(
     engine: sa.Engine, reader: StreamReader, row: StreamRow, identity: BrokerIdentity | None = None
 ) -> None:
-    """See that a stream is this broker's, for who is about to compare or fill it. Nothing is written.
+    """Raise `AnotherBroker` if a stream is not this broker's. Nothing is written.
 
     `identity`: The broker; None asks it, where the stream is known to be of one.
     """

@@ -20,7 +20,7 @@ from relatum.store.translation import translated_errors
 
 
 def add_links(batch: Batch, parts: Sequence[RecordBatch]) -> None:
-    """Keep links to those who sent messages that were added, of the first of a batch: for its span."""
+    """Keep links to the spans that sent a batch's first messages."""
     left = LINKS_MAX - (batch.messages - sum(len(part.offsets) for part in parts))
     if left > 0:
         batch.links += otel.links_of(chain.from_iterable(map(_messages_of, parts)), left)
@@ -33,7 +33,7 @@ def _messages_of(part: RecordBatch) -> Iterator[Message]:
 
 
 def recording(named: Sequence[tuple[str, Batch]], name: str = "record") -> AbstractContextManager[Span]:
-    """A span around the transaction that writes batches, where somebody wants spans."""
+    """A span around the transaction that writes batches, if there is tracing."""
 
     def describe() -> Description:
         batches = [batch for _, batch in named]
@@ -63,7 +63,7 @@ CHECKPOINT_OFFSETS: Final = 10_000
 
 @dataclass(slots=True)
 class Share:
-    """What one stream has in a commit."""
+    """One stream's part of a commit."""
 
     row: CoverageRow
     batch: Batch
@@ -76,7 +76,7 @@ class Share:
 
 
 class _Raced(Exception):
-    """Not all ranges could be moved."""
+    """Not all ranges could be moved: roll back."""
 
 
 def commit_shares(engine: sa.Engine, shares: Sequence[Share]) -> None:
@@ -125,7 +125,7 @@ def _write(connection: sa.Connection, shares: Sequence[Share]) -> list[int | Non
 def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | None]]) -> list[int | None]:
     """Write batches' rows into their tables, in the caller's transaction.
 
-    Waits for no lock that another's rows take. The counters of what was skipped are the caller's to move: they are
+    Never blocks on locks of other writers' rows. The counters of what was skipped are the caller's to move: they are
     single rows, and who moves them first makes all others wait until the transaction ends.
     """
     copy_rows(connection, Batch.lines([batch for batch, _ in batches]))
@@ -148,7 +148,7 @@ def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | N
 
 
 def add_checkpoints(connection: sa.Connection, moves: Sequence[TailMove]) -> None:
-    """Write down what lies at the ends of some tails."""
+    """Write down the last positions of some tails."""
     places = [(move.row.stream_id, move.position) for move in moves]
     lines = [f"{id_}\t{at.offset}\t{at.fingerprint}\t{copy_number(at.chunk_ms)}\n" for id_, at in places]
     copy_lines(connection, "checkpoints", lines)

@@ -1,4 +1,4 @@
-"""From what the follower reads to what is committed: keys go into batches, and those into one transaction at a time."""
+"""From the follower's events to the database: keys go into batches, batches into one transaction at a time."""
 
 import asyncio
 import logging
@@ -23,25 +23,25 @@ from relatum.waiting import Threads, log_failure
 logger = logging.getLogger("relatum.recorder")
 
 RecordedListener = Callable[[str, list[tuple[str, int]]], None]
-"""Called after a commit with the stream's name and the (AMQP `message_id`, offset) pairs somebody waits for.
+"""Called after a commit with the stream's name and the (receipt, offset) pairs that publishers wait for.
 
-In the thread that commits: what it does holds up the next commit, and nothing else.
+It runs in the thread that commits, and delays only the next commit.
 """
 
 HELD_UP_S: Final = 0.05
-"""Seconds after which a stream whose range somebody else had locked is tried again."""
+"""Seconds before a stream whose range another session had locked is tried again."""
 
 Pair = tuple[OpenTail, Share]
 
 
 class Committer:
-    """Takes what is read, in the loop, and commits it, in a thread of its own.
+    """Fills batches in the loop, and commits them in a thread of its own.
 
     Whatever is ready when the transaction before has ended goes into the next one: with one stream that is a lone
     message or a batch, with a thousand streams some hundred small batches, which the follower gathers. What PostgreSQL
     refuses is committed once more, each stream by itself: only those fail that are at fault.
 
-    `first`: Awaited before each transaction.
+    `before_commit`: Awaited before each transaction.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Committer:
         engine: sa.Engine,
         metrics: RecorderMetrics,
         on_recorded: RecordedListener | None,
-        first: Callable[[], Awaitable[None]],
+        before_commit: Callable[[], Awaitable[None]],
         stop: threading.Event,
     ) -> None:
         self._streams = streams
@@ -59,7 +59,7 @@ class Committer:
         self._engine = engine
         self._metrics = metrics
         self._on_recorded = on_recorded
-        self._first = first
+        self._before_commit = before_commit
         self._stop = stop
         self._done: list[Event] = []
         self._is_due = False
@@ -69,8 +69,8 @@ class Committer:
 
     # --- what is read -------------------------------------------------------------------------------------------------
 
-    def told(self, event: Event) -> None:
-        """Take an event of the follower; what this turn of the loop brings is committed together."""
+    def take(self, event: Event) -> None:
+        """Handle an event of the follower. The records of one turn of the loop are committed together."""
         if self._stop.is_set():
             return
         if not self._is_due:
@@ -82,7 +82,7 @@ class Committer:
             self._note(event)
 
     def _hand_on(self) -> None:
-        """Let more come of what is done, and commit."""
+        """Release the records of this turn, and commit."""
         self._is_due = False
         done, self._done = self._done, []
         self._streams.follower.done(*done)
@@ -91,7 +91,7 @@ class Committer:
     def _put(self, event: Records) -> None:
         stream = self._streams.of(event.stream, event.following)
         tail = stream.tail if stream is not None and stream.is_read else None
-        # Of one that is sought, or has failed just now: it is read again from where its coverage ends.
+        # Records of a stream that is not open are dropped: it is read again from the end of its coverage.
         has_room = True
         if stream is not None and tail is not None:
             try:
@@ -122,7 +122,7 @@ class Committer:
 
     def _note(self, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
         if event.stream is None:
-            # The broker as a whole: who asks what is left does not wait for it.
+            # The broker as a whole is away: a drain does not wait for it.
             for each in self._streams.all():
                 each.is_refused = each.is_refused or each.tail is None
                 each.progress.stop()
@@ -136,7 +136,7 @@ class Committer:
             case CaughtUp():
                 stream.progress.show(event.next_offset - 1)
                 if stream.tail is not None and stream.tail.is_whole:
-                    self._streams.outages.over(stream.who)
+                    self._streams.outages.over(stream.log_name)
             case Replaced() if not stream.is_read:
                 self._streams.attached(stream)
             case Hole() | Replaced():
@@ -151,17 +151,17 @@ class Committer:
     # --- commits ------------------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Begin a transaction with what is ready, unless one is under way, which then goes on with it."""
+        """Start committing, unless that is under way: then it goes on with what is ready."""
         if self._task is None and self._ready:
             self._task = self._loop.spawn(self._run())
 
     @property
     def _busy(self) -> int:
-        """How many streams have something to commit."""
+        """The number of streams that have something to commit."""
         return len(self._ready) + self._committing
 
     async def finish(self) -> None:
-        """Commit what is ready, and end."""
+        """Commit what is ready, then end the thread."""
         self._go_on()
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -170,7 +170,7 @@ class Committer:
     async def _run(self) -> None:
         try:
             while self._ready:
-                await self._first()
+                await self._before_commit()
                 ready, self._ready = self._ready, {}
                 await self._commit([(tail, tail.take()) for tail in ready if not tail.is_over])
         finally:
@@ -181,12 +181,12 @@ class Committer:
             return
         self._committing = len(pairs)
         for tail, _ in pairs:
-            # One that is held up has its next batch still.
+            # A stream that was held up still has its next batch.
             if not tail.is_full(self._busy):
                 self._streams.let_more_come(tail)
         try:
             errors = await self._loop.ask(self._written, pairs, threads=self._threads)
-        except Exception as error:  # noqa: BLE001 - told of each stream
+        except Exception as error:  # noqa: BLE001 - becomes the error of each stream
             errors = [error] * len(pairs)
         for (tail, share), outcome in zip(pairs, errors, strict=True):
             try:
@@ -213,7 +213,7 @@ class Committer:
     # --- the thread that commits --------------------------------------------------------------------------------------
 
     def _written(self, pairs: Sequence[Pair]) -> list[Exception | None]:
-        """Commit shares, and tell who waits for them; gives what each stream failed of."""
+        """Commit shares and call the listener; return each stream's error, or None."""
         begun = time.perf_counter()
         with recording([(tail.stream.name, share.batch) for tail, share in pairs]) as span:
             errors = self._outcomes(pairs, span)
@@ -229,7 +229,7 @@ class Committer:
         except DatabaseUnavailable as error:
             span.failed(error)
             return [error] * len(pairs)
-        except Exception as error:  # noqa: BLE001 - handed to the stream at fault, which tells it
+        except Exception as error:  # noqa: BLE001 - becomes the error of the stream at fault
             if len(pairs) > 1:
                 return [outcome for pair in pairs for outcome in self._outcomes([pair], span)]
             span.failed(error)

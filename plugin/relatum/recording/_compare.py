@@ -5,6 +5,7 @@ messages: the messages between its offsets whose times lie between its times. At
 block's offsets.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -127,7 +128,7 @@ _REMOVED: Final = sql("SELECT key_id FROM relatum.keys WHERE removed_at IS NOT N
 
 
 class Stored:
-    """What the table holds of a window, and by the coverage and the definitions in force should hold.
+    """What the table holds of a window, and what it should hold by the coverage and the key definitions.
 
     The transaction it is read in is one snapshot, or holds the stream's locks.
     """
@@ -167,7 +168,7 @@ def _within(offset: int, ranges: Sequence[Range]) -> bool:
 
 
 def compare_rows(messages: Sequence[Message], stored: Stored) -> Iterator[Difference]:
-    """Where the rows of a window are not those its messages should have, in the order of offsets."""
+    """Differences between a window's rows and those its messages should have, by offset."""
     wanted, allowed = wanted_rows(messages, stored)
     found = [("missing", row) for row in wanted - {row for row, _ in stored.rows}]
     for row, count in stored.rows:
@@ -196,7 +197,7 @@ def wanted_rows(messages: Sequence[Message], stored: Stored) -> tuple[set[Row], 
             if stored.proves(offset, key_id):
                 wanted.add(row)
                 continue
-            # What AMQP 0.9.1 recorded holds what it saw, with the times it saw.
+            # Rows recorded over AMQP 0.9.1 may be incomplete, and lack times.
             allowed.add(row)
             if message.time_source is TimeSource.CHUNK and stored.covers(offset, key_id):
                 allowed.add(row._replace(time_us=None))
@@ -208,30 +209,34 @@ MARGIN_MESSAGES: Final = TIME_BLOCK_MESSAGES_MAX
 
 
 def compare_blocks(messages: Sequence[Message], stored: Stored, first_retained: int) -> Iterator[Difference]:
-    """Where the time index is not what a window's messages make it, in the order of offsets."""
+    """Differences between the time index and a window's messages, by offset."""
     counts = Counter(stored.blocks)
-    held: dict[Block, list[Message]] = {block: [] for block in counts}
-    found: list[Difference] = []
-    shared: set[tuple[Block, ...]] = set()
     start, end = stored.window
-    for message, holders in _walk(messages, sorted(counts)):
-        for block in holders:
-            held[block].append(message)
-        if len(holders) > 1:
-            shared.add(tuple(holders))
-        if not holders and start <= message.offset < end and stored.covers(message.offset, TIME):
-            found.append(Difference("time_missing", message.offset, "time", "", message.time_us, "time_blocks"))
-    # A block that is wrong may claim anything: only right ones hold a message twice.
+    timed = [(message.offset, message.time_us) for message in messages if message.time_us is not None]
+    offsets = [offset for offset, _ in timed]
+    held: dict[Block, list[tuple[int, int]]] = {}
+    holders: dict[int, list[Block]] = {offset: [] for offset in offsets}
+    for block in sorted(counts):
+        between = timed[bisect_left(offsets, block.first_offset) : bisect_right(offsets, block.last_offset)]
+        held[block] = [each for each in between if block.min_us <= each[1] <= block.max_us]
+        for offset, _ in held[block]:
+            holders[offset].append(block)
+    found = [
+        Difference("time_missing", offset, "time", "", time_us, "time_blocks")
+        for offset, time_us in timed
+        if not holders[offset] and start <= offset < end and stored.covers(offset, TIME)
+    ]
+    # A wrong block may claim anything: only right ones can hold a message twice.
     exact = {block for block in counts if _is_exact(block, held[block], first_retained)}
-    twice = {block for blocks in shared for block in [each for each in blocks if each in exact][1:]}
+    twice = {block for blocks in holders.values() for block in [each for each in blocks if each in exact][1:]}
     for block, count in counts.items():
-        # One that begins before what is retained belongs to the first window it reaches into.
+        # A block that begins before what is retained belongs to the first window.
         if not (start <= block.first_offset < end or block.first_offset < first_retained == start):
             continue
         wrong = {
             "time_wrong": block not in exact,
             "duplicate": block in exact and (count > 1 or block in twice),
-            "uncovered": block in exact and not all(stored.covers(each.offset, TIME) for each in held[block]),
+            "uncovered": block in exact and not all(stored.covers(offset, TIME) for offset, _ in held[block]),
         }
         at, stop, detail = block.first_offset, block.last_offset + 1, f"{tuple(block)}"
         kinds = [kind for kind, is_so in wrong.items() if is_so]
@@ -239,35 +244,23 @@ def compare_blocks(messages: Sequence[Message], stored: Stored, first_retained: 
     yield from sorted(found, key=lambda each: (each.offset, each.kind, each.detail))
 
 
-def _walk(messages: Iterable[Message], blocks: Sequence[Block]) -> Iterator[tuple[Message, list[Block]]]:
-    """Each message that has a time with the blocks that hold it. Both are walked in order."""
-    waiting = list(reversed(blocks))
-    active: list[Block] = []
-    for message in messages:
-        while waiting and waiting[-1].first_offset <= message.offset:
-            active.append(waiting.pop())
-        active = [block for block in active if block.last_offset >= message.offset]
-        if (time_us := message.time_us) is not None:
-            yield message, [block for block in active if block.min_us <= time_us <= block.max_us]
-
-
-def _is_exact(block: Block, held: Sequence[Message], first_retained: int) -> bool:
-    """Whether the block's row is what its messages make it; as far as they are retained."""
-    if not 0 < len(held) <= TIME_BLOCK_MESSAGES_MAX or block.last_offset != held[-1].offset:
+def _is_exact(block: Block, held: Sequence[tuple[int, int]], first_retained: int) -> bool:
+    """Whether a block is exactly that of the (offset, time) pairs it holds, as far as they are retained."""
+    if not 0 < len(held) <= TIME_BLOCK_MESSAGES_MAX or block.last_offset != held[-1][0]:
         return False
     if block.width_class != width_class(block.max_us - block.min_us):
         return False
     if block.first_offset < first_retained:
         return block.first_offset >= 0
-    times = [message.time_us for message in held if message.time_us is not None]
-    return (block.first_offset, block.min_us, block.max_us) == (held[0].offset, min(times), max(times))
+    times = [time_us for _, time_us in held]
+    return (block.first_offset, block.min_us, block.max_us) == (held[0][0], min(times), max(times))
 
 
 # --- the coverage -----------------------------------------------------------------------------------------------------
 
 
 def compare_coverage(rows: Sequence[CoverageRow], first: int | None, last: int | None) -> Iterator[Difference]:
-    """Where a stream's ranges cannot be: beside each other, and beside the stream's ends, where they are proven."""
+    """Ranges that contradict each other, or the stream's ends where those are proven."""
     for start, end in _overlaps(rows):
         yield of_coverage(start, end, "two ranges hold the same")
     for row in rows:
@@ -286,13 +279,13 @@ def of_coverage(start: int, end: int, detail: str) -> Difference:
 
 
 def has_right_tail(rows: Sequence[CoverageRow]) -> bool:
-    """Whether one range is the tail, and ends last."""
+    """Whether exactly one range is the tail, and it ends last."""
     tails = [row for row in rows if row.is_tail]
     return len(tails) == 1 and tails[0].kind == "recorded" and tails[0].to_offset == max(row.to_offset for row in rows)
 
 
 def _overlaps(rows: Sequence[CoverageRow]) -> list[Range]:
-    """The offsets that two ranges hold for the same key, or a hole and another range, joined."""
+    """Offsets that two ranges cover for the same key, or a hole and another range, merged."""
     claims: dict[int, list[Range]] = {}
     for row in rows:
         for key_id in {*row.key_ids, *([TIME] if row.with_time else [])} if row.kind == "recorded" else {-1}:

@@ -22,7 +22,6 @@ from relatum.processes import of_one_process
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._group import STOP_S, RecorderGroup
 from relatum.recording._publishers_keys import PublishersKeys, begin_beside
-from relatum.recording._recorder import bounded
 from relatum.recording._statistics import RecorderStatistics
 from relatum.store.database import AnyDatabase
 from relatum.waiting import QUESTION_S, Server, backoff, ended
@@ -60,9 +59,9 @@ class Watched:
         self._streams: set[str] = set()
 
     def add(self, exchange: Any, routing_key: Any, now: float) -> bool:
-        """A message goes there. True where that has to be asked about now.
+        """Note where a message goes. True if the broker must be asked about that now.
 
-        What cannot be the name of an exchange or a queue is passed over: it is for the client to refuse.
+        Invalid names are ignored: the client refuses them.
         """
         subject = _subject(exchange, routing_key)
         if subject is None or (not subject.is_exchange and subject.name in self._streams):
@@ -79,7 +78,7 @@ class Watched:
         return is_new
 
     def due(self, now: float) -> list[Subject]:
-        """What to ask about now, what is new first."""
+        """The subjects to ask about now, new ones first."""
         for subject, state in list(self._states.items()):
             if now - state.used > UNUSED_S and subject not in self.new:
                 self._forget(subject)
@@ -91,11 +90,11 @@ class Watched:
         return max(0.0, min((state.due for state in self._states.values()), default=now + ASK_S[1]) - now)
 
     def waits(self, subject: Subject) -> bool:
-        """Whether something new has its turn before this one."""
+        """Whether a new subject comes before this one."""
         return bool(self.new) and subject not in self.new
 
     def answered(self, subject: Subject, streams: list[str], now: float) -> None:
-        """The broker has answered. A name that is a stream's is settled; all else is asked again, ever less often."""
+        """Note the broker's answer. A stream's name is settled; all else is asked again, less and less often."""
         if streams and not subject.is_exchange:
             self._forget(subject)
             self._streams.update(streams)
@@ -119,7 +118,7 @@ def _subject(exchange: Any, routing_key: Any) -> Subject | None:
 
 
 def _text(value: Any) -> str | None:
-    """The name as text; None where it cannot be one. Clients take names as bytes as well."""
+    """The name as text; None if it is invalid. Clients take names as bytes as well."""
     try:
         text = value.decode() if isinstance(value, bytes) else value
         return str(text) if isinstance(text, str) and len(text.encode()) <= NAME_BYTES_MAX else None
@@ -164,9 +163,8 @@ class EmbeddedRecorder:
         if not isinstance(address, BrokerAddress):
             raise InvalidInput(f"address= takes a BrokerAddress, not {shown(address)}")
         definitions = as_definitions(definitions)
-        self._database = bounded(database, DATABASE_CONNECTIONS_MAX)
-        self._group = RecorderGroup(address, self._database, on_recorded=self._tell)
-        self._keys = PublishersKeys(self._database.engine, definitions, self._group.outages, defines=True)
+        self._group = RecorderGroup(address, database, connections_max=DATABASE_CONNECTIONS_MAX, on_recorded=self._tell)
+        self._keys = PublishersKeys(self._group.database.engine, definitions, self._group.outages, defines=True)
         self.agreement = self._keys.agreement
         """Whether the database defines the keys as the publisher does."""
         self._changed = threading.Condition()
@@ -182,7 +180,7 @@ class EmbeddedRecorder:
 
     def statistics(self) -> RecorderStatistics:
         """What was recorded, and how far behind each stream is. It asks nobody."""
-        return self._group.statistics()
+        return self._group.metrics.statistics()
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
         """Record the streams a message published there may go to, from now on. Cheap where already known.
@@ -245,7 +243,6 @@ class EmbeddedRecorder:
         self._end()
         self._thread.join(STOP_S)
         self._group.stop()
-        self._database.close()
 
     def _end(self) -> None:
         self._stop.set()
@@ -265,7 +262,7 @@ class EmbeddedRecorder:
         keys_defined = False
         pauses = backoff(QUESTION_S)
         while not self._stop.is_set():
-            # Nothing is recorded before: what is recorded without a key has no rows by it.
+            # First: messages recorded before a key is defined have no rows by it.
             keys_defined = self._keys.look() or keys_defined
             is_away = not (keys_defined and self._ask_what_is_due())
             with self._changed:
@@ -278,7 +275,7 @@ class EmbeddedRecorder:
                 self._group.outages.wait(next(pauses))
 
     def _ask_what_is_due(self) -> bool:
-        """Start recorders for what messages may go to; False where the broker cannot be asked now."""
+        """Record the streams that messages may go to; False if the broker cannot be asked now."""
         with self._changed:
             subjects = self._watched.due(time.monotonic())
         if not subjects:
@@ -287,7 +284,7 @@ class EmbeddedRecorder:
             reader = self._group.reader()
             for subject in subjects:
                 with self._changed:
-                    # What is left is due still, and comes next time.
+                    # The rest is still due, and comes next time.
                     if self._stop.is_set() or self._watched.waits(subject):
                         return True
                 self._ask(reader, subject)
@@ -299,11 +296,11 @@ class EmbeddedRecorder:
         return True
 
     def _ask(self, reader: StreamReader, subject: Subject) -> None:
-        """Ask about one subject, and record what it leads to."""
+        """Ask about one subject, and record its streams."""
         try:
             streams = self._bound(reader, subject.name) if subject.is_exchange else self._named(reader, subject.name)
         except ConnectionLost as error:
-            # Whatever ended the connection: the others are asked by a new one, this one not before its pause is over.
+            # This question may have ended the connection: it is not repeated before its pause is over.
             logger.info("streams of %r not looked up: %s", subject.name, ended(error))
             with self._changed:
                 self._watched.answered(subject, [], time.monotonic())
@@ -321,19 +318,19 @@ class EmbeddedRecorder:
         except NotFound:
             return []
         except AccessRefused:
-            # It is one: that this user may not read it is said by its recorder, and keeps nobody from the others.
+            # It is a stream that this user may not read: its recording says so, and the others are recorded.
             found = [name]
         for stream in found:
             self._group.add(stream)
         return found
 
     def _bound(self, reader: StreamReader, exchange: str) -> list[str]:
-        """Record the streams that are bound to an exchange; say once where it is not known which these are."""
+        """Record the streams bound to an exchange; warn once if they cannot be known."""
         streams = reader.bound(exchange)
         is_super_stream = all(stream.startswith(f"{exchange}-") for stream in streams)
         if streams and (is_super_stream or len(streams) <= BOUND_MAX):
             for stream in streams:
-                # All of them: a look-up by the super stream's name covers those that others publish to.
+                # All of them: a lookup by the super stream's name covers those that others publish to.
                 self._group.add(stream, super_stream=exchange if is_super_stream else None)
             return streams
         if exchange not in self._unknown:

@@ -54,7 +54,7 @@ CommitListener = Callable[[int, int, int], None]
 
 
 class Pace:
-    """Holds a reader back to a number of messages a second, from when it is made; None for no limit."""
+    """Limits a reader to a number of messages a second; None for no limit."""
 
     def __init__(self, messages_per_s: float | None, stop: threading.Event) -> None:
         self._seconds_each = 0.0 if messages_per_s is None else 1 / messages_per_s
@@ -62,7 +62,7 @@ class Pace:
         self._due_at = time.monotonic()
 
     def count(self, messages: int) -> float:
-        """Count messages; gives the seconds to wait now."""
+        """Count messages, and return the seconds to wait now."""
         self._due_at += messages * self._seconds_each
         return max(0.0, self._due_at - time.monotonic())
 
@@ -72,7 +72,7 @@ class Pace:
 
 
 def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow], bounds: StreamBounds) -> None:
-    """Make sure that the stream is the one whose coverage this is."""
+    """Raise `CoverageConflict` unless the stream is the one whose coverage this is."""
     position = last_position(rows)
     if position is not None and not is_same(reader, stream, position, bounds):
         raise CoverageConflict(
@@ -81,7 +81,7 @@ def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow], b
 
 
 class Filler:
-    """Records what a part of one stream lacks."""
+    """Records offsets of one stream that lack some key."""
 
     def __init__(
         self,
@@ -110,14 +110,14 @@ class Filler:
         return frozenset(key.key_id for key in self._definitions)
 
     def complete(self, segment: Segment) -> bool:
-        """Fill a segment, or what others have left of it; whether anything was covered."""
+        """Fill a segment, except what others fill meanwhile; True if anything was covered."""
         conflicts, least = 0, segment.to_offset - segment.from_offset
         self._has_covered = False
         while True:
             left = self._left_of(segment)
             size = sum(part.to_offset - part.from_offset for part in left)
             if size < least:
-                # Somebody else covers it as well: it comes to an end.
+                # Another process fills it as well, so there is progress.
                 conflicts, least = 0, size
             try:
                 for part in left:
@@ -130,7 +130,7 @@ class Filler:
                 return self._has_covered
 
     def record_again(self, part: Range) -> bool:
-        """Record some offsets anew, a window at a time; False where not all of them can be unpacked here."""
+        """Record some offsets again, a window at a time; False if some cannot be unpacked here."""
         has_all = True
         first = ends_of_known(self._reader, self._stream.name).first or 0
         for start in range(max(first, part[0]), part[1], WINDOW_OFFSETS):
@@ -140,11 +140,11 @@ class Filler:
         return has_all
 
     def rewrite(self, part: Range, is_due: Callable[[sa.Connection], bool] = lambda _: True) -> bool:
-        """Take what is recorded of some offsets out of the table, and record it anew, in one transaction.
+        """Take some offsets out of the table and record them again, in one transaction.
 
-        A lookup reads the coverage first and the index after: it never misses a row that is there before and behind.
+        A lookup reads the coverage first and the index after: it never misses a row that is there before and after.
 
-        `is_due`: Asked under the stream's locks. False leaves all as it is, as does what cannot be unpacked here.
+        `is_due` is asked under the stream's locks. If it is False, or a message cannot be unpacked, nothing changes.
         """
         conflicts, wanted = 0, part
         while True:
@@ -165,7 +165,7 @@ class Filler:
                     raise
 
     def _read(self, part: Range) -> "_Work | None":
-        """All that lies between two offsets, for all keys and the time; None where it cannot be unpacked here."""
+        """Everything between two offsets, for all keys and the time; None if a message cannot be unpacked here."""
         segment = Segment(*part, self._all_key_ids)
         work = _Work(self._stream.stream_id, segment, Extractor(self._definitions))
         for records in self._records(segment):
@@ -201,7 +201,7 @@ class Filler:
         return self.key_ids | ({TIME} if self._stream.record_time else set())
 
     def fill(self, part: Range) -> bool:
-        """Fill what is not recorded of some offsets, for all keys in force and the time."""
+        """Fill what some offsets lack, for all keys in force and the time."""
         return bool(self._all_key_ids) and self.complete(Segment(*part, self._all_key_ids))
 
     def _left_of(self, segment: Segment) -> list[Segment]:
@@ -220,7 +220,7 @@ class Filler:
                 if reason is None:
                     work.add(run)
                 else:
-                    # Left uncovered, for whoever can unpack it.
+                    # Left uncovered, for a process that can unpack it.
                     self._commit(work, work.expected)
                     work.skip_to(run.last_offset + 1)
             is_due = self._pace.count(len(records)) > PAUSE_S_MAX
@@ -236,7 +236,7 @@ class Filler:
         self._commit(work, part.to_offset)
 
     def _records(self, part: Segment) -> Iterator[RecordBatch]:
-        """The part's records. A scan ends where the stream ended as it began, so it is repeated until nothing comes."""
+        """The part's records. A scan ends where the stream ended when it started, so scan until nothing comes."""
         expected = before = part.from_offset
         while expected < part.to_offset:
             for records in self._scan(expected, part.to_offset):
@@ -267,7 +267,7 @@ class Filler:
                 raise ReadTimeout(f"the stream {self._stream.name!r} gave nothing for {seconds_text(SILENCE_S)}")
 
     def _check_end(self, part: Segment) -> None:
-        """Make sure that what was not given is not to come: this node's copy of the stream reaches as far."""
+        """Make sure that nothing more is to come: this node's copy of the stream reaches the part's end."""
         last = ends_of_known(self._reader, self._stream.name).last
         if last is not None and last < part.to_offset - 1:
             raise StreamUnavailable(
@@ -276,7 +276,7 @@ class Filler:
             )
 
     def _cross(self, work: "_Work", to_offset: int) -> None:
-        """Go across offsets that hold nothing. Those that retention took are a hole and not recorded.
+        """Skip offsets that hold nothing. Those that retention took become a hole.
 
         Streams in good health have gaps too.
         """
@@ -296,7 +296,7 @@ class Filler:
         work.skip_to(gone)
 
     def _commit(self, work: "_Work", to_offset: int) -> None:
-        """Write what was read and cover it up to an offset, in one transaction."""
+        """Write what was read, and cover the offsets up to one, in one transaction."""
         if to_offset <= work.done_to:
             return
         batch, stream_id = work.batch, work.stream_id
@@ -309,7 +309,7 @@ class Filler:
             rows = coverage_of(connection, [stream_id])
             self._check_free(rows, part)
             add_filled(connection, stream_id, rows, work.filled(to_offset))
-            # Last, behind the lock: a recorder that holds these counters waits for nothing that we hold.
+            # Last, after the lock: a recorder that holds these counters never waits for us.
             count_skips(connection, batch.skips)
         self._has_covered = True
         work.skip_to(to_offset)
@@ -318,7 +318,7 @@ class Filler:
             self._on_commit(batch.messages, batch.rows, to_offset)
 
     def _turn(self) -> None:
-        """Begin the next part when it is due: no recorder may be up to do it, and more is written here than by any."""
+        """Open the table's next part when it is due: maybe no recorder runs, and a back-fill writes faster than one."""
         if time.monotonic() - self._turned_at >= TURN_S:
             self._turned_at = time.monotonic()
             turn_parts(self._engine)
@@ -347,17 +347,17 @@ class _Work:
         return Batch(self.stream_id, self._extractor, with_time=TIME in self.key_ids)
 
     def add(self, records: RecordBatch) -> None:
-        """Take records that were read."""
+        """Add records."""
         self.batch.add(records)
         self.expected = records.last_offset + 1
 
     def filled(self, to_offset: int) -> Filled:
-        """What the coverage is to say of the offsets up to one."""
+        """The coverage of the offsets up to one."""
         position = self.batch.position() if self.batch.messages else None
         key_ids = tuple(sorted(self.key_ids - {TIME}))
         return Filled(self.done_to, to_offset, key_ids, TIME in self.key_ids, position)
 
     def skip_to(self, offset: int) -> None:
-        """Go on behind what was committed, or is gone."""
+        """Continue behind what was committed, or is gone."""
         self.done_to, self.expected = offset, max(offset, self.expected)
         self.batch = self._new_batch()

@@ -65,7 +65,7 @@ _OF_NAMES: Final = "vhost = :vhost::text AND name = ANY (:names::text[])"
 
 _DISOWN: Final = sql(f"UPDATE relatum.streams SET broker_id = NULL WHERE {_OF_NAMES}")
 
-# Recorders pass over a row that is locked; back-fills and repairs wait, and find it forgotten.
+# Recorders skip a locked row; back-fills and repairs wait, and find the stream forgotten.
 _LOCK: Final = sql(f"SELECT FROM relatum.streams WHERE {_OF_NAMES} ORDER BY stream_id FOR UPDATE")
 
 _RETIRE: Final = sql(f"""
@@ -175,9 +175,9 @@ def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "
 
 
 def _generations(connection: sa.Connection, vhost: str, names: Sequence[str]) -> dict[str, list[StreamRow]]:
-    """All generations of the streams that are meant, by name, oldest first."""
+    """All generations of the named streams, by name, oldest first."""
     rows = [StreamRow(**row._mapping) for row in connection.execute(_GENERATIONS, {"vhost": vhost})]
-    # All generations of a name are one stream, whatever super stream each was a partition of.
+    # All generations of a name are one stream, whichever super stream each belonged to.
     chosen = {row.name for row in rows if row.name in names or row.super_stream in names}
     for name in names:
         if name not in chosen and not any(row.super_stream == name for row in rows):
@@ -188,7 +188,7 @@ def _generations(connection: sa.Connection, vhost: str, names: Sequence[str]) ->
 
 
 def check_free(name: str, needed: str | None) -> None:
-    """Refuse to forget a stream that somebody needs, for the reason that `reason_of` gives."""
+    """Raise `StreamInUse` if there is a reason why a stream is needed."""
     if needed is not None:
         raise StreamInUse(f"the stream {name!r} is not forgotten: {needed}", stream=name, reason=needed)
 
@@ -206,7 +206,7 @@ def _counted(
 
 
 def _retire(connection: sa.Connection, vhost: str, names: Sequence[str]) -> None:
-    """Take streams out of force, all at once: no look-up by a super stream's name answers from a part of it."""
+    """Take streams out of force, all at once: no lookup by a super stream's name must answer from a part of it."""
     these = {"vhost": vhost, "names": names, "state": FORGOTTEN}
     connection.execute(_LOCK, these)
     for name, rows in _generations(connection, vhost, names).items():

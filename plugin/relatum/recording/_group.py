@@ -1,4 +1,4 @@
-"""The recorder of any number of streams in one process: what owns its loop, and what is called from other threads."""
+"""The recorder of any number of streams in one process: it owns the loop, and is called from other threads."""
 
 import asyncio
 import logging
@@ -16,49 +16,48 @@ from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._committer import Committer, RecordedListener
 from relatum.recording._membership import Membership
-from relatum.recording._statistics import RecorderMetrics, RecorderStatistics
+from relatum.recording._statistics import RecorderMetrics
 from relatum.recording._stream_recording import StreamRecording
 from relatum.recording._streams import Streams
 from relatum.recording._upkeep import Upkeep
-from relatum.store.catalog import streams_named
-from relatum.store.database import IDLE_S, Database
+from relatum.store.database import IDLE_S, AnyDatabase, Database
 from relatum.store.members import LEASE_S, RECORDERS, Member
-from relatum.store.translation import translated_errors
 from relatum.waiting import ComponentLoop, Deadline, Duty, Outages, ended
 
 logger = logging.getLogger("relatum.recorder")
 
 STOP_S: Final = 30.0
-"""How long a stop waits for the batches under way."""
+"""How long a stop waits for batches under way."""
 
 DATABASE_S: Final = 3.0
-"""How long they have for it at the database: one that does not answer is let go then, and nobody waits for it."""
+"""How long they may wait for the database during a stop."""
 
 GATHER_S: Final = 0.1
-"""Seconds for which what comes of many streams is gathered; a fraction of the lag of 250 ms that is aimed at."""
+"""Seconds for which records of many streams are gathered: a fraction of the 250 ms of lag that we aim at."""
 
 GATHER_RECEIPTS_S: Final = 0.01
 """The same where publishers wait for receipts."""
 
 DRAIN_LOOK_S: Final = 0.002
-"""How often a drain looks; a batch is recorded in about that time."""
+"""How often a drain checks; a batch takes about as long."""
 
 HELPERS_MAX: Final = 4
-"""Questions at once: what looks after gaps and after parts may take long, and keeps nobody from opening streams."""
+"""Questions at once: closing gaps and tending parts may take long, and must not delay opening streams."""
+
+
+RESERVED_FROM: Final = 3
+"""With so many connections or more, the lease has one to itself: a locked table must not delay its renewal."""
 
 
 class RecorderGroup:
-    """Records streams, with so many threads and connections, whatever their number. See docs/adr/0015 and 0052.
-
-    `lease_database`: The lease's own connection, which nothing else can use up; None where it has none.
-    """
+    """Records streams with a fixed number of threads and connections. See docs/adr/0015 and 0052."""
 
     def __init__(
         self,
         address: BrokerAddress,
-        database: Database,
+        database: AnyDatabase,
         *,
-        lease_database: Database | None = None,
+        connections_max: int,
         name: str | None = None,
         on_recorded: RecordedListener | None = None,
         holder: str | None = None,
@@ -67,17 +66,21 @@ class RecorderGroup:
         self._address = address
         self._stop = threading.Event()
         self._ending = Deadline(None)
-        self._engine = Database(database, refusing=None, ending=self._ending, idle_s=IDLE_S).engine
-        # A member that is frozen must not keep what it has locked for longer than what it has leased.
+        has_own = connections_max >= RESERVED_FROM and not isinstance(database, Database)
+        most = connections_max - has_own
+        self.database = Database(database, refusing=None, pool_size=most, connections_max=most)
+        self._of_lease = Database(database, refusing=None, pool_size=1, connections_max=1) if has_own else self.database
+        self._engine = Database(self.database, refusing=None, ending=self._ending, idle_s=IDLE_S).engine
+        # A frozen member must not hold locks for longer than its lease.
         held = partial(Database, refusing=None, ending=self._ending, idle_s=lease_s)
-        commit_engine, lease_engine = held(database).engine, held(lease_database or database).engine
-        self.outages = Outages(logger, stop=self._stop, broker=str(address), database=database.address.name)
+        commit_engine, lease_engine = held(self.database).engine, held(self._of_lease).engine
+        self.outages = Outages(logger, stop=self._stop, broker=str(address), database=self.database.address.name)
         self.metrics = RecorderMetrics(self.outages)
         self._loop = ComponentLoop("relatum-recorder", logger, helpers_max=HELPERS_MAX, ending=self._ending)
         self.follower = StreamFollower(
             self._loop,
             address,
-            lambda event: self._committer.told(event),
+            lambda event: self._committer.take(event),
             gather_s=GATHER_S if on_recorded is None else GATHER_RECEIPTS_S,
             outages=self.outages,
             who="reading of stream {!r}".format,
@@ -94,21 +97,17 @@ class RecorderGroup:
         self._duties: list[Duty] = []
         self._finishing: Future[None] | None = None
         self._has_begun = False
-        metrics.report(self)
-
-    def statistics(self) -> RecorderStatistics:
-        """What was recorded, and how far behind each stream is."""
-        return self.metrics.statistics()
+        metrics.report(self.metrics)
 
     def reader(self) -> StreamReader:
-        """The reader for questions, the follower's."""
+        """The follower's reader, for questions."""
         return self.follower.reader()
 
     def add(self, stream: str, super_stream: str | None = None) -> None:
-        """Record a stream from now on; nothing happens where it is recorded already. For one thread."""
+        """Record a stream from now on. Idempotent; not thread-safe."""
         if stream in self._streams or self._stop.is_set():
             return
-        # Here and not in the loop: whoever asks what is left next is told of it.
+        # Here and not in the loop: `left` must know of it at once.
         self._streams.add(StreamRecording(stream, super_stream, self.metrics.stream(stream)))
         if not self._has_begun:
             self._has_begun = True
@@ -121,23 +120,18 @@ class RecorderGroup:
             self._duties = [*self._streams.begin(), *self._upkeep.begin()]
 
     def check_broker(self) -> None:
-        """See that there is something to record."""
-        names = [stream.name for stream in self._streams.all()]
-        with translated_errors(), self._engine.begin() as connection:
-            rows = streams_named(connection, self._address.vhost, names, partitions=False)
-        others = self._streams.whose(rows)
-        if others and len(others) == len(names):
-            raise next(iter(others.values()))
+        """Raise if all streams are another broker's."""
+        self._streams.broker.check([stream.name for stream in self._streams.all()])
 
     def drop(self, name: str) -> None:
-        """Take back a name that was taken for a stream's to come."""
+        """Forget a name that turned out to be no stream's."""
         self._loop.call(self._streams.drop, name)
         self.metrics.streams.pop(name, None)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def drain(self, until: float) -> None:
-        """Wait until what is in the streams now is recorded, as far as this process is about to record it."""
+        """Wait until the streams are recorded up to their present ends, as far as this process records them."""
         streams = {stream.name: stream for stream in self._streams.all()}
         try:
             # A reader of its own, which gives up in time.
@@ -152,12 +146,12 @@ class RecorderGroup:
             time.sleep(DRAIN_LOOK_S)
 
     def left(self) -> dict[str, int | None]:
-        """How many messages of which streams are not recorded; None where that is not known yet. Asks nobody."""
+        """Messages that are not recorded, by stream; None if unknown. Asks no server."""
         counts = {stream.name: stream.left for stream in self._streams.all()}
         return {name: count for name, count in counts.items() if count != 0}
 
     def end(self) -> None:
-        """Begin nothing more; nobody waits for it."""
+        """Start nothing more. Returns at once."""
         self._stop.set()
         self._ending.end_in(DATABASE_S)
         self.outages.wake()
@@ -169,22 +163,24 @@ class RecorderGroup:
             duty.cancel()
 
     def stop(self, timeout_s: float = STOP_S) -> None:
-        """Finish the batches under way, let others have the streams and end all threads, in so many seconds at most."""
+        """Finish batches under way, give the streams away and end all threads, within `timeout_s`."""
         until = time.monotonic() + timeout_s
         self._ending.end_in(timeout_s)
         self.end()
         if self._finishing is None:
             self._finishing = self._loop.run(self._finish)
         if self._finishing is None:
-            # Nothing was to be recorded.
+            # Nothing was ever recorded.
             self.follower.end()
             self.follower.close_reader()
         else:
-            # Also where another thread stops it as well.
+            # Another thread may stop it as well.
             with suppress(TimeoutError, CancelledError):
                 self._finishing.result(max(0.0, until - time.monotonic()))
         self._loop.stop(max(0.0, until - time.monotonic()))
-        metrics.retire(self)
+        self.database.close()
+        self._of_lease.close()
+        metrics.retire(self.metrics)
 
     async def _finish(self) -> None:
         closing = self._loop.spawn(self.follower.close())
@@ -194,7 +190,7 @@ class RecorderGroup:
 
 
 def _end_of(reader: StreamReader, stream: str) -> int:
-    """The offset of a stream's last message; -1 where there is none, or none that may be read."""
+    """The offset of a stream's last message; -1 if there is none, or it cannot be read."""
     try:
         last = reader.bounds(stream).last
     except (NotFound, AccessRefused):

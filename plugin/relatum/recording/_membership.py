@@ -1,7 +1,7 @@
-"""A recorder as one of the members that share streams: its lease and its share, and that it reaches the broker.
+"""A recorder as a member of those that share streams: its lease, its share, and whether it reaches the broker.
 
-A transaction of a few statements for each third of a lease, however many streams there are, over a thread and a
-connection that nothing else of the recorder takes.
+Every third of a lease takes one transaction of a few statements, whatever the number of streams, on a thread and a
+connection that nothing else of the recorder uses.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _HELD: Final = sql("""
 
 
 class Found(NamedTuple):
-    """What one renewal learned: of all streams that were asked for, and of those that this member has."""
+    """The result of a renewal: the share, and facts about the streams that this member has."""
 
     share: Share
     key_ids: list[int]
@@ -42,9 +42,7 @@ class Found(NamedTuple):
 class Membership:
     """The lease and the share. In the loop, but for what is asked of the database.
 
-    Args:
-        engine: Its connections are this one's alone, where there may be that many.
-        stream: See `Reach`.
+    `engine` has a connection of its own where there are enough; `stream` is as in `Reach`.
     """
 
     def __init__(
@@ -64,14 +62,14 @@ class Membership:
         self._reach = Reach(follower, outages, stream)
         self._released: set[int] = set()
         self._has_joined = False
-        self._told: tuple[int, int] | None = None
+        self._logged: tuple[int, int] | None = None
         self._begun_at = time.monotonic()
         self._has_ended = asyncio.Event()
         self.duty: Duty | None = None
 
     @property
     def due_s(self) -> float:
-        """Seconds until the next renewal: from the begin of the last one on, however long that took."""
+        """Seconds until the next renewal, counted from the start of the last one."""
         return max(0.0, self._begun_at + self._member.renewal_s - time.monotonic())
 
     def wake(self) -> None:
@@ -80,12 +78,12 @@ class Membership:
             self.duty.wake()
 
     def release(self, row: StreamRow) -> None:
-        """Let another member have a stream, soon."""
+        """Give a stream to another member with the next renewal, which comes at once."""
         self._released.add(row.stream_id)
         self.wake()
 
     async def in_time(self) -> None:
-        """Renew before all else, where that is overdue: the process stood still, and others may take what it has."""
+        """Renew first if a renewal is overdue: the process stood still, and others may take its streams."""
         if time.monotonic() - self._begun_at > 2 * self._member.renewal_s and self.duty is not None:
             self._has_ended.clear()
             self.duty.wake()
@@ -93,7 +91,7 @@ class Membership:
                 await asyncio.wait_for(self._has_ended.wait(), self._member.renewal_s)
 
     async def renew(self, wanted: Collection[int]) -> Found:
-        """Renew the lease, and see what of the streams this member has now."""
+        """Renew the lease, and return which of the streams this member has now."""
         self._begun_at = time.monotonic()
         self._reach.look()
         released, self._released = self._released, set()
@@ -107,18 +105,18 @@ class Membership:
             self._has_ended.set()
         self._has_joined = True
         if not self._reach.is_returning:
-            self._tell(found.share)
-        # What was released meanwhile is let go of next time.
+            self._log(found.share)
+        # Streams released meanwhile are given away with the next renewal.
         return found._replace(share=replace(found.share, held=found.share.held - self._released))
 
     def _ask(self, wanted: Collection[int], released: Collection[int]) -> Found:
         with translated_errors(), self._engine.begin() as connection:
             if not self._has_joined:
-                # One of the same name may have recorded others, and been killed.
+                # A member of the same name may have held other streams, and been killed.
                 connection.execute(_LET_GO, {"holder": self._member.holder})
             self._member.release(connection, released)
             if self._reach.is_cut_off or self._reach.is_returning:
-                # What nobody takes is followed on.
+                # Streams that no other member takes are still followed.
                 share = self._member.hold_on(connection, wanted, leased=self._reach.is_returning)
             else:
                 share = self._member.beat(connection, wanted)
@@ -129,12 +127,12 @@ class Membership:
             key_ids = [key.key_id for key in key_definitions(connection)]
             return Found(share, key_ids, with_time, {row.stream_id: row.broker_id for row in held})
 
-    def _tell(self, share: Share) -> None:
-        """Say how many streams others record, when that changes: who looks at a silent log knows why."""
+    def _log(self, share: Share) -> None:
+        """Log how many streams others record when that changes, so that a silent log explains itself."""
         now = (len(share.held), len(share.others))
-        if now == self._told or (self._told is None and not share.others):
+        if now == self._logged or (self._logged is None and not share.others):
             return
-        self._told = now
+        self._logged = now
         holders = ", ".join(sorted(set(share.others.values()))[:3])
         extra = {"held": now[0], "others": now[1]}
         if not share.held and share.others:
@@ -145,11 +143,11 @@ class Membership:
             logger.info("recording all %d streams", now[0], extra=extra)
 
     async def leave(self) -> None:
-        """Let others have all."""
+        """Give all streams away."""
         self._reach.close()
         try:
             await self._loop.ask(self._leave, threads=self._threads)
-        except Exception as error:  # noqa: BLE001 - the lease runs out by itself
+        except Exception as error:  # noqa: BLE001 - the lease expires by itself
             logger.info("streams not given back: %s", ended(error))
         self._threads.shutdown()
 

@@ -11,9 +11,8 @@ import sqlalchemy as sa
 from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, RelatumError
 from relatum.keys import KeyAgreement, KeyDefinition
 from relatum.processes import of_one_process
-from relatum.recording._recorder import bounded
 from relatum.store.catalog import add_keys, check_keys
-from relatum.store.database import AnyDatabase
+from relatum.store.database import AnyDatabase, Database
 from relatum.waiting import QUESTION_S, Outages, backoff, ended
 
 LOOK_S: Final = 60.0
@@ -48,13 +47,13 @@ class PublishersKeys:
             self.agreement.tell(None)
 
     def look(self) -> bool:
-        """Ask the database, if it is time to; True where it agrees, as far as is known."""
+        """Ask the database if it is time to; True if it agrees, as far as known."""
         if not self._definitions or time.monotonic() < self._look_at:
             return True
         if self._has_agreed:
             self._look_at = time.monotonic() + self._look_s
         try:
-            # Once they were defined here, a key that is not in force was removed by somebody, and stays removed.
+            # Only once: a key that is not in force later was removed by somebody, and stays removed.
             ask = add_keys if self._defines else check_keys
             ask(self._engine, self._definitions)
         except (KeyDefinitionConflict, InvalidKeyDefinition) as error:
@@ -77,12 +76,12 @@ class PublishersKeys:
         return True
 
     def due_s(self) -> float:
-        """Seconds until it is time to look; for ever where there is nothing to look for."""
+        """Seconds until the next question; endless if there are no keys."""
         return max(0.0, self._look_at - time.monotonic()) if self._definitions else threading.TIMEOUT_MAX
 
 
 def begin_beside(thread: threading.Thread, agreement: KeyAgreement) -> None:
-    """Start a publisher's thread. Where none starts, at the interpreter's end or a limit, it goes on without."""
+    """Start a publisher's thread. At the interpreter's end, or a limit, publishing goes on without it."""
     try:
         thread.start()
     except RuntimeError as error:
@@ -94,7 +93,7 @@ class KeyWatcher:
     """Compares a publisher's keys with the database, in a thread of its own, where others record."""
 
     def __init__(self, database: AnyDatabase, definitions: Sequence[KeyDefinition]) -> None:
-        self._database = bounded(database, 1)
+        self._database = Database(database, refusing=None, pool_size=1, connections_max=1)
         self._stop = threading.Event()
         self._outages = Outages(logger, stop=self._stop)
         self._keys = PublishersKeys(self._database.engine, definitions, self._outages, defines=False)
@@ -118,6 +117,6 @@ class KeyWatcher:
         self._database.close()
 
     def close(self) -> None:
-        """End; it does not wait for the database."""
+        """End, without waiting for the database."""
         self._stop.set()
         self._outages.wake()

@@ -32,7 +32,7 @@ class Segment:
 
 
 def unrecorded(rows: Sequence[CoverageRow], within: Range, key_ids: Iterable[int]) -> list[Segment]:
-    """The parts of a range in which some of the keys are not recorded, in order, as long as they can be."""
+    """The parts of a range that lack some of the keys, in order, each as long as possible."""
     gaps = {key_id: missing(within, covered(rows, key_id)) for key_id in key_ids}
     cuts = sorted({edge for ranges in gaps.values() for gap in ranges for edge in gap})
     segments: list[Segment] = []
@@ -50,7 +50,7 @@ def unrecorded(rows: Sequence[CoverageRow], within: Range, key_ids: Iterable[int
 
 
 def gaps(rows: Sequence[CoverageRow], first: int) -> list[Range]:
-    """The offsets before the tail's end, from the first that is retained, of which nothing at all is recorded.
+    """Offsets before the tail's end, from the first retained one, of which nothing at all is recorded.
 
     A key that was defined later leaves none: what it lacks is a back-fill's work. Holes are none either: what retention
     took cannot be recorded.
@@ -113,31 +113,26 @@ _LOCK_RANGES: Final = sql("""
 
 
 def lock_ranges(connection: sa.Connection, stream_id: int, part: Range) -> list[CoverageRow]:
-    """Let nobody else move the coverage of some offsets until the transaction ends; gives all ranges of the stream.
+    """Lock the coverage of some offsets until the transaction ends, and return all ranges of the stream.
 
     Raises:
         CoverageConflict: the stream was forgotten meanwhile.
     """
-    # Those who only refer to the stream are not waited for: a recorder that opens a range holds another one already.
+    # New rows may refer to the stream: a recorder that opens a range already holds another one.
     lock_stream(connection, stream_id, key_share=True)
     connection.execute(_LOCK_RANGES, {"stream_id": stream_id, "start": part[0], "stop": part[1]})
     return coverage_of(connection, [stream_id])
 
 
 def uncover(connection: sa.Connection, reader: StreamReader, stream: StreamRow, part: Range, first: int) -> Range:
-    """Take all that is recorded of some offsets out of the table; gives the offsets that were taken.
+    """Take everything that is recorded of some offsets out of the table, and return the offsets taken.
 
     These may be more: a block of the time index goes as a whole. Receipts and checkpoints stay: they speak of messages.
 
     The caller makes sure afterwards, before it commits, that the stream is still the one that was recorded: what is
     left before the part is known by what lies there now.
 
-    Args:
-        connection: The transaction. It holds the stream's locks from here on.
-        reader: From which the message before the part is read, where some range is to be known by it.
-        stream: The stream.
-        part: Offsets [from, to).
-        first: The first offset that is retained, below which nothing is touched.
+    Nothing below `first`, the first retained offset, is touched. `reader` gives the message before the part.
     """
     lock_ranges(connection, stream.stream_id, part)
     start, stop = widened(connection, stream.stream_id, part, first)
@@ -152,14 +147,14 @@ def uncover(connection: sa.Connection, reader: StreamReader, stream: StreamRow, 
             connection.execute(sa.insert(coverage).values(left))
     connection.execute(_DELETE_ROWS, values)
     connection.execute(_CUT_BLOCKS, values)
-    # Consumers of groups that count a part as scanned have done so before, or see the coverage as it is now.
+    # A group consumer has counted a part as scanned before, or sees the coverage as it is now.
     connection.execute(_LOCK_SCANS)
     connection.execute(_CUT_SCANS, values)
     return start, stop
 
 
 def _left_of(row: CoverageRow, start: int, stop: int, before: Position | None) -> Iterator[dict[str, object]]:
-    """What is left of a range, as new ranges: who has read the old one, as a scan of a group consumer, is refused."""
+    """What is left of a range, with new ids: a scan of a group consumer that has read the old range is refused."""
     if row.from_offset < start:
         is_in = before is not None and before.offset >= row.from_offset and row.kind == "recorded"
         known = row.position if _ends_before(row, start) else before if is_in else None
@@ -192,7 +187,7 @@ def _ends_before(row: CoverageRow, offset: int) -> bool:
 
 
 def widened(connection: sa.Connection, stream_id: int, part: Range, first: int) -> Range:
-    """A part without what lies below `first`, widened until no block of the time index lies on both sides of an edge.
+    """A part from `first` on, widened until no block of the time index lies on both sides of an edge.
 
     A block that claims a window or more is wrong: it is cut at the edge, not followed.
     """
@@ -209,7 +204,7 @@ def widened(connection: sa.Connection, stream_id: int, part: Range, first: int) 
 
 
 def position_before(reader: StreamReader, stream: str, offset: int, least: int) -> Position | None:
-    """The last message before an offset; None where none lies from `least` on. Reads back in growing steps."""
+    """The last message before an offset; None if there is none from `least` on. Reads back in growing steps."""
     step = 1
     while least < offset:
         start = max(least, offset - step)

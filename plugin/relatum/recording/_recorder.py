@@ -26,7 +26,7 @@ from relatum.recording._group import RecorderGroup
 from relatum.recording._statistics import RecorderStatistics
 from relatum.store.catalog import add_keys, ensure_stream, key_definitions
 from relatum.store.catalog import set_record_time as switch_record_time
-from relatum.store.database import AnyDatabase, Database, as_engine
+from relatum.store.database import AnyDatabase, as_engine
 from relatum.store.members import LEASE_S
 from relatum.store.tables import check_may_record
 from relatum.store.translation import translated_errors
@@ -36,9 +36,6 @@ logger = logging.getLogger("relatum.recorder")
 
 PARTITIONS_S: Final = 30.0
 """How often a super stream is asked for new partitions."""
-
-RESERVED_FROM: Final = 3
-"""Connections from which on one of them is the lease's alone: whatever a table's lock holds up, it is renewed."""
 
 SHARED_NAME_BYTES_MAX: Final = 500
 """Bytes of the name members share by, at most: PostgreSQL indexes 2,700."""
@@ -91,22 +88,16 @@ class Recorder:
             if holder is not None:
                 checked_name("holder", holder)
         self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
-        self._lease_database: Database | None = None
-        if not isinstance(database, Database) and database_connections_max >= RESERVED_FROM:
-            database_connections_max -= 1
-            self._lease_database = bounded(database, 1)
-        self._database = bounded(database, database_connections_max)
-        self._engine = self._database.engine
         self._keys = as_definitions(keys)
-        name = shared_name(self._address.vhost, self._names)
         self._group = RecorderGroup(
             self._address,
-            self._database,
-            lease_database=self._lease_database,
-            name=name,
+            database,
+            connections_max=database_connections_max,
+            name=shared_name(self._address.vhost, self._names),
             holder=holder,
             lease_s=lease_s,
         )
+        self._engine = self._group.database.engine
         for each in self._names:
             self._group.metrics.stream(each)
         self._plain: set[str] = set()
@@ -117,7 +108,7 @@ class Recorder:
 
     def statistics(self) -> RecorderStatistics:
         """What was recorded, and how far behind each stream is. It asks nobody."""
-        return self._group.statistics()
+        return self._group.metrics.statistics()
 
     def run(self, stop: threading.Event) -> None:
         """Record until `stop` is set, then finish the batches under way.
@@ -138,9 +129,6 @@ class Recorder:
                 self._look_for_streams(stop)
         finally:
             self._group.stop()
-            self._database.close()
-            if self._lease_database is not None:
-                self._lease_database.close()
             if stop.is_set():
                 logger.info("the recorder has ended, as it was told to")
 
@@ -231,11 +219,6 @@ def shared_name(vhost: str, names: Iterable[str]) -> str:
     if len(name.encode()) <= SHARED_NAME_BYTES_MAX:
         return name
     return f"{len(told)} streams {hashlib.sha256(name.encode()).hexdigest()}"
-
-
-def bounded(database: AnyDatabase, connections_max: int) -> Database:
-    """A database that may be used again once it is closed; by a URL, over so many connections and no more."""
-    return Database(database, refusing=None, pool_size=connections_max, connections_max=connections_max)
 
 
 def set_record_time(

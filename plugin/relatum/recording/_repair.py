@@ -17,7 +17,7 @@ from relatum.recording._compare import Difference, Stored, StreamVerified, compa
 from relatum.recording._fill import Filler
 from relatum.recording._prune import delete_all
 from relatum.recording._ranges import lock_ranges, position_before, uncover
-from relatum.recording._tails import move_tail
+from relatum.recording._tails import set_tail
 from relatum.recording._verify import (
     STRAYS,
     VerifyReport,
@@ -32,7 +32,7 @@ from relatum.recording._verify import (
     wrong_positions,
 )
 from relatum.store.catalog import StreamRow, current_stream, key_definitions
-from relatum.store.coverage import NewTail, Range, coverage_of, last_position, merged, open_tail
+from relatum.store.coverage import Range, coverage_of, last_position, merged
 from relatum.store.database import IDLE_S, AnyDatabase, as_engine, at_one_moment, sql
 from relatum.store.translation import translated_errors
 
@@ -126,14 +126,14 @@ def _delete_strays(engine: sa.Engine) -> StreamVerified:
     with translated_errors(), engine.connect() as connection:
         among = of_no_stream(connection)
     for table, _ in STRAYS:
-        # Asked again of each row: those of a stream that was taken up since are no strays.
+        # Checked again for each row: a stream may have been added since.
         known = f"SELECT FROM relatum.streams WHERE stream_id = {table}.stream_id"
         delete_all(engine, table, f"({among}) AND NOT EXISTS ({known})", lambda *_: None)
     return done
 
 
 class _Repair:
-    """The repair of one stream; what it mends is written down in `done` as `verify` writes it down."""
+    """The repair of one stream; `_done` collects what was mended, in the form of `verify`'s result."""
 
     def __init__(self, engine: sa.Engine, reader: StreamReader, vhost: str, found: StreamVerified) -> None:
         self._engine = engine
@@ -142,7 +142,7 @@ class _Repair:
         self._done, self._row = plan_verification(engine, reader, vhost, found.stream, found.super_stream)
 
     def run(self) -> StreamVerified:
-        """Mend what the coverage says of the stream as a whole, then each window."""
+        """Mend the coverage as a whole, then each damaged window."""
         done, stream = self._done, self._row
         if stream is None:
             return done
@@ -152,7 +152,7 @@ class _Repair:
         filler = Filler(self._engine, self._reader, stream, definitions)
         recorded_to, end = self._mend_whole(stream)
         filler.fill((max(recorded_to, done.from_offset), end))
-        # What the report saw behind the present end, or before what is retained, is gone.
+        # Damage behind the present end, or before what is retained, is gone.
         left = merged((max(done.from_offset, low), min(end, high)) for low, high in ranges)
         while left:
             low, high = left.pop(0)
@@ -162,7 +162,7 @@ class _Repair:
         return done
 
     def _mend_whole(self, stream: StreamRow) -> Range:
-        """Give the ranges the right positions, and delete what lies outside of them all.
+        """Give the ranges the right positions, and delete what lies outside of all ranges.
 
         Gives the offset up to which is recorded, and the one from which recording goes on: behind rows that were
         recorded once, and that no range held.
@@ -170,7 +170,7 @@ class _Repair:
         name = stream.name
         with translated_errors(), self._engine.begin() as connection:
             rows = lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
-            # Behind the locks: a recorder may have moved the coverage just before.
+            # Asked under the locks: a recorder may have moved the coverage just before.
             bounds = ends_of_known(self._reader, name)
             end = max((row.to_offset for row in rows), default=0)
             if bounds.is_proven and bounds.last is not None:
@@ -197,7 +197,7 @@ class _Repair:
         return end, goes_on_at
 
     def _set_tail(self, connection: sa.Connection, stream: StreamRow, end: int) -> None:
-        """Let recording go on at an offset, unless it does already."""
+        """Put the tail at an offset, unless it is there."""
         rows = coverage_of(connection, [stream.stream_id])
         tail = next((row for row in rows if row.is_tail), None)
         if has_right_tail(rows) and tail is not None and tail.to_offset == end:
@@ -205,14 +205,10 @@ class _Repair:
         known = last_position(rows)
         if known is not None and known.offset >= end:
             known = None
-        if tail is not None:
-            move_tail(connection, tail, end, known)
-        else:
-            key_ids = [definition.key_id for definition in key_definitions(connection)]
-            open_tail(connection, NewTail(stream.stream_id, end, stream.record_time, known), key_ids)
+        set_tail(connection, stream, tail, end, known)
 
     def _mend(self, filler: Filler, stream: StreamRow, window: Range) -> int:
-        """Compare a window again, and record it anew where it differs; gives how far what is wrong reaches."""
+        """Compare a window again, and record it again if it differs; returns how far the damage reaches."""
         name = stream.name
         read = read_window(self._reader, name, window)
         found: list[Difference] = []
@@ -220,7 +216,7 @@ class _Repair:
 
         def is_due(connection: sa.Connection) -> bool:
             stored = Stored(connection, stream.stream_id, window)
-            # Asked behind the reading: what retention took since is no difference, and stays as it is.
+            # Asked after reading: what retention took since is no difference, and stays as it is.
             first = self._reader.bounds(name).first or 0
             found[:] = [each for each in compare_window(*read, stored, self._done.from_offset) if _end_of(each) > first]
             claimed[:] = [

@@ -102,7 +102,7 @@ class Progress:
         self.skipped: collections.Counter[str] = collections.Counter()
 
     def statistics(self) -> RecordedStream:
-        """What is told of the stream."""
+        """The stream's statistics."""
         return RecordedStream(
             is_recording=self.is_recording,
             recorded_offset=self.recorded,
@@ -117,7 +117,7 @@ class Progress:
         )
 
     def count(self, batch: Batch) -> None:
-        """Count what was committed; one thread commits what is in a stream."""
+        """Count a batch that was committed."""
         self.messages += batch.messages
         self.rows += batch.rows
         for (_, _, reason), count in batch.skips.items():
@@ -128,12 +128,10 @@ class Progress:
         """Whether this process follows the stream and writes its rows now."""
         return self._unwritten is not None
 
-    def begin(self, recorded: int, end: int | None, unwritten: Callable[[], float | None]) -> None:
-        """Note that recording begins."""
+    def begin(self, recorded: int, unwritten: Callable[[], float | None]) -> None:
+        """Note that recording begins; `unwritten` returns when the oldest uncommitted message was written."""
         with self._lock:
             self.is_standby, self.recorded, self._unwritten, self.end = False, recorded, unwritten, None
-        if end is not None:
-            self.show(end)
 
     def stop(self) -> None:
         """Note that recording has ended, for whatever reason."""
@@ -144,13 +142,13 @@ class Progress:
                 self._lacking = self.recorded + 1, oldest
 
     def stand_by(self) -> None:
-        """Note that another process records the stream: what this one knew of it says nothing any more."""
+        """Note that another process records the stream: what this one knew of it is out of date."""
         with self._lock:
             self.is_standby, self.recorded, self.end, self._lacking = True, None, None, None
             self._whole_at = self._clock()
 
     def lost(self, holes: Iterable[tuple[float, int]]) -> None:
-        """Note which holes there are: how many seconds ago each was noticed, and how many offsets it has."""
+        """Set the holes: how many seconds ago each was noticed, and how many offsets it has."""
         now = self._clock()
         self._holes = [(now - age_s, offsets) for age_s, offsets in holes]
 
@@ -161,7 +159,7 @@ class Progress:
         return sum(offsets for noticed_at, offsets in self._holes if noticed_at > since)
 
     def written(self, recorded: int, at: float) -> None:
-        """Note that all up to an offset is recorded, and when what lies there was written: what lacks is younger."""
+        """Note that all up to an offset is recorded, and when that message was written."""
         with self._lock:
             self.recorded = recorded
             self._whole_at = max(self._whole_at, at)
@@ -169,7 +167,7 @@ class Progress:
                 self._lacking = None
 
     def read(self, offset: int) -> None:
-        """Note that the stream goes as far as that, at least. Takes no lock: it is called for each chunk."""
+        """Note that the stream reaches an offset. Lock-free: it is called for each chunk."""
         if self.end is None or self.end < offset:
             self.end = offset
 
@@ -198,7 +196,7 @@ class Progress:
             return 0.0 if oldest is None else max(0.0, self._clock() - oldest)
 
     def _oldest(self) -> float | None:
-        """When the oldest message that lacks was written, or since when that is not known; None where none lacks."""
+        """When the oldest unrecorded message was written, or since when that is unknown; None if there is none."""
         if self._lacking is not None:
             return self._lacking[1]
         if self._unwritten is None:
@@ -211,7 +209,7 @@ class Progress:
 
 
 class RecorderMetrics:
-    """The progress of one recorder with each of its streams, which is told from the moment the stream is named."""
+    """The progress of one recorder with each of its streams, from the moment a stream is named."""
 
     def __init__(self, outages: Outages) -> None:
         self._outages = outages
@@ -219,11 +217,11 @@ class RecorderMetrics:
         self.batch_s = Histogram()
 
     def stream(self, name: str) -> Progress:
-        """What is told of a stream from now on."""
+        """The progress of a stream, which is reported from now on."""
         return self.streams.setdefault(name, Progress())
 
     def statistics(self) -> RecorderStatistics:
-        """What is known of all. It asks nobody, so that it always answers."""
+        """The statistics of all streams. Asks no server."""
         return RecorderStatistics(
             streams={name: progress.statistics() for name, progress in list(self.streams.items())},
             batch_s=self.batch_s.observed(),

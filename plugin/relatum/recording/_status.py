@@ -23,7 +23,7 @@ from relatum.recording._broker import check_broker
 from relatum.recording._overview import bytes_of_a_row, row_counts
 from relatum.recording._ranges import gaps
 from relatum.store.catalog import StreamRow, key_definitions, streams_named
-from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of, covered
+from relatum.store.coverage import TIME, CoverageRow, Range, coverage_by_stream, covered
 from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine, sql
 from relatum.store.members import RECORDERS, holders_of
 from relatum.store.translation import translated_errors
@@ -187,9 +187,7 @@ class _Facts:
         self.row_bytes = bytes_of_a_row(connection, self.rows.total())
         self.holders = holders_of(connection, RECORDERS, ids)
         self.brokers = {row[0]: str(BrokerIdentity(*row)) for row in connection.execute(_BROKERS)}
-        self.coverage: dict[int, list[CoverageRow]] = {stream_id: [] for stream_id in ids}
-        for row in coverage_of(connection, ids):
-            self.coverage[row.stream_id].append(row)
+        self.coverage = coverage_by_stream(connection, ids)
         self.events: dict[int, list[StreamEvent]] = {stream_id: [] for stream_id in ids}
         for stream_id, *event in connection.execute(_EVENTS_OF, {"ids": ids}):
             self.events[stream_id].append(StreamEvent(*event))

@@ -1,37 +1,30 @@
-"""The streams of one process: how each is found, shared, opened, followed and left. All in the loop's thread."""
+"""The streams of one process: found, shared, opened, followed and left. Everything here runs in the loop's thread."""
 
 import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.errors import Conflict, RelatumError, StreamNotFound
+from relatum.errors import Conflict, StreamNotFound
 from relatum.following import Hole, Replaced, StreamFollower
-from relatum.reading import StreamBounds
-from relatum.recording._broker import OwnBroker, adopt
+from relatum.recording._broker import OwnBroker
 from relatum.recording._membership import Found, Membership
-from relatum.recording._stream_recording import LOOK_S, OpenTail, Phase, StreamRecording
-from relatum.recording._tails import Opened, after_loss, note_missing, open_streams, pass_hole, pass_over
-from relatum.store.catalog import StreamRow, ensure_streams, streams_named
-from relatum.store.translation import translated_errors
-from relatum.waiting import QUESTION_S, ComponentLoop, Duty, Outages, Server, backoff, ended, within
+from relatum.recording._stream_recording import OpenTail, Phase, StreamRecording
+from relatum.recording._tails import Opened, note_missing, open_streams, pass_hole, pass_over
+from relatum.store.catalog import StreamRow
+from relatum.waiting import QUESTION_S, ComponentLoop, Duty, Outages, Server, backoff, ended
 
 logger = logging.getLogger("relatum.recorder")
-
-LOOK_TIME_S: Final = 2.0
-"""Seconds that a look at a stream's ends may take: the other streams wait for theirs."""
 
 
 class Streams:
     """All streams of a process.
 
-    What has to wait for a server is asked by four duties, of all streams that are due at once: `_seek` finds out which
-    names are streams of this broker's, `_share` which of them are this member's, `_open` opens those, and `_look` asks
-    where they end.
+    What has to wait for a server is asked by three duties, of all streams that are due at once: `_seek` finds out which
+    names are streams of this broker's, `_share` which of them are this member's, and `_open` opens those.
     """
 
     def __init__(
@@ -43,26 +36,25 @@ class Streams:
         outages: Outages,
         membership: Membership,
     ) -> None:
-        self.broker = OwnBroker()
+        self.broker = OwnBroker(engine, vhost, follower.reader)
         self.loop = loop
         self._engine = engine
-        self._vhost = vhost
         self.follower = follower
         self.outages = outages
         self._membership = membership
         self._by_name: dict[str, StreamRecording] = {}
         self._missing: list[StreamRow] = []
-        """What is to be written down as missing."""
+        """Streams to write down as missing."""
         self._seeking: Duty | None = None
         self._opening: Duty | None = None
 
     def begin(self) -> list[Duty]:
-        """Begin; gives what goes on until it is cancelled."""
+        """Start the duties, and return them to be cancelled."""
         repeat, outages = self.loop.repeat, self.outages
         self._seeking = repeat(self._seek, "looking up streams", outages)
         self._membership.duty = repeat(self._share, "renewing the leases", outages)
         self._opening = repeat(self._open, "opening streams", outages)
-        return [self._seeking, self._membership.duty, self._opening, repeat(self._look, "looking at ends", outages)]
+        return [self._seeking, self._membership.duty, self._opening]
 
     # --- from any thread ----------------------------------------------------------------------------------------------
 
@@ -70,22 +62,22 @@ class Streams:
         return name in self._by_name
 
     def add(self, stream: StreamRecording) -> None:
-        """One more, of which `left` tells from now on; it begins with `seek`."""
+        """Add a stream. Nothing happens with it before `seek`."""
         self._by_name.setdefault(stream.name, stream)
 
     def all(self) -> list[StreamRecording]:
-        """All of them, as they were added."""
+        """All streams, in the order in which they were added."""
         return list(self._by_name.values())
 
     # --- what happens to one ------------------------------------------------------------------------------------------
 
     def seek(self) -> None:
-        """Look up what is sought and due."""
+        """Look up the streams that are due."""
         if self._seeking is not None:
             self._seeking.wake()
 
     def drop(self, name: str) -> None:
-        """Forget a name that the broker has said nothing of; a stream's stays."""
+        """Forget a name that the broker has not confirmed to be a stream."""
         stream = self._by_name.get(name)
         if stream is not None and stream.row is None and stream.phase is Phase.SOUGHT:
             del self._by_name[name]
@@ -97,7 +89,7 @@ class Streams:
         return found if found is not None and found.following == following else None
 
     def recorded(self) -> list[tuple[StreamRecording, StreamRow, OpenTail]]:
-        """Those that are recorded now."""
+        """The streams that are recorded now."""
         return [
             (stream, stream.row, stream.tail)
             for stream in self.all()
@@ -108,12 +100,12 @@ class Streams:
         """The broker has the stream, and lets this user read it."""
         if stream.phase is Phase.SOUGHT:
             self._found(stream)
-        elif stream.then is not None:
+        elif stream.after_commit is not None:
             stream.is_there = True
         elif stream.tail is not None:
             start = stream.tail.recorded_to + 1
             if not stream.progress.is_recording:
-                stream.progress.begin(start - 1, None, stream.tail.unwritten)
+                stream.progress.begin(start - 1, stream.tail.unwritten)
             stream.was_missing = stream.is_refused = False
             extra = {"stream": stream.name, "from": start}
             logger.info("recording stream %r from offset %d on", stream.name, start, extra=extra)
@@ -124,36 +116,36 @@ class Streams:
         self.seek()
 
     def lost(self, stream: StreamRecording, what: Hole | Replaced) -> None:
-        """The follower does not go on with a stream as it was."""
+        """The follower found a hole, or another stream of that name."""
         row = stream.row
         if row is None:
-            return  # it is looked up anew already
+            return  # it is being looked up again already
         if isinstance(what, Hole):
             self.close(stream, partial(self._reopen, partial(pass_hole, self._engine, row, what.to_offset)))
         else:
-            self.close(stream, partial(self._reopen, partial(self._is_same, row)))
+            self.close(stream, partial(self._reopen, partial(self.broker.is_stream_of, row)))
 
     def pass_over(self, stream: StreamRecording, to_offset: int, reason: str) -> None:
-        """What a stream has next cannot be unpacked here: go on behind it."""
+        """The next messages of a stream cannot be unpacked here: go on behind them."""
         if stream.row is not None:
             before = partial(pass_over, self._engine, stream.row, to_offset, reason)
             self.close(stream, partial(self._reopen, before))
 
     def gone(self, stream: StreamRecording, error: Exception) -> None:
-        """The broker has no such stream, says the error, or it is not to be read: the follower asks until it is."""
+        """The stream does not exist, or this user may not read it. The follower keeps asking."""
         stream.is_refused = True
         self.close(stream, partial(self._miss, error), is_followed=True)
 
     def close(
         self, stream: StreamRecording, then: Callable[[StreamRecording], None], *, is_followed: bool = False
     ) -> None:
-        """Read no more of an open stream, commit what was read, and then go on.
+        """Stop reading an open stream, commit what was read, then call `then`.
 
-        That another member has the stream comes before whatever else was to come.
+        If another member has the stream, that overrides an earlier `then`.
         """
-        if stream.tail is None or (stream.then is not None and then not in (self._release, self._lose)):
+        if stream.tail is None or (stream.after_commit is not None and then not in (self._release, self._lose)):
             return
-        was_read, stream.then = stream.is_read, then
+        was_read, stream.after_commit = stream.is_read, then
         if not was_read:
             return
         stream.is_there = False if is_followed else stream.is_there
@@ -162,14 +154,14 @@ class Streams:
         self.committed(stream.tail)
 
     def committed(self, tail: OpenTail) -> None:
-        """Some of what came is committed, or all."""
+        """A batch of the stream was committed."""
         if tail.recorded_to >= tail.started_at:
-            self.outages.over(tail.stream.who)
-        if tail.is_whole and tail.stream.then is not None:
+            self.outages.over(tail.stream.log_name)
+        if tail.is_whole and tail.stream.after_commit is not None:
             self.ended(tail, None)
 
     def ended(self, tail: OpenTail, error: Exception | None) -> None:
-        """All that came of a stream is committed, or could not be."""
+        """Everything that was read of a stream is committed, or could not be."""
         stream = tail.stream
         if tail.is_over:
             return
@@ -178,9 +170,9 @@ class Streams:
         self.let_more_come(tail)
         if tail.recorded_to >= tail.started_at:
             stream.pauses = backoff(QUESTION_S)
-        then, stream.then = stream.then, None
+        then, stream.after_commit = stream.after_commit, None
         if error is not None and then not in (self._release, self._lose):
-            # What was not committed is read again, and with it what came then.
+            # The stream is read again from the end of its coverage.
             self._leave(stream)
             stream.phase, stream.before_opening = Phase.HELD, None
             self._failed(stream, error)
@@ -188,7 +180,7 @@ class Streams:
             then(stream)
 
     def let_more_come(self, tail: OpenTail) -> None:
-        """What was held, since there was no room for more, is done with."""
+        """Ask for more of a stream whose batch was full."""
         held, tail.held = tail.held, []
         self.follower.done(*held)
 
@@ -198,13 +190,13 @@ class Streams:
             stream.following = 0
 
     def _failed(self, stream: StreamRecording, error: Exception) -> None:
-        """Seek or open a stream again after a pause, since something went wrong with it."""
+        """Seek or open a stream again after a pause, after an error."""
         if isinstance(error, Conflict):
-            # Nothing is wrong: another process is, or was, at it. What is to be done is seen anew.
+            # Nothing is wrong: another process was faster. Look again at what there is to do.
             logger.info("recording of stream %r begins anew: %s", stream.name, ended(error))
             stream.before_opening = None
         else:
-            self.outages.failed(stream.who, error)
+            self.outages.failed(stream.log_name, error)
             stream.is_refused = True
         stream.progress.reconnects += 1
         self._put_off(stream)
@@ -223,14 +215,14 @@ class Streams:
             self._opening.wake()
 
     def _release(self, stream: StreamRecording) -> None:
-        """Let another member have it."""
+        """Give the stream to another member."""
         self._leave(stream)
         stream.phase = Phase.WANTED
         if stream.row is not None:
             self._membership.release(stream.row)
 
     def _lose(self, stream: StreamRecording) -> None:
-        """Another member has it; or without a row it is replaced, forgotten, or another broker's."""
+        """Another member took the stream. Without a row, it was replaced, forgotten, or is another broker's."""
         self._leave(stream)
         stream.phase, stream.before_opening, stream.due_at = Phase.WANTED, None, 0.0
         if stream.row is None:
@@ -238,7 +230,7 @@ class Streams:
         self._membership.wake()
 
     def _miss(self, error: Exception, stream: StreamRecording) -> None:
-        """Wait for the broker to have it again."""
+        """Wait until the broker has the stream again."""
         if stream.row is not None:
             self._membership.release(stream.row)
             if isinstance(error, StreamNotFound) and not stream.was_missing:
@@ -248,18 +240,15 @@ class Streams:
         if stream.is_there:
             self._found(stream)
         elif not stream.following:
-            self._ask_broker(stream)
+            stream.following = self.follower.follow(stream.name, 0)
         self.seek()
 
     def _look_up(self, stream: StreamRecording) -> None:
-        """Look for a stream's row anew."""
+        """Look up a stream's row again."""
         stream.row, stream.is_there = None, False
         if not stream.is_mine or stream.tail is None:
             stream.phase = Phase.SOUGHT
             self.seek()
-
-    def _ask_broker(self, stream: StreamRecording) -> None:
-        stream.following = self.follower.follow(stream.name, 0)
 
     # --- seeking ------------------------------------------------------------------------------------------------------
 
@@ -267,64 +256,29 @@ class Streams:
         while self._missing:
             await self.loop.ask(note_missing, self._engine, self._missing[0])
             del self._missing[0]
-        sought = [stream for stream in self.all() if stream.phase is Phase.SOUGHT and not stream.following]
-        due, wait_s = _due(sought)
+        due, wait_s = _due(stream for stream in self.all() if stream.phase is Phase.SOUGHT and not stream.following)
+        if not due:
+            return wait_s
+        sought = [(each.name, each.super_stream, each.is_there) for each in due]
         try:
-            await self._look_for(due)
+            rows, others = await self.loop.ask(self.broker.find, sought)
         except Exception:
             _refuse(due)
             raise
-        return wait_s
-
-    async def _look_for(self, due: Sequence[StreamRecording]) -> None:
-        if not due:
-            return
-        rows, others = await self.loop.ask(self._find, [(each.name, each.super_stream, each.is_there) for each in due])
-        for stream in self._still(due):
+        for stream in due:
             row = rows.get(stream.name)
+            if self._by_name.get(stream.name) is not stream:
+                continue  # dropped meanwhile
             if stream.name in others:
                 self._failed(stream, others[stream.name])
             elif row is None:
-                self._ask_broker(stream)
+                stream.following = self.follower.follow(stream.name, 0)
             elif self.broker.is_not_of(row.broker_id):
                 self._put_off(stream)
             else:
                 stream.row, stream.phase, stream.due_at = row, Phase.WANTED, 0.0
                 self._membership.wake()
-
-    def _still(self, sought: Iterable[StreamRecording]) -> list[StreamRecording]:
-        """Those that are sought still: some may be dropped."""
-        return [
-            each
-            for each in sought
-            if each.phase is Phase.SOUGHT and not each.following and self._by_name.get(each.name) is each
-        ]
-
-    def _find(
-        self, sought: Sequence[tuple[str, str | None, bool]]
-    ) -> tuple[dict[str, StreamRow], dict[str, RelatumError]]:
-        """The rows of streams, and why some are not this broker's.
-
-        Of those that have no row, one is made where the broker has said that they are there.
-        """
-        names = [name for name, _, _ in sought]
-        with translated_errors(), self._engine.begin() as connection:
-            have_one = {row.name for row in streams_named(connection, self._vhost, names, partitions=False)}
-            ours = {name: super_stream for name, super_stream, is_there in sought if is_there or name in have_one}
-            rows = ensure_streams(connection, self._vhost, ours)
-        mine = self.broker.identity.broker_id
-        doubted = [row for row in rows if row.broker_id is None or row.broker_id != mine]
-        others: dict[str, RelatumError] = {}
-        if doubted:
-            others = self.whose(doubted)
-            with translated_errors(), self._engine.begin() as connection:
-                rows = streams_named(connection, self._vhost, list(ours), partitions=False)
-        return {row.name: row for row in rows}, others
-
-    def whose(self, rows: Sequence[StreamRow]) -> dict[str, RelatumError]:
-        """Which of these streams are another broker's, and which is that. It waits for both servers."""
-        reader = self.follower.reader()
-        return adopt(self._engine, reader, rows, self.broker.ask(reader))
+        return wait_s
 
     # --- sharing ------------------------------------------------------------------------------------------------------
 
@@ -343,13 +297,13 @@ class Streams:
 
     def _settle(self, stream: StreamRecording, stream_id: int, found: Found) -> None:
         share = found.share
-        # Somebody else may have found that it is another broker's.
+        # Another member may have found that it is another broker's.
         is_strange = self.broker.is_not_of(found.broker_ids.get(stream_id))
         if stream_id in share.held and not is_strange:
             if stream.phase is Phase.WANTED:
                 stream.is_refused = stream.progress.is_standby = False
                 self._reopen(None, stream)
-            elif stream.tail is not None and not stream.tail.is_as(found.key_ids, found.with_time.get(stream_id)):
+            elif stream.tail is not None and not stream.tail.records_by(found.key_ids, found.with_time.get(stream_id)):
                 self.close(stream, partial(self._reopen, None))
             return
         if stream.phase is Phase.OPEN:
@@ -362,11 +316,11 @@ class Streams:
         elif stream_id in share.others and not stream.progress.is_standby:
             stream.is_refused = True
             stream.progress.stand_by()
-            self.outages.over(stream.who)
+            self.outages.over(stream.log_name)
 
     def _give(self, surplus: int) -> None:
-        """Finish some streams that others should have."""
-        leaving = sum(stream.then == self._release for stream in self.all())
+        """Give away streams, as many as this member has too many."""
+        leaving = sum(stream.after_commit == self._release for stream in self.all())
         for stream in reversed(self.all()):
             if leaving >= surplus:
                 return
@@ -389,7 +343,7 @@ class Streams:
         return 0.0 if changed else wait_s
 
     async def _prepare(self, stream: StreamRecording, before: Callable[[], bool | None]) -> None:
-        """Do what comes before a stream is opened again."""
+        """Call a stream's `before_opening`."""
         try:
             is_another = await self.loop.ask(before) is False
         except Exception as error:  # noqa: BLE001 - said once, and tried again
@@ -427,50 +381,9 @@ class Streams:
         stream.progress.lost(opened.holes)
         stream.following = self.follower.follow(stream.name, opened.tail.to_offset, known=opened.known)
 
-    def _is_same(self, row: StreamRow) -> bool:
-        """Cut back what a stream has lost; False where it is another one."""
-        self.broker.ask_anew(self.follower.reader())
-        return not self.broker.is_not_of(row.broker_id) and after_loss(self._engine, self.follower.reader(), row)
-
-    # --- looks --------------------------------------------------------------------------------------------------------
-
-    async def _look(self) -> float:
-        """See where one stream begins and ends now: the lag of those that others record is theirs to tell."""
-        looked_at = [
-            each
-            for each in self.all()
-            if each.then is None
-            and not each.progress.is_standby
-            and not (each.phase is Phase.SOUGHT and each.following)
-        ]
-        stream = min(looked_at, key=lambda each: each.look_at, default=None)
-        if stream is None or stream.look_at > time.monotonic():
-            return min(LOOK_S / 2, stream.look_at - time.monotonic()) if stream is not None else LOOK_S / 2
-        stream.look_soon()
-        tail = stream.tail
-        is_known = tail is not None and tail.is_known
-        try:
-            bounds = await self.loop.ask(self._bounds, stream.name)
-        except StreamNotFound:
-            stream.progress.show(None)
-        except RelatumError as error:
-            # The follower says what is away.
-            logger.debug("where stream %r ends is not known now: %s", stream.name, ended(error))
-        else:
-            stream.progress.show(bounds.last)
-            if tail is not None and bounds.first is not None:
-                tail.first_offset = bounds.first
-                if is_known:
-                    tail.retained_from = bounds.first
-        return 0.0
-
-    def _bounds(self, name: str) -> StreamBounds:
-        with within(LOOK_TIME_S):
-            return self.follower.reader().bounds(name)
-
 
 def _due(streams: Iterable[StreamRecording]) -> tuple[list[StreamRecording], float]:
-    """Those that are due now, and in how many seconds others are."""
+    """The streams that are due now, and the seconds until the next one is."""
     now, due, next_at = time.monotonic(), list[StreamRecording](), math.inf
     for stream in streams:
         if stream.due_at <= now:
@@ -481,6 +394,6 @@ def _due(streams: Iterable[StreamRecording]) -> tuple[list[StreamRecording], flo
 
 
 def _refuse(streams: Iterable[StreamRecording]) -> None:
-    """Nobody waits for these."""
+    """Mark streams so that a drain does not wait for them."""
     for stream in streams:
         stream.is_refused = True

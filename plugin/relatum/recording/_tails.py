@@ -26,6 +26,7 @@ from relatum.store.coverage import (
     add_hole,
     close_tail,
     close_tails,
+    coverage_by_stream,
     coverage_of,
     last_position,
     open_tail,
@@ -85,13 +86,11 @@ class Opened:
 
 
 def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
-    """Find where recording of streams goes on: at their tails, or at new ones where other keys are in force."""
+    """Find where recording of streams continues: at their tails, or at new tails if other keys are in force."""
     by_id = {row.stream_id: row for row in rows}
     ids = sorted(by_id)
     with translated_errors(), engine.begin() as connection:
-        ranges: dict[int, list[CoverageRow]] = {stream_id: [] for stream_id in ids}
-        for row in coverage_of(connection, ids):
-            ranges[row.stream_id].append(row)
+        ranges = coverage_by_stream(connection, ids)
         definitions = tuple(key_definitions(connection))
         key_ids = tuple(sorted(key.key_id for key in definitions))
         tails = {row.stream_id: row for of_stream in ranges.values() for row in of_stream if row.is_tail}
@@ -113,20 +112,24 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
         times = {row[0]: row[1] for row in connection.execute(_LATEST_TIMES, opened)}
         holes = late_holes(connection, kept)
     return [
-        # Known by all ranges: a stream that was only back-filled has nothing in its tail to be known by.
+        # From all ranges: the tail of a stream that was only back-filled has no position.
         Opened(by_id[id_], tail, definitions, times.get(id_), last_position(ranges[id_]), holes.get(id_, []))
         for id_, tail in kept.items()
     ]
 
 
-def move_tail(connection: sa.Connection, tail: CoverageRow, at: int, known: Position | None) -> None:
-    """Let recording go on at another offset; `known` is what lies before it.
+def set_tail(
+    connection: sa.Connection, stream: StreamRow, tail: CoverageRow | None, at: int, known: Position | None
+) -> None:
+    """Continue recording at an offset instead of at the tail, by the keys in force; `known` is the message before it.
 
     Raises:
         CoverageConflict: another recorder moved the tail meanwhile.
     """
-    close_tail(connection, tail)
-    open_tail(connection, NewTail(tail.stream_id, at, tail.with_time, known), tail.key_ids)
+    if tail is not None:
+        close_tail(connection, tail)
+    new = NewTail(stream.stream_id, at, stream.record_time, known)
+    open_tail(connection, new, [definition.key_id for definition in key_definitions(connection)])
 
 
 # --- the stream is not what it was ------------------------------------------------------------------------------------
@@ -153,7 +156,7 @@ _DELETE_BEHIND: Final = [
 
 
 def is_same(reader: StreamReader, stream: str, position: Position, bounds: StreamBounds) -> bool:
-    """Whether the stream still holds, at an offset, what lay there. True where retention has taken the offset."""
+    """Whether a stream still holds the same message at an offset. True if retention has taken the offset."""
     if bounds.first is not None and position.offset < bounds.first:
         return True
     # Asked also where the bounds end before it: they may be older than the position.
@@ -168,7 +171,7 @@ def is_same(reader: StreamReader, stream: str, position: Position, bounds: Strea
 
 
 def after_loss(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bool:
-    """Cut back a stream that lost its end to where both agree; False where it is another one: a generation begins."""
+    """Cut the table back to where the stream agrees; False if it is another stream: a new generation begins."""
     bounds = ends_of_known(reader, stream.name)
     with translated_errors(), engine.begin() as connection:
         tail = tail_of(connection, stream.stream_id)
@@ -178,7 +181,7 @@ def after_loss(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bo
     extra = {"stream": stream.name, "generation": stream.generation + 1}
     logger.warning("stream %r was deleted and declared again: recorded from its begin", stream.name, extra=extra)
     with translated_errors(), engine.begin() as connection:
-        # No row of the old one can answer for the new stream.
+        # No row of the old generation must answer for the new stream.
         if connection.execute(_RETIRE, {"stream_id": stream.stream_id}).rowcount != 1:
             raise CoverageConflict("another recorder began the stream's new generation", stream=stream.name)
         stream_id, generation = connection.execute(_NEW_GENERATION, {"stream_id": stream.stream_id}).one()
@@ -189,10 +192,10 @@ def after_loss(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bo
 def _last_agreement(
     engine: sa.Engine, reader: StreamReader, stream: StreamRow, bounds: StreamBounds
 ) -> Position | None:
-    """The last checkpoint, or end of a range, that the stream agrees with; by halving, since agreement is a prefix."""
+    """The last checkpoint or end of a range that the stream agrees with, by bisection: agreement is a prefix."""
     if bounds.first is None or bounds.last is None:
         return None
-    # What one node knows of the end is no reason to go back further: what lies behind it is asked, and waited for.
+    # One node's word on the end is no reason to go back further: positions behind it are asked of the leader.
     end = bounds.last if bounds.is_proven else INTEGER_MAX
     with translated_errors(), engine.begin() as connection:
         wanted = {"stream_id": stream.stream_id, "first": bounds.first, "last": end}
@@ -232,9 +235,7 @@ def _cut_back(
             raise CoverageConflict("the stream changed again meanwhile", stream=stream.name)
         for statement in _DELETE_BEHIND:
             connection.execute(statement, {"stream_id": stream.stream_id, "cut": cut})
-        now = tail_of(connection, stream.stream_id)
-        assert now is not None, "uncover keeps the tail"
-        move_tail(connection, now, cut, known)
+        set_tail(connection, stream, tail_of(connection, stream.stream_id), cut, known)
         lost = cut, tail.to_offset
         note(connection, stream.stream_id, "tail_lost", lost, "recorded again as the stream has it now")
     extra = {"stream": stream.name, "from": cut, "to": tail.to_offset}
@@ -261,7 +262,7 @@ _NOTE: Final = sql("""
 
 
 def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> None:
-    """Go on behind offsets that retention has taken. They are a hole, unless nothing was ever recorded before them."""
+    """Continue behind offsets that retention took. They become a hole, unless nothing was recorded before them."""
     with translated_errors(), engine.begin() as connection:
         tail = _go_on_at(connection, stream, to_offset)
         connection.execute(_SET_FIRST, {"stream_id": stream.stream_id, "first": to_offset})
@@ -276,7 +277,7 @@ def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> None:
 
 
 def pass_over(engine: sa.Engine, stream: StreamRow, to_offset: int, reason: str) -> None:
-    """Go on behind messages that cannot be unpacked here, and leave them uncovered: a gap that is tried again."""
+    """Continue behind messages that cannot be unpacked here. They become a gap, which is tried again."""
     with translated_errors(), engine.begin() as connection:
         tail = _go_on_at(connection, stream, to_offset)
         grown = {"stream_id": stream.stream_id, "end": tail.to_offset, "to_offset": to_offset}
@@ -288,11 +289,11 @@ def pass_over(engine: sa.Engine, stream: StreamRow, to_offset: int, reason: str)
 
 
 def _go_on_at(connection: sa.Connection, stream: StreamRow, to_offset: int) -> CoverageRow:
-    """Close the tail, and open one like it further on; gives the one that was closed."""
+    """Move the tail further on, and return it as it was."""
     tail = tail_of(connection, stream.stream_id)
     if tail is None or tail.to_offset >= to_offset:
         raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
-    move_tail(connection, tail, to_offset, tail.position)
+    set_tail(connection, stream, tail, to_offset, tail.position)
     return tail
 
 

@@ -1,8 +1,7 @@
-"""What a recorder looks after in the background while it records: gaps, the parts of the table, what has expired.
+"""What a recorder does in the background: looking at ends, closing gaps, tending the table, deleting what has expired.
 
-What is retained and not recorded is always somebody's work. An interrupted back-fill leaves a gap; so do batches that
-could not be unpacked when they were read. And what release 0.4 recorded over AMQP 0.9.1 is read again by the stream
-protocol.
+Gaps are left by interrupted back-fills, and by batches that could not be unpacked when they were read. What release 0.4
+recorded over AMQP 0.9.1 is recorded again by the stream protocol.
 """
 
 import logging
@@ -10,20 +9,27 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.errors import BrokerUnavailable, CoverageConflict, DatabaseUnavailable, StreamNotFound, StreamUnavailable
+from relatum.errors import (
+    BrokerUnavailable,
+    CoverageConflict,
+    DatabaseUnavailable,
+    RelatumError,
+    StreamNotFound,
+    StreamUnavailable,
+)
+from relatum.reading import StreamBounds
 from relatum.recording._fill import TURN_S, Filler
 from relatum.recording._prune import prune_expired, prune_receipts
 from relatum.recording._ranges import gaps
-from relatum.recording._stream_recording import OpenTail, StreamRecording
+from relatum.recording._stream_recording import LOOK_S, OpenTail, Phase, StreamRecording
 from relatum.recording._streams import Streams
 from relatum.recording._tails import late_holes
 from relatum.store.catalog import StreamRow, key_definitions
-from relatum.store.coverage import CoverageRow, Range, coverage_of
+from relatum.store.coverage import CoverageRow, Range, coverage_by_stream
 from relatum.store.parts import (
     PART_BYTES,
     close_parts,
@@ -34,24 +40,27 @@ from relatum.store.parts import (
     turn_parts,
 )
 from relatum.store.translation import translated_errors
-from relatum.waiting import QUESTION_S, Duty, backoff
+from relatum.waiting import QUESTION_S, Duty, backoff, ended, within
 
 logger = logging.getLogger("relatum.recorder")
 
+LOOK_TIME_S: Final = 2.0
+"""Time limit for asking where one stream ends: the other streams wait for it."""
+
 UNTOUCHED_S: Final = 5.0
-"""Seconds that a gap must stay as it is before it is closed here: a back-fill that runs changes it all the time."""
+"""Seconds that a gap must stay unchanged before it is closed here: a running back-fill changes it all the time."""
 
 TEND_S: Final = 60.0
-"""Seconds between two looks at closed parts. A try that gives way to a reader keeps look-ups waiting for 50 ms."""
+"""Seconds between two looks at closed parts. An attempt that gives way to a reader delays lookups by 50 ms."""
 
 BEGUN_S: Final = 1.0
-"""Seconds between looks whether anything is recorded yet; nobody is asked for that."""
+"""Seconds between checks whether anything is recorded yet; no server is asked."""
 
 RECEIPTS_S: Final = 60.0
-"""Seconds between looks for receipts that nobody waits for any more."""
+"""Seconds between deletions of old receipts."""
 
 PRUNE_S: Final = 0.5
-"""Seconds of one round spent on deleting rows of dropped messages."""
+"""Seconds that one round spends on deleting rows of dropped messages."""
 
 PRUNE_EVERY_S: Final = 2.0
 """Seconds between two such rounds."""
@@ -61,7 +70,7 @@ Recorded = tuple[StreamRecording, StreamRow, OpenTail]
 
 
 class Upkeep:
-    """Three duties, each of which does one thing after the other in a thread."""
+    """Four duties; each does one thing at a time, in a thread."""
 
     def __init__(self, streams: Streams, engine: sa.Engine, stop: threading.Event) -> None:
         self._streams = streams
@@ -73,9 +82,10 @@ class Upkeep:
         self._receipts_at = self._tend_at = time.monotonic()
 
     def begin(self) -> list[Duty]:
-        """Begin; gives what goes on until it is cancelled."""
+        """Start the duties, and return them to be cancelled."""
         repeat, outages = self._loop.repeat, self._streams.outages
         return [
+            repeat(self._look, "looking at ends", outages),
             repeat(self._close_gaps, "closing of gaps", outages),
             repeat(self._tend, "looking after the parts of the table", outages),
             repeat(self._prune, "deleting what has expired", outages),
@@ -83,7 +93,7 @@ class Upkeep:
 
     async def _close_gaps(self) -> float:
         recorded = self._streams.recorded()
-        has_work = await self._loop.ask(self._look, recorded) if recorded else False
+        has_work = await self._loop.ask(self._close, recorded) if recorded else False
         if has_work:
             self._pauses = backoff(QUESTION_S)
         return next(self._pauses)
@@ -117,15 +127,49 @@ class Upkeep:
                 logger.info("dropped %d rows of messages that are not retained", rows, extra={"rows": rows})
         return TURN_S
 
+    # --- ends ---------------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> float:
+        """Ask where the stream that is due next begins and ends. Streams that others record are left to them."""
+        looked_at = [
+            each
+            for each in self._streams.all()
+            if each.after_commit is None
+            and not each.progress.is_standby
+            and not (each.phase is Phase.SOUGHT and each.following)
+        ]
+        stream = min(looked_at, key=lambda each: each.look_at, default=None)
+        if stream is None or stream.look_at > time.monotonic():
+            return min(LOOK_S / 2, stream.look_at - time.monotonic()) if stream is not None else LOOK_S / 2
+        stream.look_soon()
+        tail = stream.tail
+        is_known = tail is not None and tail.is_known
+        try:
+            bounds = await self._loop.ask(self._bounds, stream.name)
+        except StreamNotFound:
+            stream.progress.show(None)
+        except RelatumError as error:
+            # The follower says what is away.
+            logger.debug("where stream %r ends is not known now: %s", stream.name, ended(error))
+        else:
+            stream.progress.show(bounds.last)
+            if tail is not None and bounds.first is not None:
+                tail.first_offset = bounds.first
+                if is_known:
+                    tail.retained_from = bounds.first
+        return 0.0
+
+    def _bounds(self, name: str) -> StreamBounds:
+        with within(LOOK_TIME_S):
+            return self._streams.follower.reader().bounds(name)
+
     # --- gaps ---------------------------------------------------------------------------------------------------------
 
-    def _look(self, recorded: list[Recorded]) -> bool:
-        """Close what has been open for long enough; True where something was closed, or is to be soon."""
-        ranges: dict[int, list[CoverageRow]] = {row.stream_id: [] for _, row, _ in recorded}
+    def _close(self, recorded: list[Recorded]) -> bool:
+        """Close gaps that stayed unchanged long enough; True if some were closed, or will be soon."""
         with translated_errors(), self._engine.begin() as connection:
             definitions = key_definitions(connection)
-            for range_ in coverage_of(connection, sorted(ranges)):
-                ranges[range_.stream_id].append(range_)
+            ranges = coverage_by_stream(connection, [row.stream_id for _, row, _ in recorded])
         open_now: dict[tuple[int, Range], float] = {}
         has_work = False
         failed: Exception | None = None
@@ -135,18 +179,18 @@ class Upkeep:
                 open_now[row.stream_id, gap] = self._seen.get((row.stream_id, gap), time.monotonic())
             due = [gap for gap in found if time.monotonic() - open_now[row.stream_id, gap] >= UNTOUCHED_S]
             has_work |= len(due) < len(found)
+            again = recorded_over_amqp(ranges[row.stream_id], tail.first_offset)
             try:
-                for fill, part in (
-                    *((Filler.fill, gap) for gap in due),
-                    *((Filler.record_again, part) for part in again(ranges[row.stream_id], tail.first_offset)),
-                ):
+                if due or again:
                     filler = Filler(self._engine, self._streams.follower.reader(), row, definitions, stop=self._stop)
-                    has_work |= self._mend(stream, row, partial(fill, filler), part)
+                    work = [*((filler.fill, gap) for gap in due), *((filler.record_again, part) for part in again)]
+                    for record, part in work:
+                        has_work |= self._mend(stream, row, record, part)
             except StreamUnavailable as error:
                 failed = error
             except (BrokerUnavailable, DatabaseUnavailable):
                 raise
-            except Exception as error:  # noqa: BLE001 - what is wrong with one stream keeps nobody from the others
+            except Exception as error:  # noqa: BLE001 - an error of one stream stops no other
                 failed = error
             if self._stop.is_set():
                 break
@@ -156,13 +200,13 @@ class Upkeep:
         return has_work
 
     def _mend(self, stream: StreamRecording, row: StreamRow, fill: Callable[[Range], bool], part: Range) -> bool:
-        """Record some offsets; False where that could not be done now."""
+        """Record some offsets; False if that was not possible now."""
         if self._stop.is_set():
             return False
         extra = {"stream": row.name, "from": part[0], "to": part[1]}
         logger.info("recording offsets %d to %d of stream %r, left behind", part[0], part[1] - 1, row.name, extra=extra)
         with suppress(CoverageConflict, StreamNotFound):
-            # Somebody else works on it, or it is another stream now, which its recorder notices.
+            # Another process works on it, or it is another stream now, which its recorder notices.
             has_done = fill(part)
             with translated_errors(), self._engine.begin() as connection:
                 holes = late_holes(connection, [row.stream_id])
@@ -173,7 +217,7 @@ class Upkeep:
     # --- what has expired ---------------------------------------------------------------------------------------------
 
     def _prune_streams(self, due: Sequence[tuple[StreamRecording, StreamRow, int]]) -> None:
-        """Delete some rows of messages that retention has dropped: parts of which nothing is retained go as a whole."""
+        """Delete some rows of messages that retention has dropped. Whole parts are dropped elsewhere."""
         until = time.monotonic() + PRUNE_S
         with translated_errors(), self._engine.begin() as connection:
             retain_from(connection, {row.stream_id: first for _, row, first in due})
@@ -187,8 +231,8 @@ class Upkeep:
                 return
 
 
-def again(rows: Sequence[CoverageRow], first: int) -> list[Range]:
-    """What AMQP 0.9.1 recorded and is retained, in part at least, but for a range that still grows."""
+def recorded_over_amqp(rows: Sequence[CoverageRow], first: int) -> list[Range]:
+    """The ranges recorded over AMQP 0.9.1 of which something is retained, without the tail."""
     return [
         (row.from_offset, row.to_offset)
         for row in rows

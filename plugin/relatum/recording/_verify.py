@@ -129,7 +129,7 @@ def verify(
 
 
 def _checked_seed(sample: float | None, seed: int | None) -> int | None:
-    """What chooses the sample; None where all is compared."""
+    """The seed of the sample; None if everything is compared."""
     if seed is not None:
         checked_count("seed", seed, least=INTEGER_MIN, most=INTEGER_MAX)
     if sample is None:
@@ -159,7 +159,7 @@ def _compared(
     chosen: Callable[[StreamVerified], list[Range]],
     progress: Callable[[StreamVerified], None] | None,
 ) -> StreamVerified:
-    """One stream, compared."""
+    """Compare one stream."""
     result, stream = plan_verification(engine, reader, vhost, name, super_stream)
     if stream is None:
         return result
@@ -179,7 +179,7 @@ def _compared(
         if progress is not None:
             progress(result)
     if result.difference_count:
-        # What retention took while we compared is no difference.
+        # Messages that retention took meanwhile are no difference.
         first = reader.bounds(name).first or 0
         kept = [each for each in result.differences if each.offset >= first or each.table in ("coverage", "streams")]
         result.difference_count -= len(result.differences) - len(kept)
@@ -207,7 +207,7 @@ _LAST_STORED: Final = sql(f"""
 def plan_verification(
     engine: sa.Engine, reader: StreamReader, vhost: str, name: str, super_stream: str | None = None
 ) -> tuple[StreamVerified, StreamRow | None]:
-    """What to compare of a stream: a result whose offsets say from where up to where, and the stream.
+    """Decide what to compare of a stream: returns a result with the range of offsets, and the stream.
 
     What the tables say of the stream as a whole is compared here. Where there is nothing more to compare the stream is
     None: it was never recorded, or it was replaced, which the result says.
@@ -219,7 +219,7 @@ def plan_verification(
         recorded_to = max((row.to_offset for row in rows), default=0)
         behind = {"stream_id": stream.stream_id, "at": recorded_to} if stream else None
         stray = connection.execute(_LAST_STORED, behind).scalar_one() if behind else None
-    # Behind the table: what it covers was in the stream then.
+    # Asked after the table: what it covers was in the stream by then.
     bounds = reader.bounds(name)
     if stream is None or not (rows or stray is not None):
         result.is_recorded = stream is not None and bool(rows)
@@ -246,7 +246,7 @@ def plan_verification(
         result.add(difference)
     result.to_offset = recorded_to
     if bounds.last is not None:
-        # Also what the table holds behind its coverage, as far as there are messages.
+        # Also rows behind the coverage, as far as there are messages.
         result.to_offset = min(bounds.last + 1, max(recorded_to, -1 if stray is None else stray + 1))
     result.from_offset = result.to_offset if bounds.first is None else min(bounds.first, result.to_offset)
     result.windows_total = -(-(result.to_offset - result.from_offset) // WINDOW_OFFSETS)
@@ -258,7 +258,7 @@ OTHER: Final = "another message lies where one lay last, or none"
 
 
 def wrong_positions(reader: StreamReader, stream: str, rows: Sequence[CoverageRow]) -> dict[CoverageRow, str]:
-    """The ranges that remember wrongly what lay last in them, and how. What has expired cannot be told."""
+    """Ranges that remember a wrong last position, and what is wrong. Expired positions cannot be judged."""
     judged = ((row, _wrong(reader, stream, row)) for row in rows)
     return {row: wrong for row, wrong in judged if wrong is not None}
 
@@ -273,7 +273,7 @@ def _wrong(reader: StreamReader, stream: str, row: CoverageRow) -> str | None:
     found = agreement(reader, stream, at)
     if found in (Agreement.OTHER, Agreement.ENDS_BEFORE):
         return ENDS_BEFORE if found is Agreement.ENDS_BEFORE else OTHER
-    # Equal messages of one chunk look the same: what lies last is told by nothing following it.
+    # Equal messages of one chunk look the same: the last one has none behind it.
     if found is Agreement.SAME and row.from_offset <= at.offset < row.to_offset - 1 and not row.over_amqp:
         following = reader.iterate(stream, at.offset + 1, stop=row.to_offset)
         return "what lay last is followed by a message" if next(following, None) else None
@@ -292,7 +292,7 @@ def is_replaced(
     wrong: Mapping[CoverageRow, str],
     bounds: StreamBounds,
 ) -> bool:
-    """Whether the stream itself is another one, or lost its tail; not only what is remembered of it wrong.
+    """Whether the stream itself is another one or lost its tail, rather than the remembered position being wrong.
 
     A log grows at its end only: where its last position agrees, all before it does. Where that does not, the rows and
     blocks of the messages before it decide: those of another stream have other values and times.
@@ -319,7 +319,7 @@ def windows(start: int, end: int) -> list[Range]:
 
 
 def _chosen_windows(result: StreamVerified, sample: float | None, seed: int | None) -> list[Range]:
-    """The windows of a stream to compare, in order: all, or a share of them that the seed chooses; at least one."""
+    """The windows to compare, in order: all, or a share chosen by the seed, at least one."""
     every = windows(result.from_offset, result.to_offset)
     if sample is None or not every:
         return every
@@ -332,7 +332,7 @@ WindowMessages = tuple[list[Message], list[Message]]
 
 
 def read_window(reader: StreamReader, stream: str, window: Range) -> WindowMessages:
-    """Read a window's messages, and as many more behind it as a block of the time index can hold."""
+    """Read a window's messages, and as many behind it as a block of the time index can hold."""
     start, end = window
     messages: list[Message] = []
     behind: list[Message] = []
@@ -360,7 +360,7 @@ _STREAM_IDS: Final = sql("SELECT stream_id FROM relatum.streams ORDER BY stream_
 
 
 def outside(connection: sa.Connection, stream_id: int, end: int) -> list[Difference]:
-    """Rows and blocks before offset 0, or from an offset on behind which nothing should be."""
+    """Rows and blocks before offset 0, or from `end` on, where none should be."""
     return [
         difference
         for window in ((INTEGER_MIN, 0), (end, INTEGER_MAX))
@@ -385,9 +385,9 @@ def of_no_stream(connection: sa.Connection) -> str:
 
 
 def verify_strays(engine: sa.Engine) -> list[StreamVerified]:
-    """What belongs to no stream, as one more result; none where there is nothing."""
+    """Rows of no stream, as one more result if there are any."""
     result = StreamVerified("")
-    # One moment: a stream's row is there before its other rows.
+    # In one snapshot: a stream's row is written before its other rows.
     with at_one_moment(engine) as connection:
         among = of_no_stream(connection)
         for table, offset in STRAYS:

@@ -87,6 +87,14 @@ def coverage_of(connection: sa.Connection, stream_ids: Sequence[int]) -> list[Co
     return [row_of(row) for row in rows]
 
 
+def coverage_by_stream(connection: sa.Connection, stream_ids: Sequence[int]) -> dict[int, list[CoverageRow]]:
+    """Every range of each of the streams, by offset; an empty list for a stream without any."""
+    found: dict[int, list[CoverageRow]] = {stream_id: [] for stream_id in stream_ids}
+    for row in coverage_of(connection, stream_ids):
+        found[row.stream_id].append(row)
+    return found
+
+
 def tail_of(connection: sa.Connection, stream_id: int) -> CoverageRow | None:
     """The range that grows as the stream grows; None where the stream was never recorded."""
     row = connection.execute(
