@@ -99,7 +99,7 @@ def _routes(connection: SocketConnection, exchange: str, routing_key: str) -> li
     if exchange.startswith(BROKERS_OWN) or not _answers_routes(connection):
         return None
     _prove_alive(connection)
-    answer = connection.answer(frames.route, routing_key, exchange)
+    answer = connection.answer(frames.about, frames.Command.ROUTE, routing_key, exchange)
     if answer.code == Code.STREAM_DOES_NOT_EXIST:
         raise NotFound(f"There is no exchange {exchange!r}.")
     return _strings(answer, exchange)
@@ -130,7 +130,7 @@ def _partitions(connection: SocketConnection, exchange: str, before: list[str] |
     if not exchange or exchange.startswith(BROKERS_OWN):
         return [], False
     _prove_alive(connection)
-    answer = connection.answer(frames.partitions, exchange)
+    answer = connection.answer(frames.about, frames.Command.PARTITIONS, exchange)
     if answer.code == Code.STREAM_DOES_NOT_EXIST:
         return [], False
     found = _strings(answer, exchange)

@@ -333,7 +333,7 @@ def _has_no_message(connection: SocketConnection, stream: str) -> bool:
 
 def _stats(connection: SocketConnection, stream: str) -> dict[str, int]:
     """What the leader says of its log; empty where it says nothing."""
-    answer = connection.answer(frames.stream_stats, stream)
+    answer = connection.answer(frames.about, frames.Command.STREAM_STATS, stream)
     return frames.decode_stats(answer.body) if answer.code == Code.OK else {}
 
 

@@ -279,11 +279,7 @@ class StreamReader(Closing):
         return self._leaders.all_bounds(checked_names("streams", streams), kept or KeptChunks(), lasts)
 
     def missing(self, streams: Sequence[str]) -> list[str]:
-        """Those of many streams that the broker surely has not, all asked for together.
-
-        Args:
-            streams: Their names.
-        """
+        """Those of many streams, by name, that the broker surely has not, all asked for together."""
         names = checked_names("streams", streams)
         return self._nodes.ask(lambda connection: missing(connection, list(names)))
 

@@ -223,6 +223,11 @@ def request(command: int, correlation: int, body: bytes = b"") -> bytes:
     return _HEAD_CORRELATED.pack(8 + len(body), command, 1, correlation) + body
 
 
+def about(correlation: int, command: int, *names: str) -> bytes:
+    """A request that consists of names: Open, Route, Partitions, StreamStats; of SaslHandshake none."""
+    return request(command, correlation, b"".join(map(string, names)))
+
+
 def answer(command: int, correlation: int, code: int) -> bytes:
     """An answer of ours, to the server's Close."""
     return _HEAD_CORRELATED.pack(10, command | RESPONSE_BIT, 1, correlation) + _U16.pack(code)
@@ -237,10 +242,6 @@ def peer_properties(correlation: int, properties: dict[str, str]) -> bytes:
     return request(Command.PEER_PROPERTIES, correlation, table(properties))
 
 
-def sasl_handshake(correlation: int) -> bytes:
-    return request(Command.SASL_HANDSHAKE, correlation)
-
-
 def sasl_authenticate(correlation: int, mechanism: str, response: bytes) -> bytes:
     body = string(mechanism) + _U32.pack(len(response)) + response
     return request(Command.SASL_AUTHENTICATE, correlation, body)
@@ -248,10 +249,6 @@ def sasl_authenticate(correlation: int, mechanism: str, response: bytes) -> byte
 
 def tune(frame_bytes_max: int, heartbeat_s: int) -> bytes:
     return frame(Command.TUNE, struct.pack(">II", frame_bytes_max, heartbeat_s))
-
-
-def open_vhost(correlation: int, vhost: str) -> bytes:
-    return request(Command.OPEN, correlation, string(vhost))
 
 
 def close(correlation: int) -> bytes:
@@ -289,18 +286,6 @@ def create(correlation: int, stream: str, arguments: dict[str, str]) -> bytes:
 def metadata(correlation: int, streams: list[str]) -> bytes:
     body = _U32.pack(len(streams)) + b"".join(string(stream) for stream in streams)
     return request(Command.METADATA, correlation, body)
-
-
-def route(correlation: int, routing_key: str, exchange: str) -> bytes:
-    return request(Command.ROUTE, correlation, string(routing_key) + string(exchange))
-
-
-def partitions(correlation: int, super_stream: str) -> bytes:
-    return request(Command.PARTITIONS, correlation, string(super_stream))
-
-
-def stream_stats(correlation: int, stream: str) -> bytes:
-    return request(Command.STREAM_STATS, correlation, string(stream))
 
 
 def declare_publisher(correlation: int, publisher: int, reference: str, stream: str) -> bytes:

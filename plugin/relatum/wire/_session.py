@@ -298,13 +298,13 @@ class StreamSession:
             raise AnotherCluster(f"What answers the stream protocol there is not the cluster {meant!r}.")
         # One at a time: RabbitMQ (3.10 and 4.3 alike) hangs up on frames that are written ahead during the login.
         handshake = self.next_correlation()
-        self.send(frames.sasl_handshake(handshake))
+        self.send(frames.about(handshake, Command.SASL_HANDSHAKE))
         offered = _expect(self._answer_to(exchange, handshake), "offers mechanisms")
         self._authenticate(exchange, frames.decode_strings(offered))
         while not self._tuned:
             exchange()
         opened = self.next_correlation()
-        self.send(frames.open_vhost(opened, self._login.vhost))
+        self.send(frames.about(opened, Command.OPEN, self._login.vhost))
         answer = self._answer_to(exchange, opened)
         if answer.code in (Code.VHOST_ACCESS_FAILURE, Code.ACCESS_REFUSED):
             raise _vhost_refused(self._login)
