@@ -110,7 +110,7 @@ def test_a_hundred_streams_take_a_dozen_threads_and_a_handful_of_connections(
         streams.publish()
         wait_all_recorded(engine, streams, count)
         assert len(earlier.begun()) <= THREADS_MAX
-        pool = recorder._database.pool
+        pool = recorder._group.database.pool
         assert pool.idle + pool.in_use <= options.get("database_connections_max", RECORDER_CONNECTIONS_MAX)
         follower, reader = recorder._group.follower.statistics(), recorder._group.reader().statistics()
         assert (follower.followed, follower.attached) == (count, count)
