@@ -23,7 +23,7 @@ PAGE = (DOCS / "contexts.md").read_text()
 COMMANDS = (DOCS / "commands.md").read_text()
 PART = PAGE[PAGE.index("\n## Moving") :]
 
-MOVE = set(re.findall(r"`(\w+)`", re.findall(r"^A move is (.*?)\. ", COMMANDS, re.DOTALL | re.MULTILINE)[0]))
+MOVE = set(re.findall(r"`(\w+)`", re.findall(r"^A move has (.*?)\. ", COMMANDS, re.DOTALL | re.MULTILINE)[0]))
 """The fields of a move for programs, as docs/commands.md names them."""
 
 PARTITION = {"partition_id", "stream", "binding_key", "place", "state", "weight", "open_sets"}
