@@ -16,6 +16,7 @@ import pytest
 from psycopg import sql
 
 from relatum_consumer.web import WebServer, servers
+from relatum_consumer.web.rates import Rates
 from tests.support import wait_until
 from tests.support.agents import over_http
 from tests.support.forms import form, in_words
@@ -42,6 +43,8 @@ def test_answers_keep_their_form(page: Asking, world: World, monkeypatch: pytest
     """Each path of the API and each tool: as OpenAPI says, errors too, and the same names and types as are kept."""
     # A busy machine is no server that is away.
     monkeypatch.setattr(servers, "ANSWER_S", 30.0)
+    # A rate is known from the second look on.
+    monkeypatch.setattr(Rates, "of", lambda *_: 1.5)
     found: dict[str, dict[str, set[str]]] = {}
     document = page.get("/api/openapi.json").json()
     assert set(document["paths"]) == set(examples(world))
