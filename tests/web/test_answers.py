@@ -41,8 +41,9 @@ def calls(world: World) -> list[tuple[str, dict[str, Any]]]:
 
 def test_answers_keep_their_form(page: Asking, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each path of the API and each tool: as OpenAPI says, errors too, and the same names and types as are kept."""
-    # A busy machine is no server that is away.
+    # A busy machine is no server that is away: not from now on, and not any more if it was taken for one.
     monkeypatch.setattr(servers, "ANSWER_S", 30.0)
+    wait_until(lambda: page.get("/api/health").status_code == 200, what="both servers answer")
     # A rate is known from the second look on.
     monkeypatch.setattr(Rates, "of", lambda *_: 1.5)
     found: dict[str, dict[str, set[str]]] = {}
