@@ -18,9 +18,9 @@ CAUSE: Final = "cause"
 """The message that the one above names as its cause."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Link:
-    """What a value connects: `SAME`: all of `messages`; `CAUSED`: the first is the cause of the others."""
+    """What a value connects. `SAME`: all of `messages` have it. `CAUSED`: the first is the cause of the others."""
 
     kind: str
     key: "KeyValue"
@@ -86,7 +86,7 @@ class Tree:
             named.setdefault((edge.cause, edge.key), []).append(edge.effect)
         for (cause, key), effects in named.items():
             links.append(Link(SAME, key, tuple(effects)) if cause is None else Link(CAUSED, key, (cause, *effects)))
-        # What came from what says more than a value in common; a value of few messages more than one of many.
+        # A cause says more than a value in common, and a value of few messages more than a value of many.
         links.sort(key=lambda link: (link.kind == SAME, len(link.messages)))
         found: dict[tuple[str, KeyValue | None], list[tuple[Row, list[Row]]]] = {}
         stems: list[tuple[Row, list[Row]]] = []
@@ -116,41 +116,51 @@ def rows_of(hops: Sequence[int], links: Sequence[Link]) -> list[Row]:
             Without a start those of one hop are at the top.
         links: What connects messages, by their numbers.
     """
-    of: list[list[Link]] = [[] for _ in hops]
-    for link in links:
-        for number in link.messages:
-            of[number].append(link)
-    tops = [number for number, hop in enumerate(hops) if hop == min(hops)]
-    below: dict[int, list[Row]] = {}
-    found = {*tops}
-    _follow(tops, of, found, below)
+    first = min(hops, default=0)
+    tops = [number for number, hop in enumerate(hops) if hop == first]
+    below, alone = _below(tops, len(hops), links)
     rows: list[Row] = []
     for top in tops:
-        if hops[top]:
-            rows += _walk(Row(top, 0), below)
-        else:
-            for each in sorted(below.get(top, ()), key=_number):
-                rows += _walk(each, below)
-    for number in range(len(hops)):
-        if number not in found:
-            found.add(number)
-            _follow([number], of, found, below)
-            rows += _walk(Row(number, 0), below)
+        for each in [Row(top, 0)] if first else sorted(below.get(top, ()), key=_number):
+            rows += _walk(each, below)
+    for number in alone:
+        rows += _walk(Row(number, 0), below)
     return rows
 
 
-def _follow(tops: Sequence[int], of: Sequence[Sequence[Link]], found: set[int], below: dict[int, list[Row]]) -> None:
-    """Put each message that is not found yet below the one from which it is found first."""
-    queue = [*tops]
-    for number in queue:
-        for link in of[number]:
-            # Messages that name the same cause are connected with it, and only so with each other.
-            is_of_all = link.kind == SAME or number == link.messages[0]
-            for other in link.messages if is_of_all else link.messages[:1]:
-                if other not in found:
-                    found.add(other)
-                    below.setdefault(number, []).append(Row(other, 0, link.kind if is_of_all else CAUSE, link.key))
-                    queue.append(other)
+def _below(tops: Sequence[int], count: int, links: Sequence[Link]) -> tuple[dict[int, list[Row]], list[int]]:
+    """The messages below each one, from which they are found first; and those that nothing leads to."""
+    of: list[list[Link]] = [[] for _ in range(count)]
+    for link in links:
+        for number in link.messages:
+            of[number].append(link)
+    below: dict[int, list[Row]] = {}
+    alone: list[int] = []
+    found: set[int] = set()
+    followed: set[Link] = set()
+    for sources in (tops, *([number] for number in range(count))):
+        queue = [number for number in sources if number not in found]
+        found.update(queue)
+        if sources is not tops:
+            alone += queue
+        for number in queue:
+            for link in [each for each in of[number] if each not in followed]:
+                kind, others = _led_to(number, link)
+                if kind != CAUSE:
+                    followed.add(link)
+                new = [each for each in dict.fromkeys(others) if each not in found]
+                found.update(new)
+                below.setdefault(number, []).extend(Row(each, 0, kind, link.key) for each in new)
+                queue += new
+    return below, alone
+
+
+def _led_to(number: int, link: Link) -> tuple[str, tuple[int, ...]]:
+    """What a link leads to from one of its messages, and how that is connected with the message."""
+    if link.kind == SAME or number == link.messages[0]:
+        return link.kind, link.messages
+    # Messages that name the same cause are connected with it, and only so with each other.
+    return CAUSE, link.messages[:1]
 
 
 def _walk(top: Row, below: Mapping[int, Sequence[Row]]) -> Iterator[Row]:
@@ -168,7 +178,7 @@ def _number(row: Row) -> int:
 
 
 def places(times: Sequence[datetime | None], start: datetime | None) -> tuple[float | None, ...]:
-    """Where times are drawn, in per cent of a picture's width: what is near the start is far apart, as a logarithm is.
+    """Where times are drawn, in per cent of a picture's width: on a logarithmic scale around the start.
 
     Args:
         times: Of each message its time.
