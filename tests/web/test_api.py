@@ -202,6 +202,7 @@ def test_that_a_message_was_found_itself_proves_nothing_of_others(place: Place, 
     path = f"/api/search?key=host&of_stream={place.stream}&of_offset=0"
     alone = own.get(path).json()
     assert (alone["status"], alone["results"], alone["streams"]) == ("absent", [], [place.stream])
+    assert "no other message has this value" in own.get(path.replace("/api/search", "/")).text
     place.put((b"two", {"host": "lonely"}))
     behind = own.get(path).json()
     assert (behind["status"], behind["results"], behind["unrecorded_streams"]) == (

@@ -137,13 +137,13 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "k" || event.key === "p") document.querySelector("a[rel=prev]")?.click();
 });
 
-// A row of messages is as good as its link; whoever marks text, or opens something else in it, does not leave.
+// A click on a row opens its message, unless text is selected, or the click was on another control.
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.("tr:has(a.strong), .rows > li")?.querySelector("a.strong, a[data-open]");
   if (link && !event.target.closest("a, button, summary, input") && getSelection().isCollapsed) link.click();
 });
 
-// The menu closes as others do.
+// A click elsewhere closes the menu.
 document.addEventListener("click", (event) => {
   document.querySelectorAll("details.menu[open]").forEach((each) => { if (!each.contains(event.target)) each.open = false; });
 });

@@ -1,4 +1,4 @@
-// A message of a conversation, shown beside it: nobody loses the place.
+// A message of a conversation opens in a drawer, so that the reader keeps the place.
 import { drawTimes, tell } from "./shared.js";
 
 const drawer = document.querySelector("[data-drawer]");
@@ -23,6 +23,6 @@ document.addEventListener("click", async (event) => {
 });
 
 drawer?.addEventListener("click", (event) => {
-  // Beside the drawer counts as outside of it.
+  // The dialog itself is the target where its backdrop is clicked.
   if (event.target === drawer || event.target.closest("[data-close]")) drawer.close();
 });
