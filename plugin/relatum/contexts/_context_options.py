@@ -1,4 +1,4 @@
-"""The options of routers and of serial consumers, and what these count."""
+"""The options and the statistics of routers and serial consumers."""
 
 import threading
 from collections import defaultdict
@@ -18,16 +18,16 @@ from relatum.superstreams import Balance, BalanceName, Candidate, balance_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterOptions:
-    """The options that both kinds of routers have; their fields are documented where they have defaults."""
+    """The options that both kinds of routers share; `ContextOptions` and `AffinityOptions` document the fields."""
 
     kind: ClassVar[str]
-    """What is named, for the metrics: "context" or "affinity"."""
+    """The kind of router in metrics: "context" or "affinity"."""
 
     names_are_new: ClassVar[bool]
-    """Whether names that a router does not know are mostly placed nowhere yet."""
+    """Whether a name that is not cached has usually not been placed yet."""
 
     when_away: ClassVar[tuple[str, ...]]
-    """What `when_database_away` may be."""
+    """The valid values of `when_database_away`."""
 
     header: str
     balance: BalanceName | Balance
@@ -37,21 +37,21 @@ class RouterOptions:
 
     @property
     def names_max(self) -> int:
-        """Placements remembered."""
+        """How many placements to cache."""
         raise NotImplementedError
 
     @property
     def open_sets_max(self) -> int | None:
-        """Names that may be placed at once; None: any number."""
+        """How many sets may be open at once; None for no limit."""
         return None
 
     @property
     def idle_s(self) -> float | None:
-        """Seconds without use after which sets are closed, for all routers; None: as it is stored."""
+        """Seconds without use after which any router closes a set; None for the stored value."""
         return None
 
     def rules(self) -> tuple[Balance, Balance]:
-        """The rule for names, and the one for messages without a name, begun anew."""
+        """Return new balance rules: one for names, one for messages without a name."""
         rule = balance_of(self.balance)
         return rule, rule
 
@@ -69,22 +69,22 @@ class RouterOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextOptions(RouterOptions):
-    """How a router of contexts places and checks.
+    """Options of a router of serialization contexts.
 
     Attributes:
-        header: The header that names a message's context. All who use the super stream must agree.
-        balance: Where a context is placed by its first message. "hash" (default): by its name, as RabbitMQ's stream
-            clients route keys; or "round_robin", "least_loaded", "weighted" or a function. Partitions that are added
-            later move no context.
-        trust_clock: True (default): a message counts once it is confirmed, where the router's last look at the database
-            began less than 0.2 s before, by this machine's clock; a thread looks while messages are published. False:
-            each message is followed by a look of its own. For machines that are paused together with their clock.
-        timeout_s: Seconds to wait for a move to end, and for the database where it is away. Default: 10. 0: not at all.
-        contexts_max: Contexts whose partitions are remembered; others are read again when they are used.
-        when_database_away: "wait" (default): up to `timeout_s` for a database that is away. "fail": not at all.
+        header: The header that names a message's context. All users of the super stream must agree on it.
+        balance: How the partition of a new context is chosen. "hash" (default): by its name, as RabbitMQ's stream
+            clients route keys; or "round_robin", "least_loaded", "weighted" or a function. Adding partitions later
+            moves no context.
+        trust_clock: True (default): a confirmed message is valid if the router's last query of the database began less
+            than 0.2 s before, by this machine's clock; a thread queries while messages are published. False: the router
+            queries the database after each message. Use False on machines that can be paused together with their clock.
+        timeout_s: Seconds to wait for a move to end, or for an unavailable database. Default: 10. 0 does not wait.
+        contexts_max: How many contexts' partitions to cache; others are read from the database again.
+        when_database_away: "wait" (default): wait up to `timeout_s` for an unavailable database. "fail": do not wait.
 
     Raises:
-        ConfigurationError: one of them cannot be.
+        ConfigurationError: an option is invalid.
     """
 
     kind: ClassVar[str] = "context"
@@ -98,7 +98,7 @@ class ContextOptions(RouterOptions):
 
     @property
     def names_max(self) -> int:
-        """Placements remembered."""
+        """How many placements to cache."""
         return self.contexts_max
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class ContextOptions(RouterOptions):
 
 
 def _by_messages(rule: Balance) -> Balance:
-    """The rule for sets, for messages of none, with turns of its own: their load is what was sent here."""
+    """The rule for messages without a set. It has its own state; a partition's load is what this router sent there."""
     sent: defaultdict[str, int] = defaultdict(int)
     lock = threading.Lock()
 
@@ -124,27 +124,27 @@ def _by_messages(rule: Balance) -> Balance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AffinityOptions(RouterOptions):
-    """How a router of affinity sets places and checks.
+    """Options of a router of affinity sets.
 
     Attributes:
-        header: The header that names a message's set. All who use the super stream must agree.
-        balance: Where a set is placed by its first message: "round_robin" (default), "least_loaded" (fewest open
-            sets), "weighted" (by those `AffinitySets.set_weights` stored), "hash" (of its name), or a function.
-        trust_clock: As of `ContextOptions`.
-        timeout_s: Seconds to wait for a move to end, and for what else is waited for. Default: 10. 0: not at all.
-        when_database_away: "known" (default): messages of known sets go on, a first message is `DatabaseUnavailable`.
-            "wait": all wait up to `timeout_s`. "fail": all are `DatabaseUnavailable`.
-        idle_s: Seconds without a message after which sets are closed, those of all routers; at least 60, and up to 45
-            more. It is the super stream's: the first router that names it sets it, one that names another is refused.
-            None (default): as it is stored, never where nobody named it.
-        open_sets_max: Sets of the super stream that may be open. None (default): any number. With a number, sets are
-            placed one after the other by all routers.
-        known_sets_max: Sets whose partitions are remembered; others are asked for again when they are used. Default:
-            100,000, some 50 MB of memory where that many are open.
-        predecessors_max: Messages remembered as predecessors, by their `message_id`.
+        header: The header that names a message's set. All users of the super stream must agree on it.
+        balance: How the partition of a new set is chosen: "round_robin" (default), "least_loaded" (fewest open sets),
+            "weighted" (by the weights of `AffinitySets.set_weights`), "hash" (of its name), or a function.
+        trust_clock: See `ContextOptions`.
+        timeout_s: Seconds that a publish may wait, for the end of a move above all. Default: 10. 0 does not wait.
+        when_database_away: "known" (default): messages of cached sets are published, the first message of another set
+            raises `DatabaseUnavailable`. "wait": all wait up to `timeout_s`. "fail": all raise `DatabaseUnavailable`.
+        idle_s: Seconds without a message after which a set is closed; at least 60, and it may take 45 more. The value
+            belongs to the super stream: the first router stores it, and a router with another value is refused.
+            None (default): the stored value; if there is none, sets are never closed.
+        open_sets_max: How many sets of the super stream may be open. None (default): no limit. With a limit, routers
+            open sets one at a time.
+        known_sets_max: How many sets' partitions to cache; others are read from the database again. Default: 100,000,
+            about 50 MB of memory if that many are open.
+        predecessors_max: How many messages to remember as predecessors, by their `message_id`.
 
     Raises:
-        ConfigurationError: one of them cannot be.
+        ConfigurationError: an option is invalid.
     """
 
     kind: ClassVar[str] = "affinity"
@@ -161,11 +161,11 @@ class AffinityOptions(RouterOptions):
 
     @property
     def names_max(self) -> int:
-        """Placements remembered."""
+        """How many placements to cache."""
         return self.known_sets_max
 
     def rules(self) -> tuple[Balance, Balance]:
-        """The rule for sets, and the one for messages of none, begun anew."""
+        """Return new balance rules: one for sets, one for messages without a set."""
         return balance_of(self.balance), _by_messages(balance_of(self.balance))
 
     def __post_init__(self) -> None:
@@ -179,22 +179,23 @@ class AffinityOptions(RouterOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SerialOptions:
-    """How a serial consumer reads.
+    """Options of a serial consumer.
 
     Attributes:
-        start: Where a new name begins: with the "first" message, or with the "next" one that is published.
-        header: The header that names contexts; None takes the one stored, and "serialization_context" where nobody has
-            opened the super stream yet.
-        batch_messages: Messages of a batch, at most.
-        batch_bytes: Their bytes, about; one larger message still is a batch.
-        batch_s: Seconds a batch that is not full waits for more; 0 for not at all.
-        held_messages_max: Messages held back in a partition; then it is read no further until some are delivered.
-        held_bytes_max: Their bytes.
-        lease_s: Seconds after which others take over from a member that died; at least 1. It renews four times as
-            often.
+        start: Where a new consumer name begins: at the "first" message, or at the "next" one that is published.
+        header: The header that names contexts. None: the stored one, or "serialization_context" if the super stream is
+            new to the database.
+        batch_messages: The most messages in a batch.
+        batch_bytes: The most bytes in a batch, approximately; a larger message is a batch of its own.
+        batch_s: Seconds to wait for more messages before a smaller batch is delivered; 0 does not wait.
+        held_messages_max: The most messages held back in a partition. At the limit, reading pauses until some of them
+            are delivered.
+        held_bytes_max: The same in bytes.
+        lease_s: Seconds after which other members take over from one that died; at least 1. A lease is renewed four
+            times in this time.
 
     Raises:
-        InvalidInput: one of them cannot be.
+        InvalidInput: an option is invalid.
     """
 
     start: Literal["first", "next"] = "first"
@@ -220,16 +221,16 @@ class SerialOptions:
 @reported("super_stream", "kind")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterStatistics:
-    """What a router has counted, and what it remembers.
+    """Counts of a router since it was opened, and the size of its cache.
 
     Attributes:
-        published: Messages of a context, or an affinity set, that were published.
-        unnamed: Messages of none, which went by the rule.
-        asked: Messages that needed a look at the database of their own, since no look was recent enough.
-        adopted: Messages that a move had overtaken, and that were taken in again where their context is now.
+        published: Published messages with a context or an affinity set.
+        unnamed: Published messages without either, placed by the balance rule.
+        asked: Messages for which the router had to query the database, since its last query was too old.
+        adopted: Messages overtaken by a move, and adopted into the partition their context moved to.
         move_wait_s: Seconds that messages waited for a move to end.
-        known_names: Contexts, or sets, whose partition is remembered.
-        unchecked: Messages that are published and not known to count yet.
+        known_names: Contexts or sets whose partition is cached.
+        unchecked: Messages that are published but not yet known to be valid.
     """
 
     published: Annotated[int, Counter("relatum_router_published_total", "Messages of a context or set published")]
@@ -250,14 +251,14 @@ class RouterStatistics:
 @reported("super_stream", "consumer")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SerialStatistics:
-    """What one member of a serial consumer has counted, and what it has.
+    """Counts of one member of a serial consumer, and its partitions and held messages.
 
     Attributes:
         partitions: Partitions it reads now.
-        delivered: Messages handed to the application; again, where a batch is given back.
+        delivered: Messages delivered to the application; those of a returned batch count again.
         acknowledged: Messages whose position is stored.
-        held_messages: Messages that wait for what their context has in another partition.
-        held_bytes: Their bytes.
+        held_messages: Messages held until earlier messages of their context in another partition are consumed.
+        held_bytes: The same in bytes.
         pause_s: Seconds that moved contexts waited in their new partition.
     """
 

@@ -1,4 +1,4 @@
-"""Routers: each message is published to the partition where its context, or affinity set, is."""
+"""Routers: publish each message to the partition of its context or affinity set."""
 
 import threading
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ Options = TypeVar("Options", bound=RouterOptions)
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """A message, as `basic_publish` of pika's channel takes it."""
+    """The arguments of pika's `basic_publish`."""
 
     channel: Any
     body: bytes | str
@@ -40,16 +40,16 @@ class Sending:
 
     @property
     def headers(self) -> Mapping[str, Any] | None:
-        """Its headers; None for none."""
+        """The message's headers, or None."""
         return self.properties.headers if self.properties else None
 
     @property
     def message_id(self) -> str | None:
-        """Its `message_id`; None for none."""
+        """The property `message_id`, or None."""
         return self.properties.message_id if self.properties else None
 
     def require_confirms(self) -> None:
-        """Refuse a channel that does not tell when the broker has a message."""
+        """Refuse a channel without publisher confirms."""
         if not isinstance(self.channel, BlockingChannel):
             raise ConfigurationError(
                 "messages of a context or an affinity set need a BlockingChannel of pika, not "
@@ -61,15 +61,15 @@ class Sending:
             )
 
     def source(self) -> Any:
-        """What names the broker."""
+        """The object that identifies the broker."""
         return self.channel
 
     def vhost(self) -> str:
-        """The virtual host it would be published in."""
+        """The virtual host of the channel."""
         return vhost_of(self.channel)
 
     def send_named(self, core: RouterCore, placement: Placement, headers: dict[str, Any]) -> Any:
-        """Publish it under a placement, with these headers; gives what the client gives."""
+        """Publish the message under a placement, with these headers; return the client's result."""
         own = (
             copy_with(self.properties, headers, self.properties.message_id)
             if self.properties
@@ -78,7 +78,7 @@ class Sending:
         return self.channel.basic_publish(core.super_stream, placement.binding_key, self.body, own, mandatory=True)
 
     def send_unnamed(self, core: RouterCore, partition: PartitionRow) -> Any:
-        """Publish it as it is, under no name; gives what the client gives."""
+        """Publish a message without a name, unchanged; return the client's result."""
         try:
             result = self.channel.basic_publish(
                 core.super_stream, partition.binding_key, self.body, self.properties, mandatory=self.mandatory
@@ -91,7 +91,7 @@ class Sending:
 
 
 class RouterBase(Generic[Options]):
-    """What routers for threads and for tasks do alike."""
+    """The part that blocking and asyncio routers share."""
 
     _options_class: Any
 
@@ -112,7 +112,7 @@ class RouterBase(Generic[Options]):
         of_one_process(self, "a router")
 
     def _set_up(self) -> None:
-        """Make what a router of its kind has beside its core."""
+        """Create what this kind of router has besides its core."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -120,16 +120,16 @@ class RouterBase(Generic[Options]):
 
     @property
     def session(self) -> str:
-        """What this router's messages name it by in their header `relatum_placed`: 16 hexadecimal digits."""
+        """The router's id in its messages' header `relatum_placed`: 16 hexadecimal digits."""
         return self._core.publications.name
 
     def statistics(self) -> RouterStatistics:
-        """What was published, and what is remembered. It asks nobody."""
+        """Return the counts since the router was opened, without input or output."""
         return self._core.statistics()
 
 
 class Router(RouterBase[Options], Target, Closing):
-    """Publishes messages by pika with a name where that is placed, others by a rule. Threads may share it."""
+    """Publishes messages with pika: by placement if they have a name, else by the balance rule. Thread-safe."""
 
     def _set_up(self) -> None:
         self._locks = NameLocks(threading.Lock)
@@ -138,25 +138,25 @@ class Router(RouterBase[Options], Target, Closing):
         """Connect eagerly. Idempotent.
 
         Args:
-            source: A URL, or a channel or connection of the client's, where the router was given no URL.
+            source: A URL, or a channel or connection of the client, if the router was given no URL.
 
         Raises:
-            ConfigurationError: it knows no broker, or is closed.
+            ConfigurationError: no broker was given, or the router is closed.
             SuperStreamNotFound: the broker has no such super stream.
-            SuperStreamConflict: its contexts, or sets, are named by another header.
-            BrokerUnavailable, DatabaseUnavailable, AccessRefused, SchemaMissing: one of the servers cannot be used.
+            SuperStreamConflict: another header names its contexts or sets.
+            BrokerUnavailable, DatabaseUnavailable, AccessRefused, SchemaMissing: a server cannot be used.
         """
         self._core.open(source)
 
     def check(self, timeout_s: float | None = None) -> None:
-        """Wait until every message published so far is known to be in its order.
+        """Wait until every message published so far is known to be in order.
 
         Args:
-            timeout_s: Seconds for each name with messages that are not known to be; None (default): the router's.
+            timeout_s: Seconds for each name that has unchecked messages; None (default): the router's `timeout_s`.
 
         Raises:
             ContextMoving: a move did not end in time.
-            DatabaseUnavailable, BrokerUnavailable: it is not known yet; call it again.
+            DatabaseUnavailable, BrokerUnavailable: the order is not known yet; call `check` again.
         """
         if timeout_s is not None:
             checked_seconds("timeout_s", timeout_s)
@@ -164,10 +164,10 @@ class Router(RouterBase[Options], Target, Closing):
             self._settle_name(name, timeout_s)
 
     def close(self) -> None:
-        """Wait as `check` does, and give the connections back.
+        """Call `check`, and close the connections.
 
         Raises:
-            ContextMoving, DatabaseUnavailable, BrokerUnavailable: as `check`; the connections are given back.
+            ContextMoving, DatabaseUnavailable, BrokerUnavailable: see `check`; the connections are closed.
         """
         try:
             if self._core.is_open:
@@ -184,31 +184,35 @@ class Router(RouterBase[Options], Target, Closing):
         routing_key: str = "",
         mandatory: bool = True,
     ) -> Any:
-        """Publish a message where its context, or affinity set, is; of a context, return when it is in its order.
+        """Publish a message to the partition of its context or affinity set.
+
+        For a context, return once the message is known to be in order.
 
         Args:
-            channel: A BlockingChannel of pika in confirm mode, intercepted or not. For messages of no context or set
-                any channel of pika.
+            channel: A BlockingChannel of pika in confirm mode, intercepted or not. Messages without a context or set
+                may use any channel of pika.
             body: The body.
-            properties: The properties; the headers that name the context, or set, are among their headers. Not changed.
-            routing_key: Of messages of none: their key, if any, to balance by. None is sent by it.
-            mandatory: Of messages of none: whether one that nothing is bound for comes back. The others always do.
+            properties: The properties, whose headers name the context or set. They are not changed.
+            routing_key: For messages without a context or set: a key to balance by, or "".
+            mandatory: For messages without a context or set: whether unroutable messages are returned. Others always
+                are.
 
         Returns:
-            What `basic_publish` returned.
+            The result of `basic_publish`.
 
         Raises:
-            ConfigurationError: the channel has no confirms, or is in another virtual host, or the router is closed;
-                nothing was sent.
-            InvalidInput: the headers make no sense, or the name is no text of 1 to 1,024 bytes; nothing was sent.
-            PredecessorNotFound: the message that was named is not known, or not yet; nothing was sent.
-            ContextMoving: a move did not end within `timeout_s`; nothing was sent, and it may be repeated.
-            TooManyOpenSets: nothing was sent; it may be repeated.
+            ConfigurationError: the channel has no confirms or another virtual host, or the router is closed; nothing
+                was sent.
+            InvalidInput: the headers contradict each other, or the name is not text of 1 to 1,024 bytes; nothing was
+                sent.
+            PredecessorNotFound: the predecessor is not known, or not yet; nothing was sent.
+            ContextMoving: a move did not end within `timeout_s`; nothing was sent; safe to repeat.
+            TooManyOpenSets: nothing was sent; safe to repeat.
             DatabaseUnavailable, BrokerUnavailable: nothing was sent.
             SuperStreamNotFound, SuperStreamConflict: nothing was sent.
-            PublishOutcomeUnknown: it may be in its context's order, or in its set. `settle(timeout_s)` finds out, and
-                helps it in where a move came between. Nothing else of the name is published by this router before.
-            Exception: what `basic_publish` raises.
+            PublishOutcomeUnknown: the message may be in its context or set. `settle(timeout_s)` finds out, and adopts
+                the message if a move overtook it. Until then, this router publishes nothing else with that name.
+            Exception: errors of `basic_publish`.
         """
         return self._publish(Sending(channel, body, properties, routing_key, mandatory))
 
@@ -216,19 +220,19 @@ class Router(RouterBase[Options], Target, Closing):
         raise NotImplementedError
 
     async def publish_async(self, channel: Any, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
-        """Nothing is published with aio-pika here.
+        """Refuse: this router publishes with pika.
 
         Raises:
-            ConfigurationError: always.
+            ConfigurationError: always; nothing was sent.
         """
         raise ConfigurationError(f"a {type(self).__name__} publishes with pika: use Async{type(self).__name__}")
 
     # --- for routers of contexts and of sets ----------------------------------------------------------------------
 
     def _publish_locked(self, sending: Sending, name: str, *, stream: str | None = None) -> tuple[Placement, Any]:
-        """Publish a message of a name whose lock is held; gives its placement, and what the client gave.
+        """Publish a message while the name's lock is held; return its placement and the client's result.
 
-        - `stream`: Where to place the name, if it is not placed yet.
+        - `stream`: Where to place the name if it has no placement yet.
         """
         sending.require_confirms()
         core, publications = self._core, self._core.publications
@@ -251,7 +255,7 @@ class Router(RouterBase[Options], Target, Closing):
         return known.placement, result
 
     def _unnamed_partition(self, sending: Sending) -> PartitionRow:
-        """Where a message of no name goes, by the rule; it never waits for the database."""
+        """Choose the partition of a message without a name, without waiting for the database."""
         core = self._core
         if not core.has_layout:
             self._core.open(sending.source(), with_database=False)
@@ -263,7 +267,7 @@ class Router(RouterBase[Options], Target, Closing):
             self._core.publications.settle(name, timeout_s)
 
     def _settle(self, name: str, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> Places:
-        """Wait until a message counts that the broker has; gives no places, the name's partition has it."""
+        """Wait until a confirmed message is valid; return no places, since its partition is known."""
         try:
             self._settle_name(name, timeout_s)
         except RelatumError as error:
@@ -273,7 +277,7 @@ class Router(RouterBase[Options], Target, Closing):
     def _settle_unknown(
         self, found: Any, sent: Sent, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()
     ) -> Places:
-        """Find out about a message whose confirm did not come: it must be in a stream, and count there."""
+        """Settle a message without a confirm: it must be in a stream, and be valid there."""
         places: Places = found(timeout_s, streams=streams or (sent.stream,))
         if self._core.publications.counts(sent):
             return places
@@ -288,25 +292,25 @@ class ContextRouter(Router[ContextOptions]):
         with relatum.ContextRouter("orders", DATABASE_URL) as router:
             router.publish(channel, body, BasicProperties(headers={"serialization_context": account}))
 
-    When `publish` returns, the message is in its context's order, behind all that was published before it, and every
-    serial consumer sees it there once, wherever the context is moved, and however long this process slept in between.
-    While it publishes, a thread looks at the database, and each look serves the messages of a moment. Without one so
-    young, the router looks after the broker's confirm, which costs a round trip to PostgreSQL.
+    When `publish` returns, the message is in its context's order, after all earlier messages, and every serial consumer
+    sees it there exactly once, wherever the context moves, and even if this process was suspended in between. While
+    messages are published, a thread queries the database, and each query validates the messages of a short time. If the
+    last query is too old, the router queries after the broker's confirm, which costs a round trip to PostgreSQL.
 
-    It can be given as the exchange on an intercepted channel: `channel.basic_publish(router, "", body, properties)`.
-    One message of a context is under way at a time; threads with channels of their own publish different contexts
-    side by side. A message without the header is published to any partition and waits for no database.
+    A router can take the exchange's place on an intercepted channel: `channel.basic_publish(router, "", body, ...)`.
+    Messages of one context are published one at a time; threads with their own channels publish different contexts
+    at the same time. A message without the header is published to any partition, without the database.
 
     Args:
         super_stream: The super stream's name.
-        database: PostgreSQL's URL, or a `Database`, which stays the caller's.
-        options: How it places and checks.
+        database: PostgreSQL's URL, or a `Database`, which the caller closes.
+        options: A `ContextOptions`; None for the defaults.
         broker: The broker's URL. None (default): that of the channel first published on.
         stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
 
     Raises:
-        ConfigurationError: an option, or a URL, cannot be one.
-        InvalidInput: the super stream's name cannot be one.
+        ConfigurationError: an option or a URL is invalid.
+        InvalidInput: the super stream's name is invalid.
     """
 
     _options_class = ContextOptions
@@ -315,25 +319,25 @@ class ContextRouter(Router[ContextOptions]):
         name = self._core.name_of(sending.headers)
         if name is None:
             return sending.send_unnamed(self._core, self._unnamed_partition(sending))
-        # Nothing comes before: threads of a name queue in the order they called.
+        # Take the lock first: threads with the same name then publish in the order of their calls.
         with self._locks(name) as lock, lock:
             return self._publish_locked(sending, name)[1]
 
 
 class AffinityRouter(Router[AffinityOptions]):
-    """Publishes all messages of an affinity set to the partition where its first one went.
+    """Publishes all messages of an affinity set to the partition of its first message.
 
     A context manager; threads may share one, each with a channel of its own.
 
         with relatum.AffinityRouter("invoices", DATABASE_URL, AffinityOptions(balance="least_loaded")) as router:
             router.publish(channel, body, BasicProperties(headers={"affinity_set": "invoice 17"}))
 
-    The set is named in a header. The partition of its first message is chosen by the rule and stored atomically, so
-    that all publishers agree; it is cached, so that further messages go there without asking. A message
-    with the header `affinity_last: True` ends its set, one with `affinity_predecessor` joins that of another message,
-    and those with neither are balanced by the rule and never wait for PostgreSQL.
+    A header names the set. The balance rule chooses the partition of its first message, and the database stores it
+    atomically, so that all publishers agree. Further messages use the cached partition. A message with the header
+    `affinity_last: True` ends its set, and one with `affinity_predecessor` joins the set of another message. Messages
+    with none of these headers are balanced by the rule and never wait for PostgreSQL.
 
-    It can be given as the exchange on an intercepted channel: `channel.basic_publish(router, "", body, properties)`.
+    A router can take the exchange's place on an intercepted channel: `channel.basic_publish(router, "", body, ...)`.
     Arguments and errors are those of `ContextRouter`; `options` are `AffinityOptions`.
     """
 
@@ -364,19 +368,19 @@ class AffinityRouter(Router[AffinityOptions]):
         return result
 
     def _publish_of_none(self, sending: Sending, partition: PartitionRow | None = None) -> Any:
-        """Publish a message of no set, where its predecessor went or by the rule."""
+        """Publish a message without a set to its predecessor's partition, or by the balance rule."""
         partition = partition or self._unnamed_partition(sending)
         result = sending.send_unnamed(self._core, partition)
         self._predecessors.published(Found(None, partition.stream), sending.message_id)
         return result
 
     def close(self) -> None:
-        """Close the sets that have ended, wait as `check` does, and give the connections back.
+        """Close the sets that have ended, call `check`, and close the connections.
 
         Sets that have not ended stay open.
 
         Raises:
-            ContextMoving, DatabaseUnavailable, BrokerUnavailable: as `check`; the connections are given back.
+            ContextMoving, DatabaseUnavailable, BrokerUnavailable: see `check`; the connections are closed.
         """
         try:
             self._sets.close()

@@ -27,14 +27,14 @@ from relatum.waiting import AfterStop, backoff, log_failure, within
 logger = logging.getLogger("relatum.serial")
 
 CLOSE_S: Final = 10.0
-"""Seconds `close` waits for threads by default."""
+"""Default seconds that `close` waits for the threads."""
 
 LOOK_S: Final = 0.25
-"""How often `run` looks whether it should stop while there is nothing to do."""
+"""How often an idle `run` checks whether to stop, in seconds."""
 
 
 class ConsumerBase:
-    """What serial consumers for threads and for tasks do alike."""
+    """The part that the blocking and the asyncio serial consumer share."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ConsumerBase:
             raise ConfigurationError("a consumer is started once")
 
     def _until(self, timeout_s: float | None) -> float | None:
-        """When a wait for a batch ends; None for never."""
+        """The deadline of a wait for a batch; None waits forever."""
         self._check_running()
         return None if timeout_s is None else time.monotonic() + checked_seconds("timeout_s", timeout_s)
 
@@ -78,7 +78,7 @@ class ConsumerBase:
         return self._batches.stopping.is_set() or (stop is not None and stop.is_set())
 
     def _try_acknowledge(self, batch: BatchBase, stop: threading.Event | asyncio.Event | None) -> bool:
-        """Acknowledge; False where PostgreSQL does not answer. A batch that is another member's now is that one's."""
+        """Acknowledge a batch; False if PostgreSQL is unavailable. A batch that another member took over is skipped."""
         outages, who = self._member.outages, _acknowledging(batch)
         try:
             with within(None if stop is None else AfterStop(stop)):
@@ -94,7 +94,7 @@ class ConsumerBase:
         return True
 
     def _leave(self, batch: BatchBase) -> None:
-        """Acknowledge no more of a batch: it is delivered again later."""
+        """Give a batch back: it is delivered again later."""
         self._member.outages.forget(_acknowledging(batch))
         batch.give_back()
 
@@ -108,7 +108,7 @@ class ConsumerBase:
             return read_status(self._store.database, self._store.consumer_id, reader)
 
     def statistics(self) -> SerialStatistics:
-        """What this member has counted, and what it has. It asks nobody."""
+        """Return this member's counts, without input or output."""
         return self._batches.statistics()
 
     @property
@@ -118,20 +118,21 @@ class ConsumerBase:
 
 
 class SerialConsumer(ConsumerBase, Closing):
-    """Consumes a super stream so that the messages of each serialization context come in the order of publishing.
+    """Consumes a super stream; the messages of each serialization context are delivered in the order of publishing.
 
-    All consumers of one name, in any number of processes, share the partitions: one member reads a partition at a
-    time. Positions are stored in PostgreSQL. Contexts may move to other partitions at any time: what a context has in
-    its new partition is held back until all it had in the old one is consumed. Contexts that do not move never wait.
+    Consumers with the same name, in any number of processes, are members that share the partitions; one member reads a
+    partition at a time. Positions are stored in PostgreSQL. Contexts may move between partitions at any time: messages
+    in the new partition are held back until all earlier ones in the old partition are consumed. Contexts that do not
+    move never wait.
 
-    A context manager: entering starts it, leaving closes it. Threads may share it; batches of different partitions
-    can be consumed side by side.
+    A context manager: entering starts it, leaving closes it. Thread-safe; batches of different partitions can be
+    processed at the same time.
 
     Args:
         super_stream: The super stream's name.
         name: The consumer's name. Each name consumes every message.
-        options: How it reads.
-        database: PostgreSQL's URL, or a `Database`, which stays the caller's.
+        options: The `SerialOptions`.
+        database: PostgreSQL's URL, or a `Database`, which the caller closes.
         broker: The broker's URL or address.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
@@ -139,8 +140,8 @@ class SerialConsumer(ConsumerBase, Closing):
             broker's URL says, or PLAIN.
 
     Raises:
-        InvalidInput: A name cannot be one.
-        ConfigurationError: A URL cannot be read.
+        InvalidInput: A name is invalid.
+        ConfigurationError: A URL is invalid.
     """
 
     def __enter__(self) -> Self:
@@ -148,30 +149,30 @@ class SerialConsumer(ConsumerBase, Closing):
         return self
 
     def start(self) -> None:
-        """Join the members of this name and begin to read.
+        """Join the members with this name and begin to read.
 
         Raises:
-            SuperStreamNotFound: There is no such super stream.
-            SuperStreamConflict: Its contexts are named by another header.
+            SuperStreamNotFound: The super stream does not exist.
+            SuperStreamConflict: Another header names its contexts.
             DatabaseUnavailable: PostgreSQL does not answer.
             SchemaMissing: Run `relatum migrate`.
-            BrokerUnavailable: The broker does not answer, and is to be asked where to begin.
-            ConfigurationError: It was started before.
+            BrokerUnavailable: The broker does not answer; a new name needs it to find where to begin.
+            ConfigurationError: The consumer was started before.
         """
         self._check_startable()
         self._member.start()
         self._is_started = True
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Stop reading and let other members have the partitions at once. A second call does nothing.
+        """Stop reading and release the partitions to other members at once. Idempotent.
 
-        What was handed out and not acknowledged is delivered again, to the partition's next member.
+        Unacknowledged messages are delivered again, to the next member that reads the partition.
 
         Args:
             timeout_s: Seconds to wait for the threads.
 
         Returns:
-            False where some had not ended by then.
+            False if a thread is still running.
         """
         checked_seconds("timeout_s", timeout_s)
         if self._is_closed:
@@ -180,14 +181,14 @@ class SerialConsumer(ConsumerBase, Closing):
         return self._member.close(timeout_s)
 
     def next_batch(self, timeout_s: float | None = None) -> SerialBatch | None:
-        """The next batch of any partition; None where none came in time, or the consumer was closed.
+        """Return the next batch of any partition; None after `timeout_s`, or if the consumer is closed.
 
         Args:
-            timeout_s: Seconds to wait; None for as long as it takes, 0 for not at all.
+            timeout_s: Seconds to wait. None waits forever, 0 does not wait.
 
         Raises:
-            TlsRefused, AccessRefused, ConfigurationError: The broker does not let this consumer in; it goes on trying,
-                so asking again gives messages once that is put right.
+            TlsRefused, AccessRefused, ConfigurationError: The broker refuses this consumer. The consumer keeps trying:
+                call again once that is fixed.
         """
         until, batches = self._until(timeout_s), self._batches
         while not batches.stopping.is_set():
@@ -207,33 +208,33 @@ class SerialConsumer(ConsumerBase, Closing):
         return None
 
     def batches(self, timeout_s: float | None = None) -> Iterator[SerialBatch]:
-        """Batches as they come, each to be acknowledged.
+        """Iterate over batches; acknowledge each of them.
 
-        A partition whose batch is not acknowledged hands out no further one; the others do.
+        A partition delivers no further batch until its last one is acknowledged; other partitions do.
 
         Args:
-            timeout_s: Ends when no batch came for so many seconds; None goes on until the consumer is closed.
+            timeout_s: Stop after so many seconds without a batch. None goes on until the consumer is closed.
         """
         while (batch := self.next_batch(timeout_s)) is not None:
             yield batch
 
     def messages(self, timeout_s: float | None = None) -> Iterator[Message]:
-        """Messages one by one. A batch is acknowledged when the message behind its last one is asked for.
+        """Iterate over messages. A batch is acknowledged when the loop asks for the message after its last one.
 
-        So a message is delivered again where this process dies before it asks for the next ones. While PostgreSQL is
-        away, it waits.
+        If this process dies before that, the messages of the batch are delivered again. While PostgreSQL is
+        unavailable, the iterator waits.
 
         Args:
-            timeout_s: Ends when no batch came for so many seconds; None goes on until the consumer is closed.
+            timeout_s: Stop after so many seconds without a batch. None goes on until the consumer is closed.
 
         Raises:
-            TlsRefused, AccessRefused, ConfigurationError: As `next_batch`.
+            TlsRefused, AccessRefused, ConfigurationError: See `next_batch`.
         """
         for batch in self.batches(timeout_s):
             try:
                 yield from batch.messages
             except GeneratorExit:
-                # The iteration was left in the middle: the whole batch is delivered again.
+                # The loop ended inside a batch: deliver the whole batch again.
                 batch.give_back()
                 raise
             self._acknowledge(batch)
@@ -242,13 +243,13 @@ class SerialConsumer(ConsumerBase, Closing):
         return self.messages()
 
     def run(self, handler: Callable[[SerialBatch], object], stop: threading.Event | None = None) -> None:
-        """Hand batches to a function, one after the other, and acknowledge each that it has not acknowledged.
+        """Call a function with one batch after the other, and acknowledge each batch after it.
 
         Args:
-            handler: Is called with each batch; it may use `batch.transaction()`. Where it raises, the batch is given
-                back and the error is raised here.
-            stop: Ends it, after the batch under way. Where PostgreSQL does not answer then, that one is delivered
-                again later. None runs until the consumer is closed.
+            handler: Called with each batch; it may use `batch.transaction()`. If it raises, the batch is given back
+                and the error is raised here.
+            stop: If set, `run` returns after the current batch; if PostgreSQL is unavailable then, that batch is
+                delivered again later. None runs until the consumer is closed.
         """
         checked_callable("handler", handler)
         while not self._is_ending(stop):
@@ -259,7 +260,7 @@ class SerialConsumer(ConsumerBase, Closing):
                 with consuming(self.super_stream, self.name, batch):
                     handler(batch)
             except PartitionLost as error:
-                # Its messages are another member's; this one goes on with what it has.
+                # Another member took the partition over; go on with the others.
                 log_failure(logger, error, "batch not consumed here", level=logging.INFO)
                 continue
             except BaseException:
@@ -269,7 +270,7 @@ class SerialConsumer(ConsumerBase, Closing):
                 self._acknowledge(batch, stop)
 
     def _acknowledge(self, batch: SerialBatch, stop: threading.Event | None = None) -> None:
-        """Acknowledge, waiting for PostgreSQL."""
+        """Acknowledge a batch, and wait for PostgreSQL if necessary."""
         pauses, stopping = backoff(), self._batches.stopping
         while not stopping.is_set() and not self._try_acknowledge(batch, stop):
             until = time.monotonic() + next(pauses)
@@ -279,7 +280,7 @@ class SerialConsumer(ConsumerBase, Closing):
                 stopping.wait(min(left_s, LOOK_S))
 
     def status(self) -> SerialStatus:
-        """How far the consumer is in each partition, whichever member has it, and what it holds back.
+        """Return the position, the lag and the held messages of each partition, over all members.
 
         Raises:
             DatabaseUnavailable: PostgreSQL does not answer.

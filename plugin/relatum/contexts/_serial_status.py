@@ -1,4 +1,4 @@
-"""How far the serial consumers of a super stream are, and what they hold back; and forgetting one."""
+"""The status of serial consumers: positions, lag and held messages; and forgetting a consumer."""
 
 from contextlib import closing
 from dataclasses import dataclass
@@ -35,15 +35,15 @@ POSITIONS_SHOWN: Final = sql(f"""
 
 @dataclass(frozen=True, slots=True)
 class HoldStatus:
-    """Contexts that wait in a partition for what is before them in another.
+    """Moved contexts whose messages are held until earlier messages in another partition are consumed.
 
     Attributes:
-        move_id: The move that brought them.
+        move_id: The move that brought the contexts here.
         source: The partition they come from.
-        fence_offset: That must be consumed past this offset.
-        held: Messages that wait, as far as was stored.
-        seconds: For how long.
-        is_over: Whether the source is consumed so far: they go on as soon as a member has the partition.
+        fence_offset: The offset in `source` that must be consumed first.
+        held: The number of held messages, as last stored.
+        seconds: How long they have been held.
+        is_over: Whether `source` is consumed that far: delivery resumes once a member reads this partition.
     """
 
     move_id: int
@@ -56,15 +56,15 @@ class HoldStatus:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """How far a consumer is in a partition.
+    """The status of a consumer in one partition.
 
     Attributes:
-        stream: The partition.
-        is_retired: Whether it takes no new contexts.
-        position: The next offset to be consumed; None where the stream is gone, and all of it was.
-        lag: How many offsets are behind that; not all of them are messages.
-        holder: The member that has it: its host, process and a random part; None for none.
-        holds: What waits there.
+        stream: The partition's stream.
+        is_retired: Whether the partition is retired.
+        position: The next offset to consume; None if the stream was deleted after all of it was consumed.
+        lag: The number of offsets from `position` to the end; not every offset is a message.
+        holder: The member that reads the partition (host, process id and a random part), or None.
+        holds: The held contexts.
     """
 
     stream: str
@@ -77,22 +77,22 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class SerialStatus:
-    """A serial consumer, all its members together.
+    """The status of a serial consumer, over all its members.
 
     Attributes:
-        partitions: Each partition of the super stream, in their order.
+        partitions: The partitions of the super stream, in order.
     """
 
     partitions: tuple[PartitionStatus, ...]
 
     @property
     def lag(self) -> int:
-        """How many offsets are to be consumed in all partitions together."""
+        """The sum of the partitions' lags."""
         return sum(partition.lag for partition in self.partitions)
 
 
 def read_status(database: Database, consumer_id: int, reader: StreamReader) -> SerialStatus:
-    """What the database and the broker say of a consumer."""
+    """Read the status of a consumer from the database and the broker."""
     of_consumer = {"consumer_id": consumer_id}
     positions = database.rows(POSITIONS_SHOWN, of_consumer)
     holds = database.rows(HOLDS_SHOWN, of_consumer)
@@ -117,7 +117,7 @@ def read_status(database: Database, consumer_id: int, reader: StreamReader) -> S
 def consumers(
     super_stream: str, *, database: AnyDatabase, broker: str | BrokerAddress, stream_url: str | None = None
 ) -> dict[str, SerialStatus]:
-    """How far all serial consumers of a super stream are, by name.
+    """Return the status of all serial consumers of a super stream, by the consumer's name.
 
     Args:
         super_stream: The super stream's name.
@@ -126,7 +126,7 @@ def consumers(
         stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
 
     Raises:
-        DatabaseUnavailable, BrokerUnavailable: one of them does not answer.
+        DatabaseUnavailable, BrokerUnavailable: the server does not answer.
     """
     checked_name("super_stream", super_stream)
     address = BrokerAddress.of(broker, stream_url)
@@ -140,9 +140,9 @@ def consumers(
 
 
 def forget_consumer(super_stream: str, name: str, *, database: AnyDatabase, vhost: str = "/") -> bool:
-    """Forget how far a serial consumer's name is. A partition can be retired once all names have consumed it.
+    """Delete the stored positions of a serial consumer, so that partitions can be deleted without waiting for it.
 
-    A consumer of that name that starts later begins anew.
+    A consumer that starts with this name later begins as a new one.
 
     Args:
         super_stream: The super stream's name.
@@ -151,11 +151,11 @@ def forget_consumer(super_stream: str, name: str, *, database: AnyDatabase, vhos
         vhost: The super stream's virtual host.
 
     Returns:
-        False where there was none of that name.
+        False if there is no consumer with this name.
 
     Raises:
-        NotFound: one of that name is of another virtual host, which the error names.
-        Conflict: members of that name are up; close them first, or wait until their leases have run out.
+        NotFound: the consumer belongs to another virtual host, which the error names.
+        Conflict: the consumer has live members; close them first, or wait until their leases have expired.
         DatabaseUnavailable: PostgreSQL does not answer.
     """
     checked_name("super_stream", super_stream)

@@ -1,4 +1,4 @@
-"""Serialization contexts for operators: placed, listed and moved."""
+"""Serialization contexts for operators: assign, list and move them."""
 
 import ssl
 import threading
@@ -32,14 +32,15 @@ from relatum.superstreams import Layout, add_partition, describe_super_stream, u
 from relatum.superstreams.connections import blocking_connection
 
 LISTED_AT_ONCE: Final = 1_000
-"""Placements read in one statement."""
+"""How many placements one statement reads."""
 
 
 class SerializationContexts(Closing):
-    """Where the contexts of a super stream are, and how they are moved. A context manager; threads may share one.
+    """Assigns, lists and moves the contexts of a super stream. A context manager; threads may share one.
 
-    Every call may raise `DatabaseUnavailable`; those that move contexts or change partitions also `BrokerUnavailable`,
-    once a step could not be done for `retry_s`.
+    A serialization context is a set of messages that are consumed in order; it has nothing to do with pickling. Every
+    call may raise `DatabaseUnavailable`. Calls that move contexts or change partitions may also raise
+    `BrokerUnavailable`, after retrying a step for `retry_s`.
 
     Args:
         super_stream: The super stream's name.
@@ -50,16 +51,16 @@ class SerializationContexts(Closing):
         auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
             broker's URL says, or PLAIN.
         vhost: The super stream's virtual host; None (default): the broker's, or "/" without one.
-        header: The header that names contexts; None (default): the one the super stream is used with, or
-            `serialization_context` where it was not used before.
-        moves_at_once: Moves performed side by side, from 1. Default: 4.
-        retry_s: Seconds for which a step of a move is tried again while the broker or the database does not answer.
+        header: The header that names contexts; None (default): the stored one, or `serialization_context` if the super
+            stream is new to the database.
+        moves_at_once: How many moves run at the same time, from 1. Default: 4.
+        retry_s: Seconds for which a step of a move is retried while the broker or the database is unavailable.
             Default: 30.
 
     Raises:
-        SuperStreamNotFound: the super stream is not known to the database, and not to the broker either.
-        SuperStreamConflict: it is used with another header.
-        SchemaMissing: the database has no such tables; run `relatum migrate`.
+        SuperStreamNotFound: neither the database nor the broker has the super stream.
+        SuperStreamConflict: the super stream is used with another header.
+        SchemaMissing: the database has no schema; run `relatum migrate`.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class SerializationContexts(Closing):
         of_one_process(self, "a mover of contexts")
 
     def _open(self, header: str | None) -> None:
-        """Open the super stream's rows; those of an unknown one are made from what the broker says."""
+        """Open the super stream's rows. For a new super stream, create them from the broker's description."""
         try:
             self._placements.open(header)
         except SuperStreamNotFound:
@@ -114,7 +115,7 @@ class SerializationContexts(Closing):
     # Where contexts are
 
     def assign(self, contexts: str | Iterable[str], partition: str) -> list[Assignment]:
-        """Assign contexts to a partition before their first messages. Those that are there already stay.
+        """Assign contexts to a partition before their first messages. Idempotent.
 
         Args:
             contexts: Their names; or one name.
@@ -122,8 +123,8 @@ class SerializationContexts(Closing):
 
         Raises:
             StreamNotFound: the super stream has no such partition; nothing was assigned.
-            Conflict: a context is in another partition: move it. Or the partition is retired. Nothing was assigned,
-                unless somebody placed that context elsewhere just now.
+            Conflict: a context is in another partition (move it), or the partition is retired. Nothing was assigned,
+                unless another process placed the context during this call.
         """
         names = _names("contexts", contexts)
         wanted = self._partition(checked_name("partition", partition))
@@ -136,20 +137,20 @@ class SerializationContexts(Closing):
         return [Assignment.of(each) for each in placed]
 
     def assignment_of(self, context: str) -> Assignment:
-        """Where a context is.
+        """Return the assignment of a context.
 
         Raises:
-            PlacementNotFound: it is nowhere: no message of it was published yet.
+            PlacementNotFound: no message of the context has been published yet.
         """
         check_name(context, "context")
         return Assignment.of(self._find([context])[context])
 
     def assignments(self, partition: str | None = None, *, after: str | None = None) -> Iterator[Assignment]:
-        """Where contexts are, by name.
+        """Iterate over the assignments of contexts, ordered by the contexts' names.
 
         Args:
-            partition: Only those in this partition; None (default): all.
-            after: Only those behind this name; None (default): from the first on.
+            partition: Only contexts in this partition; None (default): all.
+            after: Only contexts whose names sort after this one; None (default): all.
 
         Raises:
             StreamNotFound: the super stream has no such partition.
@@ -160,7 +161,7 @@ class SerializationContexts(Closing):
         return map(Assignment.of, self._placements.placements(stream=partition, first=first))
 
     def status(self) -> ContextsStatus:
-        """The partitions, with the number of contexts in each, and the moves that have not ended."""
+        """Return the partitions with their numbers of contexts, and the moves that have not ended."""
         return ContextsStatus(
             self.super_stream,
             self._placements.header,
@@ -170,7 +171,7 @@ class SerializationContexts(Closing):
         )
 
     def _find(self, names: Collection[str]) -> dict[str, Placement]:
-        """The placements of names; `PlacementNotFound` where one of them is not placed."""
+        """The placements of names; `PlacementNotFound` if one of them has none."""
         found = self._placements.find(names)
         for name in names:
             if name not in found:
@@ -180,26 +181,26 @@ class SerializationContexts(Closing):
     # Moving
 
     def move(self, contexts: str | Iterable[str], to: str, *, progress: Progress | None = None) -> list[Move]:
-        """Move contexts to a partition; those that are there already stay.
+        """Move contexts to a partition. Contexts that are there already are left alone.
 
-        Only their publishers wait while they move. Contexts of one partition move together, up to 500 at a time;
-        several moves run side by side.
+        During a move, only the publishers of its contexts wait. Contexts of one partition move together, up to 500 at a
+        time, and several moves run at the same time.
 
         Args:
             contexts: Their names; or one name.
-            to: The stream they are to go to.
+            to: The target partition's stream.
             progress: Called after each step.
 
         Returns:
-            The moves, as they ended: `pause_s` of each is how long its contexts paused.
+            The ended moves; `pause_s` of each is how long its contexts paused.
 
         Raises:
-            PlacementNotFound: a context is nowhere; nothing was moved.
+            PlacementNotFound: a context has no messages yet; nothing was moved.
             StreamNotFound: the super stream has no such partition; nothing was moved.
-            SuperStreamConflict: that partition is retired.
-            MoveConflict: another move has a context. Contexts before it may have moved.
-            RelatumError: what stopped a move, with its number in the field `move_id`: go on with it, or abort it. Moves
-                beside it were completed, others did not begin.
+            SuperStreamConflict: the target partition is retired.
+            MoveConflict: a context is part of another move. Contexts before it may have moved.
+            RelatumError: a move stopped; the field `move_id` has its number: `resume` or `abort` it. Moves that ran at
+                the same time were completed, the remaining ones did not begin.
         """
         checked_name("to", to)
         names = _names("contexts", contexts)
@@ -207,9 +208,9 @@ class SerializationContexts(Closing):
         return self._move({to: names}, progress)
 
     def consolidate(self, sources: str | Iterable[str], target: str, *, progress: Progress | None = None) -> list[Move]:
-        """Move all contexts of some partitions to one; see `move`.
+        """Move all contexts of some partitions to one partition; see `move`.
 
-        Contexts placed in the sources during the call stay there.
+        Contexts that are first published to the sources during the call stay there.
         """
         checked_name("target", target)
         streams = _names("sources", sources)
@@ -224,13 +225,13 @@ class SerializationContexts(Closing):
         return self._move({target: names}, progress)
 
     def plan(self, partitions: Iterable[str] | None = None) -> Plan:
-        """Which contexts would have to move for all to be spread evenly, in proportion to the partitions' weights.
+        """Plan the fewest moves that spread the contexts evenly, in proportion to the partitions' weights.
 
-        As few as possible move. Contexts that are moving are left out.
+        Contexts that are moving already are left out.
 
         Args:
-            partitions: The partitions to spread over; all contexts leave the others. None (default): all that are in
-                use.
+            partitions: The partitions to spread over; all contexts leave the others. None (default): all partitions
+                that are in use.
 
         Raises:
             StreamNotFound: the super stream has no such partition.
@@ -249,7 +250,7 @@ class SerializationContexts(Closing):
         """Move contexts as planned; see `move`.
 
         Args:
-            plan: From `plan`; None (default): evenly over all partitions in use.
+            plan: The result of `plan`; None (default): a plan over all partitions in use.
             progress: Called after each step.
         """
         if plan is not None and not isinstance(plan, Plan):
@@ -267,34 +268,34 @@ class SerializationContexts(Closing):
         """The moves that have not ended, oldest first.
 
         Args:
-            latest: Instead, so many of all moves, ended ones included, the latest first.
+            latest: If given, return this many of all moves instead, ended ones included, newest first.
         """
         if latest is not None:
             checked_count("latest", latest)
         return self._moves.moves(latest=latest)
 
     def resume(self, move_id: int, *, progress: Progress | None = None) -> Move:
-        """Complete a move, from any state and whoever began it. One that has ended stays as it is.
+        """Complete a move that any process began. Idempotent: an ended move is returned unchanged.
 
         Raises:
             NotFound: there is no move of that number.
-            RelatumError: what stopped it.
+            RelatumError: the move stopped again.
         """
         checked_count("move_id", move_id, least=0, most=INTEGER_MAX)
         return self._movers(progress).perform(moving.go_on, move_id)
 
     def abort(self, move_id: int, *, reason: str | None = None, progress: Progress | None = None) -> Move:
-        """Take a move back: its contexts go on in their source. One that was aborted stays so.
+        """Abort a move: its contexts stay in their source partition. Idempotent.
 
         Args:
-            move_id: The move.
-            reason: Kept with the move; None for none.
+            move_id: The move's number.
+            reason: Stored with the move; None for no reason.
             progress: Called after each step.
 
         Raises:
             NotFound: there is no move of that number.
-            MoveConflict: it was completed; another move brings its contexts back.
-            RelatumError: what stopped it.
+            MoveConflict: the move is complete; move its contexts back instead.
+            RelatumError: the abort stopped; repeat it.
         """
         if reason is not None:
             checked_text("reason", reason)
@@ -304,16 +305,16 @@ class SerializationContexts(Closing):
     # Partitions
 
     def add_partitions(self, count: int = 1, *, binding_keys: Sequence[str] | None = None) -> list[str]:
-        """Add empty partitions to the super stream; gives their streams. No context moves.
+        """Add empty partitions to the super stream, and return their streams.
 
-        New contexts go there, too, from now on; move others with `rebalance`.
+        Existing contexts do not move: use `rebalance`. New contexts may be placed in the new partitions.
 
         Args:
-            count: How many.
-            binding_keys: A binding key for each, instead of `count`; None (default): the next numbers.
+            count: How many partitions to add.
+            binding_keys: Their binding keys, instead of `count`; None (default): the next numbers.
 
         Raises:
-            SuperStreamConflict: a partition of that binding key is there, or was retired; those before it were added.
+            SuperStreamConflict: a partition with that binding key exists or was retired; earlier ones were added.
         """
         checked_count("count", count, most=PARTITIONS_MAX)
         if binding_keys is not None:
@@ -326,20 +327,20 @@ class SerializationContexts(Closing):
         return added
 
     def retire(self, partition: str, *, delete: bool = False, timeout_s: float = 30.0) -> None:
-        """Take a partition that has no contexts out of use. Safe to repeat after an interruption.
+        """Retire a partition that has no contexts. Safe to repeat after an interruption.
 
-        First nothing is placed there any more, then the broker routes nothing there any more.
+        No context is placed in a retired partition, and the broker routes no messages to it.
 
         Args:
             partition: The partition's stream.
-            delete: Delete the stream, too, once every serial consumer has read all that the super stream has now.
-                Its messages are gone then, also for consumers of new names.
+            delete: Also delete the stream, after every serial consumer has consumed all present messages of the super
+                stream. Consumers with new names cannot read its messages then.
             timeout_s: With `delete`, seconds to wait for consumers. Default: 30.
 
         Raises:
             StreamNotFound: the super stream has no such partition.
-            PartitionInUse: contexts are there, or move there or away; or it is the last one: nothing was changed. Or
-                a consumer has not read all in time: the partition is retired, and not deleted.
+            PartitionInUse: the partition has contexts, takes part in a move, or is the last one; nothing was changed.
+                Or consumers did not finish in time: the partition is retired, but not deleted.
         """
         checked_name("partition", partition)
         checked_seconds("timeout_s", timeout_s)
@@ -354,7 +355,7 @@ class SerializationContexts(Closing):
                 channel.queue_delete(partition)
 
     def _partition(self, stream: str) -> PartitionRow:
-        """The partition that is the stream of that name; the broker is asked for one that is new."""
+        """The partition of that stream; if it is not known, the broker's layout is read again."""
         known = {row.stream: row for row in self._placements.partitions()}
         if stream not in known and self._address is not None:
             known = {row.stream: row for row in self._placements.open(None, self._described())}
@@ -410,7 +411,7 @@ def _check_in(placements: Iterable[Placement], partition: str) -> None:
 
 
 def _chosen(active: Sequence[PartitionRow], wanted: PartitionRow) -> PartitionRow:
-    """The partition that was asked for, among those that take new placements."""
+    """The wanted partition, which must be active."""
     for row in active:
         if row.partition_id == wanted.partition_id:
             return row
