@@ -1,4 +1,4 @@
-"""Affinity sets for operators: listed, closed and moved."""
+"""Affinity sets for operators: list, close and move them."""
 
 import builtins
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,21 +23,21 @@ from relatum.errors import PlacementNotFound, SuperStreamConflict
 from relatum.headers import CONTEXT_HEADER
 
 PAGE: Final = 1_000
-"""Sets that are read at once."""
+"""How many sets one statement reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class AffinitySet:
-    """An affinity set that is open.
+    """An open affinity set.
 
     Attributes:
-        name: Its name.
-        partition: The stream its messages go to; while it moves, the one it leaves.
-        epoch: The epoch its messages are published under: later placements have higher ones.
+        name: The set's name.
+        partition: The stream of its messages; during a move, the source.
+        epoch: The epoch of its messages. Later placements have higher epochs.
         state: "open" or "moving".
-        move_id: The move it is in; None where it stands.
+        move_id: The current move, or None.
         opened_at: When its first message was placed.
-        used_at: When a publisher last said that it is in use; up to 15 seconds behind.
+        used_at: When a publisher last reported use; up to 15 seconds late.
     """
 
     name: str
@@ -52,12 +52,12 @@ class AffinitySet:
 class AffinitySets(SerializationContexts):
     """The affinity sets of a super stream. A context manager; threads may share one.
 
-    Arguments, and what moves sets or changes partitions, are as of `SerializationContexts`: a set moves as a context
-    does.
+    The arguments, and the methods that move sets or change partitions, are those of `SerializationContexts`: sets move
+    as contexts do.
 
     Raises:
-        SuperStreamNotFound: no router has published sets to it yet.
-        DatabaseUnavailable: PostgreSQL does not answer; so may all methods.
+        SuperStreamNotFound: no router has published sets to the super stream yet.
+        DatabaseUnavailable: PostgreSQL does not answer. All methods may raise this.
     """
 
     def _open(self, header: str | None) -> None:
@@ -66,12 +66,12 @@ class AffinitySets(SerializationContexts):
     def list(
         self, prefix: str = "", *, partition: str | None = None, limit: int | None = PAGE
     ) -> Sequence[AffinitySet]:
-        """Open sets, by name.
+        """Return the open sets, ordered by name.
 
         Args:
-            prefix: Only sets whose names begin so.
-            partition: Only sets in this stream; None: in all.
-            limit: How many at most; None: all of them.
+            prefix: Only sets whose names begin with it.
+            partition: Only sets in this stream; None for all.
+            limit: The most sets to return; None for all.
         """
         checked_text("prefix", prefix)
         if partition is not None:
@@ -88,14 +88,14 @@ class AffinitySets(SerializationContexts):
         return found
 
     def count(self) -> dict[str, int]:
-        """How many sets are open in each partition, by stream; partitions without any are there with 0."""
+        """Return the number of open sets of every partition, by its stream."""
         return {partition.stream: partition.open_sets for partition in self._placements.partitions()}
 
     def inspect(self, name: str) -> AffinitySet:
-        """An open set.
+        """Return an open set.
 
         Raises:
-            PlacementNotFound: none of that name is open.
+            PlacementNotFound: no set with this name is open.
         """
         check_name(name, "an affinity set's name")
         placement = self._placements.find([name]).get(name)
@@ -104,31 +104,32 @@ class AffinitySets(SerializationContexts):
         return _set_of(placement)
 
     def close_set(self, name: str) -> AffinitySet:
-        """Close a set; the next message under its name begins another. Gives it as it was.
+        """Close a set, and return it as it was. The next message with its name opens a new set.
 
         Raises:
-            PlacementNotFound: none of that name is open.
-            MoveConflict: it moves; nothing was changed.
-            SuperStreamConflict: serialization contexts are placed there, which are not closed; nothing was changed.
+            PlacementNotFound: no set with this name is open.
+            MoveConflict: the set is moving; nothing was changed.
+            SuperStreamConflict: the super stream has serialization contexts, which are never closed; nothing was
+                changed.
         """
         check_name(name, "an affinity set's name")
         self._check_closes()
         return _set_of(self._placements.end(name))
 
     def close_idle(self, idle_s: float) -> int:
-        """Close sets that no publisher used for so many seconds; gives their number. Those that move stay open.
+        """Close the sets that were not used for `idle_s` seconds, and return their number. Moving sets stay open.
 
         Raises:
-            SuperStreamConflict: serialization contexts are placed there, which are not closed; nothing was changed.
+            SuperStreamConflict: the super stream has serialization contexts; nothing was changed.
         """
         checked_seconds("idle_s", idle_s, zero=False)
         self._check_closes()
         return close_idle(self._placements, idle_s)
 
     def set_idle(self, idle_s: float | None) -> None:
-        """Set after how many seconds without a message sets are closed, at least 60; None: never.
+        """Store after how many seconds without a message sets are closed, at least 60; None for never.
 
-        Routers that are up take it over within 15 seconds.
+        Running routers use the new value within 15 seconds.
         """
         if idle_s is not None:
             checked_seconds("idle_s", idle_s, least=IDLE_S_MIN)
@@ -136,28 +137,27 @@ class AffinitySets(SerializationContexts):
         self._placements.set_idle(idle_s)
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Set the weights of partitions, by stream, for all routers that balance by weight.
+        """Store the weights of partitions, by stream, for all routers with `balance="weighted"`.
 
         Raises:
-            StreamNotFound: there is no such partition; nothing was changed.
-            InvalidInput: a weight is negative or no number; nothing was changed.
+            StreamNotFound: the super stream has no such partition; nothing was changed.
+            InvalidInput: a weight is negative or not a number; nothing was changed.
         """
         weights = checked_weights("weights", weights)
         self._placements.set_weights(weights)
 
     def move(self, names: str | Iterable[str], to: str, *, progress: Progress | None = None) -> "builtins.list[Move]":
-        """Move sets to another partition, with the guarantee, and the errors, of `SerializationContexts.move`.
+        """Move sets to another partition; guarantees and errors are those of `SerializationContexts.move`.
 
         Args:
-            names: The sets' names; one text is refused.
-            to: The stream they are to go to.
+            names: The sets' names; a single string is refused.
+            to: The target partition's stream.
             progress: Called after each step.
         """
         return super().move(checked_names("names", names), to, progress=progress)
 
     def _check_closes(self) -> None:
-        # A context that was closed is placed anew by its next message: nothing would keep the order of what it has in
-        # the old partition and in the new one.
+        # The next message of a closed context could go to another partition: its order would be lost.
         if self._placements.header == CONTEXT_HEADER:
             raise SuperStreamConflict(
                 f"serialization contexts are placed in {self.super_stream!r}: closing one would end its order; "

@@ -1,4 +1,4 @@
-"""Where contexts are, the progress of moves, and which contexts must move for an even spread. Pure."""
+"""Assignments of contexts, the progress of moves, and plans for an even spread. No input or output."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from relatum.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Where a context is.
+    """The partition of a context.
 
     Attributes:
-        context: Its name.
-        partition: The stream it is in; while it moves, the one it leaves.
-        epoch: The epoch its messages are published under.
-        move_id: The move it is in; None where it stands.
+        context: The context's name.
+        partition: The partition's stream; during a move, the source.
+        epoch: The epoch of its messages.
+        move_id: The current move, or None.
     """
 
     context: str
@@ -27,22 +27,21 @@ class Assignment:
 
     @classmethod
     def of(cls, placement: Placement) -> Self:
-        """A placement as one of a context."""
+        """Return the assignment of a placement."""
         return cls(placement.name, placement.stream, placement.epoch, placement.move_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which contexts are to go where.
+    """A plan to move contexts. Its length is the number of contexts that move.
 
     Attributes:
-        moves: For each partition, the contexts that are to come to it.
+        moves: The contexts to move, by the stream of their target partition.
     """
 
     moves: dict[str, tuple[str, ...]]
 
     def __len__(self) -> int:
-        """How many contexts are to move."""
         return sum(map(len, self.moves.values()))
 
 
@@ -51,9 +50,9 @@ class MoveProgress:
     """The progress of a call that moves contexts.
 
     Attributes:
-        move: The move that is one step further.
-        contexts_done: Contexts of the whole call that go on already.
-        contexts_all: Contexts of the whole call.
+        move: The move that has just completed a step.
+        contexts_done: Contexts of the call whose moves have ended.
+        contexts_all: All contexts of the call.
     """
 
     move: Move
@@ -62,18 +61,18 @@ class MoveProgress:
 
 
 Progress: TypeAlias = Callable[[MoveProgress], None]
-"""Called from the threads that move, one call at a time."""
+"""A progress callback. It is called from the moving threads, one call at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextsStatus:
-    """A super stream whose contexts are placed.
+    """The partitions and the moves of a super stream with contexts.
 
     Attributes:
-        super_stream: Its name.
+        super_stream: The super stream's name.
         header: The header that names contexts.
-        generation: How often placements changed.
-        partitions: Its partitions in their order, each with its number of contexts; retired ones included.
+        generation: How often placements have changed.
+        partitions: The partitions in order, each with its number of contexts; retired ones included.
         moves: The moves that have not ended, oldest first.
     """
 
@@ -85,11 +84,9 @@ class ContextsStatus:
 
 
 def spread(placed: Mapping[str, Sequence[str]], weights: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
-    """For each partition, the contexts that have to come to it; as few as possible move.
+    """Choose the fewest contexts that must move to each partition for shares in proportion to the weights.
 
-    Partitions get shares in proportion to their weights, within one context of the exact share.
-
-    Contexts of partitions without a weight, or with 0, all leave.
+    Shares are exact within one context. All contexts leave a partition without a weight, or with weight 0.
     """
     quotas = _quotas(placed, weights)
     leaving = [name for stream, names in placed.items() for name in names[quotas.get(stream, 0) :]]
@@ -104,7 +101,7 @@ def spread(placed: Mapping[str, Sequence[str]], weights: Mapping[str, float]) ->
 
 
 def _quotas(placed: Mapping[str, Sequence[str]], weights: Mapping[str, float]) -> dict[str, int]:
-    """How many contexts each partition is to have."""
+    """The number of contexts that each partition should have."""
     total = sum(map(Fraction, weights.values()))
     if total <= 0 or any(weight < 0 for weight in weights.values()):
         raise InvalidInput("contexts are spread over partitions with weights from 0, at least one of them above 0")
@@ -113,7 +110,7 @@ def _quotas(placed: Mapping[str, Sequence[str]], weights: Mapping[str, float]) -
     quotas = {stream: int(share) for stream, share in exact.items()}
 
     def first_served(stream: str) -> tuple[Fraction, int]:
-        # Of equal remainders, to whom has most already: what stays need not move.
+        # Among equal remainders, prefer the partition with most contexts: fewer have to move.
         return exact[stream] - quotas[stream], len(placed.get(stream, ()))
 
     for stream in sorted(quotas, key=first_served, reverse=True)[: count - sum(quotas.values())]:

@@ -1,11 +1,10 @@
-"""The order of serialization contexts, read out of the partitions, and what contradicts it. Nothing is written.
+"""Verification of the order of serialization contexts, by reading the partitions. Nothing is written.
 
-A context's order is that of its messages by epoch, and within one by offset: an epoch is in one partition. What is
-behind its context's fence does not count there; it counts where its publisher has adopted it. The same rules as those
-of consumers say what counts: `PartitionLog`.
+A context's messages are ordered by epoch, then by offset: an epoch is in one partition. A message after its context's
+fence (a stray) is valid only where its publisher has adopted it. `PartitionLog` has these rules, for consumers too.
 
-Only the streams say what is in them; PostgreSQL is asked for what they cannot say any more: which partitions were
-retired, and which fences and markers retention has dropped.
+The facts come from the streams. PostgreSQL adds what streams have lost: which partitions were retired, and which fences
+and markers retention has dropped.
 """
 
 from collections import defaultdict
@@ -27,42 +26,42 @@ from relatum.reading import BrokerAddress, StreamReader
 from relatum.store.database import ONCE_STATEMENT_S, AnyDatabase, Database
 
 FINDINGS_MAX: Final = 1_000
-"""Findings listed of one kind; more are counted."""
+"""How many findings of one kind are listed; the others are only counted."""
 
 PROGRESS_MESSAGES: Final = 20_000
 """Messages between two calls of `progress`."""
 
 
 class FindingKind(StrEnum):
-    """What was found."""
+    """The kind of a finding."""
 
     DISORDER = "disorder"
-    """A message of a publisher counts behind a later one of it, or counts twice."""
+    """A publisher's message follows a later message of that publisher, or is valid twice."""
     SPLIT = "split"
-    """Messages of one context and one epoch count in two partitions."""
+    """Messages of one context and epoch are valid in two partitions."""
     EARLY = "early"
-    """A message is before the fence, or the marker, that begins its epoch."""
+    """A message precedes the fence or marker that begins its epoch."""
     FALSE_ADOPTION = "false adoption"
-    """An adoption names what is no message of its context, or a message that counts in its own place."""
+    """An adoption names no message of its context, or one that is valid where it is stored."""
     STRAY = "stray"
-    """A message behind the fence of its context that nobody has adopted: its publish has not returned."""
+    """A message after its context's fence was not adopted: its publish has not returned."""
 
     @property
     def is_notice(self) -> bool:
-        """Whether it contradicts no order: a publisher's death leaves such things."""
+        """Whether the order is intact all the same: publishers that died leave strays."""
         return self is FindingKind.STRAY
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something a reader should know of.
+    """One finding.
 
     Attributes:
-        kind: What kind of thing.
-        stream: The partition it was found in.
-        offset: The offset there.
-        context: The context it is about; None for none.
-        text: What was found, in words.
+        kind: Its kind.
+        stream: The partition.
+        offset: The offset in the partition.
+        context: The context, or None.
+        text: A description.
     """
 
     kind: FindingKind
@@ -74,20 +73,20 @@ class Finding:
 
 @dataclass(slots=True)
 class SerialReport:
-    """What the partitions of a super stream hold, and what contradicts its contexts' order.
+    """The result of `verify`.
 
     Attributes:
-        super_stream: Its name.
-        header: The header that names its contexts.
-        partitions: Where reading began and ended in each: first offset, and the offset behind the last.
-        messages: Messages of the application that count, adopted ones included.
-        unplaced: Those of them that no router published. They have no place in any order.
-        contexts: How many contexts have messages that count.
-        strays: Messages behind the fence of their context.
-        adopted: Those of them that were adopted.
-        moves: Moves whose fence was seen.
-        findings: What was found, at most 1,000 of each kind.
-        counts: How many of each kind were found.
+        super_stream: The super stream's name.
+        header: The header that names contexts.
+        partitions: The offsets read of each partition: the first, and the one after the last.
+        messages: Valid messages of the application, adopted ones included.
+        unplaced: Messages that no router published; they have no order.
+        contexts: Contexts with valid messages.
+        strays: Messages after the fence of their context.
+        adopted: Strays that were adopted.
+        moves: Moves whose fence was read.
+        findings: The findings, at most 1,000 of each kind.
+        counts: The number of findings of each kind.
     """
 
     super_stream: str
@@ -104,39 +103,39 @@ class SerialReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing contradicts the order. Strays nobody adopted do not."""
+        """Whether the order is intact. Strays that were not adopted do not break it."""
         return not any(count for kind, count in self.counts.items() if not kind.is_notice)
 
     def add(self, finding: Finding) -> None:
-        """Count a finding, and list it while there is room."""
+        """Count a finding, and list it if the list is not full."""
         count = self.counts[finding.kind] = self.counts.get(finding.kind, 0) + 1
         if count <= FINDINGS_MAX:
             self.findings.append(finding)
 
 
 class Unreadable(StrEnum):
-    """Why there is no entry at an offset."""
+    """Why an offset has no entry."""
 
     MISSING = "missing"
-    """There is none."""
+    """The stream has no message there."""
     OUT_OF_REACH = "out of reach"
-    """Retention has dropped it, or it was published after reading began."""
+    """Retention dropped it, or it was published after reading began."""
 
 
 Look: TypeAlias = Callable[[str, int], Entry | Unreadable]
-"""Gives the entry at an offset of a partition."""
+"""Returns the entry at an offset of a partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextMessage:
-    """A message of an application that counts.
+    """A valid message of the application.
 
     Attributes:
-        context: Its context; None for none.
-        at: The partition and offset where it counts: its own, or its adoption's.
+        context: Its context, or None.
+        at: The partition and offset where it is valid: its own, or those of its adoption.
         message: The partition and offset where it is stored.
-        epoch: The epoch it counts under; 0 where no router published it and nothing was ever moved here.
-        placed: Under which placement it was published; None where no router published it.
+        epoch: The epoch it is valid in; 0 if no router published it and no context was moved here.
+        placed: The placement it was published with; None if no router published it.
     """
 
     context: str | None
@@ -147,7 +146,7 @@ class ContextMessage:
 
 
 class PartitionsReading:
-    """What counts in the partitions of a super stream, one partition after the other."""
+    """Finds the valid messages of a super stream, one partition after the other."""
 
     def __init__(self, look: Look, found: Callable[[Finding], None]) -> None:
         self._look = look
@@ -160,13 +159,13 @@ class PartitionsReading:
         self.fences: dict[int, MessageId] = {}
 
     def begin(self, stream: str, floors: Mapping[str, int]) -> None:
-        """Go on with another partition; the floors are those at the offset where reading begins."""
+        """Begin the next partition; `floors` are those at the first offset read."""
         self._stream = stream
         self._log = PartitionLog(floors)
         self._latest = {}
 
     def add(self, offset: int, entry: Entry) -> ContextMessage | None:
-        """The message that counts at an offset; None where there is none."""
+        """Return the message that is valid at an offset, or None."""
         at = MessageId(self._stream, offset)
         if isinstance(entry, (Fence, Marker)):
             self._control(at, entry)
@@ -182,7 +181,7 @@ class PartitionsReading:
 
     def _control(self, at: MessageId, entry: Fence | Marker) -> None:
         for context in entry.contexts:
-            # Only the first of repeated ones, which is the one that raises the floor, begins anything.
+            # Fences and markers may be repeated: only the first one raises the floor.
             if self._log.floors.get(context, 0) < entry.epoch == self._latest.get(context, 0):
                 what = f"epoch {entry.epoch} was used before move {entry.move_id} let it"
                 self._found(Finding(FindingKind.EARLY, *at, context, what))
@@ -190,7 +189,7 @@ class PartitionsReading:
         if isinstance(entry, Fence):
             self.fences.setdefault(entry.move_id, at)
         for move_id in list(self._log.holds):
-            # Holding changes when a message is delivered, not whether it counts.
+            # Holding delays a message's delivery; it does not change its validity.
             self._log.end(move_id)
 
     def _data(self, at: MessageId, entry: Data) -> ContextMessage:
@@ -216,7 +215,7 @@ class PartitionsReading:
         self._found(Finding(FindingKind.FALSE_ADOPTION, *at, context, text))
 
     def finish(self, read: Mapping[str, tuple[int, int]]) -> None:
-        """Find what takes all partitions to know."""
+        """Add the findings that need all partitions."""
         for message, counted in self.adopted.items():
             first, end = read.get(message.stream, (0, 0))
             if first <= message.offset < end and message not in self.strays:
@@ -228,7 +227,7 @@ class PartitionsReading:
 
 @dataclass(slots=True)
 class _Run:
-    """What one epoch of a context has in its partition: of each session, its first and its last message."""
+    """One epoch of a context in its partition: the first and last message of each session."""
 
     stream: str
     first: dict[str, ContextMessage] = field(default_factory=dict)
@@ -236,9 +235,9 @@ class _Run:
 
 
 class OrderCheck:
-    """Whether each publisher's messages count in the order in which it published them, context by context.
+    """Checks, for each context, that every publisher's messages are valid in the order of publishing.
 
-    Holds two messages' places for each context, epoch and publisher; not those of all messages.
+    Keeps two positions for each context, epoch and publisher, so memory does not grow with the messages.
     """
 
     def __init__(self, found: Callable[[Finding], None]) -> None:
@@ -247,11 +246,11 @@ class OrderCheck:
 
     @property
     def contexts(self) -> int:
-        """How many contexts have messages."""
+        """The number of contexts with messages."""
         return len(self._runs)
 
     def add(self, counted: ContextMessage) -> None:
-        """Check a message of a context; offsets ascend within a partition."""
+        """Check the next message of a context; offsets ascend within a partition."""
         context, placed = counted.context, counted.placed
         if context is None or placed is None:
             return
@@ -293,23 +292,22 @@ def verify(
     header: str | None = None,
     progress: Callable[[SerialReport], None] | None = None,
 ) -> SerialReport:
-    """Read all partitions, up to where they end now, and check the order of the contexts in them.
+    """Read all partitions up to their present ends, and check the order of their contexts.
 
-    For each context and each router that published it, its messages must count once and in the order in which they
-    were published. Publishers, consumers and moves may go on. What is held grows with the contexts and the
-    routers, not with the messages.
+    The messages of each context and router must be valid exactly once, in the order of publishing. Publishers,
+    consumers and moves may run at the same time. Memory grows with contexts and routers, not with messages.
 
     Args:
-        super_stream: Its name.
+        super_stream: The super stream's name.
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or a `Database`. None reads the streams alone: then the partitions are those that
-            are bound now, and where retention has dropped fences, what they made strays seems to count.
+        database: PostgreSQL's URL, or a `Database`. None uses the streams alone: only bound partitions are read, and
+            strays whose fences retention has dropped look valid.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
-        header: The header that names contexts; None takes the database's word, and "serialization_context" without one.
-        progress: Called with what is known so far, about every 20,000 messages.
+        header: The header that names contexts; None: the stored one, or "serialization_context".
+        progress: Called with the report so far, about every 20,000 messages.
 
     Raises:
-        SuperStreamNotFound: there is no such super stream.
+        SuperStreamNotFound: the super stream does not exist.
     """
     checked_name("super_stream", super_stream)
     if header is not None:
@@ -362,16 +360,16 @@ def _begin(
     super_stream: str,
     header: str | None,
 ) -> tuple[str, dict[str, tuple[int, int]], dict[str, dict[str, int]]]:
-    """The header, from where to where each partition is read, and the floors of contexts there."""
+    """Return the header, the offsets to read of each partition, and the floors of contexts at their beginning."""
     if database is not None:
-        # Nothing is stored where nothing was ever placed in it.
+        # A super stream without placements has no rows.
         with suppress(SuperStreamNotFound), closing(Database(database, statement_s=ONCE_STATEMENT_S)) as shared:
             known = shared.run(lambda found: open_super_stream(found, (address.vhost, super_stream), None, None))
             ids = {row.stream: row.partition_id for row in known.partitions}
             ranges = dict(_ranges(reader, ids))
             floors = {stream: floors_before(shared, ids[stream], first) for stream, (first, _) in ranges.items()}
             return header or known.header, ranges, floors
-    # The empty name is the default exchange's, to which every stream is bound.
+    # The empty name is the default exchange, which every stream is bound to.
     streams = reader.bound(super_stream) if super_stream else ()
     if not streams:
         raise SuperStreamNotFound(f"there is no super stream {super_stream!r}", super_stream=super_stream)
@@ -379,7 +377,7 @@ def _begin(
 
 
 def _ranges(reader: StreamReader, streams: Iterable[str]) -> Iterator[tuple[str, tuple[int, int]]]:
-    """From where to where each stream is there; one that was retired and deleted is left out."""
+    """Return the present offsets of each stream; deleted ones, which were retired, are left out."""
     for stream in streams:
         try:
             bounds = reader.bounds(stream)

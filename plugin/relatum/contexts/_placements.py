@@ -1,4 +1,4 @@
-"""What the database knows of a super stream's placements: partitions, placements, moves."""
+"""Rows of the database: a super stream's partitions, placements and moves."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from relatum.superstreams import Partition
 
 
 def check_name(name: Any, what: str = "the name of a context or set", *, outcome: str = "nothing was changed") -> str:
-    """The name itself, which is text of 1 to 1,024 bytes in UTF-8 that PostgreSQL stores; else `InvalidInput`."""
+    """Check that a name is text of 1 to 1,024 bytes in UTF-8 that PostgreSQL can store; else `InvalidInput`."""
     if not isinstance(name, str):
         raise InvalidInput(f"{what} is text, not {type(name).__name__}; {outcome}")
     if not name:
@@ -24,14 +24,14 @@ def check_name(name: Any, what: str = "the name of a context or set", *, outcome
 
 
 class PlacementState(StrEnum):
-    """What a placement may be relied on for."""
+    """The state of a placement."""
 
     OPEN = "open"
     """Messages go to its partition."""
     MOVING = "moving"
     """A move is between its fence and its marker: nothing is published until it has ended."""
     RELEASED = "released"
-    """It is over: the name's next message is placed anew."""
+    """It has ended: the next message with the name gets a new placement."""
 
 
 class PartitionState(StrEnum):
@@ -42,35 +42,35 @@ class PartitionState(StrEnum):
 
 
 class MoveState(StrEnum):
-    """How far a move is."""
+    """The state of a move."""
 
     FENCING = "fencing"
     """Its contexts wait; the fence's offset is not known yet."""
     FENCED = "fenced"
-    """The fence is in the source; the marker is not known to be in the target yet."""
+    """The fence is in the source; the marker in the target is not confirmed yet."""
     SWITCHED = "switched"
     """Ended: its contexts go to the target."""
     ABORTED = "aborted"
-    """Ended: its contexts go to the source again."""
+    """Ended: its contexts stay in the source."""
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the move has ended."""
         return self in (MoveState.SWITCHED, MoveState.ABORTED)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRow:
-    """A partition as the database knows it.
+    """A partition as the database stores it.
 
     Attributes:
-        partition_id: What other rows name it by.
+        partition_id: Its id in other tables.
         stream: The stream's name.
-        binding_key: The key it is bound with to the super stream's exchange.
-        place: Its place among the partitions, from 0.
+        binding_key: Its binding key on the super stream's exchange.
+        place: Its position among the partitions, from 0.
         state: Whether it takes new placements.
-        weight: Its share where sets are spread by weight.
-        open_sets: Placements in it that are not released.
+        weight: Its weight for balancing by weight.
+        open_sets: The number of placements in it that are not released.
     """
 
     partition_id: int
@@ -83,34 +83,34 @@ class PartitionRow:
 
 
 PartitionLike: TypeAlias = Partition | PartitionRow
-"""A partition as the broker has it, or as the database knows it."""
+"""A partition from the broker's layout or from the database."""
 
 Choose: TypeAlias = Callable[[str, Sequence[PartitionRow]], PartitionRow]
-"""Chooses the partition of a name that is placed for the first time, among the active ones in their places' order.
+"""Chooses the partition of a new name among the active partitions, in order.
 
-Names that are placed together are asked for one by one, with the open sets counted on from one to the next. It may be
-called again for the same name, and in vain: another publisher may place it first.
+If several names are placed together, it is called for each of them, and `open_sets` includes the earlier ones. It may
+be called repeatedly for one name, and its choice may be discarded: another publisher may place the name first.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the messages of a name go, a serialization context's or an affinity set's."""
+    """The partition of a name, which is a serialization context or an affinity set."""
 
     name: str
     partition_id: int
     stream: str
     binding_key: str
     epoch: int
-    """Which placement this is; each later one of the name has a higher one, moves included."""
+    """Ascends with each placement and move of the name."""
     state: PlacementState
     move_id: int | None = None
-    """The move it waits for; None where none."""
+    """The move it waits for, or None."""
     generation: int = 0
-    """The super stream's generation when it last changed; 0 where it never did."""
+    """The super stream's generation at its last change; 0 if it never changed."""
     opened_at: datetime | None = None
     used_at: datetime | None = None
-    """When a publisher last said that it is in use; see `PlacementStore.touch`."""
+    """When a publisher last reported use; see `PlacementStore.touch`."""
     released_at: datetime | None = None
 
 
@@ -121,25 +121,25 @@ class Move:
     Attributes:
         move_id: Its id, also in its fence and marker.
         source: The stream its contexts come from.
-        target: The stream they go to; the source where it is aborted.
+        target: The stream they move to; the source if the move is aborted.
         source_id: The source's partition id.
         target_id: The target's partition id.
-        state: How far it is.
-        aborting: Whether it goes back to the source.
-        attempt: Raised when its fence gets its epoch, and when the other way is taken.
+        state: Its state.
+        aborting: Whether it is being aborted.
+        attempt: A counter, raised when the fence gets its epoch and when the move changes direction.
         contexts: How many contexts it moves.
-        fence_epoch: Behind its fence, what was placed under an earlier epoch is a stray. 0: there is none yet.
-        epoch: The contexts' epoch when it has ended.
-        scan_from: An offset of the source at or below its first fence.
-        target_scan_from: An offset of the target at or below its first marker.
-        fence_offset: The offset of its first fence; None while that is not known.
-        marker_offset: The offset of its first marker; None until it has ended.
-        holder: The process that performs it; None for none.
-        lease_expires_at: Until when that is believed.
+        fence_epoch: After the fence, messages with an earlier epoch are strays. 0: there is no fence yet.
+        epoch: The contexts' epoch after the move.
+        scan_from: An offset of the source at or before the first fence.
+        target_scan_from: An offset of the target at or before the first marker.
+        fence_offset: The offset of the first fence; None while it is not known.
+        marker_offset: The offset of the first marker; None until the move has ended.
+        holder: The process that performs the move, or None.
+        lease_expires_at: When the holder's lease expires.
         started_at: When its contexts began to wait.
         fenced_at: When the fence was found.
-        ended_at: When its contexts went on; None while they wait.
-        reason: Why it was aborted.
+        ended_at: When its contexts stopped waiting; None while they wait.
+        reason: Why the move was aborted.
     """
 
     move_id: int
@@ -166,10 +166,10 @@ class Move:
 
     @property
     def pause_s(self) -> float | None:
-        """Seconds its contexts waited; None while they do."""
+        """Seconds that its contexts waited; None while they wait."""
         return None if self.ended_at is None else (self.ended_at - self.started_at).total_seconds()
 
     @property
     def is_attended(self) -> bool:
-        """Whether a process performs it now, by the clock of this machine. Another may take it over all the same."""
+        """Whether a process holds the lease now, by this machine's clock. Another process may still take over."""
         return self.lease_expires_at is not None and self.lease_expires_at > datetime.now(UTC)

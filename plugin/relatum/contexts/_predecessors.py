@@ -1,4 +1,4 @@
-"""The affinity set of a message: the one its headers name, or that of the message they name as its predecessor."""
+"""Finds the affinity set of a message: the one its headers name, or its predecessor's."""
 
 import threading
 from collections import OrderedDict
@@ -20,10 +20,10 @@ from relatum.store.parts import part_may_hold_values
 from relatum.store.translation import translated_errors
 
 SOURCE: Final = ("property:message_id",)
-"""The sources of the key by which messages are found under their `message_id`."""
+"""The source of the key that finds messages by their `message_id`."""
 
 _SAME_ID_MAX: Final = 16
-"""Messages of one id that are looked at, newest first: rows can outlive what they were recorded of."""
+"""How many messages with one id are read, newest first: rows can outlive their messages."""
 
 RECORDED: Final = sql(f"""
     SELECT s.name, r.stream_offset
@@ -33,11 +33,11 @@ RECORDED: Final = sql(f"""
         AND s.vhost = :vhost::text AND s.name = ANY (:partitions::text[]) AND s.replaced_at IS NULL
     ORDER BY r.time_us DESC NULLS LAST, r.stream_offset DESC
     LIMIT {_SAME_ID_MAX}""")
-"""Where a key's value was recorded, newest first."""
+"""The rows of a key's value, newest first."""
 
 
 class SetRequest(NamedTuple):
-    """Where a message asks to go: a set, or the set of another message, its predecessor."""
+    """What a message's headers ask for: a set, or the set of its predecessor."""
 
     name: str | None = None
     is_last: bool = False
@@ -46,15 +46,15 @@ class SetRequest(NamedTuple):
 
 
 NO_SET: Final = SetRequest()
-"""What a message of no set asks for: any partition will do."""
+"""The request of a message without a set: any partition."""
 
 
 def set_request_of(headers: Mapping[str, Any] | None, header: str) -> SetRequest:
-    """What the headers ask for; `InvalidInput` where that makes no sense."""
+    """Parse the headers of a message; `InvalidInput` if they contradict each other."""
     if not headers:
         return NO_SET
     name, predecessor = headers.get(header), headers.get(PREDECESSOR_HEADER)
-    # A header that is there without a value says nothing.
+    # A header without a value counts as missing.
     is_last = headers.get(AFFINITY_LAST_HEADER)
     if is_last is None:
         is_last = False
@@ -73,17 +73,14 @@ def set_request_of(headers: Mapping[str, Any] | None, header: str) -> SetRequest
 
 
 class Found(NamedTuple):
-    """Where a message is, or is to go: its set, if any, and its partition, None where the set says that."""
+    """A message's set, if any, and its partition; None if the set determines it."""
 
     name: str | None
     stream: str | None
 
 
 class Predecessors:
-    """Finds predecessors: messages that this router published lately from memory, others where they are recorded.
-
-    Threads may share it.
-    """
+    """Finds predecessors: recent messages of this router in memory, others in the relationship table. Thread-safe."""
 
     def __init__(self, core: RouterCore, most: int) -> None:
         self._core = core
@@ -92,7 +89,7 @@ class Predecessors:
         self._recent: OrderedDict[str, Found] = OrderedDict()
 
     def published(self, found: Found, message_id: str | None) -> None:
-        """Remember where a message went, if it can be named."""
+        """Remember the set and partition of a message that has an id."""
         if not message_id:
             return
         with self._lock:
@@ -102,11 +99,11 @@ class Predecessors:
                 self._recent.popitem(last=False)
 
     def knows(self, request: SetRequest) -> bool:
-        """Whether `place_of` asks nobody."""
+        """Whether `place_of` needs no server."""
         return request.predecessor is None or self._remembered(request.predecessor) is not None
 
     def place_of(self, request: SetRequest) -> Found:
-        """The set, or the partition, of a message that names a set or a predecessor. It may ask both servers."""
+        """Return the set or partition that a request names. It may query both servers."""
         if request.predecessor is None:
             return Found(request.name, None)
         return self._remembered(request.predecessor) or self._find(request.predecessor)
@@ -130,7 +127,7 @@ class Predecessors:
             ) from error
 
     def _recorded(self, predecessor: str, partitions: Collection[str]) -> Found:
-        """The newest message of a `message_id`, by the relationship table."""
+        """Find the newest message with a `message_id` in the relationship table."""
         given = {"vhost": self._core.control_streams.address.vhost, "partitions": partitions}
         with translated_errors(), self._core.store.database.engine.connect() as connection:
             keys = [key for key in key_definitions(connection) if tuple(key.sources) == SOURCE]
@@ -152,9 +149,9 @@ class Predecessors:
 
 
 def place_in(predecessor: str, partitions: Collection[str]) -> MessageId | None:
-    """The place that "stream:offset" names; None where it is no place in one of these partitions, but an id.
+    """Parse "stream:offset"; None if it does not begin with one of these partitions, and so is an id.
 
-    An id may have colons, too: only what stands before the last one decides.
+    Ids may contain colons, too: the text before the last one decides.
     """
     stream, separator, offset = predecessor.rpartition(":")
     if not separator or stream not in partitions or not (offset.isascii() and offset.isdecimal()):
@@ -168,7 +165,7 @@ def _places(
     try:
         value = key.canonical_query(message_id)
     except InvalidValue:
-        # A key of numbers: an id that is none was never recorded under it.
+        # The key is an integer, and this id is not: it was never recorded.
         return []
     rows = connection.execute(RECORDED, {**given, "key_id": key.key_id, "value": value})
     return [MessageId(stream, offset) for stream, offset in rows]

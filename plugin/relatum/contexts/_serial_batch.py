@@ -1,4 +1,4 @@
-"""What a serial consumer hands its application: messages of one partition, acknowledged together."""
+"""Batches of a serial consumer: messages of one partition that are acknowledged together."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class BatchBase:
-    """Messages of one partition, in the order in which they are to be consumed.
+    """Messages of one partition, in the order to consume them. Iterable.
 
-    Iterating gives the messages. One batch of a partition is out at a time: the next one comes when this is
-    acknowledged, or again, when it is given back.
+    A partition delivers one batch at a time: acknowledge the batch to get the next one, or give it back to get it
+    again.
 
     Attributes:
-        partition: The stream the messages were consumed from. A message that was adopted is stored in another one:
-            `message.stream` says where.
-        messages: At least one.
-        is_acknowledged: Whether the position is stored behind them.
+        partition: The stream the messages were consumed from. An adopted message is stored in another stream, which
+            `message.stream` names.
+        messages: The messages, at least one.
+        is_acknowledged: Whether the position after these messages is stored.
     """
 
     def __init__(self, batches: Batches, following: Following, step: Step) -> None:
@@ -41,12 +41,12 @@ class BatchBase:
         self._is_given_back = False
 
     def context_of(self, message: Message) -> str | None:
-        """A message's serialization context; None for none."""
+        """Return a message's serialization context, or None."""
         context = message.headers.get(self._batches.header or "")
         return context if isinstance(context, str) else None
 
     def give_back(self) -> None:
-        """Do without: the same messages are handed out again as the partition's next batch."""
+        """Return the batch: its messages are delivered again, as the partition's next batch."""
         self._is_given_back = True
         self._batches.give_back(self._following, self._step)
 
@@ -87,24 +87,25 @@ class SerialBatch(BatchBase):
         """Store that these messages are consumed.
 
         Raises:
-            PartitionLost: Another member has the partition; the messages are delivered to that one.
-            DatabaseUnavailable: PostgreSQL is away; call it again. Until it succeeds, they may be delivered again.
-            InvalidInput: It is acknowledged already.
+            PartitionLost: Another member took the partition over, and receives these messages.
+            DatabaseUnavailable: PostgreSQL does not answer; call `acknowledge` again, or the messages may be delivered
+                again.
+            InvalidInput: The batch is acknowledged already.
         """
         self._acknowledge()
 
     def transaction(self) -> "AbstractContextManager[sa.Connection]":
-        """A transaction that stores, at its end, that these messages are consumed: each exactly once.
+        """Open a transaction that acknowledges the batch when it commits: each message is consumed exactly once.
 
-        What is written by the connection is committed with the position, or neither is. Where the block raises, all is
-        rolled back, and the batch is still to be acknowledged or given back.
+        The rows you write through the connection and the position are committed together. If the block raises, all of
+        it is rolled back, and the batch remains to be acknowledged or given back.
 
         Raises:
-            PartitionLost: Another member has the partition; nothing was written.
-            DatabaseUnavailable: PostgreSQL is away; nothing was written, or, where there was no answer to the commit
-                for ten seconds, it is not known: the partition is then opened anew, and hands out what was not.
+            PartitionLost: Another member took the partition over; nothing was written.
+            DatabaseUnavailable: PostgreSQL does not answer; nothing was written. If the commit got no answer for ten
+                seconds, the outcome is unknown: the partition is then opened again at its stored position.
             ConfigurationError: The block ended the transaction itself.
-            InvalidInput: It is acknowledged already.
+            InvalidInput: The batch is acknowledged already.
         """
         return self._transaction()
 
@@ -123,11 +124,11 @@ class AsyncSerialBatch(BatchBase):
 
     @asynccontextmanager
     async def transaction(self) -> "AsyncIterator[sa.Connection]":
-        """A transaction that stores, at its end, that these messages are consumed; see `SerialBatch.transaction`.
+        """Open a transaction that acknowledges the batch when it commits; see `SerialBatch.transaction`.
 
-        The connection is a blocking one: use it in threads, `await asyncio.to_thread(connection.execute, statement)`.
+        The connection is blocking: use it in a thread, `await asyncio.to_thread(connection.execute, statement)`.
         """
-        # A thread of its own: it is never behind others that wait for PostgreSQL, and ends with the transaction.
+        # In its own thread, a transaction never queues behind calls that wait for PostgreSQL.
         joined, threads = self._transaction(), Threads(1, f"relatum-transaction-{self.partition}")
         cancelled = asyncio.CancelledError, asyncio.CancelledError(), None
         try:
@@ -145,7 +146,7 @@ class AsyncSerialBatch(BatchBase):
 
 
 def consuming(super_stream: str, consumer: str, batch: BatchBase) -> AbstractContextManager[Any]:
-    """A span around the consumption of a batch, where somebody wants spans."""
+    """Return a span around the processing of a batch, if tracing is on."""
 
     def describe() -> Description:
         attributes: dict[str, str | int] = {
