@@ -1,4 +1,4 @@
-"""Routers in an event loop: aio-pika's own publishing, and threads for what asks PostgreSQL or reads streams."""
+"""Routers for asyncio: they publish with aio-pika, and use threads for PostgreSQL and for reading streams."""
 
 import asyncio
 import copy
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 THREADS: Final = 32
-"""Threads for what blocks: placing, looking, and waiting for moves. They are started as they are needed."""
+"""The most threads for blocking calls: placing, querying, waiting for moves. Started on demand."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncSending:
-    """A message, as `publish` of aio-pika's exchange takes it; its methods are as of `Sending`."""
+    """The arguments of aio-pika's `Exchange.publish`; the methods are those of `Sending`."""
 
     target: "AbstractChannel | AbstractExchange"
     message: "AbstractMessage"
@@ -86,7 +86,7 @@ class AsyncSending:
 
 
 class AsyncRouter(RouterBase[Options], AsyncClosing):
-    """`Router` for aio-pika's channels, used in one event loop. What blocks is done by threads; looks are shared."""
+    """`Router` for aio-pika's channels, used in one event loop. Blocking calls run in threads; queries are shared."""
 
     def _set_up(self) -> None:
         self._locks = NameLocks(asyncio.Lock)
@@ -94,18 +94,18 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         self._has_threads = True
 
     async def open(self, source: Any = None) -> None:
-        """Connect eagerly; as `ContextRouter.open`. `source` may be a connection or channel of aio-pika. Idempotent."""
+        """Connect eagerly; see `ContextRouter.open`. `source` may be an aio-pika connection or channel. Idempotent."""
         await self._connect(source)
 
     async def check(self, timeout_s: float | None = None) -> None:
-        """Wait until every message published so far is known to be in its order; as `ContextRouter.check`."""
+        """Wait until every message published so far is known to be in order; see `ContextRouter.check`."""
         if timeout_s is not None:
             checked_seconds("timeout_s", timeout_s)
         for name in self._core.publications.unchecked.names():
             await self._settle_name(name, timeout_s)
 
     async def close(self) -> None:
-        """Wait as `check` does, and give the connections back; as `ContextRouter.close`."""
+        """Call `check`, and close the connections; see `ContextRouter.close`."""
         try:
             if self._core.is_open:
                 await self.check()
@@ -119,20 +119,21 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         routing_key: str = "",
         **kwargs: Any,
     ) -> Any:
-        """Publish a message where its context, or affinity set, is; of a context, return when it is in its order.
+        """Publish a message to the partition of its context or affinity set.
 
-        Cancelling it leaves open whether the message was published.
+        For a context, return once the message is known to be in order. If the call is cancelled, the message may or may
+        not have been published.
 
         Args:
             channel: An aio-pika channel with publisher confirms, or an exchange of one; intercepted or not.
-            message: The message; the headers that name the context, or set, are among its headers. Not changed.
-            routing_key: Of messages of none: their key, if any, to balance by. None is sent by it.
+            message: The message, whose headers name the context or set. It is not changed.
+            routing_key: For messages without a context or set: a key to balance by, or "".
             kwargs: Further arguments of `Exchange.publish`, such as `timeout`.
 
         Returns:
-            What `Exchange.publish` returned.
+            The result of `Exchange.publish`.
 
-        Raises: the errors of `ContextRouter.publish`. Of `PublishOutcomeUnknown`, `await error.settle()`.
+        Raises: the errors of `ContextRouter.publish`. After `PublishOutcomeUnknown`, `await error.settle()`.
         """
         return await self._publish(AsyncSending(channel, message, routing_key, kwargs))
 
@@ -140,7 +141,7 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         raise NotImplementedError
 
     def exchange(self, channel: "AbstractChannel") -> "RouterExchange":
-        """This router on one channel, in the form of an exchange: it has `publish(message, routing_key)`."""
+        """Return an exchange-like object for one channel: it has `publish(message, routing_key)`."""
         return RouterExchange(self, channel)
 
     # --- for routers of contexts and of sets ----------------------------------------------------------------------
@@ -148,9 +149,9 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
     async def _publish_locked(
         self, sending: AsyncSending, name: str, *, stream: str | None = None
     ) -> tuple[Placement, Any]:
-        """Publish a message of a name whose lock is held; gives its placement, and what the client gave.
+        """Publish a message while the name's lock is held; return its placement and the client's result.
 
-        - `stream`: Where to place the name, if it is not placed yet.
+        - `stream`: Where to place the name if it has no placement yet.
         """
         sending.require_confirms()
         core, publications = self._core, self._core.publications
@@ -175,7 +176,7 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
         return known.placement, result
 
     async def _unnamed_partition(self, sending: AsyncSending) -> PartitionRow:
-        """Where a message of no name goes, by the rule; it never waits for the database."""
+        """Choose the partition of a message without a name, without waiting for the database."""
         core = self._core
         if not core.has_layout:
             await self._connect(await sending.source(), with_database=False)
@@ -188,7 +189,7 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
                 await self._in_thread(self._core.publications.settle, name, timeout_s)
 
     async def _settle(self, name: str, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> Places:
-        """Wait until a message counts that the broker has; gives no places, the name's partition has it."""
+        """Wait until a confirmed message is valid; return no places, since its partition is known."""
         try:
             await self._settle_name(name, timeout_s)
         except RelatumError as error:
@@ -198,7 +199,7 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
     async def _settle_unknown(
         self, found: Any, sent: Sent, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()
     ) -> Places:
-        """Find out about a message whose confirm did not come: it must be in a stream, and count there."""
+        """Settle a message without a confirm: it must be in a stream, and be valid there."""
         places: Places = await found(timeout_s, streams=streams or (sent.stream,))
         if await self._in_thread(self._core.publications.counts, sent):
             return places
@@ -214,24 +215,24 @@ class AsyncRouter(RouterBase[Options], AsyncClosing):
     async def _end(self) -> None:
         await asyncio.to_thread(self._core.close)
         self._has_threads = False
-        # What waits for a thread is still done: it finds the router closed, and says so.
+        # Calls that still wait for a thread run, and raise because the router is closed.
         self._threads.shutdown()
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        """Call what blocks; to its end also where this is cancelled: what follows of the name must not overtake it."""
+        """Run a blocking call to its end, even if cancelled: later messages of the name must not overtake it."""
         if not self._has_threads:
             raise UsedAfterClose(CLOSED)
         return await in_thread(self._threads, function, *args, to_end=True)
 
 
 class AsyncContextRouter(AsyncRouter[ContextOptions]):
-    """Publishes messages to the partitions their serialization contexts are in: the twin of `ContextRouter`.
+    """Publishes messages to the partitions of their serialization contexts: `ContextRouter` for asyncio.
 
         async with relatum.AsyncContextRouter("orders", DATABASE_URL) as router:
             await router.publish(channel, Message(body, headers={"serialization_context": account}))
 
-    Tasks publish side by side; those of one context go one after the other, in the order they called. One look at the
-    database serves all whose confirms came before it. Arguments are as of `ContextRouter`.
+    Tasks publish at the same time; messages of one context are published one at a time, in the order of the calls. One
+    query of the database validates all messages confirmed before it. The arguments are those of `ContextRouter`.
     """
 
     _options_class = ContextOptions
@@ -240,20 +241,20 @@ class AsyncContextRouter(AsyncRouter[ContextOptions]):
         name = self._core.name_of(sending.headers)
         if name is None:
             return await sending.send_unnamed(self._core, await self._unnamed_partition(sending))
-        # Nothing is awaited before: tasks of a name queue in the order they called.
+        # Nothing is awaited before the lock: tasks with the same name publish in the order of their calls.
         with self._locks(name) as lock:
             async with lock:
                 return (await self._publish_locked(sending, name))[1]
 
 
 class AsyncAffinityRouter(AsyncRouter[AffinityOptions]):
-    """Publishes all messages of an affinity set to the partition where its first one went: `AffinityRouter`'s twin.
+    """Publishes all messages of an affinity set to the partition of its first one: `AffinityRouter` for asyncio.
 
         async with relatum.AsyncAffinityRouter("invoices", DATABASE_URL) as router:
             await router.publish(channel, Message(body, headers={"affinity_set": "invoice 17"}))
 
-    Tasks publish side by side; those of one set go one after the other, in the order they called. Arguments are as of
-    `AffinityRouter`.
+    Tasks publish at the same time; messages of one set are published one at a time, in the order of the calls. The
+    arguments are those of `AffinityRouter`.
     """
 
     _options_class = AffinityOptions
@@ -271,7 +272,7 @@ class AsyncAffinityRouter(AsyncRouter[AffinityOptions]):
             return await self._publish_of_none(sending)
         self._loop = asyncio.get_running_loop()
         if predecessors.knows(request):
-            # Nothing is awaited before the set's lock: tasks queue in the order they called.
+            # Nothing is awaited before the set's lock: tasks publish in the order of their calls.
             place = predecessors.place_of(request)
         else:
             await self._connect(await sending.source())
@@ -289,32 +290,32 @@ class AsyncAffinityRouter(AsyncRouter[AffinityOptions]):
         return result
 
     async def _publish_of_none(self, sending: AsyncSending, partition: PartitionRow | None = None) -> Any:
-        """Publish a message of no set, where its predecessor went or by the rule."""
+        """Publish a message without a set to its predecessor's partition, or by the balance rule."""
         partition = partition or await self._unnamed_partition(sending)
         result = await sending.send_unnamed(self._core, partition)
         self._predecessors.published(Found(None, partition.stream), sending.message_id)
         return result
 
     async def close(self) -> None:
-        """Close the sets that have ended, and go on as `AsyncContextRouter.close`. Others stay open."""
+        """Close the sets that have ended, and then the router; see `AffinityRouter.close`."""
         try:
             await asyncio.to_thread(self._sets.close)
         finally:
             await super().close()
 
     def _settle_set(self, name: str) -> None:
-        """Settle in the loop, whose locks the names have; called in another thread."""
+        """Settle a name from another thread, in the loop that has the names' locks."""
         if self._loop is not None:
             asyncio.run_coroutine_threadsafe(self._settle_name(name), self._loop).result()
 
 
 class RouterExchange:
-    """An asyncio router on one aio-pika channel, in the form of an exchange."""
+    """An asyncio router on one aio-pika channel, which looks like an exchange."""
 
     def __init__(self, router: "AsyncRouter[Any]", channel: Any) -> None:
         self.router = router
         self.channel = channel
 
     async def publish(self, message: "AbstractMessage", routing_key: str = "", **kwargs: Any) -> Any:
-        """Publish as the router's own `publish` does."""
+        """Publish a message through the router; see `AsyncContextRouter.publish`."""
         return await self.router.publish(self.channel, message, routing_key, **kwargs)

@@ -1,4 +1,4 @@
-"""The serial consumer for tasks: it waits in the event loop for what threads read."""
+"""The serial consumer for asyncio: tasks wait in the event loop for batches that threads read."""
 
 import asyncio
 import logging
@@ -20,16 +20,16 @@ from relatum.reading import Message
 from relatum.waiting import Threads, backoff, in_thread, log_failure
 
 THREADS_MAX: Final = 32
-"""Commits, and other questions, that wait for PostgreSQL at once."""
+"""The most concurrent calls of PostgreSQL: commits and others."""
 
 
 class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
-    """The asyncio twin of `SerialConsumer`: the same names, options and promises, in one event loop.
+    """`SerialConsumer` for asyncio: the same methods, options and promises, in one event loop.
 
-    Partitions are read, and PostgreSQL is asked, in threads. An async context manager: entering starts it, leaving
-    closes it. A cancelled call takes no batch.
+    Threads read partitions and call PostgreSQL. An async context manager: entering starts it, leaving closes it. A
+    cancelled call takes no batch.
 
-    Args: as for `SerialConsumer`.
+    Args: see `SerialConsumer`.
     """
 
     @cached_property
@@ -41,9 +41,9 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
         return self
 
     async def start(self) -> None:
-        """Join the members of this name and begin to read; see `SerialConsumer.start`.
+        """Join the members with this name and begin to read; see `SerialConsumer.start`.
 
-        Cancelled, it waits until what it began is ended, and was not started.
+        If cancelled, it undoes what it began before it returns.
         """
         self._check_startable()
         starting = asyncio.ensure_future(in_thread(self._threads, self._member.start))
@@ -55,13 +55,13 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
         self._is_started = True
 
     async def _undo(self, starting: "asyncio.Future[None]") -> None:
-        # The error of a start that was cancelled is nobody's.
+        # The error of a cancelled start is of no use to anyone.
         with suppress(Exception):
             await starting
         await in_thread(self._threads, self._member.close, CLOSE_S)
 
     async def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Stop reading and let other members have the partitions at once; see `SerialConsumer.close`."""
+        """Stop reading and release the partitions at once; see `SerialConsumer.close`."""
         checked_seconds("timeout_s", timeout_s)
         if self._is_closed:
             return True
@@ -71,7 +71,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
         return has_ended
 
     async def next_batch(self, timeout_s: float | None = None) -> AsyncSerialBatch | None:
-        """The next batch of any partition; see `SerialConsumer.next_batch`."""
+        """Return the next batch of any partition; see `SerialConsumer.next_batch`."""
         until, batches = self._until(timeout_s), self._batches
         while not batches.stopping.is_set():
             left_s = None if until is None else max(0.0, until - time.monotonic())
@@ -89,14 +89,14 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
         return None
 
     async def _ended(self, waiting: "Future[Taken]", timeout_s: float | None) -> None:
-        """Wait until a wait for a batch has ended, or for so long."""
+        """Wait until a batch is available, at most for the given time."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_: object) -> None:
             try:
                 loop.call_soon_threadsafe(ended.set)
             except RuntimeError:
-                self._batches.give_up(waiting)  # The loop has ended, and nobody takes it.
+                self._batches.give_up(waiting)  # the loop has ended
 
         waiting.add_done_callback(wake)
         with suppress(TimeoutError):
@@ -104,18 +104,18 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
                 await ended.wait()
 
     async def batches(self, timeout_s: float | None = None) -> AsyncIterator[AsyncSerialBatch]:
-        """Batches as they come, each to be acknowledged; see `SerialConsumer.batches`."""
+        """Iterate over batches; see `SerialConsumer.batches`."""
         while (batch := await self.next_batch(timeout_s)) is not None:
             yield batch
 
     async def messages(self, timeout_s: float | None = None) -> AsyncIterator[Message]:
-        """Messages one by one; see `SerialConsumer.messages`."""
+        """Iterate over messages; see `SerialConsumer.messages`."""
         async for batch in self.batches(timeout_s):
             try:
                 for message in batch.messages:
                     yield message
             except GeneratorExit:
-                # The iteration was left in the middle: the whole batch is delivered again.
+                # The loop ended inside a batch: deliver the whole batch again.
                 batch.give_back()
                 raise
             await self._acknowledge(batch)
@@ -126,7 +126,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
     async def run(
         self, handler: Callable[[AsyncSerialBatch], Awaitable[object]], stop: asyncio.Event | None = None
     ) -> None:
-        """Hand batches to a coroutine function, one after the other; see `SerialConsumer.run`."""
+        """Call a coroutine function with one batch after the other; see `SerialConsumer.run`."""
         checked_callable("handler", handler)
         while not self._is_ending(stop):
             batch = await self.next_batch(LOOK_S)
@@ -136,7 +136,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
                 with consuming(self.super_stream, self.name, batch):
                     await handler(batch)
             except PartitionLost as error:
-                # Its messages are another member's; this one goes on with what it has.
+                # Another member took the partition over; go on with the others.
                 log_failure(logger, error, "batch not consumed here", level=logging.INFO)
                 continue
             except BaseException:
@@ -146,7 +146,7 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
                 await self._acknowledge(batch, stop)
 
     async def _acknowledge(self, batch: AsyncSerialBatch, stop: asyncio.Event | None = None) -> None:
-        """Acknowledge, waiting for PostgreSQL."""
+        """Acknowledge a batch, and wait for PostgreSQL if necessary."""
         pauses, stopping = backoff(), self._batches.stopping
         while not stopping.is_set() and not await asyncio.shield(
             in_thread(self._threads, self._try_acknowledge, batch, stop)
@@ -158,6 +158,6 @@ class AsyncSerialConsumer(ConsumerBase, AsyncClosing):
                 await asyncio.sleep(min(left_s, LOOK_S))
 
     async def status(self) -> SerialStatus:
-        """How far the consumer is in each partition, and what it holds back; see `SerialConsumer.status`."""
+        """Return the status of each partition; see `SerialConsumer.status`."""
         self._check_open()
         return await in_thread(self._threads, self._status)

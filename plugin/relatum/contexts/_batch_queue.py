@@ -1,8 +1,7 @@
-"""The batches of a member: waits for them, the partition whose turn it is, and their commits.
+"""The batches of a member: waiting for them, the next partition's turn, and commits.
 
 The loop hands batches out. The application's threads wait for them and commit them: PostgreSQL fences the commit, and
-the loop learns of it afterwards. After any failure in the loop the partition is reopened as it is stored, and nothing
-in memory is relied on.
+the loop learns of it afterwards. After any failure in the loop, the partition is reopened from its stored state.
 """
 
 import asyncio
@@ -30,21 +29,21 @@ if TYPE_CHECKING:
     from relatum.contexts._serial_partition import Partition
 
 POLL_S: Final = 0.01
-"""How often the database is asked whether a hold is complete; rarer where one waits for long."""
+"""Seconds between queries whether a hold is complete; longer for old holds."""
 
 POLL_SLOWEST_S: Final = 0.1
-"""How often at least."""
+"""The longest such interval."""
 
 Taken: TypeAlias = tuple[Following, Step]
-"""A batch that was handed out."""
+"""A batch that was handed out: its partition and step."""
 
 
 class Batches:
-    """What is handed out."""
+    """A future of a batch."""
 
     loop: ComponentLoop
     returned: Callable[[], None]
-    """Called when a partition that others should have may have no batch out any more."""
+    """Called when a partition to be released may have no more batch in use."""
     holds: Duty
     """Releases holds."""
 
@@ -52,12 +51,12 @@ class Batches:
         self.store = store
         self.outages = outages
         self.header = header
-        """The header that names contexts; None before it is agreed on."""
+        """The header that names contexts; None until it is known."""
         self.partitions: dict[str, Partition] = {}
         self.leased_until = -math.inf
-        """By `time.monotonic`, which goes on while the process stands still: after it, others may consume the same."""
+        """The end of the lease by `time.monotonic`; after it, other members may consume the same messages."""
         self.refused: AccessRefused | ConfigurationError | None = None
-        """Why the broker does not let this member in."""
+        """Why the broker refuses this member, or None."""
         self.stopping = threading.Event()
         self._waiting: deque[Future[Taken]] = deque()
         self._counting = threading.Lock()
@@ -66,12 +65,12 @@ class Batches:
 
     @property
     def followings(self) -> list[Following]:
-        """The partitions that are open. From any thread."""
+        """The open partitions. Thread-safe."""
         found = [each.following for each in list(self.partitions.values())]
         return [following for following in found if following is not None and not following.is_over]
 
     def statistics(self) -> SerialStatistics:
-        """What this member has counted, and what it has. It asks nobody. From any thread."""
+        """The counts of this member. Thread-safe."""
         held = [following.held for following in self.followings]
         return SerialStatistics(
             partitions=len(held),
@@ -85,7 +84,7 @@ class Batches:
     # --- waiting for one, in any thread -----------------------------------------------------------------------------
 
     def wait(self, *, at_once: bool) -> "Future[Taken]":
-        """A future of a batch, to be ended by `taken` or `give_up`; `at_once` cancels it if there is none now."""
+        """Return a future of a batch, to be ended by `taken` or `give_up`; `at_once` cancels it if none is ready."""
         waiting: Future[Taken] = Future()
         self._waiting.append(waiting)
         if self.stopping.is_set() or not self.loop.call(self._begin_wait, waiting, at_once):
@@ -93,30 +92,30 @@ class Batches:
         return waiting
 
     def taken(self, waiting: "Future[Taken]") -> Taken | None:
-        """End a wait, and give its batch, if any; raises why the broker refuses this member."""
+        """End a wait and return its batch, if any; raise if the broker refuses this member."""
         if waiting.cancel():
             self.loop.call(self._end_wait, waiting)
             return None
         following, step = waiting.result()
         if time.monotonic() < self.leased_until:
             return following, step
-        # The lease ran out on the way here.
+        # The lease expired in the meantime.
         self.give_back(following, step)
         return None
 
     def give_up(self, waiting: "Future[Taken]") -> None:
-        """End a wait; its batch, if any, is handed out again."""
+        """End a wait; if it has a batch, hand it out again."""
         with suppress(AccessRefused, ConfigurationError):
             taken = self.taken(waiting)
             if taken is not None:
                 self.give_back(*taken)
 
     def give_back(self, following: Following, step: Step) -> None:
-        """Let a batch be handed out again."""
+        """Return a batch, to be handed out again."""
         self.loop.call(self._change, following, self._given_back, step)
 
     def stop(self) -> None:
-        """Hand out nothing more; pending waits end without a batch."""
+        """Stop handing out; pending waits end without a batch."""
         self.stopping.set()
         for waiting in list(self._waiting):
             waiting.cancel()
@@ -133,7 +132,7 @@ class Batches:
             self._waiting.remove(waiting)
 
     def hand_out(self) -> None:
-        """Give batches to those who wait for one, while the lease holds; each partition has its turn."""
+        """Complete waits with batches while the lease is valid; partitions take turns."""
         while self._waiting and (following := self._next_due()) is not None:
             with self._or_anew(following):
                 step = following.take(time.monotonic())
@@ -164,13 +163,13 @@ class Batches:
         return partition.following
 
     def halt(self) -> bool:
-        """Hand out nothing for now; whether the application has a batch in hand."""
+        """Pause a partition; return whether the application has a batch of it."""
         self.leased_until = -math.inf
         steps = [following.outstanding for following in self.followings]
         return any(step is not None and step.count for step in steps)
 
     def look(self, following: Following) -> None:
-        """Do what is due for a partition that has changed: hand a batch out, store how far it is."""
+        """Do what is due for a changed partition: hand out a batch, or store its position."""
         partition, now = self.partitions.get(following.stream), time.monotonic()
         if partition is None or partition.following is not following:
             return
@@ -194,7 +193,7 @@ class Batches:
             self._change(partition.following)
 
     def _change(self, following: Following, change: Callable[..., None] | None = None, *args: Any) -> None:
-        """Change a partition, and go on with it."""
+        """Change a partition, then do what is due for it."""
         with self._or_anew(following):
             if change is not None:
                 change(following, *args)
@@ -215,7 +214,7 @@ class Batches:
                 partition.wake()
             raise
 
-    # --- what becomes of it, in the loop ----------------------------------------------------------------------------
+    # --- storing positions and holds, in the loop --------------------------------------------------------------------
 
     def _given_back(self, following: Following, step: Step) -> None:
         if following.outstanding is step and not following.is_over:
@@ -228,14 +227,14 @@ class Batches:
             self.holds.wake()
 
     async def _store_silent(self, following: Following, step: Step) -> None:
-        """Store how far a partition is that has nothing for the application."""
+        """Store the position of a partition that has no messages for the application."""
         who, pauses = f"storing the position in {following.stream!r}", Pauses()
         while not following.is_over:
             try:
                 await self.loop.ask(self.commit, following, step)
             except PartitionLost:
-                break  # It is another member's to store.
-            except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
+                break  # another member stores it
+            except Exception as error:  # noqa: BLE001 - any failure is retried
                 self.outages.failed(who, error)
                 await asyncio.sleep(pauses.after(error))
             else:
@@ -244,7 +243,7 @@ class Batches:
         self.outages.forget(who)
 
     async def release_holds(self) -> float:
-        """Release the holds that are complete; gives the seconds until the next look."""
+        """Release complete holds; return the seconds until the next query."""
         now = time.monotonic()
         waiting = {each.partition_id: each.youngest_wait_s(now) for each in self.followings if each.waiting_holds()}
         if not waiting:
@@ -263,12 +262,12 @@ class Batches:
     # --- commits, in the application's threads ----------------------------------------------------------------------
 
     def check(self, following: Following, step: Step) -> None:
-        """Raise `PartitionLost` where a batch cannot be committed any more."""
+        """Raise `PartitionLost` if a batch can no longer be committed."""
         if following.is_over or following.outstanding is not step:
             raise lost(following.stream, self.store.name)
 
     def commit(self, following: Following, step: Step) -> None:
-        """Store a step that was handed out; to be repeated where PostgreSQL is away."""
+        """Store a step that was handed out. Repeat it if PostgreSQL is unavailable."""
         self.check(following, step)
         if self._was_committed(following, step):
             return
@@ -285,7 +284,7 @@ class Batches:
         self._note(following, step)
 
     def _was_committed(self, following: Following, step: Step) -> bool:
-        """Whether an earlier try came through whose commit nobody answered; False where there was none."""
+        """Whether an earlier commit without an answer took effect; False if there was none."""
         token = following.in_doubt
         if token is None:
             return False
@@ -297,7 +296,7 @@ class Batches:
 
     @contextmanager
     def transaction(self, following: Following, step: Step) -> Iterator[sa.Connection]:
-        """A transaction that stores a step at its end; see `SerialBatch.transaction`."""
+        """Open a transaction that stores a step when it commits; see `SerialBatch.transaction`."""
         self.check(following, step)
         if self._was_committed(following, step):
             raise lost(following.stream, self.store.name)
@@ -305,19 +304,19 @@ class Batches:
             with self.store.joined(following, step, stop=self.stopping) as connection:
                 yield connection
         except (PartitionLost, CommitInDoubt):
-            # One in doubt, too, is opened anew: what was committed is consumed, and what was not is delivered again,
+            # After a commit in doubt the partition is reopened: messages that were not committed are delivered again,
             # by this member or another.
             self._drop(following)
             raise
         self._note(following, step)
 
     def _drop(self, following: Following) -> None:
-        """Forget a partition, with all that is not stored of it."""
+        """Drop a partition and its unstored state."""
         following.is_over = True
         self.loop.call(self._change, following)
 
     def _note(self, following: Following, step: Step) -> None:
-        """Note that a step is stored."""
+        """Continue after a step was stored."""
         with self._counting:
             self._acknowledged += step.count
         self.loop.call(self._change, following, self._committed, step)

@@ -1,4 +1,4 @@
-"""Control messages in streams: published, and found again; and strays, the messages behind them that do not count."""
+"""Publishes control messages to streams, and finds them and strays, which are invalid messages after them."""
 
 import contextlib
 import threading
@@ -26,7 +26,7 @@ from relatum.publishing import DirectPublisher
 from relatum.reading import BrokerAddress, Message, StreamReader
 
 IDLE_S: Final = TIMEOUT_S
-"""Seconds without anything from a stream that has more, after which a search ends as `ReadTimeout`."""
+"""Seconds without data, before the end of a stream, after which a search raises `ReadTimeout`."""
 
 
 def scan(
@@ -37,13 +37,13 @@ def scan(
     *,
     is_whole: bool = False,
 ) -> Generator[Message]:
-    """The messages of a stream that may matter, from an offset up to where the stream ends now. To be closed.
+    """Iterate over the messages of a stream that may matter, from an offset to its present end. Close the iterator.
 
-    Where it matters that there is nothing more (`is_whole`), the end is its leader's word, or it is
-    `StreamUnavailable`; else it may be that of a replica that is behind. What retention has dropped is passed over.
+    With `is_whole`, the end is the leader's, or `StreamUnavailable` is raised; else it may be the end of a replica that
+    lags. Messages that retention dropped are skipped.
     """
     bounds = reader.bounds(stream)
-    # Up to where it was read: a replica may have less than its leader has confirmed.
+    # Compare with what was read: a replica may have less than its leader has confirmed.
     read_to = from_offset - 1
     found = reader.batches(stream, from_offset, follow=False, idle_s=IDLE_S)
     with contextlib.closing(found) as batches:
@@ -63,10 +63,10 @@ def scan(
 
 
 class ControlStreams(Closing):
-    """Publishes fences, markers and adoptions, and finds them, and strays, in partitions. Threads may share it.
+    """Publishes fences, markers and adoptions, and finds them and strays in partitions. Thread-safe.
 
-    Its connections are opened when they are needed, and again where they were lost. `header` names contexts, which only
-    finding strays needs. An address without an AMQP port is a `ConfigurationError`.
+    Connections are opened on demand, and again after a loss. Only finding strays needs `header`, which names contexts.
+    An address without an AMQP port is a `ConfigurationError`.
     """
 
     def __init__(self, address: BrokerAddress, header: str = "") -> None:
@@ -83,25 +83,25 @@ class ControlStreams(Closing):
         self._publisher.publish(stream, body, properties)
 
     def reader(self) -> StreamReader:
-        """The reader of the partitions; it connects again by itself."""
+        """The reader of the partitions. It reconnects by itself."""
         with self._lock:
             if self._opened is None:
                 self._opened = StreamReader.open(self.address)
             return self._opened
 
     def end_of(self, stream: str) -> int:
-        """The offset behind the last message of a stream; 0 where it is empty. What is published later is not below."""
+        """The offset after a stream's last message, 0 if it is empty. Later messages are not below it."""
         last = self.reader().bounds(stream).last
         return 0 if last is None else last + 1
 
     def find(self, stream: str, control: Fence | Marker, from_offset: int) -> int | None:
-        """The offset of the first such fence or marker of a move and an epoch, up to the stream's present end."""
+        """Find the first fence or marker of the same move and epoch before the stream's present end."""
         found = scan(self.reader(), stream, from_offset, lambda record: CONTROL_BYTES in record)
         with contextlib.closing(found) as messages:
             return next((message.offset for message in messages if _is_it(message, control)), None)
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool = False) -> int | None:
-        """The offset of something sent, if it is behind a fence or marker of its name; see `World.search`."""
+        """Find a published message after a fence or marker of its name; see `World.search`."""
         search = StrayFinder(sent, anywhere=anywhere)
         found = scan(self.reader(), sent.stream, from_offset, search.may_matter, is_whole=True)
         with contextlib.closing(found) as messages:

@@ -1,13 +1,13 @@
-"""What a message in a partition means for the order of serialization contexts.
+"""The meaning of a partition's messages for the order of serialization contexts.
 
-Most are an application's, some of them placed: published under a placement, which their header `relatum_placed` names.
-Three kinds are Relatum's own, and are what a move of contexts looks like in the streams:
+Most messages are the application's. A router publishes them under a placement, in the header `relatum_placed`. Moves of
+contexts add three kinds of control messages:
 
-- a `Fence` in the source: nothing placed under an earlier epoch counts behind it;
-- a `Marker` in the target: what follows under its epoch is held until the source is consumed up to the fence;
-- an `Adoption` in whichever partition the context is in: it stands for a message that arrived behind a fence.
+- a `Fence` in the source: after it, messages with an earlier epoch are invalid (strays);
+- a `Marker` in the target: messages of its epoch are held until the source is consumed up to the fence;
+- an `Adoption` in the context's present partition: it stands for a stray.
 
-Their facts are JSON in the body, so that no key of an application is found in their headers.
+Their fields are JSON in the body, so that no key of an application finds them in headers.
 """
 
 import json
@@ -22,30 +22,30 @@ from relatum.reading import Message, header_value
 from relatum.wire import amqp10
 
 CONTROL_BYTES: Final = CONTROL_HEADER.encode()
-"""What the bytes of a control message contain; few others do."""
+"""Bytes that every control message contains, and few others."""
 
 CONTENT_TYPE: Final = "application/json"
 """The property `content_type` of control messages."""
 
 _TEXTS: Final = frozenset({"source", "stream", "context"})
-"""The fields of control messages that are text."""
+"""The text fields of control messages."""
 
 _DIGITS_MAX: Final = len(str(INTEGER_MAX))
 
 
 class Placed(NamedTuple):
-    """What the header `relatum_placed` says: `<epoch>-<session>-<number>`."""
+    """The header `relatum_placed`: `<epoch>-<session>-<number>`."""
 
     epoch: int
-    """That of the placement it was published under. Later placements of a context have higher ones."""
+    """The placement's epoch. Later placements of a context have higher epochs."""
     session: str
-    """The router that published it, 16 hexadecimal digits; new with each one that is opened."""
+    """The router's id, 16 hexadecimal digits; each opened router has a new one."""
     number: int
-    """Its number there, ascending in the order of publishing."""
+    """Ascends in the router's order of publishing."""
 
     @classmethod
     def parse(cls, text: object) -> Self | None:
-        """What a header's value says; None where it is none of ours."""
+        """Parse a header's value; None if it is invalid."""
         if not isinstance(text, str):
             return None
         epoch, _, rest = text.partition("-")
@@ -60,7 +60,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The end of contexts in a partition: behind it, what was placed under an earlier epoch is a stray."""
+    """The end of contexts in a partition: after it, messages with an earlier epoch are strays."""
 
     move_id: int
     epoch: int
@@ -69,9 +69,10 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The beginning of contexts, under an epoch, in a partition.
+    """The beginning of contexts in a partition, with an epoch.
 
-    They come from `source`, where the move's fence is at `fence_offset`; from this partition if the move was aborted.
+    The contexts come from `source`, where the move's fence is at `fence_offset`. If the move was aborted, `source` is
+    this partition.
     """
 
     move_id: int
@@ -83,7 +84,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """A stray, taken into its context again: it counts here under this epoch, not where it is (stream and offset)."""
+    """Makes a stray, at `stream` and `offset`, valid at the position of this message, with this epoch."""
 
     context: str
     epoch: int
@@ -93,7 +94,7 @@ class Adoption:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """An application's message, with its context, if any; `placed` is None if no router published it."""
+    """An application's message with its context, if any; `placed` is None if no router published it."""
 
     context: str | None
     placed: Placed | None
@@ -107,7 +108,7 @@ _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 
 def encode(control: Control) -> tuple[dict[str, Any], bytes]:
-    """The headers and the body of a control message."""
+    """Return the headers and the body of a control message."""
     facts = {name: getattr(control, name) for name in control.__slots__}
     if not isinstance(control, Adoption):
         facts["contexts"] = sorted(control.contexts)
@@ -115,7 +116,7 @@ def encode(control: Control) -> tuple[dict[str, Any], bytes]:
 
 
 def decode(kind: object, body: bytes) -> Control | None:
-    """What a control message says; None where it is an application's message after all."""
+    """Parse a control message; None if it is an application's message."""
     cls = _KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None:
         return None
@@ -126,12 +127,12 @@ def decode(kind: object, body: bytes) -> Control | None:
         control: Control = cls(**facts)
     except (ValueError, TypeError, RecursionError):
         return None
-    # Any publisher may write anything; values that no column can hold must be refused here.
+    # Any publisher may send anything: refuse values that the database cannot store.
     return control if all(_is_fact(name, getattr(control, name)) for name in control.__slots__) else None
 
 
 def entry_of(headers: Mapping[str, Any], body: bytes, context_header: str) -> Entry:
-    """What a message with these headers and this body is; `context_header` names contexts in this super stream."""
+    """Return the entry of a message; `context_header` names contexts in this super stream."""
     kind = headers.get(CONTROL_HEADER)
     if kind is not None and (control := decode(kind, body)) is not None:
         return control
@@ -140,12 +141,12 @@ def entry_of(headers: Mapping[str, Any], body: bytes, context_header: str) -> En
 
 
 class EntryReader:
-    """Reads the entries that messages are, and decodes no more of a message than that takes."""
+    """Returns the entries of messages, and decodes no more of them than needed."""
 
     def __init__(self, header: str) -> None:
         self._header = header
         self._wanted = {header.encode(): 0, PLACED_HEADER.encode(): 1}
-        # Such headers are not where the others are from RabbitMQ 3.13 on.
+        # Since RabbitMQ 3.13, `x-` headers are in another section.
         self._is_plain = not header.startswith("x-")
 
     def __call__(self, message: Message) -> Entry:
@@ -164,7 +165,7 @@ class EntryReader:
 
 
 def _is_fact(name: str, value: object) -> bool:
-    """Whether a control message's field is as we write it."""
+    """Whether a control message's field is valid."""
     if name == "contexts":
         return isinstance(value, frozenset) and all(map(_is_text, value))
     if name in _TEXTS:
@@ -173,7 +174,7 @@ def _is_fact(name: str, value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """Whether PostgreSQL stores it."""
+    """Whether PostgreSQL can store the value."""
     try:
         return isinstance(value, str) and b"\0" not in value.encode()
     except UnicodeEncodeError:
@@ -181,5 +182,5 @@ def _is_text(value: object) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    # As many digits as INTEGER_MAX has: Python refuses to read very long numbers.
+    # The number of digits is limited: Python refuses to parse very long numbers.
     return text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX

@@ -1,4 +1,4 @@
-"""Looking at the database in the background while messages are published."""
+"""Queries of the database in the background while messages are published."""
 
 import logging
 import threading
@@ -13,23 +13,23 @@ logger = logging.getLogger("relatum.placement")
 _WHO: Final = "looking for changed placements"
 
 LOOK_EVERY_S: Final = 0.05
-"""Seconds between two looks: a quarter of what one serves for, so that some may fail or be late."""
+"""Seconds between two queries: a quarter of the time that one is valid, so that some may fail or be late."""
 
 BUSY: Final = 2
-"""Messages between two looks from which on a look in the background pays."""
+"""From so many messages between two queries on, a query in the background pays."""
 
 AWAY_S: Final = 1.0
-"""Seconds to pause after a look that failed; publishers look for themselves then."""
+"""Seconds to pause after a failed query; publishers query for themselves then."""
 
 CLOSE_S: Final = 1.0
-"""Seconds to wait for a look under way, at the end."""
+"""Seconds that `close` waits for a running query."""
 
 
 class Looks:
-    """A thread that looks while messages are published, and sleeps while none are.
+    """A thread that queries the database while messages are published, and sleeps otherwise.
 
-    It only saves publishers the round trip; each publisher checks how old the last look is. The look gets the number of
-    messages published since the last one.
+    It saves publishers the round trip; each publisher checks how old the last query is. `look` gets the number of
+    messages published since its last call.
     """
 
     def __init__(self, look: Callable[[int], None], every_s: float = LOOK_EVERY_S) -> None:
@@ -43,8 +43,8 @@ class Looks:
         self._thread: threading.Thread | None = None
 
     def want(self) -> None:
-        """Note that a message was published: more may follow, and this one may have to be checked."""
-        self._published += 1  # one that gets lost between threads does not matter
+        """Request a query, since a message was published."""
+        self._published += 1  # a lost update between threads does not matter
         if not self._wanted.is_set():
             self._wanted.set()
             with self._lock:
@@ -61,15 +61,15 @@ class Looks:
 
     def _run(self) -> None:
         while self._wanted.wait() and not self._stop.wait(self._every_s):
-            # Before the look: messages published during it need another one.
+            # Clear before the query: messages published during it need another one.
             self._wanted.clear()
             published, self._published = self._published, 0
             try:
                 self._look(published)
                 self._outages.over(_WHO)
-            except Exception as error:  # noqa: BLE001 it is logged, and the thread goes on
+            except Exception as error:  # noqa: BLE001 it is logged, and the thread continues
                 if self._stop.is_set():
-                    return  # Nobody needs it any more, and the connections are closed.
+                    return  # the connections are closed
                 if isinstance(error, DatabaseUnavailable):
                     logger.debug("not looked: %s", ended(error))  # publishers see it themselves
                 else:
