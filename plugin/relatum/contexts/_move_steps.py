@@ -1,8 +1,8 @@
 """The steps of a move of serialization contexts from one partition to another.
 
-A mover asks a `World` for each, and may die between any two. The move is in the database and in the streams; another
-mover looks there (`go_on`) and performs the rest. Two may do so side by side: the database takes each step of a move
-once, and a fence or a marker that is published again changes nothing.
+A mover performs each step through a `World`, and may die between any two. The state of the move is in the database and
+the streams: another mover reads it (`go_on`) and performs the rest. Two movers may do so at the same time: the database
+accepts each step of a move once, and repeating a fence or marker changes nothing.
 
 ```
 begin ── fencing ──────────────────────────────► fenced ──────────────────► switched
@@ -12,11 +12,11 @@ begin ── fencing ───────────────────�
               └── abort ──────────────────────────────┴── target := source, under a new epoch ──► aborted
 ```
 
-No fence is published while a publisher may rely on its last look from before the move, see `MOVE_WAIT_S`.
-Until then the fence has no epoch (0), so that a mover of an earlier release publishes a fence without effect.
+No fence is published while a publisher may rely on a query from before the move; see `MOVE_WAIT_S`. Until then the
+fence has no epoch (0): a mover of an earlier release publishes a fence without effect.
 
-An aborted move goes on with its source as the target, since its fence may be in the source already: what the contexts
-have there counts again only behind a marker of a higher epoch.
+An aborted move continues with its source as the target, since its fence may be in the source already: messages there
+are valid again only after a marker with a higher epoch.
 """
 
 from dataclasses import dataclass
@@ -28,74 +28,74 @@ from relatum.contexts._publication import MOVE_WAIT_S
 from relatum.errors import MoveConflict, StreamUnavailable
 
 WAIT_S: Final = 0.01
-"""Seconds of one step of the wait before a fence: between two, the mover renews its lease."""
+"""The wait before a fence is cut into steps of so many seconds; the mover renews its lease between them."""
 
 LOOKS_MAX: Final = 5
-"""How often a control message is looked for that the broker has confirmed, before the stream counts as unavailable.
+"""How often to search for a confirmed control message before the stream counts as unavailable.
 
-One look finds it, unless a replica that lags behind is the one that is read.
+One search finds it, unless the replica that is read lags.
 """
 
 LOOK_AGAIN_S: Final = 0.1
-"""Seconds between such looks."""
+"""Seconds between such searches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveStep(Move):
-    """A move with the names of its contexts, as its steps know it."""
+    """A move with the names of its contexts."""
 
     names: frozenset[str]
 
 
 class World(Protocol):
-    """What the steps of moves ask of the database and the broker. `Mover` performs it, and the model in the tests.
+    """The calls of the database and the broker that the steps make. Implemented by `Mover`, and by the tests' model.
 
-    Each may be repeated where its outcome is not known. Those of the database give the move as it is then, whether they
-    changed it or not.
+    Each call may be repeated if its outcome is unknown. Calls of the database return the present state of the move,
+    whether they changed it or not.
     """
 
     def end_of(self, stream: str) -> int:
-        """The offset behind a stream's last message, 0 where it is empty."""
+        """The offset after a stream's last message, 0 if it is empty."""
 
     def begin(
         self, source: str, target: str, contexts: frozenset[str], scan_from: int, target_scan_from: int
     ) -> MoveStep:
         """Begin a move in the database, in one transaction.
 
-        The placements of these contexts become `moving`, and the generation is raised. Those that are not open in the
-        source any more are left out; where none is left, it fails and nothing is written.
+        The contexts' placements become `moving`, and the generation is raised. Contexts that are no longer open in the
+        source are left out; if none remains, the call fails and nothing is written.
         """
 
     def look(self, move_id: int) -> MoveStep:
         """Read the move."""
 
     def let_fence(self, move_id: int) -> MoveStep:
-        """Take the fence's epoch, unless that was done. The epoch that begins in the target is not below it."""
+        """Assign the fence's epoch, unless it has one. The epoch in the target is not below it."""
 
     def publish(self, stream: str, control: Control) -> None:
         """Publish a control message to a stream and wait for the broker's confirm."""
 
     def find(self, stream: str, control: Fence | Marker, from_offset: int) -> int | None:
-        """The offset of the first such message, at or above an offset and up to the stream's present end."""
+        """Find the first such message from an offset to the stream's present end."""
 
     def set_fenced(self, move_id: int, attempt: int, fence_offset: int) -> MoveStep:
-        """From `fencing` to `fenced`, if the move is at that attempt."""
+        """Set the state from `fencing` to `fenced`, if the attempt is current."""
 
     def switch(self, move_id: int, attempt: int, marker_offset: int) -> MoveStep:
-        """From `fenced` to `switched` (or `aborted`), if at that attempt.
+        """Set the state from `fenced` to `switched` (or `aborted`), if the attempt is current.
 
-        In the same transaction the placements become the target's, open, under the move's epoch, and the generation is
-        raised.
+        In the same transaction the placements move to the target and are open, with the move's epoch, and the
+        generation is raised.
         """
 
     def set_aborting(self, move_id: int) -> MoveStep:
-        """Make the source the target, under a new epoch and attempt, unless that was done or the move has ended."""
+        """Make the source the target, with a new epoch and attempt, unless this was done or the move has ended."""
 
     def elapsed_s(self) -> float:
         """The mover's clock."""
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Sleep."""
 
 
 def move(world: World, source: str, target: str, contexts: frozenset[str]) -> MoveStep:
@@ -110,12 +110,12 @@ def move(world: World, source: str, target: str, contexts: frozenset[str]) -> Mo
 
 
 def go_on(world: World, move_id: int) -> MoveStep:
-    """Perform what is left of a move, from whatever state it is in. One that has ended stays as it is."""
+    """Perform the remaining steps of a move. An ended move is returned unchanged."""
     return _complete(world, world.look(move_id))
 
 
 def abort(world: World, move_id: int) -> MoveStep:
-    """Take a move back: its contexts go on in the source. One that was completed is a `MoveConflict`."""
+    """Abort a move: its contexts stay in the source. A completed move raises `MoveConflict`."""
     found = world.set_aborting(move_id)
     if found.state is MoveState.SWITCHED:
         raise MoveConflict(
@@ -127,7 +127,7 @@ def abort(world: World, move_id: int) -> MoveStep:
 
 
 def _wait_for_publishers(world: World, move_id: int) -> MoveStep:
-    """Wait until no publisher relies on a look from before its contexts were stopped; then the move may be fenced."""
+    """Wait until no publisher relies on a query from before the move; then it may be fenced."""
     began = world.elapsed_s()
     while world.elapsed_s() - began <= MOVE_WAIT_S:
         world.sleep(WAIT_S)
@@ -135,7 +135,7 @@ def _wait_for_publishers(world: World, move_id: int) -> MoveStep:
 
 
 def _complete(world: World, found: MoveStep) -> MoveStep:
-    """Perform step after step. After each, the database says how far the move is: it may be further than we know."""
+    """Perform step after step. The database returns the state after each: another mover may be ahead."""
     while not found.state.is_ended:
         if not found.fence_epoch:
             found = _wait_for_publishers(world, found.move_id)
@@ -149,9 +149,9 @@ def _complete(world: World, found: MoveStep) -> MoveStep:
 
 
 def _ensure(world: World, stream: str, control: Fence | Marker, from_offset: int) -> int:
-    """The offset of the first such message, which is published if there is none.
+    """Return the offset of the first such message; publish it if there is none.
 
-    Which one is the first cannot change once one was seen: offsets only ascend.
+    Once one was seen, the first cannot change: offsets only ascend.
     """
     at = world.find(stream, control, from_offset)
     if at is not None:

@@ -1,7 +1,7 @@
-"""Moves in PostgreSQL: each call of the store is one transaction, and may be repeated when its outcome is not known.
+"""Moves in PostgreSQL. Each call is one transaction, and may be repeated if its outcome is unknown.
 
-Rows are locked in the order that `relatum.store.tables` says: placements by name, then the row of the super stream,
-then partitions by their id. The row of a move is locked after its placements.
+Rows are locked in the order of `relatum.store.tables`: placements by name, then the super stream's row, then partitions
+by id. A move's row is locked after its placements.
 """
 
 import logging
@@ -29,12 +29,12 @@ _FACTS: Final = len(Move.__dataclass_fields__)
 MOVE: Final = """m.move_id, source.stream AS source, target.stream AS target, m.source_id, m.target_id, m.state,
         m.aborting, m.attempt, m.contexts, m.fence_epoch, m.epoch, m.scan_from, m.target_scan_from, m.fence_offset,
         m.marker_offset, m.holder, m.lease_expires_at, m.started_at, m.fenced_at, m.ended_at, m.reason"""
-"""The columns of `Move`, in its order."""
+"""The columns of `Move`, in order."""
 
 OF_MOVES: Final = """relatum.context_moves m
     JOIN relatum.super_stream_partitions source ON source.partition_id = m.source_id
     JOIN relatum.super_stream_partitions target ON target.partition_id = m.target_id"""
-"""Where these come from."""
+"""The tables of these columns."""
 
 FIND_MOVE: Final = sql(f"SELECT {MOVE} FROM {OF_MOVES} WHERE m.move_id = :move_id::bigint")
 
@@ -45,7 +45,7 @@ FENCE_AFTER: Final = sql(f"""
             AND (source.stream = :stream::text AND m.fence_epoch > :above::bigint
                 OR target.stream = :stream::text AND m.epoch > :above::bigint)
         ORDER BY m.fence_epoch LIMIT 1) found ON true""")
-"""One row: the columns of `Move`, NULLs where there is none, and whether the server may know of too little."""
+"""One row: the columns of `Move` (NULL without a move), and whether the server is a standby, which may lag."""
 
 FLOORS: Final = sql("""
     SELECT name, max(epoch) FROM (
@@ -71,8 +71,8 @@ LOST_MARKERS: Final = sql(f"""
     WHERE m.target_id = :partition_id::integer
         AND m.marker_offset >= :from_offset::bigint AND m.marker_offset < :to_offset::bigint""")
 
-# What a crash of PostgreSQL takes back must not be in a stream already: a fence behind which a context goes on as if
-# there was none would make strays of all its messages.
+# A crash of PostgreSQL must not undo what a stream shows already: after a fence that the database lost, all messages of
+# its contexts would be strays.
 _KEEP_COMMITS: Final = sql(f"SELECT {KEEP_COMMITS}")
 
 _MOVES: Final = "WHERE m.super_stream_id = :super_stream_id::integer"
@@ -80,7 +80,7 @@ _MOVES: Final = "WHERE m.super_stream_id = :super_stream_id::integer"
 ONE: Final = sql(f"""
     SELECT {MOVE}, ARRAY (SELECT c.name FROM relatum.moved_contexts c WHERE c.move_id = m.move_id) AS names
     FROM {OF_MOVES} {_MOVES} AND m.move_id = :move_id::bigint""")
-"""The columns of `Move`, and behind them the names of the contexts."""
+"""The columns of `Move`, then the names of its contexts."""
 
 UNDER_WAY: Final = sql(f"SELECT {MOVE} FROM {OF_MOVES} {_MOVES} AND m.ended_at IS NULL ORDER BY m.move_id")
 
@@ -118,7 +118,7 @@ ATTEND: Final = sql(f"""
     UPDATE relatum.context_moves SET holder = :holder::text, lease_expires_at = {_LEASE_END}
     WHERE move_id = :move_id::bigint AND ended_at IS NULL""")
 
-# Only if this holder still has it: a move whose lease has lapsed may have been taken over.
+# Only for the present holder: a move may be taken over after its lease has expired.
 KEEP_ATTENDING: Final = sql(f"""
     UPDATE relatum.context_moves SET lease_expires_at = {_LEASE_END}
     WHERE move_id = :move_id::bigint AND ended_at IS NULL AND holder = :holder::text""")
@@ -131,9 +131,8 @@ TAKE_ABANDONED: Final = sql(f"""
         ORDER BY move_id LIMIT 1 FOR UPDATE SKIP LOCKED)
     RETURNING move_id""")
 
-# The epochs are taken one behind the other: of an aborted move the marker is behind the fence in the same partition,
-# and above it. The attempt is raised: a mover of release 0.4 may have published a fence of epoch 0, at
-# another offset than this one's.
+# Epochs ascend: an aborted move's marker follows its fence in the same partition, with a higher epoch. The attempt is
+# raised, since a mover of release 0.4 may have published a fence of epoch 0 at another offset.
 _LET_FENCE: Final = sql("""
     WITH fence AS (SELECT nextval('relatum.placement_epochs') AS epoch),
     after AS (SELECT nextval('relatum.placement_epochs') AS epoch, fence.epoch AS fence FROM fence)
@@ -149,7 +148,7 @@ SET_FENCED: Final = sql("""
     SET state = 'fenced', fence_offset = :fence_offset::bigint, fenced_at = clock_timestamp()
     WHERE move_id = :move_id::bigint AND state = 'fencing' AND attempt = :attempt::integer""")
 
-# The marker of an aborted move is behind its fence, which is at or behind where that can be.
+# An aborted move's marker follows its fence, so the search for it begins at the fence's earliest offset.
 SET_ABORTING: Final = sql("""
     UPDATE relatum.context_moves
     SET aborting = true, target_id = source_id, target_scan_from = scan_from, attempt = attempt + 1,
@@ -163,7 +162,7 @@ LOCK_MOVING: Final = sql("""
     WHERE p.super_stream_id = :super_stream_id::integer AND p.move_id = :move_id::bigint
     ORDER BY p.name FOR UPDATE OF p""")
 
-# The last holder is still shown.
+# The last holder stays visible.
 _SET_ENDED: Final = sql("""
     UPDATE relatum.context_moves
     SET state = CASE WHEN aborting THEN 'aborted' ELSE 'switched' END, marker_offset = :marker_offset::bigint,
@@ -183,11 +182,11 @@ _COUNT_SETS: Final = sql("""
 
 
 class NothingToMove(Conflict):
-    """None of the contexts is open in the source any more; nothing was written."""
+    """None of the contexts is still open in the source; nothing was written."""
 
 
 class MoveStore:
-    """The moves of one super stream. Threads may share it."""
+    """The moves of one super stream. Thread-safe."""
 
     def __init__(self, database: Database, super_stream_id: int, super_stream: str) -> None:
         self._database = Database(database, idle_s=LEASE_S)
@@ -195,11 +194,11 @@ class MoveStore:
         self.super_stream_id = super_stream_id
         self._name = super_stream
         self.outages = Outages(logger, database=database.address.name)
-        """What is away, of all moves of the super stream."""
+        """The name of these calls in logs of an outage."""
 
     @contextmanager
     def kept(self) -> Iterator[sa.Connection]:
-        """A transaction that has reached the disk when it is committed."""
+        """Open a transaction whose commit waits for the disk."""
         with self._transaction() as connection:
             connection.execute(_KEEP_COMMITS)
             yield connection
@@ -207,9 +206,9 @@ class MoveStore:
     def begin(
         self, source: str, target: str, contexts: Collection[str], scan_from: int, target_scan_from: int, holder: str
     ) -> MoveStep:
-        """Begin a move of those contexts that are open in the source now.
+        """Begin a move of the contexts that are open in the source.
 
-        The holder goes on with it, and is unique for this move: a repeated call finds by it what the first one began.
+        The holder performs the move, and is unique for it: a repeated call finds the move of the first one by it.
         """
         named = {"super_stream_id": self.super_stream_id, "names": sorted(contexts)}
         with self.kept() as connection:
@@ -222,7 +221,7 @@ class MoveStore:
             if not names:
                 raise NothingToMove(f"none of the contexts is in {source!r} any more; nothing was moved")
             generation = connection.execute(RAISE_GENERATION, named).scalar_one()
-            # After the generation's lock, which retiring a partition takes, too.
+            # After the generation's lock, which `retire` takes, too.
             to = self._partition(connection, target)
             if to.state == PartitionState.RETIRED:
                 raise SuperStreamConflict(
@@ -248,7 +247,7 @@ class MoveStore:
             return self._step(connection, move_id)
 
     def _begun_before(self, connection: sa.Connection, move_id: int, context: str, holder: str) -> MoveStep:
-        """The move a context is in, where this holder began it before; else it is in the way."""
+        """The contexts' present move, if this holder began it; else raise `MoveConflict`."""
         row = self._row(connection, move_id)
         if row.holder == holder:
             return _step_of(row)
@@ -274,12 +273,12 @@ class MoveStore:
         return _step_of(self._row(connection, move_id))
 
     def look(self, move_id: int) -> MoveStep:
-        """A move as its steps need it; `NotFound` where there is none of that number."""
+        """Read a move for its steps; `NotFound` if there is no such move."""
         with self._transaction() as connection:
             return self._step(connection, move_id)
 
     def attend(self, move_id: int, holder: str) -> None:
-        """Take the lease of a move for a holder."""
+        """Take a move's lease for a holder."""
         self._database.rows(ATTEND, {"move_id": move_id, "holder": holder, "lease_s": LEASE_S})
 
     def keep_attending(self, move_id: int, holder: str) -> None:
@@ -287,25 +286,25 @@ class MoveStore:
         self._database.rows(KEEP_ATTENDING, {"move_id": move_id, "holder": holder, "lease_s": LEASE_S})
 
     def take_abandoned(self, holder: str) -> int | None:
-        """Take a move that has not ended and that nobody attends, for this holder alone; None where there is none."""
+        """Take over a move that has not ended and has no live holder, or None."""
         taken = {"super_stream_id": self.super_stream_id, "holder": holder, "lease_s": LEASE_S}
         return next((row.move_id for row in self._database.rows(TAKE_ABANDONED, taken, once=True)), None)
 
     def let_fence(self, move_id: int) -> MoveStep:
-        """Have a move fenced, now that no publisher relies on what was before it."""
+        """Assign the fence's epoch, once no publisher relies on a query from before the move."""
         with self.kept() as connection:
             connection.execute(_LET_FENCE, {"super_stream_id": self.super_stream_id, "move_id": move_id})
             return self._step(connection, move_id)
 
     def set_fenced(self, move_id: int, attempt: int, fence_offset: int) -> MoveStep:
-        """Store the offset of a move's fence, if the move is at that attempt and not fenced yet."""
+        """Store the offset of a move's fence, if the attempt is current and the move is not fenced yet."""
         values = {"move_id": move_id, "attempt": attempt, "fence_offset": fence_offset}
         with self.kept() as connection:
             connection.execute(SET_FENCED, values)
             return self._step(connection, move_id)
 
     def switch(self, move_id: int, attempt: int, marker_offset: int) -> MoveStep:
-        """End a move, if it is at that attempt and fenced: its contexts go on in the target."""
+        """End a fenced move, if the attempt is current: its contexts continue in the target."""
         of_move = {"super_stream_id": self.super_stream_id, "move_id": move_id}
         ended = {**of_move, "attempt": attempt, "marker_offset": marker_offset}
         with self.kept() as connection:
@@ -319,14 +318,14 @@ class MoveStore:
             return self._step(connection, move_id)
 
     def set_aborting(self, move_id: int, reason: str | None) -> MoveStep:
-        """Turn a move back to its source, unless it was turned back before or has ended."""
+        """Turn a move back to its source, unless this was done or the move has ended."""
         values = {"super_stream_id": self.super_stream_id, "move_id": move_id, "reason": reason}
         with self.kept() as connection:
             connection.execute(SET_ABORTING, values)
             return self._step(connection, move_id)
 
     def moves(self, *, latest: int | None = None) -> list[Move]:
-        """The moves that have not ended, oldest first; or so many of all, latest first."""
+        """Return the moves that have not ended, oldest first; or the `latest` ones of all, newest first."""
         of_super_stream = {"super_stream_id": self.super_stream_id}
         with self._transaction() as connection:
             if latest is None:
@@ -336,13 +335,13 @@ class MoveStore:
             return [move_info(row) for row in rows]
 
     def move(self, move_id: int) -> Move:
-        """A move as it is shown; `NotFound` where there is none of that number."""
+        """Read a move; `NotFound` if there is no such move."""
         with self._transaction() as connection:
             return move_info(self._row(connection, move_id))
 
 
 def _count(connection: sa.Connection, source_id: int, target_id: int, moved: int) -> None:
-    """Count the placements of both partitions anew, in the order in which partitions are locked."""
+    """Recount the placements of both partitions, in the order of their locks."""
     if source_id == target_id:
         return
     for partition_id, more in sorted([(source_id, -moved), (target_id, moved)]):
@@ -355,18 +354,18 @@ def _step_of(row: Any) -> MoveStep:
 
 
 def move_info(row: Sequence[Any]) -> Move:
-    """A move from the columns of `MOVE`; what a statement adds to them comes after."""
+    """Make a move from a row that begins with the columns of `MOVE`."""
     move = Move(*row[:_FACTS])
     return replace(move, state=MoveState(move.state))
 
 
 def floors_before(database: Database, partition_id: int, offset: int) -> dict[str, int]:
-    """The floor of each context in a partition at an offset: the highest epoch of the fences and markers before it."""
+    """Return each context's floor at an offset: the highest epoch of fences and markers before it."""
     return dict(database.rows(FLOORS, {"partition_id": partition_id, "offset": offset}))
 
 
 def lost_controls(database: Database, partition_id: int, from_offset: int, to_offset: int) -> list[tuple[int, Control]]:
-    """The fences and markers that were at these offsets, ascending, of a stream that has dropped them."""
+    """Return the fences and markers at these ascending offsets, which retention has dropped."""
     lost = {"partition_id": partition_id, "from_offset": from_offset, "to_offset": to_offset}
     found: list[tuple[int, Control]] = []
     for move_id, at, epoch, names in database.rows(LOST_FENCES, lost):

@@ -1,4 +1,4 @@
-"""Performs the steps of moves, one or many side by side, and retries while PostgreSQL or the broker is away."""
+"""Performs moves, several at a time, and retries while PostgreSQL or the broker is unavailable."""
 
 import logging
 import threading
@@ -27,17 +27,17 @@ from relatum.waiting import Server, has_passed, log_failure
 T = TypeVar("T")
 
 RETRY_S: Final = 30.0
-"""Seconds for which a step is tried again while the broker or the database does not answer."""
+"""Seconds for which a step is retried while the broker or the database is unavailable."""
 
 PAUSE_S: Final = 0.2
-"""Seconds between such attempts."""
+"""Seconds between two attempts."""
 
 _PASSING: Final = (Transient, PublishNacked, PublishUnroutable)
-"""What may be over at the next attempt. A broker that starts routes to its streams a second after it answers."""
+"""Errors that are retried. A starting broker routes to its streams a second after it answers."""
 
 
 class Mover:
-    """Performs the steps of one move: what those ask for, and again while a server does not answer."""
+    """Performs the steps of one move, and retries them while a server does not answer."""
 
     def __init__(
         self,
@@ -55,15 +55,15 @@ class Mover:
         self._retry_s = retry_s
         self._reason = reason
         self._tell = tell
-        # For this move alone: by it a repeated beginning knows the move that the first one began.
+        # Unique for this move: a repeated `begin` finds the move of the first one by it.
         self._holder = holder or new_holder()
         self._known: MoveStep | None = None
         self._attend_at = time.monotonic() + renewal_s(LEASE_S)
 
     def run(self, steps: Callable[..., MoveStep], *given: Any) -> MoveStep:
-        """Perform all steps of `move`, `go_on` or `abort`; gives the move as it ended.
+        """Perform all steps of `move`, `go_on` or `abort`, and return the ended move.
 
-        The error of what stopped it says in which state the move is, and has its number in the field `move_id`.
+        If it stops, the error names the state of the move, and its field `move_id` has the number.
         """
         with otel.span(Part.MOVES, lambda: Description("relatum move")):
             try:
@@ -73,7 +73,7 @@ class Mover:
                     raise
                 raise _stopped(self._known, error) from error
 
-    # --- what the steps ask for: see `World` ----------------------------------------------------------------------
+    # --- the calls of steps: see `World` --------------------------------------------------------------------------
 
     def end_of(self, stream: str) -> int:
         return self._persist(self._streams.end_of, stream)
@@ -110,7 +110,7 @@ class Mover:
         self._persist(time.sleep, seconds)
 
     def _persist(self, step: Callable[..., T], *given: Any) -> T:
-        """Perform one step, retrying transient errors for `retry_s`, or the call's time. Each step may be repeated."""
+        """Perform one step; retry transient errors for `retry_s`, or the call's time."""
         give_up_at, outages = time.monotonic() + self._retry_s, self._store.outages
         move = "a move to begin" if self._known is None else f"move {self._known.move_id}"
         who = f"the step {step.__name__} of {move}"
@@ -132,7 +132,7 @@ class Mover:
             time.sleep(PAUSE_S)
 
     def _attend(self) -> None:
-        """Renew the move's lease now and then; else others take it over, which does no harm."""
+        """Renew the move's lease when due. Without it others take over, which does no harm."""
         if self._known is not None and time.monotonic() >= self._attend_at:
             self._store.keep_attending(self._known.move_id, self._holder)
             self._attend_at = time.monotonic() + renewal_s(LEASE_S)
@@ -147,9 +147,9 @@ class Mover:
 
 
 def go_on_with_abandoned(moves: MoveStore, streams: ControlStreams) -> None:
-    """Go on with all moves whose mover is gone, one after the other; an error leaves the move as it is.
+    """Complete all moves whose mover died, one after the other; a move that fails stays as it is.
 
-    One statement takes a move, so that only one mover gets it. Two movers side by side would do no harm.
+    One statement takes a move over, so that one mover gets it. Two movers at a time would do no harm.
     """
     holder = new_holder()
     while (move_id := moves.take_abandoned(holder)) is not None:
@@ -157,12 +157,12 @@ def go_on_with_abandoned(moves: MoveStore, streams: ControlStreams) -> None:
         try:
             Mover(moves, streams, holder=holder).run(moving.go_on, move_id)
         except (Conflict, NotFound) as error:
-            # Another mover has ended it, or taken it back.
+            # Another mover has completed or aborted it.
             log_failure(logger, error, f"move {move_id} is another's", level=logging.INFO)
 
 
 def _attributes_of(move: MoveStep) -> dict[str, str | int]:
-    """A span's attributes of a move; without the contexts' names, which are values of messages."""
+    """The span attributes of a move; without the contexts' names, which are values of messages."""
     return {
         "relatum.move.id": move.move_id,
         "relatum.move.state": move.state.value,
@@ -173,7 +173,7 @@ def _attributes_of(move: MoveStep) -> dict[str, str | int]:
 
 
 def _stopped(move: MoveStep, error: RelatumError) -> RelatumError:
-    """The error, with the move that it stopped."""
+    """Add the stopped move to an error."""
     stopped: RelatumError = type(error)(
         f"move {move.move_id} stands still, {move.state.value}: {error}; go on with it, or abort it"
     )
@@ -182,17 +182,17 @@ def _stopped(move: MoveStep, error: RelatumError) -> RelatumError:
 
 
 MOVES_AT_ONCE: Final = 4
-"""How many moves are performed side by side unless the caller says otherwise."""
+"""The default number of moves that run at the same time."""
 
 CONTEXTS_MAX: Final = 500
-"""Contexts of one move: all are in its fence and in its marker, which are to stay small messages."""
+"""The most contexts of one move: its fence and marker list them, and should stay small."""
 
 ROUNDS_MAX: Final = 10
-"""How often contexts are looked up again that were elsewhere when their move began."""
+"""How often contexts that had left the source before their move began are looked up again."""
 
 
 class Wanted(NamedTuple):
-    """A move that has not begun: these contexts are in the source, or were just now."""
+    """A move to begin: contexts that were in the source when they were looked up."""
 
     source: str
     target: str
@@ -222,9 +222,9 @@ class Movers:
         self._telling = threading.Lock()
 
     def move_all(self, contexts: Mapping[str, Collection[str]]) -> list[Move]:
-        """Move contexts, by target. Those that nobody placed, or not any more, are passed over."""
+        """Move contexts, by target. Contexts without a placement are skipped."""
         try:
-            # What others left is not to be in the way; where that cannot be ended, those contexts are a conflict.
+            # Complete abandoned moves first; contexts of those that cannot be completed are a conflict.
             go_on_with_abandoned(self._moves, self._streams)
         except RelatumError as error:
             log_failure(logger, error, "an abandoned move was not completed here")
@@ -246,7 +246,7 @@ class Movers:
     def perform(
         self, steps: Callable[[moving.World, int], MoveStep], move_id: int, *, reason: str | None = None
     ) -> Move:
-        """Go on with a move, or abort it; gives it as it ended."""
+        """Complete or abort a move, and return the ended move."""
         self._contexts_all = self._moves.move(move_id).contexts
         return self._moves.move(self._mover(reason).run(steps, move_id).move_id)
 
@@ -261,7 +261,7 @@ class Movers:
                 self._progress(MoveProgress(move, self._contexts_done, self._contexts_all))
 
     def _needed(self, names: Collection[str], target: str) -> list[Wanted]:
-        """The moves it takes to have names in the target."""
+        """Return the moves that bring names to the target."""
         leaving: dict[str, list[str]] = {}
         for placement in self._placements.find(names).values():
             self._check_stands(placement)
@@ -285,9 +285,9 @@ class Movers:
             )
 
     def _perform_all(self, wanted: Sequence[Wanted]) -> list[tuple[Move | None, Wanted]]:
-        """Perform moves side by side. When one is stopped, those beside it are completed and no other begins.
+        """Perform several moves at a time. If one stops, running moves are completed and no other begins.
 
-        Gives each move, None where it did not begin, with those of its contexts that were elsewhere by then.
+        Returns each move, or None if it did not begin, with its contexts that had left the source by then.
         """
         perform = otel.carried(Part.MOVES, self._perform_one)
         with ThreadPoolExecutor(self._at_once, "relatum-move") as pool:

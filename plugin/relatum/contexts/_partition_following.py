@@ -1,8 +1,8 @@
-"""A partition as a serial consumer goes through it: what is read is judged, and gathered into steps. Pure.
+"""A partition as a serial consumer reads it: messages are judged and gathered into steps. No input or output.
 
-A step is what one commit covers: messages for the application, and how the position and the holds are then. Steps are
-gathered one ahead and committed one after the other. What is in memory is ahead of what is stored: a member that loses
-the partition, or is not sure, drops it all and starts again from what is stored.
+One commit covers a step: messages for the application, and the position and the holds after them. The next step is
+gathered while one is being committed. Memory is ahead of the database: a member that loses the partition, or is in
+doubt, drops it and starts again from the stored state.
 """
 
 from bisect import bisect_left
@@ -19,28 +19,28 @@ from relatum.contexts._partition_log import Hold, PartitionLog, Verdict
 from relatum.reading import Message, Position, RecordBatch
 
 LAZY_S: Final = 0.5
-"""Seconds until a position that moved past nothing but held messages and strays is stored: only status shows it."""
+"""Seconds until a position that passed only held messages and strays is stored: only `status` shows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive messages of a partition, as they were read.
+    """Consecutive records of a partition.
 
-    Most are looked at by the application alone: each is made where it is needed, in the thread that goes on with it.
+    Most are used by the application alone: `Message` objects are made on demand, in the thread that uses them.
     """
 
     batch: RecordBatch
     bytes: int
     may_control: bool
     adopted: Mapping[int, Message | None] = field(default_factory=dict)
-    """The messages that adoptions among them name, by the adoptions' offsets; None where one is gone."""
+    """Adopted messages, by the offsets of their adoptions; None if the message is gone."""
     foreign: Collection[int] = ()
-    """The offsets of control messages that name no partition of this super stream: copied from elsewhere."""
+    """The offsets of control messages that name no partition of this super stream: copies from elsewhere."""
 
     @classmethod
     def plain(cls, batch: RecordBatch) -> "Piece | None":
-        """The piece in a batch of records that has no control message; None where it may have some."""
-        # One search for all: joining them is faster than looking into each.
+        """Make a piece of a batch without control messages; None if it may have some."""
+        # One search in the joined records is faster than one in each.
         joined = b"".join(batch.records)
         return None if CONTROL_BYTES in joined else cls(batch, len(joined), may_control=False)
 
@@ -51,7 +51,7 @@ class Piece:
         read: Callable[[Adoption], Message | None],
         is_partition: Callable[[str], bool] = lambda stream: True,
     ) -> "Piece":
-        """The piece in a batch of records, for which adopted messages are read."""
+        """Make a piece of a batch, and read the adopted messages."""
         piece = cls.plain(batch)
         if piece is not None:
             return piece
@@ -74,18 +74,18 @@ class Piece:
         return len(self.batch)
 
     def message(self, at: int) -> Message:
-        """One of the messages."""
+        """Return one message."""
         [message] = self.cut(at, at + 1).each_message()
         return message
 
     def cut(self, start: int, end: int) -> RecordBatch:
-        """Some of the messages."""
+        """Return some messages."""
         batch, offsets = self.batch, self.batch.offsets[start:end]
         return replace(batch, first_offset=offsets[0], offsets=offsets, records=batch.records[start:end])
 
 
 class HoldState(NamedTuple):
-    """How far an open hold is: held messages before the cursor are delivered, so many wait."""
+    """The progress of an open hold: messages before the cursor are delivered, `held` wait."""
 
     move_id: int
     cursor: int
@@ -94,18 +94,18 @@ class HoldState(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """What one commit covers: the position and the open holds after it, and the messages before."""
+    """What one commit covers: messages, and the position and open holds after them."""
 
     position: int
     count: int = 0
     bytes: int = 0
     last: Message | None = None
-    """The last message read, also of those that are not the application's."""
+    """The last message read, control messages included."""
     begun: list[Hold] = field(default_factory=list)
     holds: tuple[HoldState, ...] = ()
     ended: list[int] = field(default_factory=list)
     is_closed: bool = False
-    """Whether it is committed without waiting for more, since somebody else waits for it."""
+    """Whether to commit it without waiting for more, since another partition waits for it."""
     first_at: float | None = None
     since: float | None = None
     _runs: list[RecordBatch | list[Message]] = field(default_factory=list)
@@ -120,31 +120,31 @@ class Step:
 
     @property
     def messages(self) -> list[Message]:
-        """The messages for the application, in order; those that were only read are made now."""
+        """Return the messages for the application, in order."""
         runs = (run if isinstance(run, list) else run.each_message() for run in self._runs)
         return list(chain.from_iterable(runs))
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What is stored of a partition that this member has now."""
+    """The stored state of a partition that this member has taken."""
 
     position: int
     version: int
     known_by: Position | None
-    """What was at the last offset read; None where nothing was."""
+    """The message at the last offset read, or None."""
     holds: Mapping[int, int]
-    """The cursor of each open hold, by move."""
+    """The cursors of open holds, by move."""
     since: Mapping[int, float]
-    """For how long each has been open, seconds."""
+    """Seconds that each hold has been open, by move."""
     floors: Mapping[str, int]
-    """Those of contexts at `read_from`."""
+    """The contexts' floors at `read_from`."""
     read_from: int
-    """Where to go on reading: what is held is below the position."""
+    """Where to resume reading: held messages are below the position."""
 
 
 class Following:
-    """One partition, from the moment this member has it. For one thread; `in_doubt` is of who commits its step."""
+    """One partition of this member. Not thread-safe, except `in_doubt`, which the committing thread uses."""
 
     def __init__(
         self, partition_id: int, stream: str, opened: Opened, *, header: str, options: SerialOptions, now: float
@@ -173,21 +173,21 @@ class Following:
         self._held_bytes = 0
         self._released: list[int] = []
 
-    # --- what is read -----------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------------------------
 
     @property
     def held(self) -> tuple[int, int]:
-        """Messages that wait for the end of a hold, and their bytes."""
+        """The number and the bytes of held messages."""
         return len(self._held), self._held_bytes
 
     @property
     def has_room(self) -> bool:
-        """Whether more is to be read ahead."""
+        """Whether to read ahead."""
         options = self._options
         return self._waiting_messages < 2 * options.batch_messages and self._waiting_bytes < options.batch_bytes
 
     def put(self, piece: Piece, now: float) -> None:
-        """Take what was read; offsets ascend from piece to piece."""
+        """Add a piece that was read; offsets ascend."""
         self._pieces.append(piece)
         self._waiting_messages += len(piece)
         self._waiting_bytes += piece.bytes
@@ -196,7 +196,7 @@ class Following:
         self.gather(now)
 
     def lost_to(self, offset: int, now: float) -> None:
-        """Note that retention has dropped what is below an offset, and was not read: there is nothing to wait for."""
+        """Skip to an offset: retention has dropped what was not read before it."""
         self.log.lost_to(offset)
         if offset > self._step.position:
             self._step.position = offset
@@ -206,7 +206,7 @@ class Following:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def gather(self, now: float) -> None:
-        """Judge what was read, until the step is full or there is no more."""
+        """Judge messages until the step is full or all are judged."""
         step = self._step
         self._gather_released(step, now)
         while self._pieces and not self._is_full(step) and not self.is_blocked:
@@ -225,7 +225,7 @@ class Following:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether no more may be held back. What was held before this member had the partition is read all the same."""
+        """Whether the limit of held messages is reached. Messages held by an earlier member do not count."""
         is_too_much = (
             len(self._held) >= self._options.held_messages_max or self._held_bytes >= self._options.held_bytes_max
         )
@@ -236,13 +236,13 @@ class Following:
         return step.is_closed or step.count >= options.batch_messages or step.bytes >= options.batch_bytes
 
     def _room(self, step: Step, each: int) -> int:
-        """How many more messages of so many bytes each a step takes that is not full: at least one."""
+        """How many more messages of this size fit into the step, at least one."""
         options = self._options
         room = options.batch_messages - step.count
         return max(1, min(room, (options.batch_bytes - step.bytes) // each)) if each else room
 
     def _gather_plain(self, step: Step, piece: Piece, now: float) -> None:
-        """Messages that are all the application's, and of contexts that never moved here: no need to look at them."""
+        """Add messages without control messages and moved contexts: they need no judging."""
         each, offsets = piece.bytes // len(piece), piece.batch.offsets
         end = min(len(piece), self._at + self._room(step, each))
         start = bisect_left(offsets, self._opened_at, self._at, end)
@@ -274,7 +274,7 @@ class Following:
                     step.add([wanted], each, now)
 
     def _note_control(self, step: Step, offset: int, entry: Entry, now: float) -> None:
-        """A step ends with a fence or a marker: other partitions, or this one's hold, wait for its commit."""
+        """End the step with a fence or marker: holds here or in other partitions wait for its commit."""
         if offset < self._opened_at:
             return
         step.is_closed = True
@@ -284,7 +284,7 @@ class Following:
             self._begun_at[hold.move_id] = now
 
     def replay(self, offset: int, entry: Entry, now: float) -> None:
-        """Judge a fence or a marker that retention has dropped, and is known from the database."""
+        """Judge a fence or marker from the database, since retention has dropped it."""
         self.log.judge(offset, entry)
         self._note_control(self._step, offset, entry, now)
 
@@ -296,17 +296,17 @@ class Following:
     # --- holds ------------------------------------------------------------------------------------------------------
 
     def waiting_holds(self) -> list[int]:
-        """The moves whose holds are stored and wait for their source; none before all they hold was read again."""
+        """The moves with stored holds that wait for their source; none before held messages were read again."""
         if not self.log.is_caught_up:
             return []
         return [move_id for move_id in self.log.holds if move_id in self.stored_holds and move_id not in self._released]
 
     def youngest_wait_s(self, now: float) -> float:
-        """How long the hold that waits shortest has waited."""
+        """The age of the youngest hold, in seconds."""
         return min((now - self._begun_at.get(move_id, now) for move_id in self.waiting_holds()), default=0.0)
 
     def release(self, move_id: int, now: float) -> None:
-        """Note that nothing is before what a hold holds any more."""
+        """End a hold: everything before its messages is consumed."""
         if move_id in self.waiting_holds():
             self._released.append(move_id)
             self.gather(now)
@@ -317,7 +317,7 @@ class Following:
                 return
             hold = self.log.holds[move_id]
             step.since = step.since or now
-            # Holds in other partitions may wait for the end of this one; and the rest of it is due at once, too.
+            # Holds in other partitions may wait for the end of this one, and its own messages are due.
             step.is_closed = True
             offsets = list(islice(hold.held, self._room(step, self._held_bytes // max(1, len(self._held)))))
             if offsets:
@@ -335,10 +335,10 @@ class Following:
         self._held_bytes = self._held_bytes - each * len(messages) if self._held else 0
         self.log.delivered(hold.move_id, offsets[-1])
 
-    # --- handing out, and what came of it ---------------------------------------------------------------------------
+    # --- handing out, and results -----------------------------------------------------------------------------------
 
     def due_at(self) -> float | None:
-        """When there is a batch to be handed out; None for not before more is read or the last one is dealt with."""
+        """When a batch can be handed out; None: not before more is read or the last one is returned."""
         if self.outstanding is not None or self.is_over or self.is_leaving:
             return None
         if self._again is not None:
@@ -350,7 +350,7 @@ class Following:
         return 0.0 if is_ready else step.first_at + self._options.batch_s
 
     def silent_due_at(self) -> float | None:
-        """When a step without messages is to be stored; None for none."""
+        """When to store a step without messages, or None."""
         step = self._step
         if self.outstanding is not None or self.is_over or self._again is not None:
             return None
@@ -360,7 +360,7 @@ class Following:
         return 0.0 if step.is_closed else step.since + LAZY_S
 
     def take(self, now: float) -> Step:
-        """The step that is due; the next one is gathered behind it."""
+        """Take the step that is due, and begin the next one."""
         if self._again is not None:
             self.outstanding, self._again = self._again, None
             return self.outstanding
@@ -371,11 +371,11 @@ class Following:
         return step
 
     def give_back(self) -> None:
-        """Let the batch that is out be handed out again."""
+        """Return the batch in use, to be handed out again."""
         self._again, self.outstanding = self.outstanding, None
 
     def committed(self, step: Step, now: float) -> list[float]:
-        """Note that a step is stored; gives how long each hold that ended with it was open, in seconds."""
+        """Continue after a step was stored; return the seconds that each hold that ended with it was open."""
         self.version += 1
         self.in_doubt = None
         self.outstanding = None
