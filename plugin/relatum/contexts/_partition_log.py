@@ -1,16 +1,15 @@
-"""What a serial consumer does with each message of a partition. Pure: the order of the log alone decides.
+"""What a serial consumer does with each message of a partition. Only the order of the log decides; no input or output.
 
-Two rules, and all consumers of a partition come to the same verdicts by them:
+By two rules, all consumers of a partition come to the same verdicts:
 
-- Each context has a **floor**, the highest epoch that a fence or a marker of it has named in this partition so far.
-  What was placed under an earlier epoch is a stray: it was published behind the fence, by a router that did not know of
-  the move. It is passed over, and counts where its publisher adopts it. So a publisher that slept cannot break the
-  order.
-- What follows a marker is **held** until the source is consumed up to the fence, and until nothing of these contexts is
-  held there either. All other contexts go on.
+- Each context has a **floor**: the highest epoch of its fences and markers in this partition so far. Messages with an
+  earlier epoch are strays: a router that did not know of the move published them after the fence. They are skipped
+  here, and valid where their publisher adopts them. So a publisher that was suspended cannot break the order.
+- Messages after a marker are **held** until the source is consumed up to the fence, and holds none of these contexts'
+  messages. Other contexts are not affected.
 
-Fences and markers that are repeated, or come late, name an epoch that is not above the floor; they change nothing. So
-a mover may write them again without asking whether another has.
+Repeated or late fences and markers have an epoch that is not above the floor, and change nothing. So a mover may write
+them again without asking whether another mover has.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -26,18 +25,18 @@ class Verdict(Enum):
     """What to do with an entry."""
 
     DELIVER = "deliver"
-    """Hand it to the application (of an adoption: the message it names)."""
+    """Deliver it to the application; for an adoption, the message it names."""
     HOLD = "hold"
-    """Keep it: it was added to a hold, and is delivered when that is released."""
+    """Keep it: it was added to a hold, and is delivered when the hold is released."""
     STRAY = "stray"
-    """Pass over it: it is behind the fence of its context."""
+    """Skip it: it follows the fence of its context."""
     CONTROL = "control"
-    """Pass over it: it is no application's message."""
+    """Skip it: it is not an application's message."""
 
 
 @dataclass(slots=True)
 class Hold:
-    """Contexts that wait in a partition for what is before them in another, their source."""
+    """Contexts that wait in a partition until earlier messages in another one, their source, are consumed."""
 
     move_id: int
     epoch: int
@@ -49,14 +48,14 @@ class Hold:
     cursor: int
     """Entries before this offset have been delivered."""
     held: dict[int, Data | Adoption] = field(default_factory=dict)
-    """What waits, by offset, ascending."""
+    """The held entries by offset, ascending."""
 
 
 class PartitionLog:
     """The verdicts on one partition's messages, in the order of their offsets.
 
-    It begins with the floors at the offset where reading begins. What is below the position was dealt with before: of
-    that, only what the holds that were open then (with their cursors) still hold is delivered.
+    It begins with the floors at the offset where reading begins. Entries below the position were handled before; of
+    them, only those still in open holds (by their cursors) are delivered.
     """
 
     def __init__(
@@ -76,19 +75,16 @@ class PartitionLog:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing but control messages needs a look: no context was ever moved here."""
+        """Whether only control messages need judging, since no context ever moved here."""
         return not self.floors and self.is_caught_up
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether all below the position was judged again. Before, holds do not hold all that they must yet."""
+        """Whether everything below the position was judged again. Before that, holds are incomplete."""
         return self._next >= self._position
 
     def judge(self, offset: int, entry: Entry) -> Verdict | None:
-        """What to do with the entry at an offset; None where that was done before.
-
-        Offsets ascend from call to call.
-        """
+        """Judge the entry at an offset; None if it was handled before. Offsets ascend from call to call."""
         self._next = offset + 1
         if isinstance(entry, Fence):
             self._raise_floors(entry.contexts, entry.epoch)
@@ -107,18 +103,18 @@ class PartitionLog:
         return Verdict.HOLD
 
     def lost_to(self, offset: int) -> None:
-        """Note that what is below an offset is not there any more, and is not to be judged."""
+        """Skip to an offset, since earlier entries no longer exist."""
         self._next = max(self._next, offset)
 
     def delivered(self, move_id: int, offset: int) -> None:
-        """Note that a held entry was delivered, and with it all that are held before it."""
+        """Note that a held entry, and all held before it, were delivered."""
         hold = self.holds[move_id]
         hold.cursor = offset + 1
         for at in list(takewhile(lambda at: at <= offset, hold.held)):
             del hold.held[at]
 
     def end(self, move_id: int) -> None:
-        """End a hold whose contexts wait no more, and of which all is read again and delivered."""
+        """End a hold whose entries were all read again and delivered."""
         hold = self.holds[move_id]
         if not self.is_caught_up:
             raise ValueError(
@@ -135,12 +131,12 @@ class PartitionLog:
         if isinstance(entry, Adoption):
             return entry.epoch < self.floors.get(entry.context, 0)
         if entry.context is None or entry.placed is None:
-            # What no router published was promised nothing, and is not passed over either.
+            # Messages without a router have no promised order, and are not skipped.
             return False
         return entry.placed.epoch < self.floors.get(entry.context, 0)
 
     def _raise_floors(self, contexts: Collection[str], epoch: int) -> frozenset[str]:
-        """Raise floors to the epoch; gives the contexts whose floor was lower."""
+        """Raise floors to the epoch; return the contexts whose floor was lower."""
         raised = frozenset(context for context in contexts if self.floors.get(context, 0) < epoch)
         for context in raised:
             self.floors[context] = epoch
@@ -149,10 +145,10 @@ class PartitionLog:
     def _begin(self, offset: int, marker: Marker) -> None:
         raised = self._raise_floors(marker.contexts, marker.epoch)
         if marker.move_id in self.holds:
-            # A move has one hold in a partition: a second marker is the same again, or none that we wrote.
+            # A move has one hold in a partition: a second marker is a repetition, or not ours.
             return
         for context in raised:
-            # A hold that has ended by now took its contexts out of earlier ones, which may still be open.
+            # A hold that has ended took its contexts out of earlier ones, which may still be open.
             self._held_in.pop(context, None)
         cursor = offset + 1
         if offset < self._position:
@@ -168,23 +164,23 @@ class PartitionLog:
 
 
 class MovedBefore(NamedTuple):
-    """What matters of a move to a consumer that begins in the middle."""
+    """A move, for a consumer that begins in the middle of the log."""
 
     source: Any
     target: Any
     fence_offset: int | None
     begins: int
-    """Where its marker is in the target, or an offset below that."""
+    """The offset of its marker in the target, or an earlier offset."""
 
 
 def consistent_starts(starts: Mapping[Any, int], moves: Iterable[MovedBefore]) -> dict[Any, int]:
-    """Offsets to begin at, from which each context's messages come in order.
+    """Return the offsets to begin at, so that each context's messages arrive in order.
 
-    The ends of several partitions, or their messages of one time, are read one after the other. So one may begin behind
-    a marker while the other begins before its fence: then it begins at the marker, to hold what is behind it. Those who
-    begin so get some messages from before they began, and miss none.
+    The ends of several partitions are read one after the other. So one partition may begin after a marker while another
+    begins before its fence: it then begins at the marker, and holds the messages after it. A consumer that begins so
+    gets some earlier messages, and misses none.
 
-    The starts were read before the moves, which are all of the super stream. A move whose fence is not known has no
+    The starts must be read before the moves, which are all of the super stream. A move without a known fence has no
     marker yet, and does not matter.
     """
     consistent = dict(starts)

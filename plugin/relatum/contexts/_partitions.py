@@ -1,4 +1,4 @@
-"""Adding partitions, and taking them out of use once nothing is placed there and every serial consumer has read it."""
+"""Adding partitions, and retiring those without placements that every serial consumer has read."""
 
 import time
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from relatum.errors import PartitionInUse, StreamNotFound, SuperStreamConflict
 from relatum.store.database import sql
 
 LOOK_S: Final = 0.1
-"""Seconds between two looks at how far consumers are."""
+"""Seconds between two checks of the consumers' positions."""
 
 _LOCK_SUPER_STREAM: Final = sql("""
     SELECT 1 FROM relatum.super_streams WHERE super_stream_id = :super_stream_id::integer FOR UPDATE""")
@@ -51,13 +51,13 @@ _UNREAD: Final = sql("""
     WHERE c.super_stream_id = :super_stream_id::integer
         AND (h.partition_id = :partition_id::integer OR h.source_id = :partition_id::integer)
     LIMIT 1)""")
-"""A consumer that has not read a partition up to its end, or holds messages back because of the retired one."""
+"""A consumer that has not read a partition to its end, or holds messages because of the retired one."""
 
 
 def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None) -> str | None:
-    """The binding key of a new partition, the next number where none is given; a retired partition's is refused.
+    """Return the binding key of a new partition: the given one, or the next number. Keys of retired ones are refused.
 
-    None has the broker choose the number, which does not know of partitions that were deleted.
+    None lets the broker choose the number, which does not know of deleted partitions.
     """
     retired = {row.stream for row in rows if row.state is PartitionState.RETIRED}
     if key is None:
@@ -74,7 +74,7 @@ def checked_key(rows: Sequence[PartitionRow], super_stream: str, key: str | None
 
 
 def retire(moves: MoveStore, stream: str) -> None:
-    """Place and move nothing to a partition any more. One that is retired stays so.
+    """Retire a partition: nothing is placed in it or moved to it. Idempotent.
 
     Raises:
         StreamNotFound, PartitionInUse: nothing was changed.
@@ -104,12 +104,12 @@ def _check_unused(connection: sa.Connection, stream: str, of_partition: dict[str
 
 
 def wait_until_read(placements: PlacementStore, streams: ControlStreams, retired: str, timeout_s: float) -> None:
-    """Wait until every consumer has read what the super stream has now.
+    """Wait until every consumer has read all present messages of the super stream.
 
-    Of the other partitions, too: an adoption there may stand for a message that is in the retired one.
+    This includes other partitions: an adoption there may stand for a message in the retired one.
 
     Raises:
-        PartitionInUse: a consumer has not, in time.
+        PartitionInUse: a consumer did not finish in time.
     """
     rows, ends = placements.partitions(), dict[int, int]()
     for row in rows:

@@ -1,4 +1,4 @@
-"""What a router knows of placements, which of its messages are not checked yet, and a lock for each name in use."""
+"""A router's cache of placements, its unchecked messages, and a lock for each name in use."""
 
 import threading
 from collections import OrderedDict
@@ -15,27 +15,27 @@ _Lock = TypeVar("_Lock")
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message, or an adoption, that is published to a partition."""
+    """A message or adoption that was published to a partition."""
 
     name: str
     stream: str
     wanted: Placed | Adoption
-    """What it is found by."""
+    """The header that identifies it."""
     as_of: int
-    """The generation that its placement was right as of."""
+    """The generation at which its placement was read."""
     is_doubtful: bool = False
-    """Whether it may not have arrived: an adoption that is not confirmed."""
+    """Whether it may not have arrived, as an adoption without a confirm."""
 
 
 class Known(NamedTuple):
-    """A placement, and the generation it is known to be right as of."""
+    """A placement, and the generation at which it is known to be in force."""
 
     placement: Placement
     as_of: int
 
 
 class PlacementCache:
-    """The placements used last, all of them right as of one generation. Threads may share it."""
+    """The most recently used placements, all in force at one generation. Thread-safe."""
 
     def __init__(self, names_max: int) -> None:
         self._names_max = names_max
@@ -48,11 +48,11 @@ class PlacementCache:
 
     @property
     def generation(self) -> int | None:
-        """The generation all of them are right as of; None before the first was read."""
+        """The generation of the cache; None before the first was read."""
         return self._generation
 
     def get(self, name: str) -> Known | None:
-        """The placement of a name; None where it is not known."""
+        """Return the placement of a name, or None."""
         with self._lock:
             placement = self._placements.get(name)
             if placement is None or self._generation is None:
@@ -61,9 +61,9 @@ class PlacementCache:
             return Known(placement, self._generation)
 
     def add(self, placement: Placement, as_of: int) -> None:
-        """Keep a placement that was read when the cache was of that generation.
+        """Add a placement that was read at this generation of the cache.
 
-        If it has advanced since, the change that makes this placement wrong may be behind it: then it is not kept.
+        If the cache has advanced since, it is not added: the change that ended this placement may have been missed.
         """
         with self._lock:
             if placement.state is PlacementState.RELEASED or self._generation != as_of:
@@ -74,9 +74,9 @@ class PlacementCache:
                 self._placements.popitem(last=False)
 
     def advance(self, generation: int, changed: Iterable[Placement] | None) -> None:
-        """Go on to a generation, with what changed since the cache's own or an earlier one.
+        """Advance to a generation, with the changes since the cache's own or an earlier one.
 
-        None for what changed drops everything.
+        If the changes are None, the cache is emptied.
         """
         with self._lock:
             if self._generation is not None and generation <= self._generation:
@@ -92,13 +92,13 @@ class PlacementCache:
                     self._placements[placement.name] = placement
 
     def forget(self, names: Collection[str]) -> None:
-        """Drop placements: the next use reads them anew."""
+        """Drop placements; their next use reads them again."""
         with self._lock:
             for name in names:
                 self._placements.pop(name, None)
 
     def still(self, sent: Sent) -> bool:
-        """Whether the placement something was sent under is known to be in force."""
+        """Whether the placement of a message is known to be in force."""
         known = self.get(sent.name)
         return (
             known is not None
@@ -108,16 +108,16 @@ class PlacementCache:
 
 
 class Unchecked:
-    """What was sent, in its order for each name, and is not known yet to count where it is; at most so many.
+    """Published messages that are not known to be valid yet, in order for each name; at most so many. Thread-safe.
 
-    A look forgets what counts by it; what stays then is settled one by one. Threads may share it.
+    A query of the database removes those it proves valid; the others are settled one by one.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
         self._sent: dict[str, list[tuple[int, Sent]]] = {}
-        """By name, in the name's order: when each was confirmed, and what it is."""
+        """By name, in order: the number of its confirm, and the message."""
         self._count = 0
         self._tick = 0
 
@@ -126,44 +126,44 @@ class Unchecked:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more may be added."""
+        """Whether the limit is reached."""
         return self._count >= self._most
 
     def names(self) -> list[str]:
-        """The names with something unchecked."""
+        """The names with unchecked messages."""
         with self._lock:
             return list(self._sent)
 
     def mark(self) -> int:
-        """A moment: what is added before it was confirmed before it."""
+        """Return a mark: messages added before it were confirmed before it."""
         return self._tick
 
     def add(self, sent: Sent) -> None:
-        """Remember what the broker has just confirmed."""
+        """Add a message that the broker has just confirmed."""
         with self._lock:
             self._tick += 1
             self._count += 1
             self._sent.setdefault(sent.name, []).append((self._tick, sent))
 
     def replace(self, sent: Sent, by: Sent) -> None:
-        """Remember another instead, in the same place of the order, as confirmed just now."""
+        """Replace a message by another at its position in the order, as confirmed just now."""
         with self._lock:
             self._tick += 1
             of_name = self._sent.get(sent.name, [])
             of_name[:] = [(self._tick, by) if each is sent else (tick, each) for tick, each in of_name]
 
     def remove(self, sent: Sent) -> None:
-        """Forget one, which counts now."""
+        """Remove a message that is valid."""
         with self._lock:
             self._forget(sent.name, lambda _tick, each: each is sent)
 
     def of(self, name: str, mark: int | None = None) -> list[Sent]:
-        """What is unchecked of a name, in the order it was sent; with a mark, only what was confirmed before that."""
+        """Return the unchecked messages of a name, in order; with a mark, only those confirmed before it."""
         with self._lock:
             return [sent for tick, sent in self._sent.get(name, ()) if mark is None or tick <= mark]
 
     def checked(self, mark: int, cache: PlacementCache) -> None:
-        """Forget what counts: confirmed before the mark, while what the cache read later still has its placement."""
+        """Remove messages confirmed before the mark whose placements the cache, read later, still has."""
         generation = cache.generation
 
         def counts(tick: int, sent: Sent) -> bool:
@@ -184,7 +184,7 @@ class Unchecked:
 
 
 class NameLocks(Generic[_Lock]):
-    """Locks of names, of threads or of tasks, made as they are needed: `with locks(name) as lock, lock:`."""
+    """Locks of names, for threads or tasks, made on demand: `with locks(name) as lock, lock:`."""
 
     def __init__(self, make: Callable[[], _Lock]) -> None:
         self._make = make
@@ -193,7 +193,7 @@ class NameLocks(Generic[_Lock]):
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[_Lock]:
-        """The name's lock; it is forgotten when the last block that uses it ends."""
+        """Return the name's lock; it is dropped when the last block that uses it ends."""
         with self._lock:
             lock, users = self._used.get(name) or (self._make(), 0)
             self._used[name] = (lock, users + 1)

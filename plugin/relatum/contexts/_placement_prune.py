@@ -1,4 +1,4 @@
-"""Deleting placements and moves that nobody needs any more."""
+"""Deletes placements and moves that are no longer needed."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -14,18 +14,18 @@ from relatum.store.tables import super_stream_partitions, super_streams
 from relatum.store.translation import translated_errors
 
 KEEP_S: Final = 3600.0
-"""Seconds a released placement is remembered: longer than a router with it in its cache goes without a look."""
+"""Seconds until a released placement is deleted: longer than a router with it in its cache goes without a query."""
 
 BATCH_ROWS: Final = 10_000
-"""Rows deleted in one transaction: a fraction of a second."""
+"""Rows deleted in one transaction, which takes a fraction of a second."""
 
 MOVES: Final = 1_000
-"""Moves looked at in one transaction."""
+"""Moves examined in one transaction."""
 
 _IS_FORGOTTEN: Final = """super_stream_id = :super_stream_id::integer AND state = 'released'
             AND released_at < now() - make_interval(secs => :older_s::double precision)"""
 
-# Whether a row may go is asked of the row itself again: it may have been placed anew since it was chosen.
+# The row's condition is checked again: the name may have been placed again since the row was chosen.
 FORGET_RELEASED: Final = sql(f"""
     WITH deleted AS (
         DELETE FROM relatum.placements
@@ -38,21 +38,21 @@ FORGET_RELEASED: Final = sql(f"""
     UPDATE relatum.super_streams SET floor = greatest(floor, (SELECT max(generation) FROM deleted))
     WHERE super_stream_id = :super_stream_id::integer AND (SELECT count(*) FROM deleted) > 0
     RETURNING (SELECT count(*) FROM deleted)""")
-"""Deletes the longest released ones, and says that changes up to theirs are not remembered; gives how many."""
+"""Deletes the oldest released placements, raises the floor of remembered changes, and returns their number."""
 
-# What begins to wait now reads a marker that is retained, and so needs no move that is deleted.
+# A consumer that begins to wait now reads a retained marker, and so needs none of the deleted moves.
 ENDED_MOVES: Final = sql("""
     SELECT move_id FROM relatum.context_moves m
     WHERE super_stream_id = :super_stream_id::integer AND move_id > :after::bigint AND ended_at IS NOT NULL
         AND NOT EXISTS (SELECT FROM relatum.serial_holds h WHERE h.move_id = m.move_id)
     ORDER BY move_id LIMIT :most::integer""")
-"""Ended moves that nobody waits for, in their order, page by page."""
+"""Ended moves without waiting consumers, in order, page by page."""
 
 
 def _superseded(end: str) -> str:
-    """Whether a later move wrote of the context in the partition at an end, and retention has dropped that, too.
+    """Whether retention has also dropped what a later move of the context wrote to the partition at this end.
 
-    Or the whole partition is gone.
+    Also true if the partition's stream is gone.
     """
     return f"""(
             EXISTS (
@@ -69,14 +69,14 @@ def _superseded(end: str) -> str:
                         OR later.target_id = {end} AND later.marker_offset < retained.first)))"""
 
 
-# The moves are named twice, or all of them would be read to join them.
+# The moves are listed twice: otherwise the join would read all moves.
 FORGET_CONTEXTS: Final = sql(f"""
     DELETE FROM relatum.moved_contexts c USING relatum.context_moves m
     WHERE c.move_id = m.move_id AND c.move_id = ANY (:moves::bigint[]) AND m.move_id = ANY (:moves::bigint[])
         AND {_superseded("m.source_id")}
         AND {_superseded("m.target_id")}
     RETURNING c.move_id""")
-"""Deletes contexts of ended moves where a later move of theirs says all that is still needed."""
+"""Deletes contexts of ended moves for which later moves hold all that is still needed."""
 
 FORGET_MOVES: Final = sql("""
     DELETE FROM relatum.context_moves m
@@ -88,17 +88,17 @@ FORGET_MOVES: Final = sql("""
 def forget_placements(
     engine: sa.Engine, broker: str | BrokerAddress, *, stream_url: str | None = None, batch_rows: int = BATCH_ROWS
 ) -> int:
-    """Delete what is over of all super streams of a virtual host, in bounded transactions; gives the rows deleted.
+    """Delete old placements and moves of a virtual host's super streams, in bounded transactions; return the row count.
 
-    That is placements that were released an hour ago, and moves of which both ends are dropped by retention and
-    written over by later moves. The last move of a context into or out of a partition is kept: what it says holds for
-    whatever a publisher that slept still sends there.
+    Deleted are placements that were released an hour ago, and moves whose fence and marker retention has dropped if
+    later moves replace them. The last move of a context into or out of a partition is kept: it applies to whatever a
+    suspended publisher may still send there.
 
     Args:
         engine: The database.
         broker: The broker's URL or address.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
-        batch_rows: Placements deleted in one transaction at most.
+        batch_rows: The most placements to delete in one transaction.
     """
     address = BrokerAddress.of(broker, stream_url)
     with translated_errors(), engine.connect() as connection:
@@ -116,9 +116,9 @@ def forget_placements(
 
 
 def forget_released(engine: sa.Engine, super_stream_id: int, *, older_s: float = KEEP_S, most: int = BATCH_ROWS) -> int:
-    """Delete one batch of placements that were released so long ago, the oldest first; gives how many.
+    """Delete one batch of placements that were released long ago, oldest first; return their number.
 
-    Routers that asked for changes before these were released drop their whole cache.
+    Routers whose cache is older than these releases drop their whole cache.
     """
     wanted = {"super_stream_id": super_stream_id, "older_s": older_s, "most": most}
     with translated_errors(), engine.begin() as connection:
@@ -126,10 +126,10 @@ def forget_released(engine: sa.Engine, super_stream_id: int, *, older_s: float =
 
 
 def forget_moves(engine: sa.Engine, super_stream_id: int, first_offsets: Mapping[int, int]) -> int:
-    """Delete what later moves say again, where retention has dropped that, too; gives the rows deleted.
+    """Delete moves that later moves replace, if retention has dropped both; return the row count.
 
-    That is by the first retained offset of partitions, `INTEGER_MAX` where the stream is gone; what ended or began in
-    other partitions is kept.
+    `first_offsets` has the first retained offset of each partition, `INTEGER_MAX` if the stream is gone. Moves from or
+    to other partitions are kept.
     """
     bounds = {"partition_ids": list(first_offsets), "firsts": list(first_offsets.values())}
     deleted, after = 0, 0
@@ -155,7 +155,7 @@ def _first_offsets(engine: sa.Engine, super_stream_id: int, reader: StreamReader
     for row in rows:
         found = bounds_or_error(reader, row.stream)
         first = found.first if isinstance(found, StreamBounds) else None
-        # Of a partition in use, it may come back; of one that cannot be read now, nothing is known.
+        # A missing stream of an active partition may come back; an unreadable one is unknown.
         if isinstance(found, StreamNotFound) and row.state == PartitionState.RETIRED:
             first = INTEGER_MAX
         if first is not None:

@@ -1,7 +1,7 @@
-"""Placing names in partitions, and releasing them: the statements, and which partition a new name gets.
+"""Statements that place names in partitions and release them, and the choice of a new name's partition.
 
-Rows are locked in the order that `relatum.store.tables` says: placements by name, the super stream, partitions by id.
-Each part of these statements reads from the one before it, so that it locks after it.
+Rows are locked in the order of `relatum.store.tables`: placements by name, the super stream, partitions by id. Each
+part of a statement reads from the part before it, and so locks after it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,17 +18,16 @@ from relatum.store.database import Database, sql
 KEEP_COMMITS: Final = """
     CASE WHEN current_setting('synchronous_commit') = 'off'
          THEN set_config('synchronous_commit', 'on', true) END AS kept"""
-"""Has the transaction wait for the disk, even where others do not.
+"""Makes the commit wait for the disk, whatever `synchronous_commit` is.
 
-A placement that a crash of PostgreSQL takes back would be made again elsewhere, with messages in the first place.
+If a crash of PostgreSQL undid a placement with messages, the name could be placed again elsewhere.
 """
 
 
-# - The epochs are taken by a query of their own: once, for both columns.
-# - In place of one that was released, the epoch is taken now that the row is locked: the one that was taken before may
-#   be below that of a move since.
-# - A partition that was retired ends the statement: its count would be null. So what it has written is undone without a
-#   transaction around it, which would be two journeys to the server more.
+# - A query of its own takes the epochs: once, for both columns.
+# - A released placement gets its epoch after its row is locked: an earlier one may be below that of a later move.
+# - A retired partition makes the statement fail, since its count would be null. This undoes what was written without an
+#   explicit transaction, which would cost two more round trips.
 def _placed(to_lock: str) -> sa.TextClause:
     return sql(f"""
     WITH placed AS (
@@ -60,18 +59,18 @@ def _placed(to_lock: str) -> sa.TextClause:
 
 
 PLACE: Final = _placed("partition_id IN (SELECT partition_id FROM placed)")
-"""Places names where they are not placed; gives the columns of `Placement` of those that were, and `open_sets`.
+"""Places names that have no placement; returns the columns of `Placement` of the new ones, and `open_sets`.
 
-`open_sets` is how many are open in the partitions it locked, in each row.
+`open_sets` is the number of open sets in the locked partitions, in each row.
 """
 
-# The names first: the count makes it wait for them.
+# The names first: reading their count makes this part wait for them.
 PLACE_BOUNDED: Final = _placed("super_stream_id = :super_stream_id::integer AND (SELECT count(*) FROM placed) > 0")
-"""Locks all partitions of the super stream, so that nobody else opens a set: `open_sets` counts all there are.
+"""Locks all partitions of the super stream, so that no one else opens a set: `open_sets` counts all of them.
 """
 
-# - The state when the row was locked decides what is released: the statement's own view may be older.
-# - `move_id` is cleared, since PostgreSQL checks constraints on that older view first, in which the row may still be
+# - The state of the locked row decides what is released: the statement's snapshot may be older.
+# - `move_id` is cleared, since PostgreSQL checks constraints on the older snapshot first, in which the row may still be
 #   moving.
 RELEASE: Final = sql("""
     WITH to_release AS (
@@ -101,13 +100,13 @@ RELEASE: Final = sql("""
         FROM locked, (SELECT partition_id, -count(*) AS number FROM released GROUP BY partition_id) fewer
         WHERE s.partition_id = locked.partition_id AND s.partition_id = fewer.partition_id)
     SELECT name FROM to_release WHERE state = 'moving'""")
-"""Releases placements that had one of the epochs given since they were opened; gives the names of those that move."""
+"""Releases placements that had one of these epochs since they were opened; returns the names that are moving."""
 
 
 def place(database: Database, super_stream: str, wanted: Mapping[str, Any], open_sets_max: int | None) -> Sequence[Any]:
-    """Place names by `PLACE`; gives its rows, none where a partition was retired in between.
+    """Place names by `PLACE`, and return its rows; none if a partition was retired in the meantime.
 
-    `TooManyOpenSets` where more would be open than may be; nothing was placed then.
+    Raises `TooManyOpenSets` at the limit; nothing was placed then.
     """
 
     def accept(rows: Sequence[Any]) -> bool:
@@ -131,7 +130,7 @@ def place(database: Database, super_stream: str, wanted: Mapping[str, Any], open
 
 
 def chosen_among(names: Iterable[str], partitions: Sequence[PartitionRow], choose: Choose) -> dict[str, PartitionRow]:
-    """The partition chosen for each name, with the open sets counted on from one to the next."""
+    """Choose a partition for each name; `open_sets` includes the names before it."""
     candidates = {partition.partition_id: partition for partition in partitions}
     chosen = {}
     for name in names:

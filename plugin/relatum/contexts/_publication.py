@@ -1,25 +1,25 @@
-"""How a router publishes a message where its context, or affinity set, is.
+"""How a router publishes a message to the partition of its context or affinity set.
 
-It asks a `World` for everything, and may sleep between any two questions for any time:
+All input and output goes through a `World`, and the router may be suspended for any time between two calls:
 
-1. The placement is looked up, or made. While its context moves, the router waits.
-2. The message is published to that partition, and confirmed.
-3. Only then the router reads its clock. If its last look began a moment ago and the placement is still in force, the
-   message counts: a mover waits for longer before its fence (`MOVE_WAIT_S`). Otherwise the router looks again. If the
-   generation is the same, no move of the context had begun: a mover writes `moving` into the database before it
-   publishes its fence, so the message is before any fence that follows.
-4. If the context has changed, the partition decides. It is read from the lowest offset that the move's fence can have:
-   a message behind the fence is a stray, which consumers pass over. Then an `Adoption`, published to where the context
-   is now, takes it into the context again. It is checked like any message, since the context may have moved once more.
+1. Look up the placement, or make it. While the context moves, wait.
+2. Publish the message to that partition, and wait for the confirm.
+3. Only then, read the clock. If the last query of the database (a look) began a moment ago and the placement is still
+   in force, the message is valid: a mover waits longer than that before its fence (`MOVE_WAIT_S`). Otherwise, look
+   again. If the generation is the same, no move of the context had begun: a mover writes `moving` to the database
+   before it publishes its fence, so the message precedes any fence.
+4. If the context has changed, the partition decides. Read it from the lowest possible offset of the move's fence: a
+   message after the fence is a stray, which consumers skip. An `Adoption`, published to the context's present
+   partition, makes it valid there. The adoption is checked like a message, since the context may have moved again.
 
-A router publishes one message of a name at a time, and the next only when that is known to count, so strays do not
-overtake each other. The only clock that matters is the publisher's own in step 3, and of that only the rate:
+A router publishes one message of a name at a time, and the next one once that is known to be valid, so strays do not
+overtake each other. The only clock involved is the publisher's in step 3, and only its rate matters:
 
-A publisher relies on a look for `TRUST_S` from where it began. A mover that knows `moving` to be committed waits for
-`MOVE_WAIT_S` before its fence. So no fence precedes a message that counts by step 3: a look that began after that
-commit shows `moving`, and one that began before it is too old by the time the fence is published. Nobody registers for
-that, and no clock is compared with another one. Clocks must go on at nearly the same rate, and must not stand still
-while the world goes on. Source: docs/adr/0051.
+A publisher relies on a look for `TRUST_S` from its beginning. A mover waits for `MOVE_WAIT_S` after `moving` is
+committed before it publishes its fence. So no fence precedes a message that step 3 found valid: a look that began after
+the commit shows `moving`, and an earlier one is too old by the time of the fence. No publisher registers anywhere, and
+no two clocks are compared. Clocks must run at nearly the same rate, and must not stop while other machines run on.
+Source: docs/adr/0051.
 """
 
 import itertools
@@ -40,87 +40,87 @@ from relatum.metrics import Histogram
 from relatum.processes import after_fork
 
 WhenAway: TypeAlias = Literal["known", "wait", "fail"]
-"""What to do while the database is away: go on with known placements, wait, or fail."""
+"""What to do while the database is unavailable: use known placements, wait, or fail."""
 
 POLL_S: Final = 0.005
-"""Seconds between two looks whether a move has ended."""
+"""Seconds between two checks whether a move has ended."""
 
 RETRY_S: Final = 0.1
-"""Seconds between two tries to reach a database that is away."""
+"""Seconds between two attempts to reach an unavailable database."""
 
 WAITED_S: Final = 1.0
-"""Seconds that a message waits for a move before its router looks for moves whose mover is gone, and looks again."""
+"""Seconds that a message waits for a move before its router looks for abandoned moves; then the interval."""
 
 AWAY_S: Final = 1.0
-"""Seconds for which a database that was away is not asked again where publishing can go on without it."""
+"""Seconds without queries after the database was unavailable, if publishing can continue without it."""
 
 _NEVER: Final = float("-inf")
 
 TRUST_S: Final = 0.2
-"""Seconds for which a look serves, from where it began."""
+"""Seconds for which a look is valid, from its beginning."""
 
 DRIFT: Final = 0.01
-"""By how much a clock may be faster or slower than it should: quartz is within 0.0002, NTP changes rates by 0.0005."""
+"""The relative error of a clock's rate: quartz is within 0.0002, and NTP changes rates by up to 0.0005."""
 
 STALL_S: Final = 0.14
-"""Seconds for which a publisher's clock may stand still with its machine, between its look and the fence."""
+"""Seconds for which a publisher's machine and clock may be paused between its look and the fence."""
 
 MOVE_WAIT_S: Final = TRUST_S * (1 + DRIFT) / (1 - DRIFT) + STALL_S
-"""Seconds between the moment contexts are known to stop and the fence: 0.344, by the mover's clock."""
+"""Seconds between the commit of `moving` and the fence, by the mover's clock: 0.344."""
 
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None) if os.name == "posix" else None
 
 
 def elapsed_s() -> float:
-    """Seconds since some moment, including time in which the machine was suspended, where its system counts that."""
+    """Monotonic seconds, including time in which the machine was suspended, if the system counts it."""
     return time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
 
 
 class World(Protocol):
-    """What publications ask of the database and the broker. Routers perform it, and the model in the tests."""
+    """The calls of the database and the broker. Implemented by routers, and by the tests' model."""
 
     def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
-        """The generation, and what changed since another; None instead where there is none, or it is not known."""
+        """The generation, and the placements changed since another one; None if that is not known."""
 
     def place(self, name: str, stream: str | None) -> Placement:
-        """The placement of a name, open or moving; made where there is none, in a stream or by the rule."""
+        """The placement of a name, open or moving; if there is none, make one in a stream or by the balance rule."""
 
     def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
         """The first move of a name out of or into a stream whose fence or marker has a higher epoch."""
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool) -> int | None:
-        """The offset of what was sent, if it is behind a fence or a marker of its name with a higher epoch.
+        """The offset of a published message, if a fence or marker of its name with a higher epoch precedes it.
 
-        Read from an offset up to where the stream ends now. What is met before such a fence or marker, or not at all,
-        is no stray, unless `anywhere` asks for it in any place.
+        Reads from an offset to the stream's present end. A message before such a fence or marker, or none, is no stray;
+        `anywhere` finds it in any place.
         """
 
     def adopt(self, stream: str, adoption: Adoption) -> None:
         """Publish an adoption to a stream and wait for the broker's confirm."""
 
     def take_over(self, seconds: float) -> None:
-        """Go on with moves of the super stream whose mover is gone, if there are any, for so many seconds at most."""
+        """Complete abandoned moves of the super stream, if any, for so many seconds at most."""
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Sleep."""
 
 
 class StrayFinder:
-    """What a `search` finds: fed with the entries of a partition, one after the other."""
+    """The state of a `search`: it is fed with the entries of a partition, one after the other."""
 
     def __init__(self, sent: Sent, *, anywhere: bool) -> None:
         self._sent = sent
         self._is_behind = anywhere
         self._needle = (str(sent.wanted) if not isinstance(sent.wanted, Adoption) else sent.wanted.stream).encode()
         self.is_over = False
-        """Whether what follows cannot matter."""
+        """Whether later entries cannot matter."""
 
     def may_matter(self, record: bytes) -> bool:
-        """Whether a record's bytes need a look."""
+        """Whether a record must be decoded."""
         return CONTROL_BYTES in record or self._needle in record
 
     def look(self, offset: int, entry: Entry) -> int | None:
-        """The entry's offset, where it is what is looked for, behind the end of its placement."""
+        """The entry's offset, if it is the wanted message and after the end of its placement."""
         if isinstance(entry, Fence | Marker):
             self._is_behind |= entry.epoch > self._sent.wanted.epoch and self._sent.name in entry.contexts
             return None
@@ -132,9 +132,9 @@ class StrayFinder:
 
 
 class Publications:
-    """The messages one router publishes under placements.
+    """The messages that one router publishes under placements.
 
-    Names may be published side by side, each of them one message at a time: that is for the caller to see to.
+    Different names may be published at the same time; the caller ensures one message of a name at a time.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Publications:
         self.cache = PlacementCache(names_max)
         self.unchecked = Unchecked(unchecked_max)
         self.name = secrets.token_hex(8)
-        """What the messages of this publisher name it by."""
+        """The publisher's id in its messages."""
         self._numbers = itertools.count(1)
         self._world = world
         self._clock = clock
@@ -165,18 +165,18 @@ class Publications:
         self.adopted = 0
         self.asked = 0
         self.move_wait_s = Histogram()
-        # A child has looked at nothing.
+        # A forked child starts without a look.
         after_fork(self, Publications._forget_look)
 
     def at_hand(self, name: str) -> Known | None:
-        """The placement under which a message of a name may be sent at once; None where `place` has to be asked."""
+        """The placement with which a message of a name may be sent at once; None if `place` must be called."""
         known = None if self.unchecked.is_full or not self._looked_lately() else self.cache.get(name)
         if known is None or known.placement.state is not PlacementState.OPEN:
             return None
         return None if self._comes_first(name, known.placement) else known
 
     def place(self, name: str, stream: str | None = None) -> Known:
-        """The placement under which a message of a name may be sent now; `ContextMoving` where a move does not end."""
+        """The placement with which a message of a name may be sent; `ContextMoving` if a move does not end in time."""
         deadline = self._clock() + self._timeout_s
         known = self._placed(name, deadline, stream)
         if self._comes_first(name, known.placement):
@@ -185,14 +185,14 @@ class Publications:
         return known
 
     def next_of(self, known: Known) -> Sent:
-        """What the next message is, sent under a placement."""
+        """The next message with a placement."""
         placement = known.placement
         placed = Placed(placement.epoch, self.name, next(self._numbers))
         return Sent(placement.name, placement.stream, placed, known.as_of)
 
     def counts_at_once(self, sent: Sent) -> bool:
-        """Whether what the broker has confirmed just now is known to count; else `settle` has to be called."""
-        # In this order: were the cache asked first, a look that came since would speak for what it was.
+        """Whether a message confirmed just now is known to be valid; else `settle` must be called."""
+        # The look first, then the cache: a later look says nothing about an earlier state of the cache.
         if self._trusts() and self.cache.still(sent):
             return True
         self.unchecked.add(sent)
@@ -200,33 +200,33 @@ class Publications:
         return False
 
     def settle(self, name: str, timeout_s: float | None = None, *, must: bool = True) -> None:
-        """Have all that was sent of a name count, in the order it was sent.
+        """Make all messages of a name valid, in the order of publishing.
 
-        With `must` false and "known", it may stay unchecked for now while the database is away.
+        Without `must`, and with "known", they may stay unchecked while the database is unavailable.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         self._settle_all(name, self._clock() + timeout_s, must=must)
 
     def look(self) -> None:
-        """Check what one look at the database proves to count: where the placement is still the same."""
+        """Look at the database once, and drop the messages that it proves valid: those with unchanged placements."""
         self._look(self._clock(), must=True)
 
     def counts(self, sent: Sent) -> bool:
-        """Whether what was sent with an unknown outcome, and was found in its partition, counts there."""
+        """Whether a message of unknown outcome, found in its partition, is valid there."""
         self._look(self._clock() + self._timeout_s, must=True)
         return self._stray(sent) is None
 
-    # --- what the last look is good for ---------------------------------------------------------------------------
+    # --- the last look --------------------------------------------------------------------------------------------
 
     def _trusts(self) -> bool:
-        """Whether what the last look showed proves something of a message that was confirmed before this was asked."""
+        """Whether the last look is young enough to prove a message valid that was confirmed before this call."""
         return self._trust_clock and self._looked_lately()
 
     def _looked_lately(self) -> bool:
         return self._clock() - self._looked_at < TRUST_S
 
     def _looked(self, mark: int, began: float) -> None:
-        """Note what a look followed, and when it began; the latest of all counts."""
+        """Note what a look found, and when it began; the latest look wins."""
         with self._lock:
             self._checked_mark = max(mark, self._checked_mark)
             self._looked_at = max(began, self._looked_at)
@@ -241,7 +241,7 @@ class Publications:
         must_look, began = False, self._clock()
         take_over_at = began + WAITED_S
         while True:
-            # So that hardly a message is a stray: a mover waits for longer before its fence.
+            # With a fresh look hardly a message becomes a stray: a mover waits longer before its fence.
             if must_look or self.unchecked.is_full or not self._looked_lately():
                 self._look(deadline, must=self.unchecked.is_full)
             known = self.cache.get(name)
@@ -265,7 +265,7 @@ class Publications:
             must_look = True
 
     def _place(self, name: str, stream: str | None, deadline: float) -> Known:
-        """Read or make the placement of a name that is not known; not even a database that is away changes that."""
+        """Read or make the placement of a name that is not cached; this needs the database."""
         while True:
             if self.cache.generation is None:
                 self._look(deadline, must=True)
@@ -282,10 +282,11 @@ class Publications:
             return Known(placement, as_of)
 
     def _comes_first(self, name: str, placement: Placement) -> bool:
-        """Whether something of a name is to be settled before anything is sent under a placement.
+        """Whether messages of a name must be settled before another one is sent with a placement.
 
-        That is what a look has left unchecked, an adoption that may not have arrived, and, looked at or not, what was
-        sent under another placement: behind the end of that it is a stray, which what is sent now would overtake.
+        These are messages that a look left unchecked, adoptions that may not have arrived, and all messages with
+        another
+        placement: after its end they are strays, which the next message would overtake.
         """
         unchecked = self.unchecked.of(name)
         return bool(unchecked) and (
@@ -296,7 +297,7 @@ class Publications:
     # --- the look at the database ---------------------------------------------------------------------------------
 
     def _look(self, deadline: float, *, must: bool = False) -> bool:
-        """Read the generation and what changed; False where the database is away and may be (unless `must`)."""
+        """Read the generation and the changes; False if the database is unavailable (unless `must`)."""
         may_be_away = self._when_away == "known" and not must
         if may_be_away and self._clock() < self._away_until:
             return False
@@ -321,13 +322,13 @@ class Publications:
     # --- after the confirm ----------------------------------------------------------------------------------------
 
     def _settle_all(self, name: str, deadline: float, *, must: bool = False) -> None:
-        """Return once all of a name counts, in the order it was sent, or may go unchecked for now."""
+        """Return once all messages of a name are valid, in order, or may stay unchecked for now."""
         if self._look(deadline, must=must):
             for sent in self.unchecked.of(name, self._checked_mark):
                 self._settle(sent, deadline)
 
     def _settle(self, sent: Sent, deadline: float) -> None:
-        """Return once something sent counts, here or as an adoption elsewhere. After a look."""
+        """Return once a message is valid, here or as an adoption elsewhere. Call it after a look."""
         if sent.is_doubtful and not self._is_there(sent):
             sent = self._adopt(sent, _origin(sent), deadline)
         while (at := self._stray(sent)) is not None:
@@ -335,12 +336,12 @@ class Publications:
         self.unchecked.remove(sent)
 
     def _adopt(self, sent: Sent, origin: tuple[str, int] | None, deadline: float) -> Sent:
-        """Take a stray into its context where that is now; what is unchecked is the adoption then."""
+        """Adopt a stray into its context's present partition; the adoption is then the unchecked message."""
         assert origin is not None, "what an adoption stands for is known"
         known = self._placed(sent.name, deadline)
         adoption = Adoption(sent.name, known.placement.epoch, *origin)
         adopted = Sent(sent.name, known.placement.stream, adoption, known.as_of)
-        # Remembered before it is published: should its confirm not come, it is looked for before the next try.
+        # Remember it before publishing: without a confirm, search for it before the next attempt.
         doubtful = replace(adopted, is_doubtful=True)
         self.unchecked.replace(sent, doubtful)
         self._world.adopt(known.placement.stream, adoption)
@@ -351,36 +352,36 @@ class Publications:
         return adopted
 
     def _is_there(self, sent: Sent) -> bool:
-        """Whether an adoption whose confirm did not come is in its partition, behind the marker of its epoch."""
+        """Whether an unconfirmed adoption is in its partition, after the marker of its epoch."""
         move = self._world.fence_after(sent.name, sent.wanted.epoch - 1, sent.stream)
         from_offset = 0 if move is None else _scan_from(move, sent.stream)
         return self._world.search(sent, from_offset, True) is not None
 
     def _stray(self, sent: Sent) -> int | None:
-        """The offset of something sent that is behind the end of its placement; None where it counts. After a look."""
+        """The offset of a message after the end of its placement; None if it is valid. Call it after a look."""
         if sent.as_of == self.cache.generation or self.cache.still(sent):
             return None
         move = self._world.fence_after(sent.name, sent.wanted.epoch, sent.stream)
         if move is None:
             return None
         end = _end_of(move, sent)
-        # By the fence's offset, where it is known: retention may have dropped the fence itself while this router slept.
+        # Prefer the fence's known offset: retention may have dropped the fence itself.
         from_offset = _scan_from(move, sent.stream) if end is None else end
         return self._world.search(sent, from_offset, end is not None)
 
 
 def _end_of(move: Move, sent: Sent) -> int | None:
-    """The offset of the fence or marker behind which something sent is a stray; None while it is not known."""
+    """The offset of the fence or marker after which a message is a stray; None while it is not known."""
     is_out = move.source == sent.stream and move.fence_epoch > sent.wanted.epoch
     return move.fence_offset if is_out else move.marker_offset
 
 
 def _origin(sent: Sent) -> tuple[str, int] | None:
-    """Where the message is that an adoption stands for; None for a message itself."""
+    """The position of an adopted message; None for a message itself."""
     return (sent.wanted.stream, sent.wanted.offset) if isinstance(sent.wanted, Adoption) else None
 
 
 def _scan_from(move: Move, stream: str) -> int:
-    """From where on a stream is read to meet all that a move wrote there."""
+    """The offset from which to read all that a move wrote to a stream."""
     offsets = [at for end, at in ((move.source, move.scan_from), (move.target, move.target_scan_from)) if end == stream]
     return min(offsets)

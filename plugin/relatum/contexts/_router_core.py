@@ -1,4 +1,4 @@
-"""What blocking and asyncio routers share: their options, and the placements in the database."""
+"""The core of blocking and asyncio routers: options, and the placements in the database."""
 
 import itertools
 import logging
@@ -37,19 +37,19 @@ from relatum.superstreams.layout import checked_stream_name as checked_super_str
 from relatum.waiting import LEAST_S, Deadline, has_passed, log_failure, pause, within
 
 END_S: Final = 1.0
-"""Seconds for questions to the database that are under way when a router is closed."""
+"""Seconds that running database calls get when a router is closed."""
 
 KNOWN_LOOK_S: Final = 1.0
-"""Seconds for a look at the database where publishing goes on without it."""
+"""Seconds for a query if publishing can continue without it."""
 
 TURN_S: Final = 0.1
-"""Seconds to wait for a look that is under way; then another one is begun beside it."""
+"""Seconds to wait for a running query before another one is begun."""
 
 CLOSED: Final = "the router is closed: open another"
 
 
 class RouterCore:
-    """The placements of one router: the `World` of its publications. Threads may share it."""
+    """The placements of one router: the `World` of its publications. Thread-safe."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class RouterCore:
             when_away=options.when_database_away,
         )
         self._looks = Looks(self._look_for) if options.trust_clock else None
-        # Made at once: a wrong URL is an error of the constructor.
+        # Made here, so that a wrong URL is an error of the constructor.
         self._ending = Deadline(None)
         self._database = Database(database, ending=self._ending, refusing=None, writes=True, idle_s=LEASE_S)
         self._broker = broker
@@ -86,7 +86,7 @@ class RouterCore:
         self._is_closed = False
         self._candidates: Sequence[PartitionRow] = ()
         self.has_layout = False
-        """Whether messages of no name can be published."""
+        """Whether messages without a name can be published."""
         self._moves: MoveStore | None = None
         self._take_over_at = 0.0
         self._reading = threading.Lock()
@@ -98,7 +98,7 @@ class RouterCore:
         metrics.report(self, super_stream=self.super_stream, kind=options.kind)
 
     def statistics(self) -> RouterStatistics:
-        """What was published, and what is remembered. It asks nobody."""
+        """Return the counts, without input or output."""
         publications = self.publications
         return RouterStatistics(
             published=self._published,
@@ -115,7 +115,7 @@ class RouterCore:
     @property
     def store(self) -> PlacementStore:
         """The placements in the database. Known after `open`."""
-        # Taken once: another thread may close the router here.
+        # Read once: another thread may close the router in between.
         store = self._store
         if store is None:
             raise UsedAfterClose(CLOSED)
@@ -123,14 +123,14 @@ class RouterCore:
 
     @property
     def control_streams(self) -> ControlStreams:
-        """Reads the partitions, and publishes control messages to them. Known after `open`; not to be closed."""
+        """Reads partitions, and publishes control messages. Known after `open`; do not close it."""
         streams = self._streams
         if streams is None:
             raise UsedAfterClose(CLOSED)
         return streams
 
     def open(self, source: Any = None, *, with_database: bool = True) -> None:
-        """Ask the broker for the partitions, and open the database's rows; see `Router.open`. Idempotent."""
+        """Read the partitions from the broker, and open the database's rows; see `Router.open`. Idempotent."""
         with self._lock:
             if self._is_closed:
                 raise UsedAfterClose(CLOSED)
@@ -167,7 +167,7 @@ class RouterCore:
         self.is_open = True
 
     def check_vhost(self, vhost: str) -> None:
-        """Refuse a channel of another virtual host: a super stream of this name is another one there."""
+        """Refuse a channel of another virtual host, where the name means another super stream."""
         if vhost != self._vhost:
             raise ConfigurationError(
                 f"the router publishes in the virtual host {self._vhost!r}, and the channel is in {vhost!r}: open "
@@ -175,12 +175,12 @@ class RouterCore:
             )
 
     def forget_layout(self) -> None:
-        """Ask the broker again before the next message of no name: a partition was not there."""
-        # The partitions stay until then, for other threads that are about to choose among them.
+        """Read the layout again before the next message without a name, since a partition was missing."""
+        # Keep the partitions until then, for threads that are choosing among them.
         self.has_layout = False
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self._ending.end_in(END_S)
         if self._looks is not None:
             self._looks.close()
@@ -196,10 +196,10 @@ class RouterCore:
         self._database.close()
         metrics.retire(self)
 
-    # --- what publications ask for --------------------------------------------------------------------------------
+    # --- the world of publications --------------------------------------------------------------------------------
 
     def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
-        """The generation, and what changed since another; a read serves all who asked before it began."""
+        """The generation, and the changes since another one. One query serves all calls made before it began."""
         asked = next(self._asked)
         has_turn = self._reading.acquire(timeout=TURN_S)
         try:
@@ -213,7 +213,7 @@ class RouterCore:
                 self._reading.release()
 
     def place(self, name: str, stream: str | None) -> Placement:
-        """The placement of a name, chosen by the rule where it is not placed yet."""
+        """The placement of a name; if it has none, the balance rule chooses one."""
 
         def choose(name: str, partitions: Sequence[PartitionRow]) -> PartitionRow:
             self._candidates = partitions
@@ -233,17 +233,17 @@ class RouterCore:
             return self.store.fence_after(name, epoch, stream)
 
     def search(self, sent: Sent, from_offset: int, anywhere: bool) -> int | None:
-        """The offset of something sent that is behind a fence or marker of its name."""
+        """The offset of a message that follows a fence or marker of its name."""
         with self._in_time():
             return self.control_streams.search(sent, from_offset, anywhere)
 
     def adopt(self, stream: str, adoption: Adoption) -> None:
-        """Publish an adoption, within a time of its own: also of a call that is cancelled it is not left half done."""
+        """Publish an adoption, with its own time limit: a cancelled call does not leave it half done."""
         with within(Deadline(max(self.options.timeout_s, LEAST_S))):
             self.control_streams.publish(stream, adoption)
 
     def take_over(self, seconds: float) -> None:
-        """One waiting message looks at a time; an error that stops a move is logged, and others may go on with it."""
+        """Complete abandoned moves, in one waiting thread at a time; an error that stops a move is logged."""
         moves = self._moves
         with self._lock:
             if moves is None or time.monotonic() < self._take_over_at:
@@ -253,9 +253,9 @@ class RouterCore:
         with within(seconds) as time_left:
             try:
                 go_on_with_abandoned(moves, self.control_streams)
-            except Exception as error:  # noqa: BLE001 - it is logged, and the message waits on
+            except Exception as error:  # noqa: BLE001 - it is logged, and the message keeps waiting
                 if time_left.has_passed:
-                    # That says of no server that it is away.
+                    # This error does not mean that a server is unavailable.
                     log_failure(logger, error, who, level=logging.INFO)
                 else:
                     moves.outages.failed(who, error)
@@ -263,57 +263,57 @@ class RouterCore:
                 moves.outages.over(who)
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass, unless the task that waits for this was cancelled."""
+        """Sleep, unless the waiting task was cancelled."""
         pause(seconds)
         if has_passed():
             raise Transient("what was waited for is not wanted any more")
 
     def _in_time(self, *, is_look: bool = False) -> within:
-        """Limit a question to `timeout_s`."""
+        """Limit a database call to `timeout_s`."""
         seconds = self.options.timeout_s
         if is_look and self.options.when_database_away == "known":
-            # Publishing that goes on without the database must not wait for one that does not answer.
+            # Publishing that can continue without the database must not wait for it.
             seconds = min(seconds, KNOWN_LOOK_S)
         return within(max(seconds, LEAST_S))
 
     # --- messages -------------------------------------------------------------------------------------------------
 
     def published(self) -> None:
-        """Count a message of a name, and keep the background looks going."""
+        """Count a message with a name, and request a background query."""
         with self._lock:
             self._published += 1
         if self._looks is not None:
             self._looks.want()
 
     def published_unnamed(self) -> None:
-        """Count a message of no name."""
+        """Count a message without a name."""
         with self._lock:
             self._unnamed += 1
 
     def _look_for(self, published: int) -> None:
-        """Look after several messages, for those that follow, and while some are not known to count."""
+        """Query after several messages, for later ones, and while some are unchecked."""
         if published >= BUSY or len(self.publications.unchecked):
             self.publications.look()
 
     def unnamed(self, routing_key: str) -> PartitionRow:
-        """Where a message of no name goes: by its routing key where it has one. Waits for nothing."""
+        """Choose the partition of a message without a name: by its routing key, if any. Never waits."""
         partitions = self._candidates
         return partitions[self._unnamed_rule(routing_key or None, _candidates(partitions))]
 
     def active(self, stream: str) -> PartitionRow | None:
-        """The partition that is this stream; None where it takes no new names, is none, or all are to be asked for."""
+        """The partition of this stream; None if it is retired or unknown, or the layout must be read again."""
         partitions = self._candidates if self.has_layout else ()
         return next((each for each in partitions if each.stream == stream), None)
 
     def name_of(self, headers: Mapping[str, Any] | None) -> str | None:
-        """The name a message's headers give; None for none."""
+        """The name in a message's headers, or None."""
         name = headers.get(self.options.header) if headers else None
         if name is None:
             return None
         return check_name(name, f"the header {self.options.header}", outcome="nothing was sent")
 
     def headers_for(self, sent: Sent, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The headers a message is sent with."""
+        """The headers to publish a message with."""
         headers = dict(given) if given else {}
         headers[self.options.header] = sent.name
         headers[PLACED_HEADER] = str(sent.wanted)
@@ -325,7 +325,7 @@ def _candidates(partitions: Sequence[PartitionRow]) -> list[Candidate]:
 
 
 def unsettled(name: str, cause: BaseException | None, settle: Callable[..., Any]) -> PublishOutcomeUnknown:
-    """The error of a message that the broker has, while it is not known whether it counts in its place."""
+    """The error for a confirmed message that is not known to be valid."""
     why = f": {cause}" if isinstance(cause, RelatumError) else ""
     away = " the database is away;" if isinstance(cause, DatabaseUnavailable) else ""
     return PublishOutcomeUnknown(
@@ -337,7 +337,7 @@ def unsettled(name: str, cause: BaseException | None, settle: Callable[..., Any]
 
 
 def rejected(sent: Sent) -> PublishRejected:
-    """The error of a message of unknown outcome that arrived where its context is no longer."""
+    """The error for a message of unknown outcome that arrived after its context had left."""
     return PublishRejected(
         f"the message of {sent.name!r} came to {sent.stream!r} after that had moved, so no serial consumer takes it "
         "there: publish it again",
@@ -346,4 +346,4 @@ def rejected(sent: Sent) -> PublishRejected:
 
 
 Places = tuple[MessageId, ...]
-"""Where a message is known to be."""
+"""The known positions of a message."""
