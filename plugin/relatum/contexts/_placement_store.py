@@ -1,6 +1,6 @@
-"""The placements of one super stream in PostgreSQL: each call is one transaction, and says what is true afterwards.
+"""The placements of one super stream in PostgreSQL. Each call is one transaction, and returns the state after it.
 
-Calls may be repeated when it is not known whether their commit came through: the second finds what the first wrote.
+Calls may be repeated after a commit in doubt: the second call finds what the first one wrote.
 """
 
 import time
@@ -41,32 +41,32 @@ from relatum.store.database import AnyDatabase, Database, sql
 from relatum.store.members import LEASE_S
 
 CHANGES_MAX: Final = 10_000
-"""Changes that are handed out one by one; more of them count as everything."""
+"""The most changes that are returned one by one; more of them invalidate the whole cache."""
 
 COUNTS_S: Final = 0.1
-"""Seconds for which the partitions, and the numbers of sets open in them, serve to choose among them."""
+"""Seconds for which partitions and their numbers of open sets are cached, to choose among them."""
 
 FOUND_AT_ONCE: Final = 5_000
-"""Names looked up in one statement."""
+"""How many names one statement looks up."""
 
 FORGET_EVERY_S: Final = 10.0
-"""Seconds between two times at which a store deletes placements that were released long ago."""
+"""Seconds between two deletions of old released placements."""
 
 FORGET_MOST: Final = 20_000
-"""Placements it deletes at one time: twice as many as one process opens and releases in that time."""
+"""Placements deleted each time: twice as many as one process opens and releases in the interval."""
 
 _TRIES: Final = 20
-"""Times names are placed anew: the chosen partition was retired, or others placed and released a name."""
+"""Attempts to place names: a chosen partition may be retired, or others place and release a name meanwhile."""
 
 _PLACEMENT: Final = """
         p.name, p.partition_id, s.stream, s.binding_key, p.epoch, p.state, p.move_id, p.generation, p.opened_at,
         p.used_at, p.released_at"""
-"""The columns of `Placement`, in its order."""
+"""The columns of `Placement`, in order."""
 
 _OF_PLACEMENTS: Final = """
     FROM relatum.placements p JOIN relatum.super_stream_partitions s ON s.partition_id = p.partition_id
     WHERE p.super_stream_id = :super_stream_id::integer"""
-"""Where these come from."""
+"""The tables of these columns."""
 
 _PLACEMENTS: Final = f"SELECT {_PLACEMENT} {_OF_PLACEMENTS}"
 
@@ -80,7 +80,7 @@ CHANGES: Final = sql(f"""
         {_PLACEMENTS} AND p.generation > :since::bigint
         ORDER BY p.generation LIMIT :most::integer) changed ON true
     WHERE t.super_stream_id = :super_stream_id::integer""")
-"""The generation, the floor, and the columns of `Placement`, once for each change; once with NULLs where none is."""
+"""A row for each change: generation, floor and the columns of `Placement`; one row with NULLs if there is none."""
 
 IDLE: Final = sql(f"""{_PLACEMENTS} AND p.state = 'open'
         AND p.used_at < statement_timestamp() - make_interval(secs => :idle_s::double precision)
@@ -92,9 +92,9 @@ LISTED: Final = {
     ORDER BY p.name LIMIT :most::integer""")
     for in_partition in (False, True)
 }
-"""Placements by name from a text on; by whether they are of one partition."""
+"""Pages of placements, ordered by name; the key is whether they are those of one partition."""
 
-# What somebody holds just now is in use by that one.
+# Locked rows are in use, and are skipped.
 TOUCH: Final = sql("""
     WITH touched AS (
         SELECT placement_id FROM relatum.placements
@@ -105,7 +105,7 @@ TOUCH: Final = sql("""
 
 
 class PlacementStore(Closing):
-    """The placements of one super stream. Threads may share it. A `Database` it is given stays open."""
+    """The placements of one super stream. Thread-safe. The caller closes a `Database` that it passed."""
 
     def __init__(self, database: "AnyDatabase", vhost: str, super_stream: str) -> None:
         self._is_own = not isinstance(database, Database)
@@ -139,11 +139,11 @@ class PlacementStore(Closing):
         *,
         idle_s: float | None = None,
     ) -> list[PartitionRow]:
-        """Make the super stream's rows where they are missing, and check that everybody means the same by them.
+        """Create missing rows of the super stream, and check its options against the stored ones.
 
-        Where nothing is missing, nothing is written, so that a user who may only read can open it, too. What is None is
-        as it is stored. New partitions of the broker are added; those that it has no more stay. The first to give
-        `idle_s` sets it for all. What differs is `SuperStreamConflict`, what is not stored `SuperStreamNotFound`.
+        If no row is missing, nothing is written, so a read-only user can open it. None stands for the stored value. New
+        partitions of the broker are added; missing ones are kept. The first `idle_s` is stored for all. A different
+        option raises `SuperStreamConflict`, an unknown super stream `SuperStreamNotFound`.
         """
         wanted = None if partitions is None else sorted(partitions, key=lambda partition: partition.place)
         if wanted is not None and not wanted:
@@ -158,16 +158,16 @@ class PlacementStore(Closing):
         return found.partitions
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         if self._is_own:
             self._database.close()
 
     def partitions(self) -> list[PartitionRow]:
-        """The partitions as they are now, in the order of their places, retired ones included."""
+        """Read the partitions in order, retired ones included."""
         return [partition_of(row) for row in self._select(PARTITIONS)]
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Set the weights of partitions, by stream; 0 takes no new sets where they are spread by weight."""
+        """Store the weights of partitions, by stream; with 0, balancing by weight places no new sets there."""
         unknown = weights.keys() - {row.stream for row in self.partitions()}
         if unknown:
             raise StreamNotFound(f"{min(unknown)!r} is no partition of {self._name!r}", stream=min(unknown))
@@ -176,13 +176,13 @@ class PlacementStore(Closing):
         self._active_until = 0.0
 
     def generation(self) -> int:
-        """How often placements changed; it may be a standby's word."""
+        """Read how often placements have changed; the server may be a standby."""
         return int(self._select(GENERATION)[0].generation)
 
     def changes(self, since: int | None) -> tuple[int, Sequence[Placement] | None]:
-        """The generation of now, and the placements that changed after another, as they are now.
+        """Read the generation, and the placements that changed after another generation.
 
-        None instead of these where there is no other, or they are not remembered: all that is cached may be wrong.
+        The placements are None if there is no other generation, or its changes are no longer stored: drop the cache.
         """
         rows = self._database.rows(CHANGES, self._with_id(since=since, most=CHANGES_MAX + 1), on_primary=True)
         if not rows:
@@ -193,7 +193,7 @@ class PlacementStore(Closing):
         return now, [_placement(row[3:]) for row in rows if row[3] is not None]
 
     def find(self, names: Collection[str], *, on_primary: bool = False) -> dict[str, Placement]:
-        """The placements of names that are placed, by name; those that were released are not among them."""
+        """Read the placements of names, without released ones, by name."""
         found = {}
         for some in in_parts(map(check_name, names), FOUND_AT_ONCE):
             rows = self._database.rows(FIND, self._with_id(names=some), on_primary=on_primary)
@@ -203,10 +203,10 @@ class PlacementStore(Closing):
     def place(
         self, names: Collection[str], choose: Choose, *, open_sets_max: int | None = None, are_new: bool = False
     ) -> dict[str, Placement]:
-        """The placements of names, placed now where they were not: concurrent callers get the same.
+        """Return the placements of names, and place those that have none. Concurrent callers get the same placements.
 
-        Some may be moving. What is mostly new (`are_new`) is not looked up first. With `open_sets_max`, one too many is
-        `TooManyOpenSets`, and none of these names is placed.
+        Some may be moving. With `are_new`, names are not looked up first. If `open_sets_max` would be exceeded,
+        `TooManyOpenSets` is raised and no name is placed.
         """
         found = {} if are_new else self.find(names, on_primary=True)
         for attempt in range(_TRIES):
@@ -217,9 +217,9 @@ class PlacementStore(Closing):
             chosen = [row.partition_id for row in chosen_among(missing, active, choose).values()]
             rows = place(self._database, self._name, self._with_id(names=missing, partition_ids=chosen), open_sets_max)
             found |= {row.name: _placement(row) for row in rows}
-            # Another thread may replace the list: its counts are as good.
+            # Another thread may replace the list; its counts are equally good.
             self._active = [replace(row, open_sets=row.open_sets + chosen.count(row.partition_id)) for row in active]
-            # What others placed in the meantime.
+            # Others placed these in the meantime.
             found |= self.find([name for name in missing if name not in found], on_primary=True)
         if found.keys() < set(names):
             raise SuperStreamConflict(
@@ -230,9 +230,9 @@ class PlacementStore(Closing):
         return found
 
     def release(self, released: Iterable[tuple[str, int]]) -> frozenset[str]:
-        """End placements, each named with an epoch it had since it was opened; gives the names that are moving now.
+        """Release placements, each given with an epoch since it was opened; return the names that are moving.
 
-        One that was placed anew since, or ended by another, is left as it is.
+        Placements that were released or made again since then are not changed.
         """
         ended: dict[str, int] = {}
         for name, epoch in released:
@@ -244,7 +244,7 @@ class PlacementStore(Closing):
         return frozenset(row.name for row in rows)
 
     def end(self, name: str) -> Placement:
-        """End a name's placement, whatever its epoch; gives it as it was."""
+        """Release a name's placement, whatever its epoch, and return it as it was."""
         placement = self.find([name]).get(name)
         if placement is None:
             raise PlacementNotFound(f"nothing of the name {name!r} is placed in {self._name!r}", name=name)
@@ -259,13 +259,13 @@ class PlacementStore(Closing):
         )
 
     def touch(self, names: Collection[str]) -> None:
-        """Say that names are in use, for `idle`."""
+        """Store that names are in use; see `idle`."""
         wanted = [check_name(name) for name in names]
         if wanted:
             self._database.rows(TOUCH, self._with_id(names=wanted))
 
     def idle(self, idle_s: float, *, limit: int = 1_000) -> list[Placement]:
-        """Open placements that nobody touched for so many seconds, the longest unused first; moving ones are not."""
+        """Read the open placements without use for so many seconds, longest unused first; without moving ones."""
         return [_placement(row) for row in self._select(IDLE, idle_s=float(idle_s), most=limit)]
 
     def placements(
@@ -276,7 +276,7 @@ class PlacementStore(Closing):
         first: str = "",
         page: int = 1_000,
     ) -> Iterator[Placement]:
-        """Placements by name, in the order of their bytes from a text on, read page by page."""
+        """Iterate over placements by name (in byte order) from a text on, page by page."""
         wanted: dict[str, Any] = {"states": [str(state) for state in states], "most": page}
         if stream is not None:
             wanted["stream"] = stream
@@ -288,19 +288,19 @@ class PlacementStore(Closing):
             first = behind(rows[-1].name)
 
     def move_of(self, move_id: int) -> Move | None:
-        """A move as it is now; None where it is not known."""
+        """Read a move, or None."""
         rows = self._database.rows(FIND_MOVE, {"move_id": move_id})
         return move_info(rows[0]) if rows else None
 
     def fence_after(self, name: str, epoch: int, stream: str) -> Move | None:
-        """The first move of a name out of a partition, or into it, whose fence or marker has an epoch above this one.
+        """Read the first move of a name out of or into a partition whose fence or marker has an epoch above this one.
 
-        A message of this epoch is a stray behind that fence or marker. Moves that are long over may be forgotten, but
-        then a later one of the name there is kept, whose own fence or marker retention has dropped, too: what is
-        still in the partition is behind it. None: a message of this epoch cannot be a stray there.
+        After that fence or marker, messages with this epoch are strays. Old moves may be deleted, but then a later move
+        of the name there is kept whose fence or marker retention has dropped, too: all remaining messages follow it.
+        None: messages with this epoch cannot be strays there.
         """
         wanted = self._with_id(name=check_name(name), stream=stream, above=epoch)
-        # Publishers rely on it: a standby, which may be behind, is refused.
+        # Publishers rely on the result: a standby, which may lag, is refused.
         [row] = self._database.rows(FENCE_AFTER, wanted, on_primary=True)
         return None if row.move_id is None else move_info(row)
 
@@ -311,15 +311,15 @@ class PlacementStore(Closing):
         return self._known
 
     def idle_s(self) -> float | None:
-        """After how many seconds without use sets are closed; None for never."""
+        """Read after how many seconds without use sets are closed; None for never."""
         return self._select(IDLE_S)[0].idle_s  # type: ignore[no-any-return]
 
     def set_idle(self, idle_s: float | None) -> None:
-        """Set after how many seconds without use sets are closed; None for never."""
+        """Store after how many seconds without use sets are closed; None for never."""
         self._database.rows(SET_IDLE, self._with_id(idle_s=None if idle_s is None else float(idle_s)))
 
     def _active_partitions(self, *, fresh: bool) -> Sequence[PartitionRow]:
-        """The partitions that take new placements; those of a moment ago, with what was placed here since counted."""
+        """The active partitions; a recent list, in which this store's own placements are counted."""
         if not fresh and time.monotonic() < self._active_until:
             return self._active
         active = [partition for partition in self.partitions() if partition.state is PartitionState.ACTIVE]
@@ -329,13 +329,13 @@ class PlacementStore(Closing):
                 super_stream=self._name,
                 reason="it has no active partition",
             )
-        # In this order: until then the list is never empty.
+        # In this order, the list is never empty.
         self._active = active
         self._active_until = time.monotonic() + COUNTS_S
         return active
 
     def _forget(self) -> None:
-        """Now and then, delete some of what was released long ago: routers that release keep the table small."""
+        """Delete some old released placements when due: routers that release keep the table small."""
         if time.monotonic() < self._forget_at:
             return
         self._forget_at = time.monotonic() + FORGET_EVERY_S
@@ -349,18 +349,18 @@ class PlacementStore(Closing):
 
 
 def _placement(row: Sequence[Any]) -> Placement:
-    # The columns in their order; what a statement adds to them comes after.
+    # The row begins with the columns in order; a statement may add others.
     placement = Placement(*row[: len(Placement.__dataclass_fields__)])
     return replace(placement, state=PlacementState(placement.state))
 
 
 def behind(name: str) -> str:
-    """The text that precedes all names behind a name: none has a NUL."""
+    """The text before all names after this one: names contain no NUL."""
     return name + "\x01"
 
 
 def in_parts(names: Iterable[str], count: int) -> Iterator[list[str]]:
-    """Names in lists of at most so many."""
+    """Split names into lists of at most so many."""
     rest = iter(names)
     while part := list(islice(rest, count)):
         yield part

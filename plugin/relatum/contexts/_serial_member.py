@@ -1,7 +1,7 @@
 """One member of a serial consumer: its lease and its share of the partitions, in one loop.
 
-A process that was frozen for longer than its lease hands nothing out before the lease is renewed, whichever of its
-timers fires first; what it writes until then is fenced.
+A process that was frozen for longer than its lease delivers nothing before it has renewed the lease, whichever timer
+fires first; what it writes until then is fenced.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from relatum.superstreams import describe_super_stream
 from relatum.waiting import ComponentLoop, Duty, Outages, Threads, log_failure
 
 LEAVE_S: Final = 1.0
-"""Seconds to give partitions back, at least, however short a close may be."""
+"""The minimum seconds to release partitions, however short the close."""
 
 GIVE_UP_S: Final = 10.0
-"""Seconds a start that failed has to end what it began."""
+"""Seconds that a failed start has to clean up."""
 
 BROKER_ASKS_MAX: Final = 3
-"""Partitions that ask the broker at once; what asks PostgreSQL has other threads."""
+"""How many partitions query the broker at the same time; PostgreSQL has other threads."""
 
 
 class Member:
@@ -60,10 +60,10 @@ class Member:
         self._begin()
 
     def _begin(self) -> None:
-        """Make what runs; again after a start that failed."""
+        """Create the loop and its parts; again after a failed start."""
         name = f"relatum-{self.store.name}"
         self.loop = self.batches.loop = ComponentLoop(name, logger, ending=self.store.ending)
-        # Nothing but the lease uses its thread, nor its connection: it waits behind nothing.
+        # The lease has its own thread and connection, so that renewing never queues.
         self._lease_thread = Threads(1, f"{name}-lease")
         self._broker_threads = Threads(BROKER_ASKS_MAX, f"{name}-reads")
         self._ask_for_lease = partial(self.loop.ask, threads=self._lease_thread)
@@ -75,10 +75,10 @@ class Member:
         self._surplus = 0
         self.batches.leased_until = self._renews_at = -math.inf
 
-    # --- its life ---------------------------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Join, take free partitions, and begin to read. A start that fails leaves nothing behind."""
+        """Join, take free partitions, and begin to read. A failed start leaves nothing behind."""
         if self.batches.stopping.is_set():
             self._begin()
         self.batches.stopping.clear()
@@ -96,7 +96,7 @@ class Member:
             raise
 
     def _agreed_header(self) -> str:
-        """The header that names contexts. Where nobody has placed anything yet, this member says it first."""
+        """Return the header that names contexts. If the super stream has none yet, store this member's."""
         stored = self.store.find_header()
         if stored is None:
             stored = self.options.header or CONTEXT_HEADER
@@ -113,7 +113,7 @@ class Member:
 
     def _beginnings(self, streams: Sequence[str]) -> Mapping[str, int]:
         if self.options.start == "first":
-            # Not where retention begins: fences and markers that it has dropped count, too.
+            # Not the first retained offset: dropped fences and markers matter, too.
             return {}
         with StreamReader.open(self._address) as reader:
             return {stream: _end(reader, stream) for stream in streams}
@@ -140,7 +140,7 @@ class Member:
     def close(self, timeout_s: float) -> bool:
         """Stop reading and release the partitions; False if that took too long."""
         until = time.monotonic() + timeout_s
-        # Half of the time is for a database that answers; the threads wait for another no longer.
+        # Half of the time is for an available database; after it, the threads stop waiting.
         self.store.ending.end_in(max(LEAVE_S, timeout_s / 2))
         self.batches.stop()
         if self.loop.run(self._end) is None:
@@ -151,7 +151,7 @@ class Member:
         return has_ended
 
     async def _end(self) -> None:
-        """Leave, in the loop, so that closing does not wait for a database that does not answer."""
+        """Leave, in the loop, so that closing does not wait for an unavailable database."""
         try:
             for duty in self._duties:
                 duty.cancel()
@@ -159,7 +159,7 @@ class Member:
                 self.leave(each)
             try:
                 await self._ask_for_lease(self.store.leave)
-            except Exception as error:  # noqa: BLE001 - the lease lapses by itself
+            except Exception as error:  # noqa: BLE001 - the lease expires by itself
                 what = f"partitions {self._of} not given back"
                 log_failure(logger, error, what, level=logging.INFO)
             self._reach.close()
@@ -175,14 +175,14 @@ class Member:
         self.store.dispose()
         self._ended.set()
 
-    # --- its lease --------------------------------------------------------------------------------------------------
+    # --- the lease --------------------------------------------------------------------------------------------------
 
     async def _keep_lease(self) -> float:
-        """Renew the lease; begin with partitions that were gained, and end those that were lost."""
+        """Renew the lease; open the partitions gained, and drop those lost."""
         if (early_s := self._renews_at - time.monotonic()) > 0:
             return early_s
         reach = self._reach
-        # A partition must not be given back while it is looked whose it is.
+        # No partition may be released while their holders are being read.
         async with self._sharing:
             reach.look()
             began = time.monotonic()
@@ -190,16 +190,16 @@ class Member:
             share, partitions = await self._ask_for_lease(partial(self.store.share, reach, is_busy=is_busy))
             self._has(share, partitions)
         if not reach.is_cut_off:
-            # Not earlier: while it was cut off, others may have taken its partitions, and consumed from them.
+            # Not earlier: while this member was cut off, others may have taken and consumed its partitions.
             self.batches.leased_until = began + self.options.lease_s
             self.batches.hand_out()
         self._renews_at = time.monotonic() + self.store.renewal_s
         return self.store.renewal_s
 
     def _has(self, share: Share, partitions: Mapping[int, str]) -> None:
-        """Begin with the partitions that the lease has, and end the others."""
+        """Open the partitions of the lease, and drop the others."""
         if share.holder != self._holder and self._partitions:
-            # It had expired: drop every partition, and reopen those still ours at their stored positions.
+            # The lease had expired: drop every partition, and reopen those still ours at their stored positions.
             logger.info("the lease of a member of %r had run out: its partitions are opened anew", self.store.name)
             for each in list(self._partitions.values()):
                 self.leave(each)
@@ -214,13 +214,13 @@ class Member:
         self._choose_surplus()
 
     def leave(self, partition: Partition) -> None:
-        """End with a partition."""
+        """Drop a partition."""
         partition.stop()
         if self._partitions.get(partition.stream) is partition:
             del self._partitions[partition.stream]
 
     def _choose_surplus(self) -> None:
-        """Hand out no more of the partitions that others should have."""
+        """Stop handing out batches of the partitions that other members should have."""
         leaving = [each for each in self.batches.followings if each.is_leaving]
         for following in reversed(self.batches.followings):
             if len(leaving) < self._surplus and not following.is_leaving:
@@ -232,9 +232,9 @@ class Member:
             self.batches.returned()
 
     async def _give_surplus(self) -> float:
-        """Release surplus partitions of which no batch is out.
+        """Release surplus partitions without a batch in use.
 
-        A partition whose release fails is found to be this member's again, and is released the next time.
+        If a release fails, the partition remains this member's, and is released the next time.
         """
         async with self._sharing:
             for partition in list(self._partitions.values()):
@@ -246,19 +246,19 @@ class Member:
         return math.inf
 
     def is_partition(self, stream: str) -> bool:
-        """Whether a stream is, or was, one of this super stream's partitions. From any thread; it may ask."""
+        """Whether a stream is or was a partition of this super stream. Thread-safe; may query the database."""
         if stream not in self._streams:
             self._streams = self.store.partitions()
         return stream in self._streams
 
-    # --- what is read -----------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------------------------
 
     def _receive(self, event: Event) -> None:
-        """Give an event to its partition. The follower delivers an event again if this fails."""
+        """Pass an event to its partition. The follower repeats an event if this fails."""
         if event.stream is not None:
             self.batches.refused = None
         elif isinstance(event, Failed) and isinstance(event.error, AccessRefused | ConfigurationError):
-            # Raised for callers that wait for messages, too.
+            # Callers that wait for messages raise it, too.
             self.batches.refused = event.error
             self.batches.hand_out()
         partition = self._partitions.get(event.stream or "")
@@ -269,7 +269,7 @@ class Member:
 
 
 def _end(reader: StreamReader, stream: str) -> int:
-    """The offset of the next message; 0 where the partition was retired and its stream is gone."""
+    """The offset of the next message; 0 if the partition was retired and its stream deleted."""
     try:
         return reader.bounds(stream).end
     except StreamNotFound:

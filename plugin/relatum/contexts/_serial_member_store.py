@@ -1,4 +1,4 @@
-"""A serial consumer's name in PostgreSQL, with a position to begin at in each partition, and its members."""
+"""A serial consumer in PostgreSQL: its name, its first positions, and its members."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -13,10 +13,10 @@ from relatum.store.settling import Tokens, forget_settlements
 from relatum.waiting import Deadline
 
 POOL: Final = 4
-"""Connections kept. More are opened where it takes them: each transaction an application joins holds one."""
+"""Connections to keep. More are opened on demand: each transaction of an application holds one."""
 
 DRAINED: Final = 2**63 - 1
-"""The position in a stream that was deleted: behind everything."""
+"""The position in a deleted stream: after everything."""
 
 PARTITIONS: Final = Sharing(
     "serial_members",
@@ -26,7 +26,7 @@ PARTITIONS: Final = Sharing(
     "holder",
     of_rows="consumer_id",
     are=f"position < {DRAINED}",
-    # Pending writes of the previous holder are fenced off.
+    # This fences off pending writes of the previous holder.
     taken="version = version + 1",
 )
 """Partitions, shared by the members of one consumer name."""
@@ -56,7 +56,7 @@ LOCK_CONSUMER: Final = sql("""
 _MOVES: Final = sql("""
     SELECT source_id, target_id, fence_offset, coalesce(marker_offset, target_scan_from)
     FROM relatum.context_moves WHERE super_stream_id = :super_stream_id::integer""")
-"""The fields of `MovedBefore`, in their order."""
+"""The fields of `MovedBefore`, in order."""
 
 _HAS_POSITIONS: Final = sql("""
     SELECT 1 FROM relatum.serial_positions WHERE consumer_id = :consumer_id::integer LIMIT 1""")
@@ -78,7 +78,7 @@ ADD_NEW_PARTITIONS: Final = sql("""
 
 
 class MemberStore:
-    """The rows of one consumer name, and of one of its members. Blocking, thread-safe."""
+    """The rows of one consumer name and one of its members. Blocking, thread-safe."""
 
     def __init__(
         self,
@@ -94,42 +94,42 @@ class MemberStore:
         self.vhost = vhost
         self.tokens = Tokens()
         self.ending = Deadline(None)
-        """Brought forward as the member ends, which must not wait for a database that does not answer."""
-        # It is begun anew after a start that failed, and says that it leaves as it is closed.
+        """Set when the member ends, which must not wait for an unavailable database."""
+        # Replaced after a failed start; the member leaves when it is closed.
         self.database = Database(
             database, refusing=None, ending=self.ending, pool_size=POOL, is_bounded=False, idle_s=lease_s
         )
-        # A connection that nobody else uses up: transactions that applications join may hold all others for long.
+        # A reserved connection: applications' transactions may hold all others for long.
         self._of_lease = Database(self.database.address, refusing=None, ending=self.ending, pool_size=1, idle_s=lease_s)
         self._member = Member(PARTITIONS, 0, lease_s=lease_s)
 
     @property
     def renewal_s(self) -> float:
-        """Seconds between two times the lease is renewed."""
+        """Seconds between two renewals of the lease."""
         return self._member.renewal_s
 
     @property
     def consumer_id(self) -> int:
-        """The id of the consumer's name."""
+        """The consumer's id."""
         return int(self._member.within)
 
     @property
     def me(self) -> dict[str, Any]:
-        """The parameters that name the consumer and this member."""
+        """Statement parameters: the consumer and this member."""
         return {"consumer_id": self.consumer_id, "holder": self._member.holder}
 
     def _mine(self, partition_id: int) -> dict[str, Any]:
         return {**self.me, "partition_id": partition_id}
 
     def dispose(self) -> None:
-        """Give connections back; the store is not used any more."""
+        """Close the connections."""
         self.database.close()
         self._of_lease.close()
 
-    # --- the consumer's name ----------------------------------------------------------------------------------------
+    # --- the consumer -----------------------------------------------------------------------------------------------
 
     def find_header(self) -> str | None:
-        """The header that names the super stream's contexts; None where nobody has said so yet."""
+        """Read the header that names the super stream's contexts, or None."""
         row = self._super_stream()
         return None if row is None else str(row.header)
 
@@ -138,7 +138,7 @@ class MemberStore:
         return next(iter(self.database.rows(FIND_SUPER_STREAM, named)), None)
 
     def ensure(self, beginnings: Callable[[Sequence[str]], Mapping[str, int]]) -> None:
-        """Make the rows of this consumer name, where they are not there; `beginnings` says where a new name begins."""
+        """Create missing rows of this consumer; `beginnings` returns the first positions of a new one."""
         super_stream_id = self._super_stream().super_stream_id
         named = {"super_stream_id": super_stream_id, "name": self.name}
         with self.database.transaction() as connection:
@@ -146,7 +146,7 @@ class MemberStore:
             of_consumer = {"consumer_id": int(connection.execute(_FIND_CONSUMER, named).scalar_one())}
             is_new = connection.execute(_HAS_POSITIONS, of_consumer).first() is None
             partitions = {row.stream: row.partition_id for row in partitions_in(connection, super_stream_id)}
-        # Before the moves are read: the marker of a move that is not seen below is behind all of these.
+        # Before the moves are read: markers of later moves are then after all these positions.
         ends = beginnings(list(partitions)) if is_new else {}
         with self.database.transaction() as connection:
             connection.execute(LOCK_CONSUMER, of_consumer)
@@ -163,19 +163,19 @@ class MemberStore:
         self._member.within = of_consumer["consumer_id"]
 
     def partitions(self) -> frozenset[str]:
-        """The streams of all partitions the super stream has, or had."""
+        """Read the streams of all partitions, past ones included."""
         return frozenset(row.stream for row in self.database.rows(_STREAMS, self.me))
 
-    # --- this member ------------------------------------------------------------------------------------------------
+    # --- the member -------------------------------------------------------------------------------------------------
 
     def share(self, reach: Reach, *, is_busy: bool) -> tuple[Share, dict[int, str]]:
-        """Renew the lease, and take what this member should have and nobody has; gives that, with the streams.
+        """Renew the lease, take free partitions up to this member's share, and return the partitions with streams.
 
-        Where the lease has run out, this is a new member: what is under way of the one before is not taken for its own.
-        Cut off from the broker, it takes nothing, and others may take what it has, unless its application has a batch
-        in hand (`is_busy`).
+        If the lease had expired, this becomes a new member, and pending writes of the old one are refused. A member
+        that is cut off from the broker takes nothing, and others may take its partitions, unless its application has a
+        batch in use (`is_busy`).
         """
-        # A member that cannot commit any more keeps no lease.
+        # A member that can no longer commit keeps no lease.
         self.database.check_open()
         with self._of_lease.transaction() as connection:
             connection.execute(ADD_NEW_PARTITIONS, self.me)
@@ -188,11 +188,11 @@ class MemberStore:
         return share, {partition_id: streams[partition_id] for partition_id in sorted(share.held)}
 
     def release(self, partition_id: int) -> None:
-        """Let another member have a partition."""
+        """Release a partition to other members."""
         with self._of_lease.transaction() as connection:
             self._member.release(connection, [partition_id])
 
     def leave(self) -> None:
-        """Let others have all that this member has, at once."""
+        """Release all partitions to other members at once."""
         with self._of_lease.transaction() as connection:
             self._member.leave(connection)

@@ -1,7 +1,7 @@
 """One partition of a member: a task opens it at its stored position, reads it, and judges its messages.
 
-One partition holds up no other: one that cannot go on, because its batches are out, an adopted message cannot be read
-yet, or PostgreSQL is away, keeps its events and tries again.
+Partitions do not block each other: one that cannot continue, because its batch is in use, an adopted message cannot be
+read yet, or PostgreSQL is unavailable, keeps its events and retries.
 """
 
 import asyncio
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger("relatum.serial")
 
 REPEATED_S: Final = 120.0
-"""Seconds before the message read last from which a stream that lost its end is delivered again."""
+"""After a stream lost its end, messages are delivered again from so many seconds before the last one read."""
 
 IDLE_S: Final = 10.0
-"""Seconds in which a stream that has messages must give one."""
+"""Seconds in which a stream with messages must deliver one."""
 
 
 def reading_of(stream: str) -> str:
-    """What reading a partition is called in the log."""
+    """The name of reading a partition in the log."""
     return f"reading of partition {stream!r}"
 
 
 class Partition:
-    """A partition. All but `following`, which the application's threads commit by, is for the loop."""
+    """A partition. Only the loop uses it, except `following`, with which the application's threads commit."""
 
     def __init__(self, member: "Member", partition_id: int, stream: str) -> None:
         self.partition_id = partition_id
         self.stream = stream
         self.following: Following | None = None
-        """Its messages, and how far they are handed out; None before it is opened."""
+        """Its messages and progress; None before it is opened."""
         self.number = self.served = 0
-        """The number its stream is followed by, 0 where nothing that comes now is wanted; and its last turn."""
+        """The number of its subscription, 0 to ignore events; and its last turn."""
         self.looks_at = 0.0
-        """When it is looked at next for what is due then."""
+        """When the next check is due."""
         self._member = member
         self._store = member.store
         self._events: deque[Event] = deque()
@@ -58,16 +58,16 @@ class Partition:
         self._task = member.loop.spawn(self._run())
 
     def receive(self, event: Event) -> None:
-        """Take an event of its stream."""
+        """Add an event of its stream."""
         self._events.append(event)
         self._changed.set()
 
     def wake(self) -> None:
-        """Go on: there is room for more, or the partition is to be reopened."""
+        """Wake the task: there is room for more, or the partition must be reopened."""
         self._changed.set()
 
     def stop(self) -> None:
-        """End the task, and hand out nothing more."""
+        """End the task, and stop handing out batches."""
         self._task.cancel()
         self._forget()
         self._member.follower.leave(self.stream)
@@ -78,9 +78,9 @@ class Partition:
             self._changed.clear()
             try:
                 await self._go_on()
-            except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
+            except Exception as error:  # noqa: BLE001 - any failure is retried
                 if not isinstance(error, RelatumError):
-                    # Something may have been done by half.
+                    # The failure may have come in the middle of a change.
                     self._forget()
                 self._member.outages.failed(reading_of(self.stream), error)
                 await asyncio.sleep(next(self._pauses))
@@ -100,7 +100,7 @@ class Partition:
             self._pauses = backoff()
 
     async def _look_up(self) -> None:
-        """Find where the partition was left, and have it followed from there."""
+        """Read the stored position, and follow the stream from there."""
         opened = await self._member.loop.ask(self._store.open, self.partition_id)
         if opened is None:
             self._member.leave(self)
@@ -109,7 +109,7 @@ class Partition:
         self.number = self._member.follower.follow(self.stream, opened.read_from, known=opened.known_by)
 
     def _forget(self) -> None:
-        """Forget what is not stored: the partition is opened anew."""
+        """Drop the unstored state, and open the partition again."""
         if self.following is not None:
             self.following.is_over = True
         self.following = self._opened = None
@@ -118,7 +118,7 @@ class Partition:
         self._events.clear()
 
     async def _handle(self, event: Event) -> bool:
-        """Handle an event; False if it has to wait."""
+        """Handle an event; False if it must wait."""
         if isinstance(event, Records):
             return await self._put(event)
         if isinstance(event, Attached):
@@ -132,13 +132,13 @@ class Partition:
         return True
 
     async def _drain(self) -> None:
-        """End with a partition whose stream is gone, and was left by all contexts."""
+        """End a retired partition whose stream was deleted."""
         if await self._member.loop.ask(self._store.drain, self.partition_id):
             logger.info("partition %r drained: its stream is gone", self.stream, extra={"stream": self.stream})
             self._member.leave(self)
 
     def _open(self) -> None:
-        """The stream is the one that is known: hand out what is read of it. After a break it is open already."""
+        """Start handing out: the stream is the expected one. After a lost connection it is open already."""
         opened = self._opened
         assert opened is not None, "it is followed from there"
         header = self._member.batches.header
@@ -159,7 +159,7 @@ class Partition:
             return False
         piece = Piece.plain(event.batch)
         if piece is None:
-            # Adopted messages are read, and names looked up.
+            # In a thread: adopted messages are read, and names looked up.
             piece = await self._member.ask_broker(Piece.of, event.batch, self._read_adopted, self._is_partition)
         following.put(piece, time.monotonic())
         self._member.batches.look(following)
@@ -167,15 +167,15 @@ class Partition:
         return True
 
     async def _pass_hole(self, hole: Hole) -> None:
-        """Retention has dropped what was to be read; what is stored of it still counts."""
+        """Skip messages that retention dropped; their fences and markers in the database still matter."""
         opened, following = self._opened, self.following
         assert opened is not None, "it is followed from there"
         assert following is not None, "it was attached"
         if following.has_read:
-            # Opened anew behind what is stored, it is met by the same hole.
+            # A partition that is reopened at its stored position meets the same hole.
             self._forget()
             return
-        # What fences and markers said that are dropped counts for what is behind them.
+        # Dropped fences and markers matter for the messages after them.
         first, of_partition = hole.to_offset, (self._store.database, self.partition_id)
         controls = await self._member.loop.ask(lost_controls, *of_partition, hole.from_offset, first)
         now = time.monotonic()
@@ -189,17 +189,17 @@ class Partition:
             logger.warning("retention dropped offsets %d to %d of %r before they were consumed", *lost, extra=extra)
 
     async def _find_again(self) -> None:
-        """The stream is not what was read of it: go on where it agrees with what is stored."""
+        """The stream differs from what was read: continue where it agrees with the stored state."""
         if self.following is None:
             assert self._opened is not None, "it is followed from there"
             await self._member.ask_broker(self._go_back, self._opened)
-        # Else what was read and is not stored yet may be all that is not there any more.
+        # Otherwise, perhaps only messages that were read but not stored are missing.
         self._forget()
 
-    # --- asked in threads -------------------------------------------------------------------------------------------
+    # --- called in threads ------------------------------------------------------------------------------------------
 
     def _go_back(self, opened: Opened) -> None:
-        """Go on two minutes before the message read last, if the stream has such messages; else from its beginning."""
+        """Resume two minutes before the last message read, if the stream has such messages; else at its beginning."""
         assert opened.known_by is not None, "only a stream that is known can be another one"
         reader = self._member.follower.reader()
         bounds = ends_of_known(reader, self.stream)
@@ -215,11 +215,11 @@ class Partition:
         self._store.restart(self.partition_id, at, markers_from=at, fences_from=bounds.end)
 
     def _first_of_last_minutes(self, reader: StreamReader, last_ms: int) -> int | None:
-        """The first offset written in the two minutes before a moment; None where the stream has none of them.
+        """Find the first offset written in the two minutes before a moment; None if there is none.
 
-        What was written after the end was lost comes later in the stream, and its time is later, too, or by less than
-        these minutes earlier (clocks of nodes differ): so none of it is before that offset. Should all of these
-        minutes be lost, it is none, and nothing is skipped.
+        Messages written after the loss come later in the stream. Their times are later too, or earlier by less than two
+        minutes (nodes' clocks differ), so none of them is before that offset. If all of these minutes were lost, the
+        result is None, and nothing is skipped.
         """
         since = datetime.fromtimestamp(max(0.0, last_ms / 1_000 - REPEATED_S), UTC)
         found = reader.batches(self.stream, since, follow=False, idle_s=IDLE_S)
@@ -237,10 +237,10 @@ class Partition:
         return False
 
     def _read_adopted(self, adoption: Adoption) -> Message | None:
-        """The message an adoption names; None where retention has dropped it, or its partition is gone.
+        """Read the message that an adoption names; None if retention dropped it, or its partition was deleted.
 
-        It was confirmed before it was adopted. So where it is not to be seen, a replica is behind, and is waited for;
-        it is given up only where its stream's leader says that there is none: the stream was declared again since.
+        It was confirmed before it was adopted. If it is not visible, the replica lags, and the read is retried; only
+        the word of the stream's leader ends that: the stream was declared again.
         """
         try:
             return self._member.follower.reader().read(adoption.stream, adoption.offset)

@@ -1,9 +1,9 @@
 """A serial consumer's positions and holds in PostgreSQL. Blocking, thread-safe.
 
-Exactly once rests on one statement: a position moves only where its row still names this member and the version that
-this member wrote last. What an application writes in the same transaction is committed with it, or not at all. Whether
-it was committed, where nobody answered, is known by the token that each try writes, and by nothing else: the row may
-have been changed since, by this very member, too. A member whose lease has run out joins anew, under another name.
+Exactly-once rests on one statement: a position moves only if its row still names this member and the version that it
+wrote last. An application's writes in the same transaction are committed with it, or not at all. If a commit gets no
+answer, only the token that each attempt writes tells its outcome: the row may have changed since, even by this member.
+A member whose lease has expired joins again under another name.
 """
 
 import threading
@@ -25,7 +25,7 @@ from relatum.store.settling import marked
 _MINE: Final = """consumer_id = :consumer_id::integer AND partition_id = :partition_id::integer
         AND holder = :holder::text"""
 
-# Pending writes of this member are fenced off.
+# This fences off pending writes of this member.
 BEGIN: Final = sql(f"""
     UPDATE relatum.serial_positions SET version = version + 1
     WHERE {_MINE}
@@ -37,14 +37,14 @@ SCANS: Final = sql("""
     UNION ALL
     SELECT target_scan_from FROM relatum.context_moves
     WHERE target_id = :partition_id::integer AND marker_offset IS NULL""")
-"""Where to search for fences and markers that are not found yet."""
+"""The offsets at which to search for fences and markers that are not found yet."""
 
 _RESTART: Final = sql(f"""
     UPDATE relatum.serial_positions
     SET position = :position::bigint, version = version + 1, last_offset = NULL, last_fingerprint = NULL,
         last_chunk_ms = NULL
     WHERE {_MINE}""")
-"""For a stream that was declared again, or lost its end."""
+"""For a stream that was declared again or lost its end."""
 
 _DRAIN: Final = sql(f"""
     UPDATE relatum.serial_positions SET position = {DRAINED}, version = version + 1
@@ -60,7 +60,7 @@ ADVANCE: Final = marked(f"""
                                     ELSE :last_fingerprint::bigint END,
             last_chunk_ms = CASE WHEN :last_offset::bigint IS NULL THEN last_chunk_ms ELSE :last_chunk_ms::bigint END
         WHERE {_MINE} AND version = :version::bigint""")
-"""Moves a position; what was read last stays as it is where nothing was read."""
+"""Moves a position; the last message read is kept if nothing was read."""
 
 _IN_PARTITION: Final = "consumer_id = :consumer_id::integer AND partition_id = :partition_id::integer"
 _FROM_PARTITION: Final = "consumer_id = :consumer_id::integer AND source_id = :partition_id::integer"
@@ -100,7 +100,7 @@ _IS_COMPLETE: Final = """at_source.position > h.fence_offset AND NOT EXISTS (
             JOIN relatum.moved_contexts waiting ON waiting.name = waiting_before.name
             WHERE before.consumer_id = h.consumer_id AND before.partition_id = h.source_id
                 AND before.marker_offset < h.fence_offset AND waiting.move_id = h.move_id)"""
-"""Whether a hold has nothing to wait for any more: neither behind its fence, nor in holds of its source before that."""
+"""Whether a hold has ended: its source is consumed to the fence, and has no open holds before it."""
 
 _AT_SOURCE: Final = """relatum.serial_positions at_source
         ON at_source.consumer_id = h.consumer_id AND at_source.partition_id = h.source_id"""
@@ -122,7 +122,7 @@ HOLDS_SHOWN: Final = sql(f"""
 
 
 def lost(stream: str, name: str) -> PartitionLost:
-    """The error of a member that has a partition no more."""
+    """The error for a member that has lost a partition."""
     return PartitionLost(
         f"another member of {name!r} has {stream!r} now, or it was opened anew; nothing was written, and what was not "
         "acknowledged is delivered again",
@@ -136,7 +136,7 @@ class ConsumerStore(MemberStore):
     # --- opening a partition ----------------------------------------------------------------------------------------
 
     def open(self, partition_id: int) -> Opened | None:
-        """What is stored of a partition; None where it is not this member's."""
+        """Read the stored state of a partition; None if another member holds it."""
         mine = self._mine(partition_id)
         with self.database.transaction() as connection:
             row = connection.execute(BEGIN, mine).one_or_none()
@@ -155,10 +155,10 @@ class ConsumerStore(MemberStore):
         return Opened(row.position, row.version, known_by, cursors, since, floors, read_from)
 
     def restart(self, partition_id: int, position: int, *, markers_from: int, fences_from: int) -> None:
-        """Go on from an earlier offset, or in a stream that was declared again.
+        """Set the position back, or to the beginning of a stream that was declared again.
 
-        Holds that begin at or above `markers_from` are dropped: their markers are gone, or are read again. No hold in
-        another partition waits any more for a fence at or above `fences_from`, which is not there now.
+        Holds whose markers are at or after `markers_from` are dropped: these markers are gone, or read again. Holds in
+        other partitions stop waiting for fences at or after `fences_from`, which no longer exist.
         """
         at = {**self._mine(partition_id), "position": position}
         with self.database.transaction() as connection:
@@ -168,7 +168,7 @@ class ConsumerStore(MemberStore):
                 connection.execute(_FREE_HOLDS, {**at, "fences_from": fences_from})
 
     def drain(self, partition_id: int) -> bool:
-        """Note that a partition's stream is gone, if it was retired: there is nothing left to wait for in it."""
+        """Store that a retired partition's stream was deleted: no hold has to wait for it."""
         mine = self._mine(partition_id)
         with self.database.transaction() as connection:
             if not connection.execute(_DRAIN, mine).rowcount:
@@ -179,7 +179,7 @@ class ConsumerStore(MemberStore):
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def commit(self, following: Following, step: Step, token: UUID) -> bool:
-        """Store a step in a transaction of its own; False where the partition is another member's now."""
+        """Store a step in its own transaction; False if another member holds the partition."""
         if not (step.begun or step.ended or step.holds):
             # One statement, one round trip.
             return bool(self.database.rows(ADVANCE, self._moved(following, step, token), once=True))
@@ -187,14 +187,14 @@ class ConsumerStore(MemberStore):
             return self._write(connection, following, step, token)
 
     def _write(self, connection: sa.Connection, following: Following, step: Step, token: UUID) -> bool:
-        """Store a step in a transaction; False, and nothing is written, where the partition is another member's."""
+        """Store a step in a transaction; False, without writing, if another member holds the partition."""
         if connection.execute(ADVANCE, self._moved(following, step, token)).first() is None:
             return False
         _write_holds(connection, self._mine(following.partition_id), step)
         return True
 
     def _moved(self, following: Following, step: Step, token: UUID) -> dict[str, Any]:
-        """The parameters of `ADVANCE`, which gives a row where it has moved a position."""
+        """The parameters of `ADVANCE`, which returns a row if it moved the position."""
         last = None if step.last is None else position_of(step.last)
         return {
             **self._mine(following.partition_id),
@@ -207,12 +207,12 @@ class ConsumerStore(MemberStore):
         }
 
     def came_through(self, token: UUID) -> bool:
-        """Whether a try that nobody answered was committed; asked once."""
+        """Whether a commit without an answer took effect. Call it once."""
         return self.tokens.came_through(self.database.engine, token)
 
     @contextmanager
     def joined(self, following: Following, step: Step, *, stop: threading.Event) -> Iterator[sa.Connection]:
-        """A transaction that an application writes in, and that stores the step at its end; see `Tokens`."""
+        """Open a transaction for an application's writes, which stores the step when it commits; see `Tokens`."""
 
         def store(connection: sa.Connection, token: UUID) -> None:
             if not self._write(connection, following, step, token):
@@ -225,13 +225,13 @@ class ConsumerStore(MemberStore):
     # --- holds --------------------------------------------------------------------------------------------------------
 
     def complete(self, partition_ids: Collection[int]) -> list[tuple[int, int]]:
-        """The holds in these partitions that have nothing to wait for any more: partition and move of each."""
+        """Read the holds in these partitions that have ended: partition and move of each."""
         wanted = {**self.me, "partition_ids": list(partition_ids)}
         return [(row.partition_id, row.move_id) for row in self.database.rows(COMPLETE_HOLDS, wanted)]
 
 
 def _write_holds(connection: sa.Connection, mine: Mapping[str, Any], step: Step) -> None:
-    """Write which holds a step begins, moves and ends."""
+    """Write the holds that a step begins, advances and ends."""
     begun = {hold.move_id for hold in step.begun}
     for hold in step.begun:
         new = {

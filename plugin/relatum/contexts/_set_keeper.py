@@ -1,4 +1,4 @@
-"""A router's thread for affinity sets: it stores which are in use, and closes those that have ended.
+"""A router's thread for affinity sets: it stores their use, and closes those that have ended.
 
 Publishers never wait for it.
 """
@@ -20,17 +20,17 @@ from relatum.waiting import Outages, backoff
 logger = logging.getLogger("relatum.affinity")
 
 BATCH_S: Final = 0.1
-"""Seconds after a set's end in which further ends are gathered into the same transaction."""
+"""Seconds for which ended sets are gathered into one transaction."""
 
 CHECK_S: Final = 0.5
-"""Seconds between two looks for messages that are not checked yet: those a router sent last before it paused."""
+"""Seconds between two checks for unchecked messages: the last ones before a router paused."""
 
 CLOSE_S: Final = 5.0
-"""Seconds a router that is closed waits for PostgreSQL."""
+"""Seconds that closing a router waits for PostgreSQL."""
 
 
 class SetKeeper:
-    """The sets of one router. Threads may share it. `settle` is called in the keeper's thread."""
+    """The sets of one router. Thread-safe. `settle` is called in the keeper's thread."""
 
     def __init__(self, core: RouterCore, settle: Callable[[str], None]) -> None:
         self._core = core
@@ -44,7 +44,7 @@ class SetKeeper:
         self._thread: threading.Thread | None = None
 
     def used(self, name: str, epoch: int, *, is_last: bool) -> None:
-        """Note that the broker has a message of a set, which is in use, or is closed soon after its last message."""
+        """Note a confirmed message of a set: the set is in use, or ends with this message."""
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="relatum affinity sets", daemon=True)
@@ -58,13 +58,13 @@ class SetKeeper:
                 self._changed.notify_all()
 
     def is_ending(self, name: str) -> bool:
-        """Whether a set has ended here, and is not closed yet."""
+        """Whether this router ended a set that is not closed yet."""
         return name in self._ending
 
     def end_now(self, name: str) -> None:
-        """Close a set that has ended here, so that the next message of its name begins another. It may block.
+        """Close a set that this router ended, so that the next message with its name opens a new set. May block.
 
-        All that was sent of it must be settled.
+        All its messages must be settled.
         """
         epoch = self._ending.get(name)
         if epoch is None:
@@ -90,7 +90,7 @@ class SetKeeper:
                 del self._ending[name]
 
     def close(self) -> None:
-        """Close the sets that have ended, and end the thread; waits some seconds for PostgreSQL."""
+        """Close the sets that have ended, and end the thread; wait some seconds for PostgreSQL."""
         with self._changed:
             self._closing.set()
             self._changed.notify_all()
@@ -117,9 +117,9 @@ class SetKeeper:
             self._closing.wait(BATCH_S)
             try:
                 is_done = self._keep(is_last=is_last)
-            except Exception as error:  # noqa: BLE001 it is logged, and the thread goes on
+            except Exception as error:  # noqa: BLE001 it is logged, and the thread continues
                 if self._stop.is_set():
-                    return  # Nobody waits for it any more, and the connections are closed.
+                    return  # the connections are closed
                 is_done = False
                 outages.failed(who, error)
             else:
@@ -132,7 +132,7 @@ class SetKeeper:
                 self._stop.wait(next(pauses))
 
     def _keep(self, *, is_last: bool) -> bool:
-        """Do what is due; gives whether all of it is done."""
+        """Do what is due; return whether all of it is done."""
         with self._changed:
             ending = dict(self._ending)
         self._check()
@@ -143,19 +143,19 @@ class SetKeeper:
         return is_done
 
     def _check(self) -> None:
-        """Have what was sent before this count: a set that has ended is not looked at any more."""
+        """Make earlier messages valid: a set that has ended is not checked again."""
         unchecked = self._core.publications.unchecked
         if not len(unchecked):
             return
         mark = unchecked.mark()
         self._core.publications.look()
         for name in unchecked.names():
-            # Few: their placement changed since, by a move, or because somebody else has closed the set.
+            # A few: their placement changed by a move, or another process closed the set.
             if unchecked.of(name, mark):
                 self._settle(name)
 
     def _end(self, ending: dict[str, int]) -> bool:
-        """Close what ended; gives whether all of it is closed."""
+        """Close the ended sets; return whether all are closed."""
         if not ending:
             return True
         moving = self._core.store.release(ending.items())
@@ -165,16 +165,16 @@ class SetKeeper:
         return not moving
 
     def _use(self) -> None:
-        """Store which sets are in use, and close those that are not."""
+        """Store the use of sets, and close idle ones."""
         with self._changed:
             used, self._used = self._used, set()
         try:
             if used:
                 self._core.store.touch(used)
-            # It is the super stream's, and may have been changed since.
+            # The stored value may have changed.
             idle_s = self._core.store.idle_s()
             if idle_s is not None:
-                # What is stored since before may be shorter; and what others used just now is not written down yet.
+                # A stored `idle_s` may be shorter than the minimum, and other routers may store their latest use later.
                 close_idle(self._core.store, max(idle_s, IDLE_S_MIN) + USED_EVERY_S)
         except RelatumError:
             with self._changed:
@@ -183,10 +183,7 @@ class SetKeeper:
 
 
 def close_idle(store: PlacementStore, idle_s: float) -> int:
-    """Close the sets that nobody used for so many seconds; gives their number.
-
-    Those that move are left for the next time.
-    """
+    """Close the sets without use for so many seconds, and return their number. Moving sets stay open."""
     closed = 0
     while idle := store.idle(idle_s):
         waiting = store.release([(each.name, each.epoch) for each in idle])

@@ -1,4 +1,4 @@
-"""The rows of a super stream with placements: made if they are missing, and checked if they exist."""
+"""The rows of a super stream with placements: created if missing, else checked."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,10 +14,10 @@ from relatum.store.tables import super_streams
 from relatum.store.translation import translated_errors
 
 USED_EVERY_S: Final = 15.0
-"""Seconds between two times at which a router writes down which sets it used."""
+"""Seconds between two writes of a router about the sets it used."""
 
 IDLE_S_MIN: Final = 4 * USED_EVERY_S
-"""The shortest time without use after which sets are closed: a router that is late by some rounds loses none."""
+"""The minimum of `idle_s`: a router that misses some rounds does not lose its sets."""
 
 FIND_SUPER_STREAM: Final = sql("""
     SELECT super_stream_id, header, idle_s FROM relatum.super_streams
@@ -43,19 +43,19 @@ RAISE_GENERATION: Final = sql("""
     UPDATE relatum.super_streams SET generation = generation + 1
     WHERE super_stream_id = :super_stream_id::integer
     RETURNING generation""")
-"""Locks the super stream's row until the transaction ends; what changes takes the generation it gives."""
+"""Locks the super stream's row until the transaction ends, and returns the generation for the changes."""
 
 _FORGET_CHANGES: Final = sql("""
     UPDATE relatum.super_streams SET generation = generation + 1, floor = generation + 1
     WHERE super_stream_id = :super_stream_id::integer""")
-"""Makes all that is cached count as wrong."""
+"""Invalidates all caches."""
 
 PARTITIONS: Final = sql("""
     SELECT partition_id, stream, binding_key, place, state, weight, open_sets
     FROM relatum.super_stream_partitions
     WHERE super_stream_id = :super_stream_id::integer
     ORDER BY place, partition_id""")
-"""The columns of `PartitionRow`, in its order."""
+"""The columns of `PartitionRow`, in order."""
 
 _ADD_PARTITION: Final = sql("""
     INSERT INTO relatum.super_stream_partitions (super_stream_id, stream, binding_key, place)
@@ -66,7 +66,7 @@ _CHANGE_PARTITION: Final = sql("""
     UPDATE relatum.super_stream_partitions SET binding_key = :binding_key::text, place = :place::integer
     WHERE super_stream_id = :super_stream_id::integer AND stream = :stream::text""")
 
-# Partitions are locked in the order of their ids, as by everybody.
+# Partitions are locked by id, as everywhere.
 SET_WEIGHTS: Final = sql("""
     WITH locked AS (
         SELECT partition_id, weights.weight FROM relatum.super_stream_partitions s
@@ -87,7 +87,7 @@ class Opened(NamedTuple):
 
 
 def placed_super_streams(database: AnyDatabase, *, vhost: str = "/") -> list[str]:
-    """The super streams over which something is placed, serialization contexts or affinity sets, by name.
+    """Return the names of the super streams with serialization contexts or affinity sets, ordered.
 
     Args:
         database: PostgreSQL's URL, or a `Database`.
@@ -109,7 +109,7 @@ def open_super_stream(
     wanted: list[PartitionLike] | None,
     idle_s: float | None = None,
 ) -> Opened:
-    """Make the rows of a super stream, named by virtual host and name; see `PlacementStore.open`."""
+    """Create the rows of a super stream; see `PlacementStore.open`."""
     vhost, name = whose
     named = {"vhost": vhost, "name": name}
     found = connection.execute(FIND_SUPER_STREAM, named).one_or_none()
@@ -133,11 +133,11 @@ def open_super_stream(
 
 
 def _agree_on_idle(connection: sa.Connection, whose: tuple[int, str], idle_s: float, *, stored: float | None) -> None:
-    """Check that sets are closed after this time for all routers; the first to say so sets it."""
+    """Check `idle_s` against the stored value; the first router stores it."""
     super_stream_id, name = whose
     if stored is None:
         connection.execute(_SET_FIRST_IDLE, {"super_stream_id": super_stream_id, "idle_s": float(idle_s)})
-        # Another may have been first, and this one has waited for it.
+        # Another router may have stored it first, while this one waited.
         stored = connection.execute(IDLE_S, {"super_stream_id": super_stream_id}).scalar_one()
     if stored != float(idle_s):
         raise SuperStreamConflict(
@@ -149,7 +149,7 @@ def _agree_on_idle(connection: sa.Connection, whose: tuple[int, str], idle_s: fl
 
 
 def not_found(name: str) -> SuperStreamNotFound:
-    """The error of a super stream of which nothing is stored."""
+    """The error for a super stream without rows."""
     return SuperStreamNotFound(
         f"nothing is placed in super stream {name!r} yet: a router that opens it makes it known",
         super_stream=name,
@@ -157,20 +157,20 @@ def not_found(name: str) -> SuperStreamNotFound:
 
 
 def partitions_in(connection: sa.Connection, super_stream_id: int) -> list[PartitionRow]:
-    """The partitions in the order of their places."""
+    """Read the partitions in order."""
     rows = connection.execute(PARTITIONS, {"super_stream_id": super_stream_id}).all()
     return [partition_of(row) for row in rows]
 
 
 def partition_of(row: Any) -> PartitionRow:
-    """A partition from its row."""
+    """Make a partition from its row."""
     return replace(PartitionRow(*row), state=PartitionState(row.state))
 
 
 def _synced(
     connection: sa.Connection, super_stream_id: int, known: Sequence[PartitionRow], wanted: Sequence[PartitionLike]
 ) -> bool:
-    """Add what is new and change what is bound in another way; gives whether anything was."""
+    """Add new partitions and update changed bindings; return whether anything changed."""
     by_stream = {row.stream: row for row in known}
     has_changed = False
     for partition in wanted:
