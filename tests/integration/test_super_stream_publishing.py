@@ -140,8 +140,9 @@ def test_what_has_no_key_or_is_given_wrongly_is_not_sent(
     for key in (None, 5):
         with pytest.raises(InvalidInput, match="nothing was sent"):
             publish(by_key, key, b"lost")
-    with pytest.raises(ConfigurationError, match="NoneType"):
-        by_key.publish(None, b"lost", routing_key="hello1")
+    for target in (by_key, relatum.SuperStream(orders.name), relatum.SuperStream(orders.name, partitions=3)):
+        with pytest.raises(ConfigurationError, match="NoneType"):
+            target.publish(None, b"lost", routing_key="hello1")
     publish(orders, "", b"hello2", tail("hello2"))
     assert placed() == [[b"hello2"], [], []]
 

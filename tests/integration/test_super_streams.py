@@ -294,12 +294,12 @@ def test_amqp_alone_does(amqp_url: str, name: str) -> None:
             describe_super_stream(alone, name)
 
 
-def test_a_stream_alone_is_no_super_stream(connection: BlockingConnection, stream_name: str, stream_url: str) -> None:
+def test_a_stream_alone_is_no_super_stream(connection: BlockingConnection, stream_name: str) -> None:
     """A stream of that name, and an exchange that leads to no stream, are none; asking costs no channel."""
     channel = connection.channel()
     for asked in (connection, channel):
         with pytest.raises(SuperStreamNotFound):
-            describe_super_stream(Broker(asked, stream_url=stream_url), stream_name)
+            describe_super_stream(asked, stream_name)
         channel.exchange_declare(stream_name, "direct", durable=True)
     assert channel.is_open
     channel.exchange_delete(stream_name)
