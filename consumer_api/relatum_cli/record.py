@@ -81,7 +81,7 @@ def backfill(
     """
     from relatum.reading import StreamReader
     from relatum.recording import backfill as run_backfill
-    from relatum.recording import meant_streams
+    from relatum.recording.verifying import meant_streams
 
     address, url = given.address, given.database_url
     with given.engine() as engine, StreamReader.open(address) as reader:
@@ -264,8 +264,9 @@ def forget(
     `--json` prints one document, the list of streams with the rows of each table, and who needs a stream; it needs
     `--yes` or `--dry-run`.
     """
-    from relatum.recording import check_free, forget_origin
     from relatum.recording import forget as run_forget
+    from relatum.recording import forget_origin
+    from relatum.recording.forgetting import check_free
 
     url, vhost = given.database_url, given.vhost
     if origin:

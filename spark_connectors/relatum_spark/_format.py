@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from relatum.errors import InvalidInput, OffsetNotFound
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamReader
-from relatum.recording import is_same
+from relatum.recording.tails import is_same
 from relatum.store.catalog import current_stream
 from relatum.store.coverage import coverage_of, covered, last_position, missing
 from relatum.store.database import as_engine

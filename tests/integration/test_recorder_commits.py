@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from relatum.errors import DatabaseUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch
-from relatum.recording import Extractor
+from relatum.recording.extractor import Extractor
 from relatum.store.catalog import add_keys, ensure_stream
 from relatum.store.coverage import ADVANCE_ALL, CoverageRow, NewTail, close_tails, coverage_of, open_tail
 from relatum.store.database import make_engine
@@ -102,7 +102,7 @@ def test_two_that_commit_the_same_streams_at_once_write_each_row_once(
     assert sum(len(rows_of(engine, name)) for name in tails) == 3 * len(won)
 
 
-@pytest.mark.parametrize("amid", ["psycopg.Copy.write", "relatum.recording._commit.add_checkpoints"])
+@pytest.mark.parametrize("amid", ["psycopg.Copy.write", "relatum.recording.commit.add_checkpoints"])
 def test_one_that_stands_still_amid_a_commit_holds_up_nobody(
     engine: sa.Engine,
     database_url: str,

@@ -29,8 +29,7 @@ from relatum.errors import (
 )
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import Agreement, BrokerAddress, Message, StreamBounds, StreamReader, agreement, is_of_all
-from relatum.recording._broker import check_broker
-from relatum.recording._compare import (
+from relatum.recording.comparing import (
     MARGIN_MESSAGES,
     Difference,
     Stored,
@@ -41,7 +40,8 @@ from relatum.recording._compare import (
     of_coverage,
     wanted_rows,
 )
-from relatum.recording._ranges import WINDOW_OFFSETS
+from relatum.recording.own_broker import check_broker
+from relatum.recording.ranges import WINDOW_OFFSETS
 from relatum.store.catalog import StreamRow, current_stream, streams_named
 from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of
 from relatum.store.database import AnyDatabase, as_engine, at_one_moment, sql

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from relatum.metrics import Counter, Distribution, Each, Greatest, Histogram, Least, Observed, reported
-from relatum.recording._batch import Batch
+from relatum.recording.batch import Batch
 from relatum.waiting import Outages, Server
 
 LATELY_S: Final = 86_400

@@ -16,11 +16,11 @@ from relatum.checks import seconds_text
 from relatum.errors import CoverageConflict, ReadTimeout, StreamUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch, StreamBounds, StreamReader, ends_of_known
-from relatum.recording._batch import Batch, readable
-from relatum.recording._commit import recording, write_rows
-from relatum.recording._extract import Extractor
-from relatum.recording._ranges import WINDOW_OFFSETS, Segment, lock_ranges, uncover, unrecorded, widened
-from relatum.recording._tails import is_same, note
+from relatum.recording.batch import Batch, readable
+from relatum.recording.commit import recording, write_rows
+from relatum.recording.extractor import Extractor
+from relatum.recording.ranges import WINDOW_OFFSETS, Segment, lock_ranges, uncover, unrecorded, widened
+from relatum.recording.tails import is_same, note
 from relatum.store.catalog import StreamRow, key_definitions, lock_stream
 from relatum.store.coverage import (
     TIME,

@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import Final, TypeAlias
 
 from relatum.reading import Message, Position, RecordBatch, UnreadableRecord, position_of
-from relatum.recording._extract import Extracted, Extractor
-from relatum.recording._time_blocks import TimeBlock, time_blocks
+from relatum.recording.extractor import Extracted, Extractor
+from relatum.recording.time_blocks import TimeBlock, time_blocks
 from relatum.store.rows import copy_text, needs_escape
 
 BATCH_BYTES_MAX: Final = 4 << 20

@@ -22,12 +22,12 @@ from relatum.errors import (
     StreamUnavailable,
 )
 from relatum.reading import StreamBounds
-from relatum.recording._fill import TURN_S, Filler
-from relatum.recording._prune import prune_expired, prune_receipts
-from relatum.recording._ranges import gaps
-from relatum.recording._stream_recording import LOOK_S, OpenTail, Phase, StreamRecording
-from relatum.recording._streams import Streams
-from relatum.recording._tails import late_holes
+from relatum.recording.filler import TURN_S, Filler
+from relatum.recording.pruning import prune_expired, prune_receipts
+from relatum.recording.ranges import gaps
+from relatum.recording.stream_recording import LOOK_S, OpenTail, Phase, StreamRecording
+from relatum.recording.streams import Streams
+from relatum.recording.tails import late_holes
 from relatum.store.catalog import StreamRow, key_definitions
 from relatum.store.coverage import CoverageRow, Range, coverage_by_stream
 from relatum.store.parts import (

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from relatum import otel
 from relatum.otel import LINKS_MAX, Description, Part, Span
 from relatum.reading import Message, RecordBatch
-from relatum.recording._batch import Batch
+from relatum.recording.batch import Batch
 from relatum.store.coverage import CoverageRow, TailMove, advance_all
 from relatum.store.parts import copy_rows
 from relatum.store.rows import copy_lines, copy_number, copy_text, count_skips

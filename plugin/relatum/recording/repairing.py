@@ -13,12 +13,12 @@ from relatum.checks import checked_name, shown
 from relatum.errors import ConfigurationError, Conflict, InvalidInput, StreamUnavailable
 from relatum.limits import INTEGER_MAX
 from relatum.reading import BrokerAddress, StreamReader, ends_of_known
-from relatum.recording._compare import Difference, Stored, StreamVerified, compare_coverage, has_right_tail
-from relatum.recording._fill import Filler
-from relatum.recording._prune import delete_all
-from relatum.recording._ranges import lock_ranges, position_before, uncover
-from relatum.recording._tails import set_tail
-from relatum.recording._verify import (
+from relatum.recording.comparing import Difference, Stored, StreamVerified, compare_coverage, has_right_tail
+from relatum.recording.filler import Filler
+from relatum.recording.pruning import delete_all
+from relatum.recording.ranges import lock_ranges, position_before, uncover
+from relatum.recording.tails import set_tail
+from relatum.recording.verifying import (
     STRAYS,
     VerifyReport,
     compare_window,

@@ -9,11 +9,11 @@ from typing import Final
 from relatum.following import Records
 from relatum.otel import Part, is_on
 from relatum.reading import RecordBatch
-from relatum.recording._batch import BATCH_BYTES_MAX, Batch
-from relatum.recording._commit import CHECKPOINT_OFFSETS, Share, add_links
-from relatum.recording._extract import Extractor
-from relatum.recording._statistics import Progress
-from relatum.recording._tails import Opened
+from relatum.recording.batch import BATCH_BYTES_MAX, Batch
+from relatum.recording.commit import CHECKPOINT_OFFSETS, Share, add_links
+from relatum.recording.extractor import Extractor
+from relatum.recording.statistics import Progress
+from relatum.recording.tails import Opened
 from relatum.store.catalog import StreamRow
 from relatum.waiting import QUESTION_S, backoff
 

@@ -17,8 +17,8 @@ from relatum.errors import CoverageConflict, StreamUnavailable
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Agreement, Position, StreamBounds, StreamReader, agreement, ends_of_known
-from relatum.recording._ranges import lock_ranges, position_before, uncover
-from relatum.recording._statistics import LATELY_S
+from relatum.recording.ranges import lock_ranges, position_before, uncover
+from relatum.recording.statistics import LATELY_S
 from relatum.store.catalog import StreamRow, key_definitions
 from relatum.store.coverage import (
     CoverageRow,

@@ -13,11 +13,11 @@ from relatum.errors import AccessRefused, CoverageConflict, DatabaseUnavailable,
 from relatum.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from relatum.otel import Span
 from relatum.reading import RecordBatch
-from relatum.recording._batch import readable
-from relatum.recording._commit import Share, commit_shares, recording
-from relatum.recording._statistics import RecorderMetrics
-from relatum.recording._stream_recording import OpenTail, StreamRecording
-from relatum.recording._streams import Streams
+from relatum.recording.batch import readable
+from relatum.recording.commit import Share, commit_shares, recording
+from relatum.recording.statistics import RecorderMetrics
+from relatum.recording.stream_recording import OpenTail, StreamRecording
+from relatum.recording.streams import Streams
 from relatum.waiting import Threads, log_failure
 
 logger = logging.getLogger("relatum.recorder")

@@ -20,9 +20,9 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.processes import of_one_process
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.recording._group import STOP_S, RecorderGroup
-from relatum.recording._publishers_keys import PublishersKeys, begin_beside
-from relatum.recording._statistics import RecorderStatistics
+from relatum.recording.publishers_keys import PublishersKeys, begin_beside
+from relatum.recording.recorder_group import STOP_S, RecorderGroup
+from relatum.recording.statistics import RecorderStatistics
 from relatum.store.database import AnyDatabase
 from relatum.waiting import QUESTION_S, Server, backoff, ended
 

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_name, checked_names, meant
 from relatum.errors import StreamInUse, StreamNotFound
-from relatum.recording._overview import row_counts
-from relatum.recording._prune import BATCH_ROWS, DERIVED, finish_forgotten
+from relatum.recording.overview import row_counts
+from relatum.recording.pruning import BATCH_ROWS, DERIVED, finish_forgotten
 from relatum.store.catalog import FORGOTTEN, StreamRow
 from relatum.store.database import AnyDatabase, as_engine, sql
 from relatum.store.members import RECORDERS, holders_of

@@ -14,12 +14,12 @@ from relatum.errors import AccessRefused, NotFound, RelatumError
 from relatum.following import StreamFollower
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.recording._committer import Committer, RecordedListener
-from relatum.recording._membership import Membership
-from relatum.recording._statistics import RecorderMetrics
-from relatum.recording._stream_recording import StreamRecording
-from relatum.recording._streams import Streams
-from relatum.recording._upkeep import Upkeep
+from relatum.recording.committer import Committer, RecordedListener
+from relatum.recording.recorder_membership import Membership
+from relatum.recording.statistics import RecorderMetrics
+from relatum.recording.stream_recording import StreamRecording
+from relatum.recording.streams import Streams
+from relatum.recording.upkeep import Upkeep
 from relatum.store.database import IDLE_S, AnyDatabase, Database
 from relatum.store.members import LEASE_S, RECORDERS, Member
 from relatum.waiting import ComponentLoop, Deadline, Duty, Outages, ended

@@ -19,9 +19,9 @@ from relatum.errors import (
 )
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, BrokerIdentity, StreamBounds, StreamReader, bounds_or_error, is_of_all
-from relatum.recording._broker import check_broker
-from relatum.recording._overview import bytes_of_a_row, row_counts
-from relatum.recording._ranges import gaps
+from relatum.recording.overview import bytes_of_a_row, row_counts
+from relatum.recording.own_broker import check_broker
+from relatum.recording.ranges import gaps
 from relatum.store.catalog import StreamRow, key_definitions, streams_named
 from relatum.store.coverage import TIME, CoverageRow, Range, coverage_by_stream, covered
 from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine, sql

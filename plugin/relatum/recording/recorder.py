@@ -22,8 +22,8 @@ from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
-from relatum.recording._group import RecorderGroup
-from relatum.recording._statistics import RecorderStatistics
+from relatum.recording.recorder_group import RecorderGroup
+from relatum.recording.statistics import RecorderStatistics
 from relatum.store.catalog import add_keys, ensure_stream, key_definitions
 from relatum.store.catalog import set_record_time as switch_record_time
 from relatum.store.database import AnyDatabase, as_engine

@@ -18,10 +18,10 @@ from relatum.checks import checked_name, checked_names
 from relatum.errors import CoverageConflict, KeyNotDefined
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.recording._broker import check_broker
-from relatum.recording._fill import Filler, check_same
-from relatum.recording._ranges import Segment, unrecorded
-from relatum.recording._tails import set_tail
+from relatum.recording.filler import Filler, check_same
+from relatum.recording.own_broker import check_broker
+from relatum.recording.ranges import Segment, unrecorded
+from relatum.recording.tails import set_tail
 from relatum.store.catalog import StreamRow, current_stream, ensure_stream, key_definitions, lock_stream
 from relatum.store.coverage import TIME, CoverageRow, NewTail, coverage_of, open_tail, tail_of
 from relatum.store.database import IDLE_S, AnyDatabase, as_engine

@@ -19,7 +19,7 @@ from relatum.reading import (
     another_broker,
     claimed_identity,
 )
-from relatum.recording._tails import after_loss
+from relatum.recording.tails import after_loss
 from relatum.store.catalog import StreamRow, ensure_streams, streams_named
 from relatum.store.coverage import coverage_by_stream, coverage_of, last_position
 from relatum.store.database import sql

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from relatum.keys import bases_of
 from relatum.limits import TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, TimeSource
-from relatum.recording._time_blocks import width_class
+from relatum.recording.time_blocks import width_class
 from relatum.store.catalog import key_definitions
 from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of, covered, merged, missing, proven
 from relatum.store.database import sql
