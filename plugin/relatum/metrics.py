@@ -174,7 +174,7 @@ class Metric:
     """A metric.
 
     Attributes:
-        name: Its name; of a histogram, what `_bucket`, `_sum` and `_count` are put behind.
+        name: Its name.
         kind: Its type.
         meaning: Its meaning.
         labels: Its labels, in order.
@@ -186,19 +186,6 @@ class Metric:
     meaning: str
     labels: tuple[str, ...]
     merge: Callable[[list[Any]], Any] = field(repr=False, compare=False)
-
-    @property
-    def unit(self) -> str:
-        """Its unit; "" for a plain number."""
-        bare = self.name.removesuffix("_total")
-        return next((unit for unit in ("seconds", "bytes") if bare.endswith(f"_{unit}")), "")
-
-    @property
-    def series(self) -> tuple[str, ...]:
-        """The names that expressions may use."""
-        if self.kind is Kind.HISTOGRAM:
-            return tuple(f"{self.name}_{part}" for part in ("bucket", "sum", "count"))
-        return (self.name,)
 
 
 _Fields = list[tuple[str, "Metric | _Fields"]]
@@ -371,13 +358,6 @@ class _Registry:
 
 _registry: Final = _Registry()
 
-_listening: Final[list[Callable[[], None]]] = []
-
-
-def when_reported(call: Callable[[], None]) -> None:
-    """Call this whenever a component is reported, which may be the first of its kind."""
-    _listening.append(call)
-
 
 def report(source: Reports, *, owner: object | None = None, **labels: str) -> None:
     """Report a component from now on.
@@ -393,8 +373,6 @@ def report(source: Reports, *, owner: object | None = None, **labels: str) -> No
     if owner is not None:
         # Keeps the source until then, so that its counters are read in full.
         weakref.finalize(owner, retire, source).atexit = False
-    for call in _listening:
-        call()
 
 
 def retire(source: Reports) -> None:
