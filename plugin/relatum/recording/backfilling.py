@@ -23,7 +23,7 @@ from relatum.recording.own_broker import check_broker
 from relatum.recording.ranges import Segment, unrecorded
 from relatum.recording.tails import set_tail
 from relatum.store.catalog import StreamRow, current_stream, ensure_stream, key_definitions, lock_stream
-from relatum.store.coverage import TIME, CoverageRow, NewTail, coverage_of, open_tail, tail_of
+from relatum.store.coverage import TIME, CoverageRow, coverage_of, new_tail, open_tail, tail_of
 from relatum.store.database import IDLE_S, AnyDatabase, as_engine
 from relatum.store.members import RECORDERS, holders_of
 from relatum.store.translation import translated_errors
@@ -192,8 +192,8 @@ def _first_tail(
 ) -> CoverageRow:
     """Open the tail of a stream that was never recorded, so that a recorder continues where this back-fill ends."""
     try:
-        new = NewTail(stream.stream_id, 0 if last is None else last + 1, stream.record_time)
-        return open_tail(connection, new, [definition.key_id for definition in definitions])
+        at, key_ids = 0 if last is None else last + 1, [definition.key_id for definition in definitions]
+        return open_tail(connection, new_tail(stream.stream_id, at, key_ids, with_time=stream.record_time))
     except CoverageConflict:
         tail = tail_of(connection, stream.stream_id)
         if tail is None:

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 
 from relatum import otel
 from relatum.otel import LINKS_MAX, Description, Part, Span
-from relatum.reading import Message, RecordBatch
+from relatum.reading import Message, Position, RecordBatch
 from relatum.recording.batch import Batch
-from relatum.store.coverage import CoverageRow, TailMove, advance_all
+from relatum.store.coverage import CoverageRow, advance_all
 from relatum.store.parts import copy_rows
 from relatum.store.rows import copy_lines, copy_number, copy_text, count_skips
 from relatum.store.translation import translated_errors
@@ -93,7 +93,7 @@ def commit_shares(engine: sa.Engine, shares: Sequence[Share]) -> None:
 
 
 def _commit(engine: sa.Engine, shares: Sequence[Share], *, rows_first: bool) -> None:
-    moves = [TailMove(share.row, share.batch.last_offset + 1, share.batch.position()) for share in shares]
+    moves = [(share.row, share.batch.position()) for share in shares]
     with translated_errors(), engine.begin() as connection:
         times = _write(connection, shares) if rows_first else []
         moved, held_up = advance_all(connection, moves)
@@ -108,14 +108,14 @@ def _commit(engine: sa.Engine, shares: Sequence[Share], *, rows_first: bool) -> 
                 skips.update(share.batch.skips)
         count_skips(connection, skips)
         marked = {share.row.coverage_id for share in won if share.checkpoint}
-        add_checkpoints(connection, [move for move in moves if move.row.coverage_id in marked])
+        add_checkpoints(connection, [(row.stream_id, last) for row, last in moves if row.coverage_id in marked])
     for share, high_us in zip(won, times, strict=True):
         share.high_us = high_us
-    for move, share in zip(moves, shares, strict=True):
-        share.is_held_up = move.row.coverage_id in held_up
-        share.is_committed = move.row.coverage_id in moved
+    for (row, last), share in zip(moves, shares, strict=True):
+        share.is_held_up = row.coverage_id in held_up
+        share.is_committed = row.coverage_id in moved
         if share.is_committed:
-            share.row = move.moved
+            share.row = row.up_to(last)
 
 
 def _write(connection: sa.Connection, shares: Sequence[Share]) -> list[int | None]:
@@ -147,8 +147,7 @@ def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | N
     return highest
 
 
-def add_checkpoints(connection: sa.Connection, moves: Sequence[TailMove]) -> None:
-    """Write down the last positions of some tails."""
-    places = [(move.row.stream_id, move.position) for move in moves]
+def add_checkpoints(connection: sa.Connection, places: Sequence[tuple[int, Position]]) -> None:
+    """Write down the last positions of some streams, by stream id."""
     lines = [f"{id_}\t{at.offset}\t{at.fingerprint}\t{copy_number(at.chunk_ms)}\n" for id_, at in places]
     copy_lines(connection, "checkpoints", lines)

@@ -25,10 +25,10 @@ from relatum.store.catalog import StreamRow, key_definitions, lock_stream
 from relatum.store.coverage import (
     TIME,
     CoverageRow,
-    Filled,
+    NewRange,
     Range,
-    add_filled,
     coverage_of,
+    join_range,
     last_position,
     merged,
     missing,
@@ -192,7 +192,7 @@ class Filler:
                 raise CoverageConflict("retention or another recorder changed the part meanwhile", stream=stream.name)
             check_same(self._reader, stream.name, rows, bounds)
             write_rows(connection, [(work.batch, None)])
-            add_filled(connection, stream.stream_id, coverage_of(connection, [stream.stream_id]), work.filled(part[1]))
+            join_range(connection, coverage_of(connection, [stream.stream_id]), work.covered(part[1]))
         self._turn()
         return True
 
@@ -290,7 +290,7 @@ class Filler:
             rows = coverage_of(connection, [work.stream_id])
             known = merged((row.from_offset, row.to_offset) for row in rows)
             for start, end in missing((work.expected, gone), known):
-                add_filled(connection, work.stream_id, rows, Filled(start, end, (), with_time=False, kind="hole"))
+                join_range(connection, rows, NewRange(work.stream_id, start, end, kind="hole"))
                 rows = coverage_of(connection, [work.stream_id])
                 note(connection, work.stream_id, "hole", (start, end), "retention was faster than the back-fill")
         work.skip_to(gone)
@@ -308,7 +308,7 @@ class Filler:
             lock_stream(connection, stream_id)
             rows = coverage_of(connection, [stream_id])
             self._check_free(rows, part)
-            add_filled(connection, stream_id, rows, work.filled(to_offset))
+            join_range(connection, rows, work.covered(to_offset))
             # Last, after the lock: a recorder that holds these counters never waits for us.
             count_skips(connection, batch.skips)
         self._has_covered = True
@@ -351,11 +351,13 @@ class _Work:
         self.batch.add(records)
         self.expected = records.last_offset + 1
 
-    def filled(self, to_offset: int) -> Filled:
-        """The coverage of the offsets up to one."""
+    def covered(self, to_offset: int) -> NewRange:
+        """The range of the offsets that were read, up to one."""
         position = self.batch.position() if self.batch.messages else None
         key_ids = tuple(sorted(self.key_ids - {TIME}))
-        return Filled(self.done_to, to_offset, key_ids, TIME in self.key_ids, position)
+        return NewRange(
+            self.stream_id, self.done_to, to_offset, key_ids, with_time=TIME in self.key_ids, position=position
+        )
 
     def skip_to(self, offset: int) -> None:
         """Continue behind what was committed, or is gone."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -13,7 +13,6 @@ from relatum.reading import Position
 from relatum.store.catalog import check_recorded, key_definitions
 from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine, sql
 from relatum.store.parts import Part, table_parts_of
-from relatum.store.tables import relationships
 from relatum.store.translation import translated_errors
 
 EXACT_BYTES_MAX: Final = 400 << 20
@@ -41,6 +40,15 @@ _ENDS: Final = sql("""
     ORDER BY c.recorded_at DESC, s.name""")
 
 
+_COUNTS: Final = {
+    (column, is_exact): sql(f"""
+        SELECT {column}, count(*) FROM relatum.relationships {"" if is_exact else "TABLESAMPLE SYSTEM (:share::real)"}
+        WHERE part = ANY (:parts::integer[]) GROUP BY 1""")
+    for column in ("stream_id", "key_id")
+    for is_exact in (True, False)
+}
+
+
 def row_counts(connection: sa.Connection) -> Counter[int]:
     """Rows by stream: those of closed parts were counted then, of the others they are counted now, or estimated."""
     rest = [part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
@@ -58,9 +66,7 @@ def counts_by(
     `bytes_max`: Bytes of rows up to which they are counted; where there are more, so many are looked at.
     """
     share = min(100.0, 100.0 * bytes_max / max(1, sum(part.size for part in parts)))
-    table: Any = relationships if share == 100.0 else sa.tablesample(relationships, sa.func.system(share))
-    query = sa.select(table.c[column], sa.func.count()).where(table.c.part.in_([part.part for part in parts]))
-    rows = connection.execute(query.group_by(table.c[column]))
+    rows = connection.execute(_COUNTS[column, share == 100.0], {"parts": [part.part for part in parts], "share": share})
     return Counter({value: round(count * 100.0 / share) for value, count in rows}), share == 100.0
 
 

@@ -22,15 +22,15 @@ from relatum.recording.statistics import LATELY_S
 from relatum.store.catalog import StreamRow, key_definitions
 from relatum.store.coverage import (
     CoverageRow,
-    NewTail,
-    add_hole,
+    NewRange,
+    add_ranges,
     close_tail,
     close_tails,
     coverage_by_stream,
     coverage_of,
     last_position,
+    new_tail,
     open_tail,
-    open_tails,
     tail_of,
 )
 from relatum.store.database import sql
@@ -101,12 +101,13 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
             if (tail.key_ids, tail.with_time, tail.over_amqp) == (key_ids, with_time[stream_id], False)
         }
         closed = close_tails(connection, [tail for stream_id, tail in tails.items() if stream_id not in kept])
+        begins = {stream_id: (tails[stream_id].to_offset, tails[stream_id].position) for stream_id in closed}
+        begins |= {stream_id: (0, None) for stream_id in ids if stream_id not in tails}
         new = [
-            NewTail(stream_id, tails[stream_id].to_offset, with_time[stream_id], tails[stream_id].position)
-            for stream_id in sorted(closed)
+            new_tail(stream_id, at, key_ids, with_time=with_time[stream_id], position=position)
+            for stream_id, (at, position) in begins.items()
         ]
-        new += [NewTail(stream_id, 0, with_time[stream_id]) for stream_id in ids if stream_id not in tails]
-        kept |= {row.stream_id: row for row in open_tails(connection, new, key_ids)}
+        kept |= {row.stream_id: row for row in add_ranges(connection, new)}
         opened = {"stream_ids": sorted(kept)}
         connection.execute(_BEGIN, opened)
         times = {row[0]: row[1] for row in connection.execute(_LATEST_TIMES, opened)}
@@ -128,8 +129,8 @@ def set_tail(
     """
     if tail is not None:
         close_tail(connection, tail)
-    new = NewTail(stream.stream_id, at, stream.record_time, known)
-    open_tail(connection, new, [definition.key_id for definition in key_definitions(connection)])
+    key_ids = [definition.key_id for definition in key_definitions(connection)]
+    open_tail(connection, new_tail(stream.stream_id, at, key_ids, with_time=stream.record_time, position=known))
 
 
 # --- the stream is not what it was ------------------------------------------------------------------------------------
@@ -269,7 +270,7 @@ def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> None:
         if tail.position is None:
             return
         hole = (tail.to_offset, to_offset)
-        add_hole(connection, stream.stream_id, hole)
+        add_ranges(connection, [NewRange(stream.stream_id, *hole, kind="hole")])
         note(connection, stream.stream_id, "hole", hole, "retention was faster than recording")
     extra = {"stream": stream.name, "from": hole[0], "to": hole[1]}
     text = "retention dropped offsets %d to %d of stream %r before they were recorded"

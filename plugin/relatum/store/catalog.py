@@ -21,7 +21,6 @@ from relatum.errors import (
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import KEYS_MAX
 from relatum.store.database import sql
-from relatum.store.tables import keys, streams
 from relatum.store.translation import translated_errors
 
 logger = logging.getLogger("relatum.keys")
@@ -47,8 +46,7 @@ class StreamRow:
     broker_id: UUID | None = None
 
 
-_STREAM_COLUMNS = [streams.c[name] for name in StreamRow.__dataclass_fields__]
-
+STREAM_COLUMNS: Final = ", ".join(StreamRow.__dataclass_fields__)
 
 KEYS_IN_FORCE: Final = sql("""
     SELECT key.key_id, key.name, key.sources, key.type, key.since, named.name AS names, key.masked
@@ -56,6 +54,10 @@ KEYS_IN_FORCE: Final = sql("""
     WHERE key.removed_at IS NULL
     ORDER BY key.key_id""")
 """Selects what `definitions_of` takes. One that was removed stays named; its name goes for the next."""
+
+_ADD_KEYS: Final = sql("""
+    INSERT INTO relatum.keys (name, sources, type, masked)
+    VALUES (:name::text, :sources::text[], :type::text, :masked::boolean)""")
 
 _OF_KEY: Final = "WHERE name = :key::text AND removed_at IS NULL"
 
@@ -85,6 +87,23 @@ _SET_SUPER_STREAMS: Final = sql("""
     FROM unnest(:names::text[], :super_streams::text[]) AS new(name, super_stream)
     WHERE s.vhost = :vhost::text AND s.name = new.name AND s.replaced_at IS NULL
         AND s.super_stream IS DISTINCT FROM new.super_stream AND new.super_stream IS NOT NULL""")
+
+
+_IS_PRESENT: Final = "vhost = :vhost::text AND replaced_at IS NULL"
+_IS_NAMED: Final = "name = ANY (:names::text[])"
+
+_PRESENT, _NAMED, _NAMED_WITH_PARTITIONS = (
+    sql(f"SELECT {STREAM_COLUMNS} FROM relatum.streams WHERE {_IS_PRESENT}{among} ORDER BY name")
+    for among in ("", f" AND {_IS_NAMED}", f" AND ({_IS_NAMED} OR super_stream = ANY (:names::text[]))")
+)
+
+_SET_RECORD_TIME: Final = sql(f"""
+    UPDATE relatum.streams SET record_time = :on::boolean WHERE {_IS_PRESENT} AND name = :name::text""")
+
+_LOCK, _LOCK_KEY_SHARE = (
+    sql(f"SELECT state, name FROM relatum.streams WHERE stream_id = :stream_id::integer FOR {lock}")
+    for lock in ("UPDATE", "NO KEY UPDATE")
+)
 
 
 def definitions_of(rows: Iterable[Sequence[Any]]) -> list[KeyDefinition]:
@@ -144,9 +163,11 @@ def _write_keys(
         raise InvalidKeyDefinition(f"at most {KEYS_MAX} keys can be in force", key=missing[-1].name)
     _check_named(definitions, {key.name: key for key in missing} | in_force)
     told = [key for key in definitions if not _is_said(key, in_force.get(key.name))]
-    rows = [{"name": key.name, "sources": key.sources, "type": str(key.type), "masked": key.masked} for key in missing]
+    rows = [
+        {"name": key.name, "sources": list(key.sources), "type": str(key.type), "masked": key.masked} for key in missing
+    ]
     for statement, parameters in (
-        (sa.insert(keys), rows),
+        (_ADD_KEYS, rows),
         (_SET_NAMES, [{"key": key.name, "names": key.names} for key in told if key.names]),
         (_MASK, [{"key": key.name, "masked": True} for key in told if key.masked]),
     ):
@@ -301,8 +322,7 @@ def lock_stream(connection: sa.Connection, stream_id: int, *, key_share: bool = 
     Raises:
         CoverageConflict: the stream was forgotten meanwhile; nothing more may be written of it.
     """
-    query = sa.select(streams.c.state, streams.c.name).where(streams.c.stream_id == stream_id)
-    found = connection.execute(query.with_for_update(key_share=key_share)).one_or_none()
+    found = connection.execute(_LOCK_KEY_SHARE if key_share else _LOCK, {"stream_id": stream_id}).one_or_none()
     if found is None or found.state == FORGOTTEN:
         name = found.name if found else ""
         raise CoverageConflict("the stream was forgotten meanwhile; nothing was written", stream=name)
@@ -315,12 +335,8 @@ def streams_named(
 
     `partitions`: False leaves out the partitions of super streams that are not named themselves.
     """
-    query = sa.select(*_STREAM_COLUMNS).where(streams.c.vhost == vhost, streams.c.replaced_at.is_(None))
-    if names is not None:
-        wanted = sa.any_(sa.literal(list(names), sa.ARRAY(sa.Text)))
-        is_named = streams.c.name == wanted
-        query = query.where(is_named | (streams.c.super_stream == wanted) if partitions else is_named)
-    return [StreamRow(**row._mapping) for row in connection.execute(query.order_by(streams.c.name))]
+    query = _PRESENT if names is None else _NAMED_WITH_PARTITIONS if partitions else _NAMED
+    return [StreamRow(*row) for row in connection.execute(query, {"vhost": vhost, "names": list(names or ())})]
 
 
 def check_recorded(connection: sa.Connection, vhost: str, names: Collection[str]) -> None:
@@ -349,7 +365,6 @@ def set_record_time(engine: sa.Engine, vhost: str, name: str, *, on: bool) -> No
         StreamNotFound: no such stream is recorded. Whether there is one only the broker knows: see
             `relatum.recording.set_record_time`.
     """
-    current = (streams.c.vhost == vhost) & (streams.c.name == name) & streams.c.replaced_at.is_(None)
     with translated_errors(), engine.begin() as connection:
-        if connection.execute(sa.update(streams).where(current).values(record_time=on)).rowcount == 0:
+        if connection.execute(_SET_RECORD_TIME, {"vhost": vhost, "name": name, "on": on}).rowcount == 0:
             raise StreamNotFound(f"no stream {name!r} is recorded: `relatum record {name}` records it", stream=name)
