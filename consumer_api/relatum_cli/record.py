@@ -164,7 +164,7 @@ def _end_verified(report: "VerifyReport", names: Sequence[str]) -> None:
 
 def _print_verified(report: "VerifyReport") -> None:
     columns: Cells = {
-        "stream": lambda each: each.stream or "rows of no stream",
+        "stream": "stream",
         "messages": "messages",
         "rows": "rows",
         "windows": lambda each: f"{each.windows:,} of {each.windows_total:,}",
@@ -185,13 +185,13 @@ def _print_verified(report: "VerifyReport") -> None:
 def _found_text(stream: "StreamVerified") -> str:
     if stream.difference_count:
         return counted(stream.difference_count, "difference")
-    return "no difference" if stream.is_recorded or not stream.stream else "never recorded"
+    return "no difference" if stream.is_recorded else "never recorded"
 
 
 def _print_differences(stream: "StreamVerified") -> None:
     kinds = Counter(each.kind for each in stream.differences)
     counts = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
-    say(f"{stream.stream or 'rows of no stream'}: {counts}")
+    say(f"{stream.stream}: {counts}")
     columns: Cells = {
         "kind": "kind",
         "table": "table",
