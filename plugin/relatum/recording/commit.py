@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
@@ -63,16 +63,16 @@ CHECKPOINT_OFFSETS: Final = 10_000
 
 @dataclass(slots=True)
 class Share:
-    """One stream's part of a commit."""
+    """One stream's part of a commit, which moves `row` and `high_us` on where it comes through."""
 
     row: CoverageRow
     batch: Batch
     high_us: int | None
+    """The greatest time recorded so far."""
     checkpoint: bool = False
-    is_contended: bool = False
-    """Whether somebody else had its range locked the last time: no rows are sent before it is free."""
-    is_committed: bool = field(default=False, init=False)
-    is_held_up: bool = field(default=False, init=False)
+    is_committed: bool = False
+    is_held_up: bool = False
+    """Whether another session had its range locked the last time: no rows are sent before it is free."""
 
 
 class _Raced(Exception):
@@ -87,7 +87,7 @@ def commit_shares(engine: sa.Engine, shares: Sequence[Share]) -> None:
     ranges first, so that of a stream whose race is lost nothing is written.
     """
     try:
-        _commit(engine, shares, rows_first=not any(share.is_contended for share in shares))
+        _commit(engine, shares, rows_first=not any(share.is_held_up for share in shares))
     except _Raced:
         _commit(engine, shares, rows_first=False)
 
@@ -126,7 +126,7 @@ def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | N
     """Write batches' rows into their tables, in the caller's transaction.
 
     Never blocks on locks of other writers' rows. The counters of what was skipped are the caller's to move: they are
-    single rows, and who moves them first makes all others wait until the transaction ends.
+    single rows, and the first to move them blocks all others until its transaction ends.
     """
     copy_rows(connection, Batch.lines([batch for batch, _ in batches]))
     blocks: list[str] = []
