@@ -43,7 +43,7 @@ class Batch:
         self.skips: dict[tuple[int, int, str], int] = {}
         """How many values were not recorded, by stream, key and reason."""
         self.links: list[object] = []
-        """To the spans that sent its messages, the first of them; none where nobody wants spans."""
+        """Links to the spans that sent its first messages; none without tracing."""
         self.last_offset = -1
         self.last_chunk_ms: int | None = None
         self.oldest_at: float | None = None

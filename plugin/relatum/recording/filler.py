@@ -1,7 +1,7 @@
 """Filling what lies behind the tail: one part of a stream at a time, by as many processes as there are.
 
-Rows are written first, which waits for nobody. Then the stream is locked, for a moment: where still nobody has covered
-the part, its rows and its coverage commit together; else the rows are rolled back and what is left is looked up anew.
+Rows are written first, which waits for no lock. Then the stream is locked for a moment: if no other process has covered
+the part, its rows and its coverage commit together; else the rows are rolled back and what is left is looked up again.
 So nothing is written twice, and a back-fill that is killed leaves no trace of what it did not cover.
 """
 
@@ -38,7 +38,7 @@ from relatum.store.rows import count_skips
 from relatum.store.translation import translated_errors
 
 CONFLICTS_MAX: Final = 20
-"""How often a part is looked up anew because somebody else moved the coverage, before it is given up."""
+"""How often a part is looked up again because another process moved the coverage, before it is given up."""
 
 SILENCE_S: Final = 30.0
 """Seconds without a message after which a read that should give some ends as `ReadTimeout`."""
@@ -301,7 +301,7 @@ class Filler:
             return
         batch, stream_id = work.batch, work.stream_id
         part = Segment(work.done_to, to_offset, work.key_ids)
-        batch.receipts.clear()  # Nobody waits for the receipt of a message that was recorded long ago.
+        batch.receipts.clear()  # These messages are too old for a publisher to wait for their receipts.
         span = recording([(self._stream.name, batch)], "backfill")
         with span, translated_errors(), self._engine.begin() as connection:
             write_rows(connection, [(batch, None)])

@@ -1,4 +1,4 @@
-"""What a look at the whole table and its recorders shows: how much each key holds, who records, and how far."""
+"""An overview of the whole table: how much each key takes, which recorders there are, and how far they are."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -107,7 +107,7 @@ class Recorder:
         of_one_process(self, "a recorder")
 
     def statistics(self) -> RecorderStatistics:
-        """What was recorded, and how far behind each stream is. It asks nobody."""
+        """What was recorded, and how far behind each stream is. Asks no server."""
         return self._group.metrics.statistics()
 
     def run(self, stop: threading.Event) -> None:
@@ -154,7 +154,7 @@ class Recorder:
                     add_keys(self._engine, self._keys)
                 with translated_errors(), self._engine.begin() as connection:
                     key_definitions(connection)
-                    # Whoever may not only finds out with the first row, and is refused there again and again.
+                    # A missing right would only show with the first row, and at each try after it.
                     check_may_record(connection)
             except DatabaseUnavailable as error:
                 outages.failed(_KEYS, error)
@@ -197,7 +197,7 @@ class Recorder:
             self._has_checked = True
 
     def _find(self, reader: StreamReader, name: str) -> None:
-        """Record what a name stands for; names nobody knows are taken for streams to come."""
+        """Record the stream or partitions of a name; unknown names are taken for streams to come."""
         partitions = reader.partitions(name)
         for partition in partitions:
             self._group.add(partition, super_stream=name)
@@ -213,12 +213,12 @@ class Recorder:
 
 
 def shared_name(vhost: str, names: Iterable[str]) -> str:
-    """The name that members share by: the same for all that are told to record the same, and short enough to index."""
-    told = sorted(set(names))
-    name = f"{vhost} {','.join(told)}"
+    """The name that members share by: the same for all recorders of the same streams, and short enough to index."""
+    wanted = sorted(set(names))
+    name = f"{vhost} {','.join(wanted)}"
     if len(name.encode()) <= SHARED_NAME_BYTES_MAX:
         return name
-    return f"{len(told)} streams {hashlib.sha256(name.encode()).hexdigest()}"
+    return f"{len(wanted)} streams {hashlib.sha256(name.encode()).hexdigest()}"
 
 
 def set_record_time(

@@ -68,8 +68,8 @@ class RecorderGroup:
         self._ending = Deadline(None)
         has_own = connections_max >= RESERVED_FROM and not isinstance(database, Database)
         most = connections_max - has_own
-        self.database = Database(database, refusing=None, pool_size=most, connections_max=most)
-        self._of_lease = Database(database, refusing=None, pool_size=1, connections_max=1) if has_own else self.database
+        self.database = Database(database, refusing=None, connections_max=most)
+        self._of_lease = Database(database, refusing=None, connections_max=1) if has_own else self.database
         self._engine = Database(self.database, refusing=None, ending=self._ending, idle_s=IDLE_S).engine
         # A frozen member must not hold locks for longer than its lease.
         held = partial(Database, refusing=None, ending=self._ending, idle_s=lease_s)

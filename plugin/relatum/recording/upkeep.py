@@ -115,7 +115,7 @@ class Upkeep:
     def _tend_parts(self) -> float:
         """Make the next part ahead of time, close full ones, and drop those of which nothing is retained.
 
-        Each recorder does; who comes second finds nothing to do. See docs/adr/0023.
+        Every recorder does this; the second finds nothing to do. See docs/adr/0023.
         """
         found = turn_parts(self._engine, PART_BYTES)
         if time.monotonic() >= self._tend_at:

@@ -26,7 +26,7 @@ from relatum.store.translation import translated_errors
 logger = logging.getLogger("relatum.keys")
 
 FORGOTTEN: Final = "forgotten"
-"""The state of a stream whose rows are being deleted because somebody said so; it is in force no more."""
+"""The state of a stream that `forget` has taken out of force, and whose rows are being deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,8 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
     `wanted`: Names (the header of that name, as text) or definitions.
 
     Returns:
-        The definitions as stored, in the order given. One that is in force already and says the same is kept; one that
-        named no key so far, and now does, or was not masked, and now is, is told so: no row depends on that.
+        The definitions as stored, in the order given. An equal one that is in force is kept; `names` and `masked` are
+        added to it if it did not have them: no row depends on those.
 
     Raises:
         KeyDefinitionConflict: a definition of that name says something else; nothing was written.
@@ -137,9 +137,9 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
     missing: list[KeyDefinition] = []
     with translated_errors(), engine.begin() as connection:
         in_force = _in_force(connection, definitions)
-        # Most often all is said, without a lock: hundreds of publishers may start at once.
+        # Usually nothing is new, and no lock is taken: hundreds of publishers may start at once.
         if not all(_is_said(definition, in_force.get(definition.name)) for definition in definitions):
-            # Two that define the same key at once wait for each other here.
+            # Two processes that define the same key at once wait for each other here.
             connection.execute(sql("LOCK TABLE relatum.keys IN SHARE ROW EXCLUSIVE MODE"))
             missing = _write_keys(connection, definitions, _in_force(connection, definitions))
             in_force = _in_force(connection, definitions)
@@ -157,19 +157,19 @@ def backfill_command(names: Iterable[str]) -> str:
 def _write_keys(
     connection: sa.Connection, definitions: Sequence[KeyDefinition], in_force: dict[str, KeyDefinition]
 ) -> list[KeyDefinition]:
-    """Write what is not said yet; gives the definitions that are new."""
+    """Write what is not stored yet; returns the new definitions."""
     missing = [definition for definition in definitions if definition.name not in in_force]
     if len(in_force) + len(missing) > KEYS_MAX:
         raise InvalidKeyDefinition(f"at most {KEYS_MAX} keys can be in force", key=missing[-1].name)
     _check_named(definitions, {key.name: key for key in missing} | in_force)
-    told = [key for key in definitions if not _is_said(key, in_force.get(key.name))]
+    changed = [key for key in definitions if not _is_said(key, in_force.get(key.name))]
     rows = [
         {"name": key.name, "sources": list(key.sources), "type": str(key.type), "masked": key.masked} for key in missing
     ]
     for statement, parameters in (
         (_ADD_KEYS, rows),
-        (_SET_NAMES, [{"key": key.name, "names": key.names} for key in told if key.names]),
-        (_MASK, [{"key": key.name, "masked": True} for key in told if key.masked]),
+        (_SET_NAMES, [{"key": key.name, "names": key.names} for key in changed if key.names]),
+        (_MASK, [{"key": key.name, "masked": True} for key in changed if key.masked]),
     ):
         if parameters:
             connection.execute(statement, parameters)
@@ -177,7 +177,7 @@ def _write_keys(
 
 
 def check_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> None:
-    """See that no key is in force under one of these names that says something else. One that is not defined is fine.
+    """Check that no key in force contradicts one of these. Keys that are not defined are fine.
 
     Raises:
         KeyDefinitionConflict: one is.
@@ -188,7 +188,7 @@ def check_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> None
 
 
 def _in_force(connection: sa.Connection, wanted: Iterable[KeyDefinition]) -> dict[str, KeyDefinition]:
-    """The keys in force, by name, of which none says something else than one that is wanted."""
+    """The keys in force, by name; none of them contradicts a wanted one."""
     in_force = {definition.name: definition for definition in key_definitions(connection)}
     for definition in wanted:
         _check_same(definition, in_force.get(definition.name))
@@ -232,7 +232,7 @@ def _check_named(wanted: Iterable[KeyDefinition], known: Mapping[str, KeyDefinit
 
 
 def remove_key(engine: sa.Engine, name: str) -> None:
-    """Take a key out of force: it is no longer recorded nor looked up; its rows go away with the next prune.
+    """Take a key out of force: it is no longer recorded or looked up, and the next prune deletes its rows.
 
     Raises:
         KeyNotDefined: no key of that name is in force.
@@ -249,7 +249,7 @@ def remove_key(engine: sa.Engine, name: str) -> None:
 
 
 def mask_key(engine: sa.Engine, name: str, *, on: bool) -> None:
-    """Have a key's values shown as digests to who looks at messages, or as they are; pages go by it within two seconds.
+    """Show a key's values as digests, or as they are; pages follow within two seconds.
 
     Raises:
         KeyNotDefined: no key of that name is in force.
@@ -272,7 +272,7 @@ def _one_of(is_masked: bool | None, name: str) -> bool:
 
 
 def mask_secret(connection: sa.Connection) -> bytes:
-    """What digests of masked values are made with. Who may read it may read the values too: see ADR 0030."""
+    """The secret of digests of masked values. It may be read by users that may read the values: see ADR 0030."""
     return bytes(connection.execute(_SECRET).scalar_one())
 
 
@@ -282,12 +282,12 @@ def current_stream(connection: sa.Connection, vhost: str, name: str) -> StreamRo
 
 
 def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream: str | None = None) -> StreamRow:
-    """The stream's present generation, made where it is not there. Safe against another that makes it at once.
+    """The stream's present generation, created if it is missing. Safe to call concurrently.
 
-    To be called only of what the broker has said to be a stream: nothing but `forget` takes a row away again.
+    Only for names that the broker has confirmed to be streams: only `forget` deletes the row again.
 
     Raises:
-        CoverageConflict: somebody forgot the stream at this very moment; try again.
+        CoverageConflict: the stream was forgotten at this very moment; try again.
     """
     found = ensure_streams(connection, vhost, {name: super_stream})
     if not found:
@@ -296,9 +296,9 @@ def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream
 
 
 def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping[str, str | None]) -> list[StreamRow]:
-    """As `ensure_stream`, of many: by name, the super stream each is a partition of. One that is forgotten is left out.
+    """As `ensure_stream`, for many, by name with the super stream each belongs to. Forgotten ones are left out.
 
-    In one order, so that two that see the same streams first do not wait for each other.
+    In one order, so that two processes that create the same streams do not deadlock.
     """
     if not super_streams:
         return []
@@ -315,7 +315,7 @@ def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping
 
 
 def lock_stream(connection: sa.Connection, stream_id: int, *, key_share: bool = False) -> None:
-    """Let nobody else back-fill, cut, repair or forget this stream until the transaction ends. Live recording goes on.
+    """Block back-fills, cuts, repairs and `forget` of this stream until the transaction ends. Live recording continues.
 
     `key_share`: New rows may refer to the stream meanwhile.
 

@@ -41,9 +41,9 @@ class CoverageRow(NamedTuple):
 
     @property
     def mark(self) -> int:
-        """What tells it from a row of the same id: what lies at its end, or, where nothing does, when it was written.
+        """Tells it from a later row of the same id: its last message's fingerprint, or when it was written.
 
-        A standby that is promoted without the last commits gives their ids anew, to other streams too.
+        A standby that is promoted without the last commits assigns their ids again, to other streams too.
         """
         if self.last_fingerprint is not None:
             return self.last_fingerprint
@@ -106,7 +106,7 @@ def tail_of(connection: sa.Connection, stream_id: int) -> CoverageRow | None:
 
 
 def last_position(rows: Iterable[CoverageRow]) -> Position | None:
-    """What was recorded furthest on. A log grows at its end only: where that agrees, all before it does."""
+    """The last recorded message. A log only grows at its end: if this one agrees, all before it does."""
     positions = [row.position for row in rows if row.position is not None]
     return max(positions, key=lambda position: position.offset, default=None)
 
@@ -117,7 +117,7 @@ def covered(rows: Iterable[CoverageRow], key_id: int) -> list[Range]:
 
 
 def proven(rows: Iterable[CoverageRow], key_id: int) -> list[Range]:
-    """The offsets of which it is known what they hold for a key (or `TIME`): those of `covered` but AMQP 0.9.1's."""
+    """The offsets whose values for a key (or `TIME`) are all known: those of `covered` but AMQP 0.9.1's."""
     return merged((row.from_offset, row.to_offset) for row in rows if row.proves(key_id))
 
 
@@ -295,7 +295,7 @@ _CLOSE_TAILS: Final = sql(f"""
 def advance_all(connection: sa.Connection, moves: Sequence[tuple[CoverageRow, Position]]) -> tuple[set[int], set[int]]:
     """Move the ends of many tails, each by a compare-and-set of its own: the heart of promise 2.
 
-    Who loses one race loses nothing else.
+    A stream whose race is lost affects no other.
 
     Rows are locked in one order, and those that another session has locked are left for the next time: two recorders
     that compete for streams do not wait for each other, and a long transaction about one stream holds up no other.

@@ -129,7 +129,7 @@ def turn_parts(engine: sa.Engine, part_bytes: int = PART_BYTES) -> list[Part]:
         last = max(part.part for part in found if part.is_opened)
         full = max(part_bytes, sum(part.size for part in found) // PARTS)
         if next(part.size for part in found if part.part == last) >= full:
-            # By who comes first: another one finds that it is not the last any more.
+            # The first process wins; for others it is not the last part any more.
             connection.execute(_BEGIN, {"part": last + 1})
             found = table_parts_of(connection)
     if all(part.is_opened for part in found):
@@ -143,8 +143,8 @@ def turn_parts(engine: sa.Engine, part_bytes: int = PART_BYTES) -> list[Part]:
 def close_parts(engine: sa.Engine, found: Iterable[Part]) -> None:
     """Close the parts that others came after, and give each a dense index in place of the one that grew with it.
 
-    A part is read all the time; what deletes rows of it waits while its index is built. One that somebody writes still,
-    or reads when the old index is to go, is left to the next call.
+    A part can be read throughout; deletions wait while its index is built. A part that is still being written, or is
+    being read when the old index is to be dropped, is left to the next call.
     """
     parts = [part for part in found if part.is_opened]
     for part in parts:
@@ -157,8 +157,7 @@ def close_parts(engine: sa.Engine, found: Iterable[Part]) -> None:
 def retain_from(connection: sa.Connection, firsts: Mapping[int, int]) -> None:
     """Say from which offsets on streams retain their messages, by stream id.
 
-    Rows of offsets before are of messages that are gone. A stream that somebody has locked is left out: retention goes
-    on, and it is said again.
+    Rows below belong to messages that are gone. A locked stream is skipped until the next call.
     """
     connection.execute(_RETAIN_FROM, {"ids": list(firsts), "firsts": list(firsts.values())})
 
@@ -180,8 +179,8 @@ _DUE: Final = sql("""
 def empty_parts(engine: sa.Engine) -> None:
     """Move the rows that are retained out of parts that hold little else: a stream kept for long keeps no other's rows.
 
-    A part of which at most `KEPT_SHARE` is retained is marked, and emptied a day later: who reads the table by places,
-    as Spark does in tasks of different moments, reads such a part by offsets.
+    A part of which at most `KEPT_SHARE` is retained is marked, and emptied a day later: Spark, whose tasks read the
+    table by row locations at different moments, reads marked parts by offsets.
     """
     with translated_errors(), engine.begin() as connection:
         connection.execute(_LEAVING, {"share": KEPT_SHARE})
@@ -201,7 +200,7 @@ _ROWS: Final = sql("SELECT stream_id, row_count FROM relatum.part_streams WHERE 
 
 
 def drop_parts(engine: sa.Engine) -> dict[int, int]:
-    """Drop the parts of which no message is retained: rows by stream id. One that somebody reads is left for later."""
+    """Drop the parts of which no message is retained; returns rows by stream id. Parts in use are left for later."""
     with translated_errors(), engine.begin() as connection:
         gone = list(connection.scalars(_GONE))
     dropped: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The schema `relatum`: its name, in which order rows are locked, and who may write.
+"""The schema `relatum`: its name, the order in which rows are locked, and the right to write.
 
 Tables and columns are defined in `relatum_migrations/sql/schema.sql`, and nowhere else.
 
