@@ -1,7 +1,6 @@
 """The names of metrics: they follow the rules, the page has them all, and the board shows what there is."""
 
 import json
-import pkgutil
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -26,9 +25,10 @@ OF_PROMETHEUS = {"le", "instance", "job"}
 def metrics() -> list[Metric]:
     """All metrics of all rooms."""
     for package in (relatum, relatum_consumer):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if module.name.endswith("_statistics") or module.name.endswith(("_follower", "_turns")):
-                import_module(module.name)
+        root = Path(package.__path__[0])
+        for path in root.rglob("*.py"):
+            if "\n@reported(" in path.read_text():
+                import_module(".".join(path.relative_to(root.parent).with_suffix("").parts))
     return [metric for metric in declared() if not metric.name.startswith("relatum_tried")]
 
 

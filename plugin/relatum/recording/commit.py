@@ -14,9 +14,9 @@ from relatum.otel import LINKS_MAX, Description, Part, Span
 from relatum.reading import Message, Position, RecordBatch
 from relatum.recording.batch import Batch
 from relatum.store.coverage import CoverageRow, advance_all
+from relatum.store.database import transaction
 from relatum.store.parts import copy_rows
 from relatum.store.rows import copy_lines, copy_number, copy_text, count_skips
-from relatum.store.translation import translated_errors
 
 
 def add_links(batch: Batch, parts: Sequence[RecordBatch]) -> None:
@@ -94,7 +94,7 @@ def commit_shares(engine: sa.Engine, shares: Sequence[Share]) -> None:
 
 def _commit(engine: sa.Engine, shares: Sequence[Share], *, rows_first: bool) -> None:
     moves = [(share.row, share.batch.position()) for share in shares]
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         times = _write(connection, shares) if rows_first else []
         moved, held_up = advance_all(connection, moves)
         won = [share for share in shares if share.row.coverage_id in moved]

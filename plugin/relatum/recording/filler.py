@@ -33,9 +33,9 @@ from relatum.store.coverage import (
     merged,
     missing,
 )
+from relatum.store.database import transaction
 from relatum.store.parts import turn_parts
 from relatum.store.rows import count_skips
-from relatum.store.translation import translated_errors
 
 CONFLICTS_MAX: Final = 20
 """How often a part is looked up again because another process moved the coverage, before it is given up."""
@@ -151,7 +151,7 @@ class Filler:
             bounds = ends_of_known(self._reader, self._stream.name)
             if bounds.first is None or bounds.first >= wanted[1]:
                 return False
-            with translated_errors(), self._engine.begin() as connection:
+            with transaction(self._engine) as connection:
                 part = widened(connection, self._stream.stream_id, wanted, bounds.first)
                 self._definitions = key_definitions(connection)
             work = self._read(part)
@@ -179,7 +179,7 @@ class Filler:
         self, part: Range, work: "_Work", bounds: StreamBounds, is_due: Callable[[sa.Connection], bool]
     ) -> bool:
         stream = self._stream
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             rows = lock_ranges(connection, stream.stream_id, part)
             if not is_due(connection):
                 return False
@@ -205,7 +205,7 @@ class Filler:
         return bool(self._all_key_ids) and self.complete(Segment(*part, self._all_key_ids))
 
     def _left_of(self, segment: Segment) -> list[Segment]:
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             rows = coverage_of(connection, [self._stream.stream_id])
         check_same(self._reader, self._stream.name, rows, self._reader.bounds(self._stream.name))
         return unrecorded(rows, (segment.from_offset, segment.to_offset), segment.key_ids)
@@ -285,7 +285,7 @@ class Filler:
         if gone <= work.expected:
             return
         self._commit(work, work.expected)
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             lock_stream(connection, work.stream_id)
             rows = coverage_of(connection, [work.stream_id])
             known = merged((row.from_offset, row.to_offset) for row in rows)
@@ -303,7 +303,7 @@ class Filler:
         part = Segment(work.done_to, to_offset, work.key_ids)
         batch.receipts.clear()  # These messages are too old for a publisher to wait for their receipts.
         span = recording([(self._stream.name, batch)], "backfill")
-        with span, translated_errors(), self._engine.begin() as connection:
+        with span, transaction(self._engine) as connection:
             write_rows(connection, [(batch, None)])
             lock_stream(connection, stream_id)
             rows = coverage_of(connection, [stream_id])

@@ -17,9 +17,8 @@ from relatum.errors import StreamInUse, StreamNotFound
 from relatum.recording.overview import row_counts
 from relatum.recording.pruning import BATCH_ROWS, DERIVED, delete_ended
 from relatum.store.catalog import FORGOTTEN, StreamRow
-from relatum.store.database import AnyDatabase, as_engine, sql
+from relatum.store.database import AnyDatabase, as_engine, sql, transaction
 from relatum.store.members import RECORDERS, holders_of
-from relatum.store.translation import translated_errors
 
 _NEEDING: Final = sql("""
     SELECT format('contexts or affinity sets of %L are placed in it; retire the partition first', name)
@@ -131,7 +130,7 @@ def forget(
     checked_name("vhost", vhost)
     checked_count("batch_rows", batch_rows)
     with as_engine(database) as engine:
-        with translated_errors(), engine.begin() as connection:
+        with transaction(engine) as connection:
             found = _generations(connection, vhost, names)
             if dry_run:
                 counts = row_counts(connection)
@@ -168,7 +167,7 @@ def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "
     """
     names = checked_names("names", names)
     checked_name("vhost", vhost)
-    with as_engine(database) as engine, translated_errors(), engine.begin() as connection:
+    with as_engine(database) as engine, transaction(engine) as connection:
         found = list(_generations(connection, vhost, names))
         connection.execute(_DISOWN, {"vhost": vhost, "names": found})
         return found

@@ -11,9 +11,8 @@ import sqlalchemy as sa
 from relatum.keys import KeyDefinition
 from relatum.reading import Position
 from relatum.store.catalog import check_recorded, key_definitions
-from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine, sql
+from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine, sql, transaction
 from relatum.store.parts import Part, table_parts_of
-from relatum.store.translation import translated_errors
 
 EXACT_BYTES_MAX: Final = 400 << 20
 """Bytes of rows that are not in closed parts, up to which they are counted; where there are more, they are sampled."""
@@ -140,7 +139,7 @@ def key_sizes(database: AnyDatabase) -> list[KeySize]:
     Raises:
         DatabaseUnavailable: safe to repeat.
     """
-    with as_engine(database, statement_s=STATEMENT_S) as engine, translated_errors(), engine.begin() as connection:
+    with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
         rows, is_exact = counts_by(connection, "key_id", table_parts_of(connection), SAMPLE_BYTES_MAX)
         of_one = bytes_of_a_row(connection, rows.total())
         return [
@@ -155,7 +154,7 @@ def recorder_list(database: AnyDatabase) -> list[RecorderMember]:
     Raises:
         DatabaseUnavailable: safe to repeat.
     """
-    with as_engine(database, statement_s=STATEMENT_S) as engine, translated_errors(), engine.begin() as connection:
+    with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
         by_holder: dict[str, list[tuple[str, str]]] = {}
         for holder, vhost, name in connection.execute(_HELD):
             by_holder.setdefault(holder, []).append((vhost, name))
@@ -181,7 +180,7 @@ def recorded_ends(
         DatabaseUnavailable: safe to repeat.
     """
     wanted = list(names)
-    with as_engine(database, statement_s=STATEMENT_S) as engine, translated_errors(), engine.begin() as connection:
+    with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
         if check:
             check_recorded(connection, vhost, wanted)
         rows = connection.execute(_ENDS, {"vhost": vhost, "names": wanted, "is_all": not wanted})

@@ -13,9 +13,8 @@ from relatum.errors import ReadTimeout, RelatumError, StreamUnavailable
 from relatum.reading import BrokerIdentity, StreamReader, another_broker, claimed_identity
 from relatum.recording.tails import after_loss
 from relatum.store.catalog import StreamRow, ensure_streams, streams_named
-from relatum.store.database import sql
+from relatum.store.database import sql, transaction
 from relatum.store.members import RECORDERS
-from relatum.store.translation import translated_errors
 
 UNKNOWN_S: Final = 60.0
 """Seconds before a broker that could not tell its id is asked again."""
@@ -67,7 +66,7 @@ class OwnBroker:
         rows = self._rows([name for name, _, _ in sought])
         have_one = {row.name for row in rows}
         ours = {name: super_stream for name, super_stream, is_there in sought if is_there or name in have_one}
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             rows = ensure_streams(connection, self._vhost, ours)
         doubted = [row for row in rows if row.broker_id is None or row.broker_id != self._identity.broker_id]
         others: dict[str, RelatumError] = {}
@@ -89,7 +88,7 @@ class OwnBroker:
         return not self.is_not_of(row.broker_id) and after_loss(self._engine, self._reader(), row)
 
     def _rows(self, names: Sequence[str]) -> list[StreamRow]:
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             return streams_named(connection, self._vhost, names, partitions=False)
 
     def _others(self, rows: Sequence[StreamRow]) -> dict[str, RelatumError]:
@@ -103,7 +102,7 @@ class OwnBroker:
         if identity.broker_id is None:
             return {}
         adopted = {"stream_ids": [row.stream_id for row in rows], "broker_id": identity.broker_id}
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             note_broker(connection, identity)
             connection.execute(_ADOPT, adopted)
             return _strangers(connection, rows, identity)
@@ -137,6 +136,6 @@ def check_broker(
     identity = identity or reader.identity()
     if not BrokerIdentity(row.broker_id, "").contradicts(identity):
         return
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         for error in _strangers(connection, [row], identity).values():
             raise error

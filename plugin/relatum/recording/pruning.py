@@ -16,9 +16,8 @@ from relatum.membership import GROUP_KEY, value_bounds
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error
 from relatum.store.catalog import FORGOTTEN, StreamRow, check_recorded, streams_named
 from relatum.store.coverage import coverage_of
-from relatum.store.database import AnyDatabase, as_engine, sql
+from relatum.store.database import AnyDatabase, as_engine, sql, transaction
 from relatum.store.parts import drop_parts, retain_from
-from relatum.store.translation import translated_errors
 
 BATCH_ROWS: Final = 10_000
 """Rows deleted in one transaction: a fraction of a second."""
@@ -36,7 +35,7 @@ def delete_batch(engine: sa.Engine, table: str, gone: str, batch_rows: int = BAT
     # itself: a range of the coverage may have grown since it was chosen.
     chosen = f"SELECT ctid FROM relatum.{table} WHERE {gone} LIMIT :batch_rows::integer"
     statement = sql(f"DELETE FROM relatum.{table} WHERE ctid = ANY (ARRAY ({chosen})) AND ({gone})")
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         return connection.execute(statement, {**values, "batch_rows": batch_rows}).rowcount
 
 
@@ -111,7 +110,7 @@ def delete_ended(
     engine: sa.Engine, tell: Listener, batch_rows: int, vhost: str | None = None, name: str | None = None
 ) -> None:
     """Delete what is left of all streams that were replaced or forgotten, or of those of a name."""
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         ids = list(connection.scalars(_ENDED, {"vhost": vhost, "name": name}))
         spans = connection.execute(_SPANS, {"ids": ids}).all()
     if not ids:
@@ -126,7 +125,7 @@ def delete_ended(
     for deleted in prune_groups(engine, {}, batch_rows):
         if deleted:
             tell("group_states", deleted)
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         if deleted := connection.execute(_DELETE_FORGOTTEN, {"ids": ids, "state": FORGOTTEN}).rowcount:
             tell("streams", deleted)
 
@@ -191,7 +190,7 @@ def prune_groups(engine: sa.Engine, floors: Mapping[int, int], batch_rows: int) 
     wanted = {"stream_ids": list(floors), "firsts": list(floors.values()), "most": batch_rows}
     after: Mapping[str, Any] | None = {"consumer_id": -1, "group_id": ""}
     while after is not None:
-        with translated_errors(), engine.begin() as connection:
+        with transaction(engine) as connection:
             rows = connection.execute(_CANDIDATES, {**wanted, **after}).all()
             after = dict(rows[-1]._mapping) if len(rows) == batch_rows else None
             bounds = [value_bounds(row.group_id) for row in rows]
@@ -259,7 +258,7 @@ def prune(
         report.rows[""] += rows
 
     with as_engine(database) as engine, StreamReader.open(address) as reader:
-        with translated_errors(), engine.begin() as connection:
+        with transaction(engine) as connection:
             check_recorded(connection, address.vhost, names or ())
             known = streams_named(connection, address.vhost, names)
             # Of others the broker is not asked: one that is declared anew is only told by what was recorded before.
@@ -268,7 +267,7 @@ def prune(
             }
         found = {each: _first_retained(reader, each.name, report) for each in known if each.stream_id in recorded}
         floors = {stream.stream_id: first for stream, first in found.items() if first is not None}
-        with translated_errors(), engine.begin() as connection:
+        with transaction(engine) as connection:
             retain_from(connection, floors)
         # Whole parts first: what is left of closed ones then lies beside rows of messages that are retained.
         names_of = {stream.stream_id: stream.name for stream in found}

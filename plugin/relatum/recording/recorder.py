@@ -26,10 +26,9 @@ from relatum.recording.recorder_group import RecorderGroup
 from relatum.recording.statistics import RecorderStatistics
 from relatum.store.catalog import add_keys, ensure_stream, key_definitions
 from relatum.store.catalog import set_record_time as switch_record_time
-from relatum.store.database import AnyDatabase, as_engine
+from relatum.store.database import AnyDatabase, as_engine, transaction
 from relatum.store.members import LEASE_S
 from relatum.store.tables import check_may_record
-from relatum.store.translation import translated_errors
 from relatum.waiting import QUESTION_S, AfterStop, Server, backoff, within
 
 logger = logging.getLogger("relatum.recorder")
@@ -152,7 +151,7 @@ class Recorder:
             try:
                 if self._keys:
                     add_keys(self._engine, self._keys)
-                with translated_errors(), self._engine.begin() as connection:
+                with transaction(self._engine) as connection:
                     key_definitions(connection)
                     # A missing right would only show with the first row, and at each try after it.
                     check_may_record(connection)
@@ -248,6 +247,6 @@ def set_record_time(
         except StreamNotFound:
             with StreamReader.open(address) as reader:
                 reader.bounds(name)
-            with translated_errors(), engine.begin() as connection:
+            with transaction(engine) as connection:
                 ensure_stream(connection, address.vhost, name)
             switch_record_time(engine, address.vhost, name, on=on)

@@ -27,8 +27,7 @@ from relatum.recording.verifying import (
 )
 from relatum.store.catalog import StreamRow, current_stream, key_definitions
 from relatum.store.coverage import Range, coverage_of, last_position, merged
-from relatum.store.database import IDLE_S, AnyDatabase, as_engine, at_one_moment
-from relatum.store.translation import translated_errors
+from relatum.store.database import IDLE_S, AnyDatabase, as_engine, at_one_moment, transaction
 
 
 def repair(
@@ -94,7 +93,7 @@ def _describe(stream: str, difference: Difference) -> str:
 
 
 def _check_generation(engine: sa.Engine, vhost: str, found: StreamVerified) -> None:
-    with translated_errors(), engine.connect() as connection:
+    with transaction(engine) as connection:
         stream = current_stream(connection, vhost, found.stream)
     if stream is None:
         raise Conflict(f"stream {found.stream!r} is not known any more: verify again")
@@ -117,7 +116,7 @@ class _Repair:
         if stream is None:
             return done
         ranges = [*self._found.damaged, *((each.offset, each.to_offset or each.offset) for each in done.differences)]
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             definitions = key_definitions(connection)
         filler = Filler(self._engine, self._reader, stream, definitions)
         recorded_to, end = self._mend_whole(stream)
@@ -137,7 +136,7 @@ class _Repair:
         Returns the offset up to which is recorded, and the one from which recording goes on: behind rows that were
         recorded once, and that no range held.
         """
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             rows = lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
             # Asked under the locks: a recorder may have moved the coverage just before.
             bounds = ends_of_known(self._reader, stream.name)

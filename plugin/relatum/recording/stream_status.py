@@ -24,9 +24,8 @@ from relatum.recording.own_broker import check_broker
 from relatum.recording.ranges import gaps
 from relatum.store.catalog import StreamRow, key_definitions, streams_named
 from relatum.store.coverage import TIME, CoverageRow, Range, coverage_by_stream, covered
-from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine, sql
+from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine, sql, transaction
 from relatum.store.members import RECORDERS, holders_of
-from relatum.store.translation import translated_errors
 
 _EVENTS_OF: Final = sql("""
     SELECT stream_id, at, kind, from_offset, to_offset, detail
@@ -156,7 +155,7 @@ def recorded_status(engine: sa.Engine, vhost: str, names: Sequence[str], away: R
 def _statuses(
     engine: sa.Engine, vhost: str, names: Sequence[str] | None, reader: StreamReader | RelatumError
 ) -> list[StreamStatus]:
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         known = streams_named(connection, vhost, names)
         facts = _Facts(connection, known)
     identity = reader.identity() if facts.brokers and isinstance(reader, StreamReader) else None

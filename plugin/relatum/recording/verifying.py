@@ -41,9 +41,8 @@ from relatum.recording.own_broker import check_broker
 from relatum.recording.ranges import WINDOW_OFFSETS
 from relatum.store.catalog import StreamRow, current_stream, streams_named
 from relatum.store.coverage import Range, coverage_of, last_position
-from relatum.store.database import AnyDatabase, as_engine, at_one_moment, sql
+from relatum.store.database import AnyDatabase, as_engine, at_one_moment, sql, transaction
 from relatum.store.parts import part_may_hold_offsets
-from relatum.store.translation import translated_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,7 @@ def meant_streams(
 ) -> list[tuple[str, str | None]]:
     """Streams, each with the super stream that it is a partition of: those named, or all that are recorded."""
     if names is None:
-        with translated_errors(), engine.connect() as connection:
+        with transaction(engine) as connection:
             return [(row.name, row.super_stream) for row in streams_named(connection, vhost, None)]
     parts = {name: reader.partitions(name) for name in names}
     return [(part, name if parts[name] else None) for name in names for part in parts[name] or [name]]

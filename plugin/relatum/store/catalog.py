@@ -20,8 +20,7 @@ from relatum.errors import (
 )
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import KEYS_MAX
-from relatum.store.database import sql
-from relatum.store.translation import translated_errors
+from relatum.store.database import sql, transaction
 
 logger = logging.getLogger("relatum.keys")
 
@@ -135,7 +134,7 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
     """
     definitions = as_definitions(wanted)
     missing: list[KeyDefinition] = []
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         in_force = _in_force(connection, definitions)
         # Usually nothing is new, and no lock is taken: hundreds of publishers may start at once.
         if not all(_is_said(definition, in_force.get(definition.name)) for definition in definitions):
@@ -183,7 +182,7 @@ def check_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> None
         KeyDefinitionConflict: one is.
     """
     definitions = as_definitions(wanted)
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         _in_force(connection, definitions)
 
 
@@ -239,7 +238,7 @@ def remove_key(engine: sa.Engine, name: str) -> None:
         KeyDefinitionConflict: it is masked, and where it comes from would be shown from now on; nothing was written.
     """
     checked_name("name", name)
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         if _one_of(connection.execute(_REMOVE, {"key": name}).scalar(), name):
             raise KeyDefinitionConflict(
                 f"key {name!r} is masked, and nothing would hide its values once it is removed: let them be shown "
@@ -255,7 +254,7 @@ def mask_key(engine: sa.Engine, name: str, *, on: bool) -> None:
         KeyNotDefined: no key of that name is in force.
     """
     checked_name("name", name)
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         _one_of(connection.execute(_MASK, {"key": name, "masked": on}).scalar(), name)
     logger.info("key %r is %s", name, "masked" if on else "not masked any more")
 
@@ -365,6 +364,6 @@ def set_record_time(engine: sa.Engine, vhost: str, name: str, *, on: bool) -> No
         StreamNotFound: no such stream is recorded. Whether there is one only the broker knows: see
             `relatum.recording.set_record_time`.
     """
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         if connection.execute(_SET_RECORD_TIME, {"vhost": vhost, "name": name, "on": on}).rowcount == 0:
             raise StreamNotFound(f"no stream {name!r} is recorded: `relatum record {name}` records it", stream=name)

@@ -240,7 +240,7 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
         """A transaction; committed at the end of the block, or rolled back where it raises."""
-        with translated_errors(), self.engine.begin() as connection:
+        with transaction(self.engine) as connection:
             yield connection
 
     def run(self, work: Callable[[sa.Connection], _Answer]) -> _Answer:
@@ -280,6 +280,13 @@ def as_engine(
         return
     with closing(Database(database, refusing=None, statement_s=statement_s, idle_s=idle_s)) as own:
         yield own.engine
+
+
+@contextmanager
+def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A transaction of an engine; committed at the end of the block, or rolled back where it raises."""
+    with translated_errors(), engine.begin() as connection:
+        yield connection
 
 
 @contextmanager

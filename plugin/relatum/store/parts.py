@@ -18,9 +18,8 @@ from typing import Final, NamedTuple
 import sqlalchemy as sa
 
 from relatum.store.connection import patient
-from relatum.store.database import sql
+from relatum.store.database import sql, transaction
 from relatum.store.rows import copy_into
-from relatum.store.translation import translated_errors
 
 PART_BYTES: Final = 240 << 20
 """Bytes of rows after which the next part is begun, at least: 3,500,000 rows of short values. Their index is as large,
@@ -124,7 +123,7 @@ def turn_parts(engine: sa.Engine, part_bytes: int = PART_BYTES) -> list[Part]:
         engine: The database.
         part_bytes: Bytes of rows after which the next one is begun, at least.
     """
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         found = table_parts_of(connection)
         last = max(part.part for part in found if part.is_opened)
         full = max(part_bytes, sum(part.size for part in found) // PARTS)
@@ -182,7 +181,7 @@ def empty_parts(engine: sa.Engine) -> None:
     A part of which at most `KEPT_SHARE` is retained is marked, and emptied a day later: Spark, whose tasks read the
     table by row locations at different moments, reads marked parts by offsets.
     """
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         connection.execute(_LEAVING, {"share": KEPT_SHARE})
         due = list(connection.scalars(_DUE))
     for part in due:
@@ -201,11 +200,11 @@ _ROWS: Final = sql("SELECT stream_id, row_count FROM relatum.part_streams WHERE 
 
 def drop_parts(engine: sa.Engine) -> dict[int, int]:
     """Drop the parts of which no message is retained; returns rows by stream id. Parts in use are left for later."""
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         gone = list(connection.scalars(_GONE))
     dropped: dict[int, int] = {}
     for part in gone:
-        with translated_errors(), engine.begin() as connection:
+        with transaction(engine) as connection:
             rows = connection.execute(_ROWS, {"part": part}).all()
             if connection.execute(sa.select(sa.func.relatum.drop_part(part))).scalar_one():
                 for stream_id, count in rows:
@@ -216,7 +215,7 @@ def drop_parts(engine: sa.Engine) -> dict[int, int]:
 def _call(engine: sa.Engine, function: sa.Function[object]) -> None:
     # Whatever the database's default is: what is written down of a part is of all that was committed into it.
     engine = engine.execution_options(isolation_level="READ COMMITTED")
-    with translated_errors(), engine.begin() as connection, patient(connection, CLOSING_S):
+    with transaction(engine) as connection, patient(connection, CLOSING_S):
         connection.execute(sa.select(function))
 
 
