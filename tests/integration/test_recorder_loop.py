@@ -8,7 +8,6 @@ import pytest
 
 from relatum.headers import RECEIPT_HEADER
 from relatum.ids import MessageId
-from relatum.reading import BrokerAddress
 from relatum.recording import Recorder
 from relatum.recording.embedded import EmbeddedRecorder
 from tests.support import new_streams, wait_until
@@ -67,7 +66,7 @@ def test_a_locked_table_takes_no_lease(place: Place) -> None:
 @pytest.fixture
 def embedded(place: Place) -> Iterator[EmbeddedRecorder]:
     """A recorder beside a publisher, of a stream that it has found."""
-    recorder = EmbeddedRecorder(BrokerAddress.parse(place.amqp, place.stream_url), place.database)
+    recorder = EmbeddedRecorder(place.broker, place.database)
     with closing(recorder):
         recorder.record(place.stream)
         place.put(b"first")
