@@ -81,7 +81,7 @@ def backfill(
     """
     from relatum.reading import StreamReader
     from relatum.recording import backfill as run_backfill
-    from relatum.recording import meant_streams
+    from relatum.recording.verifying import meant_streams
 
     broker, url = given.broker, given.database_url
     with given.engine() as engine, StreamReader.open(broker) as reader:
@@ -164,7 +164,7 @@ def _end_verified(report: "VerifyReport", names: Sequence[str]) -> None:
 
 def _print_verified(report: "VerifyReport") -> None:
     columns: Cells = {
-        "stream": lambda each: each.stream or "rows of no stream",
+        "stream": "stream",
         "messages": "messages",
         "rows": "rows",
         "windows": lambda each: f"{each.windows:,} of {each.windows_total:,}",
@@ -185,13 +185,13 @@ def _print_verified(report: "VerifyReport") -> None:
 def _found_text(stream: "StreamVerified") -> str:
     if stream.difference_count:
         return counted(stream.difference_count, "difference")
-    return "no difference" if stream.is_recorded or not stream.stream else "never recorded"
+    return "no difference" if stream.is_recorded else "never recorded"
 
 
 def _print_differences(stream: "StreamVerified") -> None:
     kinds = Counter(each.kind for each in stream.differences)
     counts = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
-    say(f"{stream.stream or 'rows of no stream'}: {counts}")
+    say(f"{stream.stream}: {counts}")
     columns: Cells = {
         "kind": "kind",
         "table": "table",
@@ -264,8 +264,9 @@ def forget(
     `--json` prints one document, the list of streams with the rows of each table, and who needs a stream; it needs
     `--yes` or `--dry-run`.
     """
-    from relatum.recording import check_free, forget_origin
     from relatum.recording import forget as run_forget
+    from relatum.recording import forget_origin
+    from relatum.recording.forgetting import check_free
 
     url, vhost = given.database_url, given.vhost
     if origin:

@@ -81,7 +81,7 @@ class Relations(GroupMethods, Closing):
         checked_seconds("timeout_s", timeout_s)
         if database_connections_max is not None:
             checked_count("database_connections_max", database_connections_max, most=POOL_MAX)
-        self._database = Database(database, refusing=CLOSED, connections_max=database_connections_max, is_kept=True)
+        self._database = Database(database, refusing=CLOSED, connections_max=database_connections_max)
         self._timeout_s = timeout_s
         check_limit(broker_connections_max)
         self._counts = LookupCounts(broker_connections_max)

@@ -7,14 +7,12 @@ from enum import StrEnum
 from typing import Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
 
 from relatum.checks import checked_name, checked_seconds, meant
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound
 from relatum.ids import MessageId
 from relatum.store.catalog import key_definitions
 from relatum.store.database import AnyDatabase, as_engine, sql
-from relatum.store.tables import expectations
 from relatum.store.translation import translated_errors
 from relatum_consumer.lookups.answer import NewKey, Status, to_be_recorded
 
@@ -219,6 +217,15 @@ DEFINED: Final = sql(
 """The expectations of a virtual host, in the order of their names."""
 
 
+_ADD: Final = sql("""
+    INSERT INTO relatum.expectations (vhost, name, of_stream, by_key, follows, within_s, grace_s)
+    VALUES (:vhost::text, :name::text, :of_stream::text, :by_key::text, :follows::text, :within_s::double precision,
+        :grace_s::double precision)
+    ON CONFLICT DO NOTHING""")
+
+_REMOVE: Final = sql("DELETE FROM relatum.expectations WHERE vhost = :vhost::text AND name = :name::text")
+
+
 def add_expectations(
     database: AnyDatabase, wanted: Expectation | Iterable[Expectation], *, vhost: str = "/"
 ) -> list[Expectation]:
@@ -246,7 +253,7 @@ def add_expectations(
             if each.by not in names:
                 raise KeyNotDefined(f"no key {each.by!r} is defined{meant(each.by, names)}", key=each.by)
             row = dict(zip(_COLUMNS, astuple(each), strict=True)) | {"vhost": vhost}
-            connection.execute(insert(expectations).values(**row).on_conflict_do_nothing())
+            connection.execute(_ADD, row)
         stored = {each.name: each for each in _stored(connection, vhost)}
         for each in given:
             if stored[each.name] != each:
@@ -282,9 +289,8 @@ def remove_expectation(database: AnyDatabase, name: str, *, vhost: str = "/") ->
     """
     checked_name("name", name)
     checked_name("vhost", vhost)
-    is_it = (expectations.c.vhost == vhost) & (expectations.c.name == name)
     with as_engine(database) as engine, translated_errors(), engine.begin() as connection:
-        if connection.execute(sa.delete(expectations).where(is_it)).rowcount == 0:
+        if connection.execute(_REMOVE, {"vhost": vhost, "name": name}).rowcount == 0:
             raise not_defined(name, vhost)
 
 

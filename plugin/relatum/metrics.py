@@ -20,7 +20,7 @@ import threading
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, reduce
 from itertools import accumulate
@@ -31,7 +31,6 @@ from typing import (
     Any,
     ClassVar,
     Final,
-    Protocol,
     TypeVar,
     get_args,
     get_origin,
@@ -116,29 +115,32 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class _Marked:
-    """The mark of a field that is a metric.
+class Metric:
+    """A metric; as the annotation of a field, it marks that field.
 
     Args:
-        name: The metric's name, as Prometheus shows it.
+        name: Its name, as Prometheus shows it.
         meaning: Its meaning, in a few words.
         by: The field is a mapping, and its keys are the values of this label. None (default): it is one value.
+        labels: All its labels, in order; filled in from the statistics that it is declared in.
     """
 
     kind: ClassVar[Kind]
     merge: ClassVar[Any] = staticmethod(lambda values: reduce(add, values))
+    """How the values of several components with the same labels become one."""
     name: str
     meaning: str
     by: str | None = None
+    labels: tuple[str, ...] = ()
 
 
-class Counter(_Marked):
+class Counter(Metric):
     """A number that only grows."""
 
     kind = Kind.COUNTER
 
 
-class Gauge(_Marked):
+class Gauge(Metric):
     """A number, or a truth, that holds now; None is left out. Those of several components are added up."""
 
     kind = Kind.GAUGE
@@ -156,7 +158,7 @@ class Least(Gauge):
     merge = staticmethod(min)
 
 
-class Distribution(_Marked):
+class Distribution(Metric):
     """The counts of a `Histogram`: its `observed()`."""
 
     kind = Kind.HISTOGRAM
@@ -167,38 +169,6 @@ class Each:
     """The field is a mapping to further statistics; its keys are the values of this label."""
 
     label: str
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A metric.
-
-    Attributes:
-        name: Its name; of a histogram, what `_bucket`, `_sum` and `_count` are put behind.
-        kind: Its type.
-        meaning: Its meaning.
-        labels: Its labels, in order.
-        merge: How the values of several components with the same labels become one.
-    """
-
-    name: str
-    kind: Kind
-    meaning: str
-    labels: tuple[str, ...]
-    merge: Callable[[list[Any]], Any] = field(repr=False, compare=False)
-
-    @property
-    def unit(self) -> str:
-        """Its unit; "" for a plain number."""
-        bare = self.name.removesuffix("_total")
-        return next((unit for unit in ("seconds", "bytes") if bare.endswith(f"_{unit}")), "")
-
-    @property
-    def series(self) -> tuple[str, ...]:
-        """The names that expressions may use."""
-        if self.kind is Kind.HISTOGRAM:
-            return tuple(f"{self.name}_{part}" for part in ("bucket", "sum", "count"))
-        return (self.name,)
 
 
 _Fields = list[tuple[str, "Metric | _Fields"]]
@@ -254,9 +224,9 @@ def _fields_of(statistics: Any, labels: tuple[str, ...]) -> _Fields:
                 # `Annotated[Mapping[str, Nested], Each("label")]`
                 nested = get_args(get_args(hint)[0])[1]
                 found.append((name, _fields_of(nested, (*labels, mark.label))))
-            elif isinstance(mark, _Marked):
+            elif isinstance(mark, Metric):
                 own = labels if mark.by is None else (*labels, mark.by)
-                found.append((name, Metric(mark.name, mark.kind, mark.meaning, own, mark.merge)))
+                found.append((name, replace(mark, labels=own)))
     return found
 
 
@@ -268,7 +238,7 @@ def _values(
         if not isinstance(what, Metric):
             for key, nested in value.items():
                 yield from _values(nested, what, (*given, key))
-        elif len(what.labels) > len(given):
+        elif what.by is not None:
             for key, number in value.items():
                 yield (what, (*given, str(key))), number
         elif value is not None:
@@ -281,18 +251,10 @@ PAST_MAX: Final = 100
 """Values of components that ended are kept one by one up to this number, then merged."""
 
 
-class Reports(Protocol):
-    """A component that can be reported."""
-
-    def statistics(self) -> Any:
-        """Its counters and gauges. It asks no server and does not fail."""
-        ...
-
-
 class _Entry:
     """One component, and its counters when it was asked last."""
 
-    def __init__(self, source: "weakref.ref[Reports]", labels: Mapping[str, str]) -> None:
+    def __init__(self, source: "weakref.ref[Any]", labels: Mapping[str, str]) -> None:
         self._source = source
         self._labels = labels
         self._has_failed = False
@@ -338,13 +300,13 @@ class _Registry:
         self._entries: dict[int, _Entry] = {}
         self._past: _Values = {}
 
-    def report(self, source: Reports, labels: Mapping[str, str]) -> None:
+    def report(self, source: Any, labels: Mapping[str, str]) -> None:
         key = id(source)
         entry = _Entry(weakref.ref(source, lambda _: self._end(key)), labels)
         with self._lock:
             self._entries[key] = entry
 
-    def retire(self, source: Reports) -> None:
+    def retire(self, source: Any) -> None:
         entry = self._entries.get(id(source))
         if entry is not None:
             entry.values()
@@ -371,19 +333,12 @@ class _Registry:
 
 _registry: Final = _Registry()
 
-_listening: Final[list[Callable[[], None]]] = []
 
-
-def when_reported(call: Callable[[], None]) -> None:
-    """Call this whenever a component is reported, which may be the first of its kind."""
-    _listening.append(call)
-
-
-def report(source: Reports, *, owner: object | None = None, **labels: str) -> None:
+def report(source: Any, *, owner: object | None = None, **labels: str) -> None:
     """Report a component from now on.
 
     Args:
-        source: Has `statistics()`, which gives what `reported` declared.
+        source: Has `statistics()`, which returns what `reported` declared. It asks no server and does not fail.
         owner: None (default): the component is reported while something else refers to it, or until `retire`. With an
             owner, it is reported until that is dropped, and its counters are kept in full. The source must not refer to
             its owner.
@@ -393,11 +348,9 @@ def report(source: Reports, *, owner: object | None = None, **labels: str) -> No
     if owner is not None:
         # Keeps the source until then, so that its counters are read in full.
         weakref.finalize(owner, retire, source).atexit = False
-    for call in _listening:
-        call()
 
 
-def retire(source: Reports) -> None:
+def retire(source: Any) -> None:
     """Stop reporting a component that has ended, except for its counters. Idempotent."""
     _registry.retire(source)
 

@@ -1,13 +1,11 @@
-"""OpenTelemetry: spans of what Relatum does, and its metrics as instruments. The one module that knows it.
+"""OpenTelemetry: spans of what Relatum does. The one module that knows it.
 
 Spans exist once the application has set a tracer provider (`opentelemetry.trace.set_tracer_provider`), without a call
 to Relatum. Nothing here imports OpenTelemetry for that: an application that set a provider has imported it, so without
-one a span costs a look into `sys.modules`. Metrics take one call, `report_metrics()`; `opentelemetry-instrument` makes
-it.
+one a span costs a lookup in `sys.modules`.
 
     otel.configure(without=["recorder"])        no spans of a recorder's transactions
     otel.configure(values_of=["order_id"])      spans of lookups show values of this key, unless it is masked
-    otel.report_metrics()                       all metrics of this process, by the OpenTelemetry API
 
 The other names are for modules that make spans. Samplers, processors, exporters and propagators belong to the
 application: errors that they raise are logged, and change no answer and no row. See docs/adr/0037-opentelemetry.md.
@@ -16,30 +14,19 @@ application: errors that they raise are logged, and change no answer and no row.
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
-from relatum import metrics
 from relatum.checks import checked_names, shown
-from relatum.errors import (
-    BrokerUnavailable,
-    ConfigurationError,
-    ConnectionsInUse,
-    DatabaseUnavailable,
-    InvalidInput,
-    ReadTimeout,
-)
-from relatum.processes import after_fork
+from relatum.errors import BrokerUnavailable, ConnectionsInUse, DatabaseUnavailable, InvalidInput, ReadTimeout
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
     from opentelemetry.trace import Link as Link
     from opentelemetry.trace import Tracer
 else:
@@ -182,17 +169,11 @@ def _tracer_of(part: Part) -> Tracer | None:
 @lru_cache(maxsize=1)
 def _made_by(provider: Any) -> Tracer | None:
     """Our tracer of a provider; None if it makes no spans."""
-    # Slow to import, and wanted by few.
-    from importlib.metadata import PackageNotFoundError, version
-
     from opentelemetry import trace
 
     if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
         return None
-    ours = None
-    with suppress(PackageNotFoundError):  # Imported from a folder.
-        ours = version("relatum")
-    tracer: Tracer = provider.get_tracer("relatum", ours, schema_url=SCHEMA)
+    tracer: Tracer = provider.get_tracer("relatum", schema_url=SCHEMA)
     return None if isinstance(tracer, trace.NoOpTracer) else tracer
 
 
@@ -374,105 +355,3 @@ def _link_of(message: Any, fields: frozenset[str]) -> Link | None:
         of_it = {name: getattr(message.properties, property_) for name, property_ in ids.items()}
         told |= {name: str(value) for name, value in of_it.items() if value is not None}
     return trace.Link(sender, told)
-
-
-# --- metrics ----------------------------------------------------------------------------------------------------------
-
-_UNITS: Final = {"seconds": "s", "bytes": "By", "": ""}
-"""Units in UCUM, as OpenTelemetry writes them. A plain number has none: of "1", Prometheus would make a ratio."""
-
-
-class _Instruments:
-    """The instruments of one meter, one for each series. The first one asked collects the values of all."""
-
-    def __init__(self, provider: "MeterProvider") -> None:
-        self._meter = provider.get_meter("relatum")
-        self._made: set[str] = set()
-        self._renew()
-        after_fork(self, _Instruments._renew)
-
-    def _renew(self) -> None:
-        self._making = threading.Lock()
-        self._lock = threading.Lock()
-        self._left: dict[str, list[Observation]] = {}
-
-    @_harmless("some metrics are left out")
-    def make(self) -> None:
-        """Make the instruments of all metrics that are declared by now."""
-        with self._making:
-            for metric in metrics.declared():
-                if metric.name not in self._made:
-                    self._made.add(metric.name)
-                    self._make(metric)
-
-    @_harmless("some metrics are left out")
-    def make_later(self) -> None:
-        """The same, after something was reported that may be new.
-
-        In a thread of its own: the caller may hold the lock that `statistics()` takes, and a collection calls that
-        under the lock that a new instrument waits for.
-        """
-        if any(metric.name not in self._made for metric in metrics.declared()):
-            threading.Thread(target=self.make, name="relatum-instruments", daemon=True).start()
-
-    def _make(self, metric: metrics.Metric) -> None:
-        meter, is_gauge = self._meter, metric.kind is metrics.Kind.GAUGE
-        make: Callable[..., Any] = meter.create_observable_gauge if is_gauge else meter.create_observable_counter
-        for name in metric.series:
-            unit = "" if name.endswith(("_bucket", "_count")) else _UNITS[metric.unit]
-            make(name, [partial(self._observe, name)], unit, metric.meaning)
-
-    def _observe(self, name: str, options: "CallbackOptions") -> "Iterable[Observation]":
-        with self._lock:
-            if name not in self._left:
-                # Taken already, or new: another collection has begun.
-                self._left = _observations()
-            return self._left.pop(name, ())
-
-
-def _observations() -> "dict[str, list[Observation]]":
-    """The values of all instruments now, by name. A histogram has the same series as in Prometheus."""
-    from opentelemetry.metrics import Observation
-
-    found: dict[str, list[Observation]] = {name: [] for metric in metrics.declared() for name in metric.series}
-    for family in metrics.collector().collect():
-        for sample in family.samples:
-            found.setdefault(sample.name, []).append(Observation(sample.value, sample.labels))
-    return found
-
-
-_told_to: "Final[dict[MeterProvider | None, _Instruments]]" = {}
-"""The instruments by the argument of `report_metrics`."""
-
-
-def report_metrics(meter_provider: "MeterProvider | None" = None) -> None:
-    """Have OpenTelemetry collect all metrics of this process: those in docs/metrics.md, by the same names.
-
-    Later components are collected, too. A second call changes nothing.
-
-    Args:
-        meter_provider: The provider that collects. None (default): the application's, even if it is set later.
-
-    Raises:
-        ConfigurationError: the OpenTelemetry API is not installed: `pip install 'relatum[otel]'`.
-    """
-    try:
-        from opentelemetry.metrics import get_meter_provider
-    except ImportError as error:
-        raise ConfigurationError("there is no OpenTelemetry API: pip install 'relatum[otel]'") from error
-    if meter_provider not in _told_to:
-        made = _told_to[meter_provider] = _Instruments(meter_provider or get_meter_provider())
-        metrics.when_reported(made.make_later)
-        made.make()
-
-
-class Instrumentor:
-    """The entry point `relatum` of `opentelemetry-instrument`: it reports metrics. Spans need no call."""
-
-    def instrument(self, **_: Any) -> None:
-        """Report metrics to the provider that was set."""
-        report_metrics()
-
-    def uninstrument(self, **_: Any) -> None:
-        """Make no more spans. Metrics stay: OpenTelemetry cannot remove instruments."""
-        configure(without=Part)

@@ -20,7 +20,10 @@ from pyspark.sql.utils import is_remote
 from relatum.checks import checked_count, checked_names, shown
 from relatum.errors import InvalidInput, RelatumError, Transient
 from relatum.reading import Broker, StreamReader
-from relatum.recording import BackfillReport, Filler, Pace, Plan, Segment, edges_of, plan_backfill
+from relatum.recording import BackfillReport
+from relatum.recording.backfilling import Plan, edges_of, plan_backfill
+from relatum.recording.filler import Filler, Pace
+from relatum.recording.ranges import Segment
 from relatum.store.database import as_engine
 from relatum_spark._where import GivenBroker, broker_of, database_url, names_of, open_reader
 

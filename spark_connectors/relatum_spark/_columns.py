@@ -13,7 +13,7 @@ from relatum.headers import TIME_HEADER
 from relatum.keys import KeyDefinition
 from relatum.limits import TIME_US_MAX
 from relatum.reading import Message, RecordBatch, property_text
-from relatum.recording import Extractor
+from relatum.recording.extractor import Extractor
 from relatum_spark._records import (
     NO_LEAD,
     HeaderReader,

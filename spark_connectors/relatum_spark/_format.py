@@ -19,12 +19,11 @@ from pyspark.sql.types import StructType
 from relatum.errors import InvalidInput, OffsetNotFound
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamReader
-from relatum.recording import is_same
+from relatum.recording.tails import is_same
 from relatum.store.catalog import current_stream
 from relatum.store.coverage import coverage_of, covered, last_position, missing
-from relatum.store.database import as_engine
-from relatum.store.parts import may_hold_offsets
-from relatum.store.tables import relationships
+from relatum.store.database import as_engine, sql
+from relatum.store.parts import part_may_hold_offsets
 from relatum.store.translation import translated_errors
 from relatum_spark._options import SourceOptions, parse_options
 from relatum_spark._planning import Slice, Tails, check_named, expired, no_super_stream, slices
@@ -179,6 +178,14 @@ def _lose(lost: Slice, error: OffsetNotFound, options: SourceOptions) -> None:
     _log.warning("offsets %d to %d of %s are not there: %s", lost.start, lost.stop - 1, lost.stream, error)
 
 
+_OFFSETS: Final = sql(f"""
+    SELECT DISTINCT r.stream_offset FROM relatum.relationships r
+    WHERE r.key_id = :key_id::smallint AND r.value = ANY (:values::text[]) AND r.stream_id = :stream_id::integer
+        AND r.stream_offset >= :start::bigint AND r.stream_offset < :stop::bigint
+        AND {part_may_hold_offsets("r", ":stream_id::integer", ":start::bigint", ":stop::bigint")}
+    ORDER BY r.stream_offset""")
+
+
 def _look_up(
     connection: sa.Connection, reader: StreamReader, wanted: Slice, only: KeyFilter, vhost: str
 ) -> tuple[tuple[int, ...], list[Slice]]:
@@ -196,20 +203,8 @@ def _look_up(
     ):
         return (), [wanted]
     unknown = missing((wanted.start, wanted.stop), covered(ranges, only.definition.key_id))
-    statement = (
-        sa.select(relationships.c.stream_offset)
-        .distinct()
-        .where(
-            relationships.c.key_id == only.definition.key_id,
-            relationships.c.value == sa.any_(sa.literal(sorted(only.values), sa.ARRAY(sa.Text))),
-            relationships.c.stream_id == row.stream_id,
-            relationships.c.stream_offset >= wanted.start,
-            relationships.c.stream_offset < wanted.stop,
-            may_hold_offsets(row.stream_id, wanted.start, wanted.stop),
-        )
-        .order_by(relationships.c.stream_offset)
-    )
-    offsets = connection.execute(statement).scalars()
+    sought = {"key_id": only.definition.key_id, "values": sorted(only.values), "stream_id": row.stream_id}
+    offsets = connection.execute(_OFFSETS, {**sought, "start": wanted.start, "stop": wanted.stop}).scalars()
     # Rows may lie in ranges that are not recorded (yet, or of a key defined again): those ranges are read anyway.
     inside = tuple(offset for offset in offsets if not any(start <= offset < stop for start, stop in unknown))
     return inside, [Slice(wanted.stream, start, stop) for start, stop in unknown]

@@ -13,7 +13,7 @@ from relatum.checks import seconds_text
 from relatum.errors import InvalidRelationshipKey, OffsetExpired, OffsetNotFound, ReadTimeout, RelatumError
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message, RecordBatch, StreamReader
-from relatum.recording import Extractor
+from relatum.recording.extractor import Extractor
 from relatum_spark._columns import ColumnBuilder, rows_of
 from relatum_spark._options import SourceOptions
 from relatum_spark._planning import Slice, expired

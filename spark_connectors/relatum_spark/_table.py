@@ -15,8 +15,7 @@ from relatum.checks import checked_count, checked_name, shown
 from relatum.errors import ConfigurationError, InvalidInput, StreamNotFound
 from relatum.reading import StreamReader
 from relatum.store.coverage import TIME, coverage_of, covered
-from relatum.store.database import as_engine, make_engine
-from relatum.store.tables import streams
+from relatum.store.database import as_engine, make_engine, sql
 from relatum.store.translation import translated_errors
 from relatum_consumer import Status
 from relatum_consumer.lookups.catalog import Catalog
@@ -235,16 +234,16 @@ def connected(url: str, snapshot: Snapshot | None) -> Iterator[sa.Connection]:
 # --- what is read -----------------------------------------------------------------------------------------
 
 
+_PRESENT: Final = sql("""
+    SELECT stream_id, name, super_stream FROM relatum.streams
+    WHERE replaced_at IS NULL AND (:vhost::text IS NULL OR vhost = :vhost::text)
+        AND (:names::text[] IS NULL OR name = ANY (:names::text[]) OR super_stream = ANY (:names::text[]))
+    ORDER BY stream_id""")
+
+
 def _stream_ids(connection: sa.Connection, names: Sequence[str] | None, vhost: str | None) -> list[int]:
     """Return the ids of present streams and of the partitions of super streams."""
-    query = sa.select(streams.c.stream_id, streams.c.name, streams.c.super_stream).where(
-        streams.c.replaced_at.is_(None)
-    )
-    if vhost is not None:
-        query = query.where(streams.c.vhost == vhost)
-    if names is not None:
-        query = query.where(streams.c.name.in_(names) | streams.c.super_stream.in_(names))
-    rows = connection.execute(query.order_by(streams.c.stream_id)).all()
+    rows = connection.execute(_PRESENT, {"vhost": vhost, "names": None if names is None else list(names)}).all()
     check_recorded(names or (), [name for row in rows for name in (row.name, row.super_stream)])
     return [row.stream_id for row in rows]
 

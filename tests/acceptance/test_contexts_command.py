@@ -12,12 +12,12 @@ import sqlalchemy as sa
 import relatum as package
 from relatum import Broker
 from relatum.contexts import MoveProgress, SerialConsumer, SerializationContexts
-from relatum.store.tables import super_streams
 from relatum_cli.exits import ExitCode
 from tests.acceptance._command import Relatum
 from tests.support import delete_stream, wait_until
 from tests.support.leases import let_last
 from tests.support.super_streams import super_stream as made
+from tests.support.tables import super_streams
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "contexts.md").read_text()

@@ -23,7 +23,6 @@ from relatum.local import LocalServers
 from relatum.membership import GROUP_KEY
 from relatum.recording import status, verify
 from relatum.store.database import make_engine
-from relatum.store.tables import streams
 from relatum_consumer import Relations
 from tests.acceptance._command import Relatum
 from tests.support import (
@@ -41,6 +40,7 @@ from tests.support import (
 )
 from tests.support.groups import ids, of_group, whole_group
 from tests.support.publishing import StubbornLoad
+from tests.support.tables import streams
 
 # A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

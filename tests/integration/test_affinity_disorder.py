@@ -26,11 +26,10 @@ from relatum.errors import (
     SuperStreamNotFound,
 )
 from relatum.reading import StreamReader
-from relatum.store.tables import super_stream_partitions
 from relatum.superstreams import Layout
 from tests.support import broker_connection
 from tests.support.affinity import Face, Faces
-from tests.support.tables import placements
+from tests.support.tables import placements, super_stream_partitions
 
 MESSAGES: Final = 200
 """Messages of each publisher."""

@@ -11,7 +11,9 @@ import pytest
 
 from relatum.errors import CoverageConflict
 from relatum.reading import StreamReader
-from relatum.recording import Filler, Segment, plan_backfill
+from relatum.recording.backfilling import plan_backfill
+from relatum.recording.filler import Filler
+from relatum.recording.ranges import Segment
 from relatum.store.catalog import add_keys, streams_named
 from tests.support import wait_until
 from tests.support.leases import let_lapse, record_as

@@ -30,7 +30,8 @@ from relatum.errors import (
     Transient,
 )
 from relatum.membership import GROUP_KEY
-from relatum.recording import EmbeddedRecorder, Recorder, prune, status
+from relatum.recording import Recorder, prune, status
+from relatum.recording.embedded import EmbeddedRecorder
 from relatum.store.database import Database
 from relatum_consumer import AsyncRelations, Relations
 from tests.support import broker_connection, in_a_try, unique_name, until_answered, wait_until
@@ -267,7 +268,7 @@ def _recorder_stops(at: FailingPlace, fault: str, *, is_shared: bool = False) ->
 
 def _embedded_recorder_closes(at: FailingPlace) -> None:
     """In less time than a recorder has by itself. What is left is recorded by the next one."""
-    at.enter(pytest.MonkeyPatch.context()).setattr("relatum.recording._group.DATABASE_S", 60.0)
+    at.enter(pytest.MonkeyPatch.context()).setattr("relatum.recording.recorder_group.DATABASE_S", 60.0)
     recorder = EmbeddedRecorder(at.broker, at.database)
     recorder.record(at.place.stream)
     at.place.put(b"a")

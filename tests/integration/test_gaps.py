@@ -7,7 +7,7 @@ import cramjam
 import pytest
 
 from relatum.reading import StreamReader
-from relatum.recording import plan_backfill
+from relatum.recording.backfilling import plan_backfill
 from relatum.wire._chunk import _cramjam
 from tests.integration.test_foreign import headed, in_batch, text
 from tests.support import wait_until

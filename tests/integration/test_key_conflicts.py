@@ -16,7 +16,7 @@ import relatum
 from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, KeyNotDefined
 from relatum.keys import AGREE_S, KeyDefinition
 from relatum.recording import Recorder
-from relatum.recording._publishers_keys import PublishersKeys
+from relatum.recording.publishers_keys import PublishersKeys
 from relatum.store.catalog import add_keys, check_keys, key_definitions, mask_key, remove_key
 from relatum.waiting import Outages
 from tests.support import broker_connection, unique_name, wait_until

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from relatum.store.catalog import ensure_stream
 from relatum.store.members import RECORDERS, Member, Share
-from relatum.store.tables import streams
 from tests.support.leases import let_lapse
 from tests.support.plans import nodes_of, plan_of_statement
+from tests.support.tables import streams
 
 FILL = """
 INSERT INTO relatum.streams (name, lease_holder) SELECT 's' || n, 'm' || n % 2000 FROM generate_series(1, 50000) n;

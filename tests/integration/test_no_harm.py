@@ -18,7 +18,7 @@ from relatum import Broker, MessageId
 from relatum.errors import NotRecordedInTime
 from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader
-from relatum.recording import EmbeddedRecorder
+from relatum.recording.embedded import EmbeddedRecorder
 from relatum.store.catalog import streams_named
 from tests.contract._clients import Queue
 from tests.support import (

@@ -16,7 +16,7 @@ from relatum.collecting import ExecutorOptions, MessageCollector, Outcomes
 from relatum.contexts import AsyncSerialConsumer
 from relatum.local import LocalServers
 from relatum.membership import GROUP_KEY
-from relatum.recording import EmbeddedRecorder
+from relatum.recording.embedded import EmbeddedRecorder
 from relatum.store.database import make_engine
 from relatum.superstreams import declare_super_stream
 from relatum_consumer import Relations

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relatum.recording import _upkeep, verify
+from relatum.recording import upkeep, verify
 from relatum.store.catalog import add_keys, ensure_stream
 from relatum.store.database import make_engine
 from relatum.store.parts import Part, copy_rows, drop_parts, empty_parts, part_may_hold_values, turn_parts
@@ -282,9 +282,9 @@ def test_look_ups_go_on_while_parts_go(parts: Parts) -> None:
 
 def test_recorders_go_from_part_to_part(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two recorders write while parts fill up, are closed and made compact: each message has its row once."""
-    monkeypatch.setattr(_upkeep, "PART_BYTES", 8192)
-    monkeypatch.setattr(_upkeep, "TURN_S", 0.02)
-    monkeypatch.setattr(_upkeep, "TEND_S", 0.02)
+    monkeypatch.setattr(upkeep, "PART_BYTES", 8192)
+    monkeypatch.setattr(upkeep, "TURN_S", 0.02)
+    monkeypatch.setattr(upkeep, "TEND_S", 0.02)
     add_keys(place.engine, ["order"])
     with new_streams(place.amqp, 2) as streams:
         with place.recording(streams[0]), place.recording(streams[1]):

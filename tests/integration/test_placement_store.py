@@ -21,10 +21,9 @@ from relatum.errors import (
     TooManyOpenSets,
 )
 from relatum.limits import INTEGER_MAX
-from relatum.store.tables import super_stream_partitions
 from relatum.superstreams import Layout
 from tests.support import wait_until
-from tests.support.tables import placements, serial_consumers, serial_holds
+from tests.support.tables import placements, serial_consumers, serial_holds, super_stream_partitions
 
 LAYOUT = Layout.numbered("orders", 3)
 HEADER = "affinity_set"

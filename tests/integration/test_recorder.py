@@ -16,7 +16,9 @@ from relatum import metrics
 from relatum.errors import SchemaMissing
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamBounds, StreamReader
-from relatum.recording import EmbeddedRecorder, Recorder, is_same, prune, set_record_time, status
+from relatum.recording import Recorder, prune, set_record_time, status
+from relatum.recording.embedded import EmbeddedRecorder
+from relatum.recording.tails import is_same
 from relatum.store.catalog import add_keys, ensure_stream, remove_key
 from relatum.store.coverage import merged, tail_of
 from relatum.superstreams import declare_super_stream, delete_super_stream

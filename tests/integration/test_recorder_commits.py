@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from relatum.errors import DatabaseUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch
-from relatum.recording import Extractor
+from relatum.recording.extractor import Extractor
 from relatum.store.catalog import add_keys, ensure_stream
-from relatum.store.coverage import ADVANCE_ALL, CoverageRow, NewTail, close_tails, coverage_of, open_tail
+from relatum.store.coverage import ADVANCE_ALL, CoverageRow, close_tails, coverage_of, new_tail, open_tail
 from relatum.store.database import make_engine
 from tests.support import new_streams, recorded_to, rows_of, wait_until
 from tests.support._recording import Batch, Share, commit_shares
@@ -41,7 +41,7 @@ def tails(engine: sa.Engine, definitions: list[KeyDefinition]) -> dict[str, Cove
     key_ids = [each.key_id for each in definitions]
     with engine.begin() as connection:
         rows = [ensure_stream(connection, "/", f"s{n}") for n in range(COUNT)]
-        return {row.name: open_tail(connection, NewTail(row.stream_id, 0, True), key_ids) for row in rows}
+        return {row.name: open_tail(connection, new_tail(row.stream_id, 0, key_ids, with_time=True)) for row in rows}
 
 
 def shares_of(tails: Sequence[CoverageRow], definitions: Sequence[KeyDefinition], messages: int = 3) -> list[Share]:
@@ -102,7 +102,7 @@ def test_two_that_commit_the_same_streams_at_once_write_each_row_once(
     assert sum(len(rows_of(engine, name)) for name in tails) == 3 * len(won)
 
 
-@pytest.mark.parametrize("amid", ["psycopg.Copy.write", "relatum.recording._commit.add_checkpoints"])
+@pytest.mark.parametrize("amid", ["psycopg.Copy.write", "relatum.recording.commit.add_checkpoints"])
 def test_one_that_stands_still_amid_a_commit_holds_up_nobody(
     engine: sa.Engine,
     database_url: str,

@@ -8,7 +8,8 @@ import pytest
 
 from relatum.headers import RECEIPT_HEADER
 from relatum.ids import MessageId
-from relatum.recording import EmbeddedRecorder, Recorder
+from relatum.recording import Recorder
+from relatum.recording.embedded import EmbeddedRecorder
 from tests.support import new_streams, wait_until
 from tests.support._raw_publisher import RawPublisher, uncompressed
 from tests.support._recording import running

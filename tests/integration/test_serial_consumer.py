@@ -18,14 +18,13 @@ from relatum.contexts import (
     forget_consumer,
 )
 from relatum.reading import StreamReader
-from relatum.store.tables import super_streams
 from relatum.superstreams import add_partition
 from tests.support import broker_connection, declare_stream, wait_until
 from tests.support.commits import written
 from tests.support.leases import LEASE_S
 from tests.support.proxy import Proxy
 from tests.support.serial_consuming import Stage, bodies, consume
-from tests.support.tables import serial_members, serial_positions
+from tests.support.tables import serial_members, serial_positions, super_streams
 
 KEEPS_ALL = """
 CREATE FUNCTION keep_all() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'nothing is given back'; END $$;

@@ -9,7 +9,8 @@ from relatum.errors import AccessRefused, NotAStream, StreamNotFound
 from relatum.local import LocalRabbitMQ
 from relatum.membership import GROUP_KEY
 from relatum.reading import StreamReader
-from relatum.recording import EmbeddedRecorder, backfill, prune, status, verify
+from relatum.recording import backfill, prune, status, verify
+from relatum.recording.embedded import EmbeddedRecorder
 from relatum.store.catalog import add_keys
 from relatum_consumer import Relations, Status
 from tests.support import (

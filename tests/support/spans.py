@@ -3,10 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from opentelemetry import metrics, trace
-from opentelemetry.metrics import _internal as metrics_internal
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -56,17 +53,3 @@ def collected_spans() -> Iterator[Spans]:
     finally:
         trace._TRACER_PROVIDER, trace._TRACER_PROVIDER_SET_ONCE = None, Once()
         spans.provider.shutdown()
-
-
-@contextmanager
-def collected_metrics() -> Iterator[InMemoryMetricReader]:
-    """Have all metrics of this process for the block."""
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader])
-    metrics.set_meter_provider(provider)
-    try:
-        yield reader
-    finally:
-        metrics_internal._METER_PROVIDER, metrics_internal._METER_PROVIDER_SET_ONCE = None, Once()
-        metrics_internal._PROXY_METER_PROVIDER = metrics_internal._ProxyMeterProvider()
-        provider.shutdown()

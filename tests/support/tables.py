@@ -1,4 +1,4 @@
-"""Tables that the product names in SQL alone, for tests that look at their rows or change them."""
+"""Tables for tests that look at their rows or change them: the product names them in SQL alone."""
 
 import sqlalchemy as sa
 
@@ -7,6 +7,12 @@ def _table(name: str, columns: str) -> sa.TableClause:
     return sa.table(name, *map(sa.column, columns.split()), schema="relatum")
 
 
+streams = _table("streams", "stream_id name lease_holder replaced_at")
+receipts = _table("receipts", "message_id stream_id stream_offset")
+super_streams = _table("super_streams", "super_stream_id vhost name header")
+super_stream_partitions = _table(
+    "super_stream_partitions", "partition_id super_stream_id stream binding_key place state open_sets"
+)
 recorder_members = _table("recorder_members", "holder name lease_expires_at")
 serial_members = _table("serial_members", "consumer_id holder lease_expires_at")
 collector_members = _table("collector_members", "holder lease_expires_at")

@@ -4,7 +4,6 @@ import json
 import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -82,7 +81,7 @@ def test_a_gap_is_what_some_key_is_not_recorded_for(
 
 def test_what_was_recorded_over_amqp_is_no_proof() -> None:
     """It is a gap for whoever proves that there is nothing, and none for whoever takes what there is."""
-    rows = [replace(covers(0, 5, 1), over_amqp=True), covers(5, 8, 1)]
+    rows = [covers(0, 5, 1)._replace(over_amqp=True), covers(5, 8, 1)]
     assert gaps(StreamBounds(0, 9, is_proven=True), rows, [1]) == [(0, 5), (8, 10)]
     assert gaps(StreamBounds(0, 9, is_proven=True), rows, [1], recorded_as=covered) == [(8, 10)]
     assert gaps(StreamBounds(None, None, is_proven=True), [], [1]) == [], "an empty stream retains nothing"

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.recording._ranges import unrecorded
+from relatum.recording.ranges import unrecorded
 from relatum.store.coverage import TIME, CoverageRow, covered, merged, missing
 
 ranges = st.lists(

@@ -77,7 +77,7 @@ def test_a_url_says_whether_statements_are_prepared(query: str, threshold: int |
         ("postgresql://user:%zzsecret@db/name", "must be a URL"),
         ("postgresql://user:secret@h1:1,h2:2/name?port=1,2,3", "do not go together"),
         ("postgresql:///name?host=h1&host=h2", "host more than once"),
-        ("postgresql:///name?host=h1:1", "stands behind its host"),
+        ("postgresql:///name?host=h1:1", "follows its host"),
         ("postgresql://user:secret@db/name?ssl_mode=require", "ssl_mode"),
         ("postgresql://user:secret@db/name?prepare_threshold=often", "prepare_threshold"),
         ("postgresql://user:secret@db/name?connect_timeout=abc", "connect_timeout in the database's URL is a whole"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from relatum.keys import KeyDefinition, SkipReason, bases_of
 from relatum.reading import Message, TimeSource
-from relatum.recording import Extractor
+from relatum.recording.extractor import Extractor
 from relatum.uuid7 import uuid7
 from tests.support.amqp import encode, section, text
 

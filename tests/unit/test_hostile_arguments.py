@@ -21,6 +21,7 @@ from relatum.collecting import ExecutorOptions
 from relatum.keys import as_definitions
 from relatum.reading import AsyncStreamReader, Message, Properties, ReaderStatistics, StreamReader
 from relatum.reading._plan import Window
+from relatum.recording.embedded import EmbeddedRecorder
 from relatum_consumer import AsyncRelations, Expectation, GroupConsumer, Relations
 
 BROKER = "amqp://127.0.0.1:1"
@@ -136,7 +137,7 @@ def recorders(directory: Path) -> None:
     take("Recorder", recording.Recorder, recorder, holder=NAMES, database_connections_max=COUNTS, lease_s=SECONDS)
     take("Recorder", recording.Recorder, recorder, keys=LISTS)
     embedded = {"broker": BROKER, "database": DATABASE}
-    take("EmbeddedRecorder", recording.EmbeddedRecorder, embedded, broker=OTHERS, database=URLS)
+    take("EmbeddedRecorder", EmbeddedRecorder, embedded, broker=OTHERS, database=URLS)
     take("prune", recording.prune, both, broker=URLS, database=URLS, names=LISTS, batch_rows=COUNTS)
     take("status", recording.status, both, broker=URLS, database=URLS, names=LISTS)
     stream = both | {"stream": "s"}

@@ -1,21 +1,16 @@
-"""One registry of all that components count: monotonous counters, honest merges, Prometheus and OpenTelemetry."""
+"""One registry of all that components count: monotonous counters, honest merges."""
 
 import gc
 import threading
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricsData
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from relatum import metrics, otel
+from relatum import metrics
 from relatum.metrics import (
     Counter,
     Distribution,
@@ -26,9 +21,7 @@ from relatum.metrics import (
     Least,
     Observed,
 )
-from tests.support import wait_until
 from tests.support.forking import in_child
-from tests.support.spans import collected_metrics, collected_spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,126 +262,3 @@ def test_a_child_forked_while_the_registry_is_busy_tells_its_own(things: list[Th
     in_child(lambda: metrics.report(Thing(), name=name))
     let_go.set()
     asking.join(90)
-
-
-# --- told to OpenTelemetry --------------------------------------------------------------------------------------------
-
-Series = dict[tuple[str, tuple[tuple[str, Any], ...]], float]
-
-
-@pytest.fixture
-def readers() -> Iterator[list[InMemoryMetricReader]]:
-    """Two that collect what is reported to their provider."""
-    made = [InMemoryMetricReader(), InMemoryMetricReader()]
-    provider = MeterProvider(made)
-    for _ in range(2):
-        otel.report_metrics(provider)
-    yield made
-    provider.shutdown()
-
-
-def collected(reader: InMemoryMetricReader) -> tuple[Series, dict[str, tuple[str, str]]]:
-    """What is collected: values by name and attributes; type and unit by name."""
-    data: MetricsData | None = reader.get_metrics_data()
-    values: Series = {}
-    kinds: dict[str, tuple[str, str]] = {}
-    for resource in [] if data is None else data.resource_metrics:
-        for scope in resource.scope_metrics:
-            assert scope.scope.name == "relatum"
-            for metric in scope.metrics:
-                kinds[metric.name] = type(metric.data).__name__, metric.unit
-                for point in metric.data.data_points:
-                    values[metric.name, tuple(sorted(point.attributes.items()))] = point.value
-    return values, kinds
-
-
-def test_names_values_and_units_are_those_of_prometheus(
-    readers: list[InMemoryMetricReader], things: list[Thing], name: str
-) -> None:
-    """Counters are monotonous sums, gauges are gauges; of a histogram each bucket, the sum and the count are sums.
-
-    Buckets are cumulative, and a value at a bucket's upper end is in it, as Prometheus has it (`le`).
-    """
-    thing = things[0]
-    thing.done, thing.open, thing.parts["a"] = 3, 4096, PartStatistics(5.0, {"old": 2})
-    for value in (0.0625, 0.1, 0.5, 7.0):
-        thing.spent.observe(value)
-    things[1].spent.observe(0.03125)
-    values, kinds = collected(readers[0])
-    of = ("name", name)
-    ours = {key: value for key, value in values.items() if of in key[1]}
-    assert ours == {
-        ("relatum_tried_done_total", (of,)): 3,
-        ("relatum_tried_open_bytes", (of,)): 4096,
-        ("relatum_tried_up", (of,)): 1,
-        ("relatum_tried_age_seconds", (of, ("part", "a"))): 5,
-        ("relatum_tried_taken_total", (of, ("part", "a"), ("reason", "old"))): 2,
-        ("relatum_tried_spent_seconds_bucket", (("le", "0.1"), of)): 3,
-        ("relatum_tried_spent_seconds_bucket", (("le", "1.0"), of)): 4,
-        ("relatum_tried_spent_seconds_bucket", (("le", "+Inf"), of)): 5,
-        ("relatum_tried_spent_seconds_count", (of,)): 5,
-        ("relatum_tried_spent_seconds_sum", (of,)): pytest.approx(7.69375),
-    }
-    assert sorted(page(name).values()) == sorted(ours.values())
-    assert kinds["relatum_tried_done_total"] == ("Sum", "")
-    assert kinds["relatum_tried_open_bytes"] == ("Gauge", "By")
-    assert kinds["relatum_tried_spent_seconds_sum"] == ("Sum", "s")
-    assert kinds["relatum_tried_spent_seconds_count"] == ("Sum", "")
-
-
-def test_each_collection_asks_each_component_once(readers: list[InMemoryMetricReader], things: list[Thing]) -> None:
-    """However many metrics there are, and whoever collects: two readers are told the same."""
-    one, other, _ = (collected(reader)[0] for reader in (*readers, readers[0]))
-    # Lags of what other tests record here go on between the two.
-    assert one.keys() == other.keys()
-    tried = {key for key in one if key[0].startswith("relatum_tried_")}
-    assert {key: one[key] for key in tried} == {key: other[key] for key in tried}
-    assert [thing.asked for thing in things] == [3, 3]
-
-
-def test_what_comes_later_is_collected(readers: list[InMemoryMetricReader]) -> None:
-    """Of rooms imported after the call, and also where who reports holds the lock by which it answers."""
-    reader = readers[0]
-
-    @metrics.reported()
-    @dataclass(frozen=True, slots=True)
-    class LateStatistics:
-        done: Annotated[int, Counter("relatum_tried_late_total", "Done")]
-
-    class Late:
-        def __init__(self) -> None:
-            self.lock = threading.Lock()
-            with self.lock:
-                metrics.report(self)
-
-        def statistics(self) -> LateStatistics:
-            with self.lock:
-                return LateStatistics(1)
-
-    # Resolved by name in the module, as those of rooms are.
-    globals()["LateStatistics"] = LateStatistics
-    late = Late()
-    wait_until(lambda: ("relatum_tried_late_total", ()) in collected(reader)[0], what="a metric that came later")
-    metrics.retire(late)
-    assert collected(reader)[0]["relatum_tried_late_total", ()] == 1
-
-
-def test_opentelemetry_instrument_finds_it(things: list[Thing], name: str) -> None:
-    """By the entry point, with the arguments it gives; told to go, there are no spans any more.
-
-    Called before the application has set up OpenTelemetry, or twice, metrics are collected once it has.
-    """
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    module, _, made = project["entry-points"]["opentelemetry_instrumentor"]["relatum"].partition(":")
-    instrumentor = getattr(import_module(module), made)()
-    instrumentor.instrument(skip_dep_check=True)
-    things[0].done = 3
-    with collected_metrics() as reader:
-        instrumentor.instrument()
-        assert collected(reader)[0]["relatum_tried_done_total", (("name", name),)] == 3
-    instrumentor.uninstrument()
-    try:
-        with collected_spans():
-            assert not any(map(otel.is_on, otel.Part))
-    finally:
-        otel.configure()

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, Sampler
 
 from relatum import otel
-from relatum.errors import ConfigurationError, InvalidInput
+from relatum.errors import InvalidInput
 from relatum.otel import Description, Part
 from relatum.reading import Message
 from tests.support.spans import Spans, collected_spans
@@ -97,13 +97,6 @@ def test_a_span_is_carried_to_another_thread(spans: Spans) -> None:
     thread.start()
     thread.join(90)
     assert spans.ours[0].parent.span_id == request.get_span_context().span_id
-
-
-def test_without_the_extra_metrics_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The API is a requirement of the extra alone."""
-    monkeypatch.setitem(sys.modules, "opentelemetry.metrics", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'relatum\[otel\]'"):
-        otel.report_metrics()
 
 
 # --- what the application set raises, or messages bring in headers ----------------------------------------------------

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from relatum.recording._embedded import ASK_S, SUBJECTS_MAX, UNUSED_S, Subject, Watched
+from relatum.recording.embedded import ASK_S, SUBJECTS_MAX, UNUSED_S, Subject, Watched
 from relatum.wire._frames import Command
 
 PAGE = (Path(__file__).parents[2] / "docs" / "questions.md").read_text()

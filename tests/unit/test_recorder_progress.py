@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from relatum.metrics import exposition, report, retire
-from relatum.recording._recorder import SHARED_NAME_BYTES_MAX, shared_name
-from relatum.recording._statistics import Progress, RecorderMetrics
+from relatum.recording.recorder import SHARED_NAME_BYTES_MAX, shared_name
+from relatum.recording.statistics import Progress, RecorderMetrics
 from relatum.waiting import Outages
 from tests.support.alerts import documented_alerts, fires
 

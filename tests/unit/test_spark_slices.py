@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from relatum import Broker
 from relatum.keys import KeyDefinition
-from relatum.recording import Plan, Segment
+from relatum.recording.backfilling import Plan
+from relatum.recording.ranges import Segment
 from relatum.store.catalog import StreamRow
 
 pytest.importorskip("pyspark")

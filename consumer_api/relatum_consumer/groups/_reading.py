@@ -11,7 +11,7 @@ from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.membership import GROUP_KEY, Anomaly, membership, value_of
 from relatum.reading import Message, StreamBounds
-from relatum.recording import Extractor
+from relatum.recording.extractor import Extractor
 from relatum_consumer.groups._assembly import Assembled, Row, assemble
 from relatum_consumer.groups._group import Group, sequence_of
 from relatum_consumer.groups._options import BATCH_MESSAGES, READ_RETRIES, GroupOptions

@@ -28,7 +28,7 @@ from typing import Final
 
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
 from relatum.reading import Agreement, KeptChunks, Message, Position, StreamBounds, UnreadableRecord
-from relatum.store.coverage import TIME, CoverageRow, Range, covered, last_position, merged, missing, proven
+from relatum.store.coverage import COLUMNS, TIME, CoverageRow, Range, covered, last_position, merged, missing, proven
 from relatum.store.database import sql
 from relatum.waiting import pause
 from relatum_consumer.lookups.answer import NewKey, Status, UnreadableStream
@@ -273,7 +273,7 @@ IDENTITY_POLL_S: Final = (0.005, 0.5)
 
 COVERAGE: Final = sql(
     f"""
-    SELECT {", ".join(CoverageRow.__dataclass_fields__)}
+    SELECT {COLUMNS}
     FROM relatum.coverage
     WHERE stream_id = ANY (:stream_ids::int[])
     ORDER BY stream_id, from_offset

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound, RelatumError
 from relatum.keys import InvalidValue, KeyDefinition, described
 from relatum.reading import Agreement, Message, agreement_of
-from relatum.recording import RecordedEnd
+from relatum.recording.overview import RecordedEnd
 from relatum_consumer.web.endpoint import PATIENCE_S, endpoint, gathered
 from relatum_consumer.web.messages import MessageRow, message_rows
 from relatum_consumer.web.parameters import Nothing, Parameter

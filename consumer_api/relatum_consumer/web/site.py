@@ -15,17 +15,9 @@ import anyio.to_thread
 from relatum.errors import BrokerUnavailable, ReadTimeout, RelatumError
 from relatum.keys import KeyDefinition
 from relatum.reading import AsyncStreamReader, BrokerAddress
-from relatum.recording import (
-    KeySize,
-    RecordedEnd,
-    RecorderMember,
-    StreamStatus,
-    key_sizes,
-    recorded_ends,
-    recorded_status,
-    recorder_list,
-    status,
-)
+from relatum.recording import StreamStatus, status
+from relatum.recording.overview import KeySize, RecordedEnd, RecorderMember, key_sizes, recorded_ends, recorder_list
+from relatum.recording.stream_status import recorded_status
 from relatum.store.catalog import mask_secret
 from relatum.store.database import Database
 from relatum.store.tables import writable_tables

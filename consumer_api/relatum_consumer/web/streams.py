@@ -6,7 +6,8 @@ from datetime import datetime
 from typing import Annotated
 
 from relatum.errors import StreamNotFound
-from relatum.recording import RecorderMember, StreamStatus
+from relatum.recording import StreamStatus
+from relatum.recording.overview import RecorderMember
 from relatum_consumer.web.coverage_bar import coverage_bar
 from relatum_consumer.web.cursors import page_of_list
 from relatum_consumer.web.endpoint import Known, endpoint

@@ -10,7 +10,6 @@ from relatum.errors import StreamNotFound
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Broker, BrokerAddress, StreamBounds, StreamReader, bounds_or_error
 from relatum.store.database import sql
-from relatum.store.tables import super_stream_partitions, super_streams
 from relatum.store.translation import translated_errors
 
 KEEP_S: Final = 3600.0
@@ -85,6 +84,13 @@ FORGET_MOVES: Final = sql("""
 """Deletes ended moves that have no context left."""
 
 
+_OF_VHOST: Final = sql("SELECT super_stream_id FROM relatum.super_streams WHERE vhost = :vhost::text")
+
+_PARTITIONS: Final = sql("""
+    SELECT partition_id, stream, state FROM relatum.super_stream_partitions
+    WHERE super_stream_id = :super_stream_id::integer""")
+
+
 def forget_placements(engine: sa.Engine, broker: str | Broker, *, batch_rows: int = BATCH_ROWS) -> int:
     """Delete old placements and moves of a virtual host's super streams, in bounded transactions; return the row count.
 
@@ -99,8 +105,7 @@ def forget_placements(engine: sa.Engine, broker: str | Broker, *, batch_rows: in
     """
     address = BrokerAddress.of(broker)
     with translated_errors(), engine.connect() as connection:
-        of_vhost = sa.select(super_streams.c.super_stream_id).where(super_streams.c.vhost == address.vhost)
-        ids = list(connection.scalars(of_vhost))
+        ids = list(connection.scalars(_OF_VHOST, {"vhost": address.vhost}))
     if not ids:
         return 0
     deleted = 0
@@ -142,12 +147,8 @@ def forget_moves(engine: sa.Engine, super_stream_id: int, first_offsets: Mapping
 
 
 def _first_offsets(engine: sa.Engine, super_stream_id: int, reader: StreamReader) -> dict[int, int]:
-    partitions = super_stream_partitions.c
-    query = sa.select(partitions.partition_id, partitions.stream, partitions.state).where(
-        partitions.super_stream_id == super_stream_id
-    )
     with translated_errors(), engine.connect() as connection:
-        rows = connection.execute(query).all()
+        rows = connection.execute(_PARTITIONS, {"super_stream_id": super_stream_id}).all()
     first_offsets: dict[int, int] = {}
     for row in rows:
         found = bounds_or_error(reader, row.stream)

@@ -10,7 +10,6 @@ from relatum.checks import checked_name, seconds_text
 from relatum.contexts._placements import PartitionLike, PartitionRow, PartitionState
 from relatum.errors import SuperStreamConflict, SuperStreamNotFound
 from relatum.store.database import AnyDatabase, as_engine, sql
-from relatum.store.tables import super_streams
 from relatum.store.translation import translated_errors
 
 USED_EVERY_S: Final = 15.0
@@ -78,6 +77,9 @@ SET_WEIGHTS: Final = sql("""
     FROM locked WHERE s.partition_id = locked.partition_id""")
 
 
+_NAMES: Final = sql("SELECT name FROM relatum.super_streams WHERE vhost = :vhost::text ORDER BY name")
+
+
 class Opened(NamedTuple):
     """A super stream's row, and its partitions, retired ones included."""
 
@@ -98,8 +100,7 @@ def placed_super_streams(database: AnyDatabase, *, vhost: str = "/") -> list[str
     """
     checked_name("vhost", vhost)
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        of_vhost = sa.select(super_streams.c.name).where(super_streams.c.vhost == vhost)
-        return list(connection.scalars(of_vhost.order_by(super_streams.c.name)))
+        return list(connection.scalars(_NAMES, {"vhost": vhost}))
 
 
 def open_super_stream(

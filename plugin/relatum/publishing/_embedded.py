@@ -17,7 +17,8 @@ from relatum.reading import BrokerAddress
 from relatum.store.database import AnyDatabase
 
 if TYPE_CHECKING:
-    from relatum.recording import EmbeddedRecorder, KeyWatcher
+    from relatum.recording.embedded import EmbeddedRecorder
+    from relatum.recording.publishers_keys import KeyWatcher
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -43,14 +44,15 @@ class EmbeddedRecorders:
     @staticmethod
     def prepare() -> None:
         """Import what recorders need, before a process forks: each child would take half a second for it again."""
-        from relatum.recording import EmbeddedRecorder, KeyWatcher  # noqa: F401
+        from relatum.recording.embedded import EmbeddedRecorder  # noqa: F401
+        from relatum.recording.publishers_keys import KeyWatcher  # noqa: F401
 
     @classmethod
     def acquire(
         cls, address: BrokerAddress, database: AnyDatabase, definitions: tuple[KeyDefinition, ...]
     ) -> "EmbeddedRecorder":
         """The recorder for these, started if there is none yet."""
-        from relatum.recording import EmbeddedRecorder
+        from relatum.recording.embedded import EmbeddedRecorder
 
         login = address.login
         # Each connection has its own TLS context and password function. They are compared only where they are the user.
@@ -64,7 +66,7 @@ class EmbeddedRecorders:
     @classmethod
     def watch_keys(cls, database: AnyDatabase, definitions: tuple[KeyDefinition, ...]) -> "KeyWatcher":
         """The key watcher for these, started if there is none yet: others record."""
-        from relatum.recording import KeyWatcher
+        from relatum.recording.publishers_keys import KeyWatcher
 
         with cls._lock:
             key = (None, None, database, _meaning(definitions))

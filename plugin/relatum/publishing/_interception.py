@@ -26,7 +26,7 @@ from relatum.superstreams.connections import address_of
 from relatum.superstreams.streams import ensure_stream
 
 if TYPE_CHECKING:
-    from relatum.recording import EmbeddedRecorder
+    from relatum.recording.embedded import EmbeddedRecorder
 
 RecorderChoice: TypeAlias = Literal["embedded", "external"]
 

@@ -40,7 +40,7 @@ from relatum.waiting import LEAST_S, SharedWait, left_s, within
 
 if TYPE_CHECKING:
     from relatum.publishing._receipt import Look
-    from relatum.recording import EmbeddedRecorder
+    from relatum.recording.embedded import EmbeddedRecorder
 
 logger = logging.getLogger("relatum.interception")
 

@@ -181,7 +181,7 @@ def _check_characters(text: str) -> None:
 
 
 def _check(address: DatabaseAddress) -> None:
-    """Refuse what would be told wrongly later: a password's `@`, `/` or `?` that is not percent-encoded."""
+    """Refuse a password's `@`, `/` or `?` that is not percent-encoded: later errors would be misleading."""
     for name in _NUMBERS:
         if not re.fullmatch(r"\s*[+-]?\d{1,9}\s*", address.parameters.get(name, "0"), re.ASCII):
             raise ConfigurationError(f"{name} in the database's URL is a whole number")
@@ -189,7 +189,7 @@ def _check(address: DatabaseAddress) -> None:
         raise ConfigurationError("in the database's URL, write @ in a user's name or a password as %40")
     for host in address.parameters.get("host", "").split(","):
         if host.count(":") == 1:
-            raise ConfigurationError("in the database's URL, a port stands behind its host, or in ?port=1,2")
+            raise ConfigurationError("in the database's URL, a port follows its host, or is in ?port=1,2")
         if not host.startswith(("/", "@")):
             checked_host(host, "the database's URL")
     ports = address.parameters.get("port", "")

@@ -20,14 +20,12 @@ from relatum.errors import (
 )
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import KEYS_MAX
-from relatum.store.database import sql
-from relatum.store.tables import keys, streams
-from relatum.store.translation import translated_errors
+from relatum.store.database import sql, transaction
 
 logger = logging.getLogger("relatum.keys")
 
 FORGOTTEN: Final = "forgotten"
-"""The state of a stream whose rows are being deleted because somebody said so; it is in force no more."""
+"""The state of a stream that `forget` has taken out of force, and whose rows are being deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +45,7 @@ class StreamRow:
     broker_id: UUID | None = None
 
 
-_STREAM_COLUMNS = [streams.c[name] for name in StreamRow.__dataclass_fields__]
-
+STREAM_COLUMNS: Final = ", ".join(StreamRow.__dataclass_fields__)
 
 KEYS_IN_FORCE: Final = sql("""
     SELECT key.key_id, key.name, key.sources, key.type, key.since, named.name AS names, key.masked
@@ -56,6 +53,10 @@ KEYS_IN_FORCE: Final = sql("""
     WHERE key.removed_at IS NULL
     ORDER BY key.key_id""")
 """Selects what `definitions_of` takes. One that was removed stays named; its name goes for the next."""
+
+_ADD_KEYS: Final = sql("""
+    INSERT INTO relatum.keys (name, sources, type, masked)
+    VALUES (:name::text, :sources::text[], :type::text, :masked::boolean)""")
 
 _OF_KEY: Final = "WHERE name = :key::text AND removed_at IS NULL"
 
@@ -87,6 +88,23 @@ _SET_SUPER_STREAMS: Final = sql("""
         AND s.super_stream IS DISTINCT FROM new.super_stream AND new.super_stream IS NOT NULL""")
 
 
+_IS_PRESENT: Final = "vhost = :vhost::text AND replaced_at IS NULL"
+_IS_NAMED: Final = "name = ANY (:names::text[])"
+
+_PRESENT, _NAMED, _NAMED_WITH_PARTITIONS = (
+    sql(f"SELECT {STREAM_COLUMNS} FROM relatum.streams WHERE {_IS_PRESENT}{among} ORDER BY name")
+    for among in ("", f" AND {_IS_NAMED}", f" AND ({_IS_NAMED} OR super_stream = ANY (:names::text[]))")
+)
+
+_SET_RECORD_TIME: Final = sql(f"""
+    UPDATE relatum.streams SET record_time = :on::boolean WHERE {_IS_PRESENT} AND name = :name::text""")
+
+_LOCK, _LOCK_KEY_SHARE = (
+    sql(f"SELECT state, name FROM relatum.streams WHERE stream_id = :stream_id::integer FOR {lock}")
+    for lock in ("UPDATE", "NO KEY UPDATE")
+)
+
+
 def definitions_of(rows: Iterable[Sequence[Any]]) -> list[KeyDefinition]:
     """The definitions that rows of `KEYS_IN_FORCE` hold."""
     return [
@@ -106,8 +124,8 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
     `wanted`: Names (the header of that name, as text) or definitions.
 
     Returns:
-        The definitions as stored, in the order given. One that is in force already and says the same is kept; one that
-        named no key so far, and now does, or was not masked, and now is, is told so: no row depends on that.
+        The definitions as stored, in the order given. An equal one that is in force is kept; `names` and `masked` are
+        added to it if it did not have them: no row depends on those.
 
     Raises:
         KeyDefinitionConflict: a definition of that name says something else; nothing was written.
@@ -116,11 +134,11 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
     """
     definitions = as_definitions(wanted)
     missing: list[KeyDefinition] = []
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         in_force = _in_force(connection, definitions)
-        # Most often all is said, without a lock: hundreds of publishers may start at once.
+        # Usually nothing is new, and no lock is taken: hundreds of publishers may start at once.
         if not all(_is_said(definition, in_force.get(definition.name)) for definition in definitions):
-            # Two that define the same key at once wait for each other here.
+            # Two processes that define the same key at once wait for each other here.
             connection.execute(sql("LOCK TABLE relatum.keys IN SHARE ROW EXCLUSIVE MODE"))
             missing = _write_keys(connection, definitions, _in_force(connection, definitions))
             in_force = _in_force(connection, definitions)
@@ -138,17 +156,19 @@ def backfill_command(names: Iterable[str]) -> str:
 def _write_keys(
     connection: sa.Connection, definitions: Sequence[KeyDefinition], in_force: dict[str, KeyDefinition]
 ) -> list[KeyDefinition]:
-    """Write what is not said yet; gives the definitions that are new."""
+    """Write what is not stored yet; returns the new definitions."""
     missing = [definition for definition in definitions if definition.name not in in_force]
     if len(in_force) + len(missing) > KEYS_MAX:
         raise InvalidKeyDefinition(f"at most {KEYS_MAX} keys can be in force", key=missing[-1].name)
     _check_named(definitions, {key.name: key for key in missing} | in_force)
-    told = [key for key in definitions if not _is_said(key, in_force.get(key.name))]
-    rows = [{"name": key.name, "sources": key.sources, "type": str(key.type), "masked": key.masked} for key in missing]
+    changed = [key for key in definitions if not _is_said(key, in_force.get(key.name))]
+    rows = [
+        {"name": key.name, "sources": list(key.sources), "type": str(key.type), "masked": key.masked} for key in missing
+    ]
     for statement, parameters in (
-        (sa.insert(keys), rows),
-        (_SET_NAMES, [{"key": key.name, "names": key.names} for key in told if key.names]),
-        (_MASK, [{"key": key.name, "masked": True} for key in told if key.masked]),
+        (_ADD_KEYS, rows),
+        (_SET_NAMES, [{"key": key.name, "names": key.names} for key in changed if key.names]),
+        (_MASK, [{"key": key.name, "masked": True} for key in changed if key.masked]),
     ):
         if parameters:
             connection.execute(statement, parameters)
@@ -156,18 +176,18 @@ def _write_keys(
 
 
 def check_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> None:
-    """See that no key is in force under one of these names that says something else. One that is not defined is fine.
+    """Check that no key in force contradicts one of these. Keys that are not defined are fine.
 
     Raises:
         KeyDefinitionConflict: one is.
     """
     definitions = as_definitions(wanted)
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         _in_force(connection, definitions)
 
 
 def _in_force(connection: sa.Connection, wanted: Iterable[KeyDefinition]) -> dict[str, KeyDefinition]:
-    """The keys in force, by name, of which none says something else than one that is wanted."""
+    """The keys in force, by name; none of them contradicts a wanted one."""
     in_force = {definition.name: definition for definition in key_definitions(connection)}
     for definition in wanted:
         _check_same(definition, in_force.get(definition.name))
@@ -211,14 +231,14 @@ def _check_named(wanted: Iterable[KeyDefinition], known: Mapping[str, KeyDefinit
 
 
 def remove_key(engine: sa.Engine, name: str) -> None:
-    """Take a key out of force: it is no longer recorded nor looked up; its rows go away with the next prune.
+    """Take a key out of force: it is no longer recorded or looked up, and the next prune deletes its rows.
 
     Raises:
         KeyNotDefined: no key of that name is in force.
         KeyDefinitionConflict: it is masked, and where it comes from would be shown from now on; nothing was written.
     """
     checked_name("name", name)
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         if _one_of(connection.execute(_REMOVE, {"key": name}).scalar(), name):
             raise KeyDefinitionConflict(
                 f"key {name!r} is masked, and nothing would hide its values once it is removed: let them be shown "
@@ -228,13 +248,13 @@ def remove_key(engine: sa.Engine, name: str) -> None:
 
 
 def mask_key(engine: sa.Engine, name: str, *, on: bool) -> None:
-    """Have a key's values shown as digests to who looks at messages, or as they are; pages go by it within two seconds.
+    """Show a key's values as digests, or as they are; pages follow within two seconds.
 
     Raises:
         KeyNotDefined: no key of that name is in force.
     """
     checked_name("name", name)
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         _one_of(connection.execute(_MASK, {"key": name, "masked": on}).scalar(), name)
     logger.info("key %r is %s", name, "masked" if on else "not masked any more")
 
@@ -251,7 +271,7 @@ def _one_of(is_masked: bool | None, name: str) -> bool:
 
 
 def mask_secret(connection: sa.Connection) -> bytes:
-    """What digests of masked values are made with. Who may read it may read the values too: see ADR 0030."""
+    """The secret of digests of masked values. It may be read by users that may read the values: see ADR 0030."""
     return bytes(connection.execute(_SECRET).scalar_one())
 
 
@@ -261,12 +281,12 @@ def current_stream(connection: sa.Connection, vhost: str, name: str) -> StreamRo
 
 
 def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream: str | None = None) -> StreamRow:
-    """The stream's present generation, made where it is not there. Safe against another that makes it at once.
+    """The stream's present generation, created if it is missing. Safe to call concurrently.
 
-    To be called only of what the broker has said to be a stream: nothing but `forget` takes a row away again.
+    Only for names that the broker has confirmed to be streams: only `forget` deletes the row again.
 
     Raises:
-        CoverageConflict: somebody forgot the stream at this very moment; try again.
+        CoverageConflict: the stream was forgotten at this very moment; try again.
     """
     found = ensure_streams(connection, vhost, {name: super_stream})
     if not found:
@@ -275,9 +295,9 @@ def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream
 
 
 def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping[str, str | None]) -> list[StreamRow]:
-    """As `ensure_stream`, of many: by name, the super stream each is a partition of. One that is forgotten is left out.
+    """As `ensure_stream`, for many, by name with the super stream each belongs to. Forgotten ones are left out.
 
-    In one order, so that two that see the same streams first do not wait for each other.
+    In one order, so that two processes that create the same streams do not deadlock.
     """
     if not super_streams:
         return []
@@ -294,15 +314,14 @@ def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping
 
 
 def lock_stream(connection: sa.Connection, stream_id: int, *, key_share: bool = False) -> None:
-    """Let nobody else back-fill, cut, repair or forget this stream until the transaction ends. Live recording goes on.
+    """Block back-fills, cuts, repairs and `forget` of this stream until the transaction ends. Live recording continues.
 
     `key_share`: New rows may refer to the stream meanwhile.
 
     Raises:
         CoverageConflict: the stream was forgotten meanwhile; nothing more may be written of it.
     """
-    query = sa.select(streams.c.state, streams.c.name).where(streams.c.stream_id == stream_id)
-    found = connection.execute(query.with_for_update(key_share=key_share)).one_or_none()
+    found = connection.execute(_LOCK_KEY_SHARE if key_share else _LOCK, {"stream_id": stream_id}).one_or_none()
     if found is None or found.state == FORGOTTEN:
         name = found.name if found else ""
         raise CoverageConflict("the stream was forgotten meanwhile; nothing was written", stream=name)
@@ -315,12 +334,8 @@ def streams_named(
 
     `partitions`: False leaves out the partitions of super streams that are not named themselves.
     """
-    query = sa.select(*_STREAM_COLUMNS).where(streams.c.vhost == vhost, streams.c.replaced_at.is_(None))
-    if names is not None:
-        wanted = sa.any_(sa.literal(list(names), sa.ARRAY(sa.Text)))
-        is_named = streams.c.name == wanted
-        query = query.where(is_named | (streams.c.super_stream == wanted) if partitions else is_named)
-    return [StreamRow(**row._mapping) for row in connection.execute(query.order_by(streams.c.name))]
+    query = _PRESENT if names is None else _NAMED_WITH_PARTITIONS if partitions else _NAMED
+    return [StreamRow(*row) for row in connection.execute(query, {"vhost": vhost, "names": list(names or ())})]
 
 
 def check_recorded(connection: sa.Connection, vhost: str, names: Collection[str]) -> None:
@@ -349,7 +364,6 @@ def set_record_time(engine: sa.Engine, vhost: str, name: str, *, on: bool) -> No
         StreamNotFound: no such stream is recorded. Whether there is one only the broker knows: see
             `relatum.recording.set_record_time`.
     """
-    current = (streams.c.vhost == vhost) & (streams.c.name == name) & streams.c.replaced_at.is_(None)
-    with translated_errors(), engine.begin() as connection:
-        if connection.execute(sa.update(streams).where(current).values(record_time=on)).rowcount == 0:
+    with transaction(engine) as connection:
+        if connection.execute(_SET_RECORD_TIME, {"vhost": vhost, "name": name, "on": on}).rowcount == 0:
             raise StreamNotFound(f"no stream {name!r} is recorded: `relatum record {name}` records it", stream=name)

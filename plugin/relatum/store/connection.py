@@ -1,9 +1,9 @@
-"""Connections to PostgreSQL that wait for an answer only so long, whoever is at the other end, and says nothing.
+"""Connections to PostgreSQL whose waits are limited.
 
-psycopg waits by itself for as long as the connection lives. A server that stands still, a locked table or a proxy that
-accepts and answers nothing keep it alive: the kernel answers, so no time-out of TCP notices. Here each wait ends by its
-statement's limit and by the deadline of the call (`relatum.waiting`). Then the connection is closed, since what comes
-next on it belongs to nobody; the pool opens another. The server is asked to end the statement, too.
+psycopg waits as long as the connection lives. A suspended server, a locked table or a silent proxy keeps it alive: the
+kernel answers, so no TCP time-out notices. Here each wait ends by its statement's limit and by the deadline of the call
+(`relatum.waiting`). The connection is then closed, since a late answer would be taken for the next statement's; the
+pool opens another. The server is asked to cancel the statement, too.
 """
 
 import math
@@ -26,7 +26,7 @@ ROLLBACK_S: Final = 0.5
 """Seconds for a rollback after the time of a call: an answering server needs less, and the connection is kept."""
 
 CANCEL_S: Final = 2.0
-"""Seconds to tell a server that nobody waits for a statement any more; it is told aside, and nobody waits for that."""
+"""Seconds to send a cancel request, in the background."""
 
 CANCELS_MAX: Final = 4
 """Statements that are cancelled at the same time; what is more is left to the server."""
@@ -97,7 +97,7 @@ class TimedConnection(psycopg.Connection[Any]):
         """Handlers of notices that were added."""
 
     def close(self) -> None:
-        """Give it back to its pool: that is what SQLAlchemy calls for one that it is done with."""
+        """Return it to its pool. SQLAlchemy calls this when it is done with a connection."""
         if self.give_back is None:
             self.end()
         else:
@@ -108,10 +108,10 @@ class TimedConnection(psycopg.Connection[Any]):
         super().close()
 
     def begin(self) -> None:
-        """Begin a transaction that the server ends where this process stands still in it for longer than `idle_s`.
+        """Begin a transaction that the server ends if this process is idle in it for longer than `idle_s`.
 
-        A process that is frozen keeps its connection alive, and with it the locks of its transaction. The limit is told
-        in the same round trip, and is the transaction's alone, so that it holds behind a pooler, too.
+        A suspended process keeps its connection alive, and with it its transaction's locks. The limit is sent in the
+        same round trip and is local to the transaction, so it works behind a pooler, too.
         """
         level = self.isolation_level
         isolation = "" if level is None else f" ISOLATION LEVEL {level.name.replace('_', ' ')}"
@@ -167,7 +167,7 @@ class TimedConnection(psycopg.Connection[Any]):
         return self.ending if deadline is None else Deadline(None, deadline, self.ending)
 
     def commit(self) -> None:
-        """Commit. Where no answer comes in time it is not known what became of it, as after any lost connection."""
+        """Commit. Without an answer in time its outcome is unknown, as after any lost connection."""
         self._step = "commit"
         try:
             super().commit()
@@ -175,7 +175,7 @@ class TimedConnection(psycopg.Connection[Any]):
             self._step = ""
 
     def rollback(self) -> None:
-        """Roll back, also where the call has no time left; a server that does not answer is left, and does so, too."""
+        """Roll back, even if the call has no time left; if the server does not answer, the connection is closed."""
         if self.closed or self.pgconn.transaction_status == TransactionStatus.IDLE:
             return
         self._step = "rollback"
@@ -187,12 +187,12 @@ class TimedConnection(psycopg.Connection[Any]):
 
 
 def idle_limit(seconds: float) -> str:
-    """The statement that has the server end the transaction where nothing is asked in it for so many seconds."""
+    """The statement that makes the server end the transaction after so many idle seconds."""
     return f"SET LOCAL idle_in_transaction_session_timeout = {max(1, round(seconds * 1000))}"
 
 
 def _cancel(pgconn: Any) -> None:
-    """Tell the server in a thread of its own that nobody waits for the statement."""
+    """Send a cancel request in a thread of its own."""
     if not _cancelling.acquire(blocking=False):
         return
     try:
@@ -224,7 +224,7 @@ def _say_cancel(line: Any) -> None:
 
 @contextmanager
 def patient(connection: sa.Connection, statement_s: float) -> Iterator[None]:
-    """Statements in the block are a caller's own, and may take longer than ours."""
+    """Allow statements in the block, which are a caller's own, to take longer than ours."""
     driver: Any = connection.connection.driver_connection
     before = getattr(driver, "statement_s", None)
     driver.statement_s = None if before is None else max(before, statement_s)

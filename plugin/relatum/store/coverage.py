@@ -5,9 +5,8 @@ compare-and-set of its own.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 
@@ -15,7 +14,6 @@ from relatum.errors import CoverageConflict
 from relatum.ids import Position
 from relatum.keys import timestamp_us
 from relatum.store.database import sql
-from relatum.store.tables import coverage
 
 TIME: Final = 0
 """Stands for the message's time among key ids; definitions count from 1."""
@@ -23,8 +21,7 @@ TIME: Final = 0
 Range = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class CoverageRow:
+class CoverageRow(NamedTuple):
     """One range of offsets and what is recorded of it."""
 
     coverage_id: int
@@ -44,9 +41,9 @@ class CoverageRow:
 
     @property
     def mark(self) -> int:
-        """What tells it from a row of the same id: what lies at its end, or, where nothing does, when it was written.
+        """Tells it from a later row of the same id: its last message's fingerprint, or when it was written.
 
-        A standby that is promoted without the last commits gives their ids anew, to other streams too.
+        A standby that is promoted without the last commits assigns their ids again, to other streams too.
         """
         if self.last_fingerprint is not None:
             return self.last_fingerprint
@@ -54,10 +51,19 @@ class CoverageRow:
 
     @property
     def position(self) -> Position | None:
-        """What lay at the last recorded offset; None where nothing was recorded yet."""
+        """The last recorded message; None where nothing was recorded yet."""
         if self.last_offset is None or self.last_fingerprint is None:
             return None
         return Position(self.last_offset, self.last_fingerprint, self.last_chunk_ms)
+
+    def up_to(self, last: Position) -> "CoverageRow":
+        """The same range, grown up to and including that message."""
+        return self._replace(
+            to_offset=last.offset + 1,
+            last_offset=last.offset,
+            last_fingerprint=last.fingerprint,
+            last_chunk_ms=last.chunk_ms,
+        )
 
     def holds(self, key_id: int) -> bool:
         """Whether the range is recorded for a key, or for `TIME`."""
@@ -68,23 +74,22 @@ class CoverageRow:
         return not self.over_amqp and self.holds(key_id)
 
 
-COLUMNS = [coverage.c[name] for name in CoverageRow.__dataclass_fields__]
+COLUMNS: Final = ", ".join(CoverageRow._fields)
+
+_COVERAGE_OF: Final = sql(f"""
+    SELECT {COLUMNS} FROM relatum.coverage WHERE stream_id = ANY (:stream_ids::integer[])
+    ORDER BY stream_id, from_offset, coverage_id""")
 
 
 def row_of(row: sa.Row[tuple[object, ...]]) -> CoverageRow:
-    """A range, by the columns of it."""
-    values = dict(row._mapping)
-    values["key_ids"] = tuple(values["key_ids"])
-    return CoverageRow(**values)
+    """A range from its columns."""
+    found = CoverageRow._make(row)
+    return found._replace(key_ids=tuple(found.key_ids))
 
 
 def coverage_of(connection: sa.Connection, stream_ids: Sequence[int]) -> list[CoverageRow]:
     """Every range of the streams, by stream and offset."""
-    query = sa.select(*COLUMNS).where(
-        coverage.c.stream_id == sa.any_(sa.literal(list(stream_ids), sa.ARRAY(sa.Integer)))
-    )
-    rows = connection.execute(query.order_by(coverage.c.stream_id, coverage.c.from_offset, coverage.c.coverage_id))
-    return [row_of(row) for row in rows]
+    return [row_of(row) for row in connection.execute(_COVERAGE_OF, {"stream_ids": list(stream_ids)})]
 
 
 def coverage_by_stream(connection: sa.Connection, stream_ids: Sequence[int]) -> dict[int, list[CoverageRow]]:
@@ -97,77 +102,13 @@ def coverage_by_stream(connection: sa.Connection, stream_ids: Sequence[int]) -> 
 
 def tail_of(connection: sa.Connection, stream_id: int) -> CoverageRow | None:
     """The range that grows as the stream grows; None where the stream was never recorded."""
-    row = connection.execute(
-        sa.select(*COLUMNS).where(coverage.c.stream_id == stream_id, coverage.c.is_tail)
-    ).one_or_none()
-    return row_of(row) if row else None
+    return next((row for row in coverage_of(connection, [stream_id]) if row.is_tail), None)
 
 
 def last_position(rows: Iterable[CoverageRow]) -> Position | None:
-    """What was recorded furthest on. A log grows at its end only: where that agrees, all before it does."""
+    """The last recorded message. A log only grows at its end: if this one agrees, all before it does."""
     positions = [row.position for row in rows if row.position is not None]
     return max(positions, key=lambda position: position.offset, default=None)
-
-
-def add_hole(connection: sa.Connection, stream_id: int, hole: Range) -> None:
-    """Write down offsets that retention took before they were recorded."""
-    connection.execute(
-        sa.insert(coverage).values(
-            stream_id=stream_id, from_offset=hole[0], to_offset=hole[1], key_ids=[], with_time=False, kind="hole"
-        )
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """Offsets [from_offset, to_offset) that a back-fill has dealt with, and what is recorded of them."""
-
-    from_offset: int
-    to_offset: int
-    key_ids: tuple[int, ...]
-    with_time: bool
-    position: Position | None = None
-    kind: str = "recorded"
-
-    def joins(self, row: CoverageRow) -> bool:
-        """Whether a range that somebody finished says the same of the offsets just before or behind."""
-        mine = (self.kind, self.key_ids, self.with_time, False)
-        return (
-            not row.is_tail
-            and mine == (row.kind, row.key_ids, row.with_time, row.over_amqp)
-            and (row.to_offset == self.from_offset or row.from_offset == self.to_offset)
-        )
-
-
-def add_filled(connection: sa.Connection, stream_id: int, rows: Sequence[CoverageRow], filled: Filled) -> None:
-    """Write down a range, as one with those it joins: each look-up reads the coverage, so it is kept short.
-
-    The caller holds `lock_stream`, so that nobody else joins ranges meanwhile.
-
-    Raises:
-        CoverageConflict: a range it joins was pruned meanwhile; roll the transaction back.
-    """
-    joined = [row for row in rows if filled.joins(row)]
-    positions = [row.position for row in joined] + [filled.position]
-    position = max((one for one in positions if one), key=lambda one: one.offset, default=None)
-    if joined:
-        ids = sa.literal([row.coverage_id for row in joined], sa.ARRAY(sa.BigInteger))
-        gone = connection.execute(sa.delete(coverage).where(coverage.c.coverage_id == sa.any_(ids)))
-        if gone.rowcount != len(joined):
-            raise CoverageConflict("a range was pruned meanwhile; nothing was written", stream="")
-    connection.execute(
-        sa.insert(coverage).values(
-            stream_id=stream_id,
-            from_offset=min([filled.from_offset, *(row.from_offset for row in joined)]),
-            to_offset=max([filled.to_offset, *(row.to_offset for row in joined)]),
-            key_ids=list(filled.key_ids),
-            with_time=filled.with_time,
-            kind=filled.kind,
-            last_offset=position and position.offset,
-            last_fingerprint=position and position.fingerprint,
-            last_chunk_ms=position and position.chunk_ms,
-        )
-    )
 
 
 def covered(rows: Iterable[CoverageRow], key_id: int) -> list[Range]:
@@ -176,7 +117,7 @@ def covered(rows: Iterable[CoverageRow], key_id: int) -> list[Range]:
 
 
 def proven(rows: Iterable[CoverageRow], key_id: int) -> list[Range]:
-    """The offsets of which it is known what they hold for a key (or `TIME`): those of `covered` but AMQP 0.9.1's."""
+    """The offsets whose values for a key (or `TIME`) are all known: those of `covered` but AMQP 0.9.1's."""
     return merged((row.from_offset, row.to_offset) for row in rows if row.proves(key_id))
 
 
@@ -210,7 +151,111 @@ def missing(within: Range, ranges: Sequence[Range]) -> list[Range]:
     return gaps
 
 
-# --- tails
+# --- written ----------------------------------------------------------------------------------------------------------
+
+
+class NewRange(NamedTuple):
+    """A range to be written. `position` is the last message recorded in it, or before it."""
+
+    stream_id: int
+    from_offset: int
+    to_offset: int
+    key_ids: tuple[int, ...] = ()
+    with_time: bool = False
+    kind: str = "recorded"
+    is_tail: bool = False
+    position: Position | None = None
+    over_amqp: bool = False
+
+    def joins(self, row: CoverageRow) -> bool:
+        """Whether a finished range says the same of the offsets just before or behind."""
+        mine = (self.kind, self.key_ids, self.with_time, self.over_amqp)
+        return (
+            not row.is_tail
+            and mine == (row.kind, row.key_ids, row.with_time, row.over_amqp)
+            and (row.to_offset == self.from_offset or row.from_offset == self.to_offset)
+        )
+
+
+def new_tail(
+    stream_id: int, at: int, key_ids: Iterable[int], *, with_time: bool, position: Position | None = None
+) -> NewRange:
+    """A tail that begins at an offset; `position` is the message before it."""
+    return NewRange(stream_id, at, at, tuple(sorted(key_ids)), with_time, is_tail=True, position=position)
+
+
+# One array for each column: 2,000 tails are opened in one statement.
+_ADD_RANGES: Final = sql(f"""
+    INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, key_ids, with_time, kind, is_tail, over_amqp,
+        last_offset, last_fingerprint, last_chunk_ms)
+    SELECT stream_id, start, stop, key_ids::smallint[], with_time, kind, is_tail, over_amqp, last_offset, print, chunk
+    FROM unnest(:streams::integer[], :starts::bigint[], :stops::bigint[], :key_ids::text[], :timed::boolean[],
+        :kinds::text[], :tails::boolean[], :over_amqp::boolean[], :offsets::bigint[], :prints::bigint[],
+        :chunks::bigint[])
+        AS new(stream_id, start, stop, key_ids, with_time, kind, is_tail, over_amqp, last_offset, print, chunk)
+    ORDER BY stream_id, start
+    ON CONFLICT DO NOTHING
+    RETURNING {COLUMNS}""")
+
+
+def add_ranges(connection: sa.Connection, new: Sequence[NewRange]) -> list[CoverageRow]:
+    """Write ranges, and return them; tails of streams that have one already are left out."""
+    if not new:
+        return []
+    positions = [each.position for each in new]
+    values = {
+        "streams": [each.stream_id for each in new],
+        "starts": [each.from_offset for each in new],
+        "stops": [each.to_offset for each in new],
+        "key_ids": [_array(each.key_ids) for each in new],
+        "timed": [each.with_time for each in new],
+        "kinds": [each.kind for each in new],
+        "tails": [each.is_tail for each in new],
+        "over_amqp": [each.over_amqp for each in new],
+        "offsets": [at and at.offset for at in positions],
+        "prints": [at and at.fingerprint for at in positions],
+        "chunks": [at and at.chunk_ms for at in positions],
+    }
+    return [row_of(row) for row in connection.execute(_ADD_RANGES, values)]
+
+
+def open_tail(connection: sa.Connection, tail: NewRange) -> CoverageRow:
+    """Write one tail.
+
+    Raises:
+        CoverageConflict: the stream has one already.
+    """
+    for opened in add_ranges(connection, [tail]):
+        return opened
+    raise CoverageConflict("another recorder opened the stream's tail first", stream="")
+
+
+_DELETE: Final = sql("DELETE FROM relatum.coverage WHERE coverage_id = ANY (:ids::bigint[])")
+
+
+def join_range(connection: sa.Connection, rows: Iterable[CoverageRow], new: NewRange) -> None:
+    """Write a range, as one with those of `rows` that it joins: each lookup reads the coverage, so it is kept short.
+
+    The caller holds `lock_stream`, so that nobody else joins ranges at the same time.
+
+    Raises:
+        CoverageConflict: a range it joins was pruned; roll the transaction back.
+    """
+    joined = [row for row in rows if new.joins(row)]
+    if joined:
+        gone = connection.execute(_DELETE, {"ids": [row.coverage_id for row in joined]})
+        if gone.rowcount != len(joined):
+            raise CoverageConflict("a range was pruned meanwhile; nothing was written", stream="")
+    positions = [each for each in (new.position, last_position(joined)) if each]
+    whole = new._replace(
+        from_offset=min([new.from_offset, *(row.from_offset for row in joined)]),
+        to_offset=max([new.to_offset, *(row.to_offset for row in joined)]),
+        position=max(positions, key=lambda each: each.offset, default=None),
+    )
+    add_ranges(connection, [whole])
+
+
+# --- tails ------------------------------------------------------------------------------------------------------------
 
 _MARK: Final = "coalesce(c.last_fingerprint, (extract(epoch FROM c.recorded_at) * 1000000)::bigint)"
 """`CoverageRow.mark` in PostgreSQL."""
@@ -235,16 +280,6 @@ _NOW: Final = sql(f"""
     SELECT c.coverage_id, c.to_offset, {_MARK} FROM relatum.coverage c
     WHERE c.coverage_id = ANY (:ids::bigint[]) AND c.is_tail""")
 
-_OPEN_TAILS: Final = sql(f"""
-    INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, with_time, last_offset, last_fingerprint,
-        last_chunk_ms, key_ids, is_tail)
-    SELECT stream_id, at, at, with_time, last_offset, last_fingerprint, last_chunk_ms, :key_ids::smallint[], true
-    FROM unnest(:streams::integer[], :ats::bigint[], :timed::boolean[], :offsets::bigint[], :fingerprints::bigint[],
-        :chunks_ms::bigint[]) AS new(stream_id, at, with_time, last_offset, last_fingerprint, last_chunk_ms)
-    ORDER BY stream_id
-    ON CONFLICT DO NOTHING
-    RETURNING {", ".join(CoverageRow.__dataclass_fields__)}""")
-
 _AS_LEFT: Final = f"""unnest(:ids::bigint[], :expected::bigint[], :marks::bigint[]) AS tail(id, expected, mark)
     WHERE c.coverage_id = tail.id AND c.to_offset = tail.expected AND tail.mark = {_MARK} AND c.is_tail"""
 
@@ -257,69 +292,37 @@ _CLOSE_TAILS: Final = sql(f"""
     RETURNING c.stream_id""")
 
 
-@dataclass(frozen=True, slots=True)
-class TailMove:
-    """One stream's part of a commit of many: its tail, as it was left, grows up to an offset."""
-
-    row: CoverageRow
-    to_offset: int
-    position: Position
-
-    @property
-    def moved(self) -> CoverageRow:
-        """The tail once it has grown."""
-        row, at = self.row, self.position
-        # Not by `replace`, which takes as long as all else of a commit that is done for each stream.
-        return CoverageRow(
-            row.coverage_id,
-            row.stream_id,
-            row.from_offset,
-            self.to_offset,
-            row.key_ids,
-            row.with_time,
-            row.kind,
-            row.is_tail,
-            at.offset,
-            at.fingerprint,
-            at.chunk_ms,
-            row.recorded_at,
-            row.over_amqp,
-        )
-
-
-def advance_all(connection: sa.Connection, moves: Sequence[TailMove]) -> tuple[set[int], set[int]]:
+def advance_all(connection: sa.Connection, moves: Sequence[tuple[CoverageRow, Position]]) -> tuple[set[int], set[int]]:
     """Move the ends of many tails, each by a compare-and-set of its own: the heart of promise 2.
 
-    Who loses one race loses nothing else.
+    A stream whose race is lost affects no other.
 
-    Rows are locked in one order, and those that somebody else has locked are left for the next time: two recorders that
-    fight over the same streams do not wait for each other, and a long transaction about one stream holds up no other.
+    Rows are locked in one order, and those that another session has locked are left for the next time: two recorders
+    that compete for streams do not wait for each other, and a long transaction about one stream holds up no other.
 
     Args:
         connection: The transaction that then writes the rows of those that were moved, and of no others.
-        moves: At most one for each tail.
+        moves: Tails as they were left, each with the message up to which it grows.
 
     Returns:
-        The ids of the tails that were moved; and of those that stand where they stood, and are locked just now. All
-        others were moved, closed or replaced by another recorder.
+        The ids of the tails that were moved; and of those that are as they were left, and locked just now. All others
+        were moved, closed or replaced by another recorder.
     """
     columns = {
-        "ids": _array([move.row.coverage_id for move in moves]),
-        "expected": _array([move.row.to_offset for move in moves]),
-        "marks": _array([move.row.mark for move in moves]),
-        "ends": _array([move.to_offset for move in moves]),
-        "offsets": _array([move.position.offset for move in moves]),
-        "fingerprints": _array([move.position.fingerprint for move in moves]),
-        "chunks_ms": _array([move.position.chunk_ms for move in moves]),
+        "ids": _array([row.coverage_id for row, _ in moves]),
+        "expected": _array([row.to_offset for row, _ in moves]),
+        "marks": _array([row.mark for row, _ in moves]),
+        "ends": _array([last.offset + 1 for _, last in moves]),
+        "offsets": _array([last.offset for _, last in moves]),
+        "fingerprints": _array([last.fingerprint for _, last in moves]),
+        "chunks_ms": _array([last.chunk_ms for _, last in moves]),
     }
     moved = set(connection.execute(ADVANCE_ALL, columns).scalars())
-    left = [move for move in moves if move.row.coverage_id not in moved]
+    left = {row.coverage_id: (row.to_offset, row.mark) for row, _ in moves if row.coverage_id not in moved}
     if not left:
         return moved, set()
-    ids = {"ids": [move.row.coverage_id for move in left]}
-    now = {tuple(row) for row in connection.execute(_NOW, ids)}
-    rows = [move.row for move in left]
-    return moved, {row.coverage_id for row in rows if (row.coverage_id, row.to_offset, row.mark) in now}
+    now = connection.execute(_NOW, {"ids": list(left)})
+    return moved, {coverage_id for coverage_id, *at in now if left[coverage_id] == tuple(at)}
 
 
 def _array(values: Iterable[int | None]) -> str:
@@ -327,49 +330,10 @@ def _array(values: Iterable[int | None]) -> str:
     return f"{{{','.join(['NULL' if value is None else str(value) for value in values])}}}"
 
 
-def open_tails(connection: sa.Connection, tails: Sequence["NewTail"], key_ids: Iterable[int]) -> list[CoverageRow]:
-    """New tails of many streams in one statement; those of streams that have one already are left out."""
-    if not tails:
-        return []
-    positions = [tail.position for tail in tails]
-    values = {
-        "streams": [tail.stream_id for tail in tails],
-        "ats": [tail.at for tail in tails],
-        "timed": [tail.with_time for tail in tails],
-        "offsets": [at and at.offset for at in positions],
-        "fingerprints": [at and at.fingerprint for at in positions],
-        "chunks_ms": [at and at.chunk_ms for at in positions],
-        "key_ids": sorted(key_ids),
-    }
-    return [row_of(row) for row in connection.execute(_OPEN_TAILS, values)]
-
-
-def open_tail(connection: sa.Connection, tail: "NewTail", key_ids: Iterable[int]) -> CoverageRow:
-    """One new tail.
-
-    Raises:
-        CoverageConflict: the stream has one already.
-    """
-    opened = open_tails(connection, [tail], key_ids)
-    if not opened:
-        raise CoverageConflict("another recorder opened the stream's tail first", stream="")
-    return opened[0]
-
-
-@dataclass(frozen=True, slots=True)
-class NewTail:
-    """A tail to be opened at an offset; `position` is what lies before it."""
-
-    stream_id: int
-    at: int
-    with_time: bool
-    position: Position | None = None
-
-
 def close_tails(connection: sa.Connection, rows: Sequence[CoverageRow]) -> set[int]:
-    """Make tails ordinary ranges, or drop those that hold nothing; gives the streams of those that were closed.
+    """Make tails ordinary ranges, or drop the empty ones; returns the streams of those that were closed.
 
-    The others were moved by another recorder meanwhile.
+    The others were moved by another recorder.
     """
     if not rows:
         return set()

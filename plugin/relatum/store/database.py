@@ -39,19 +39,19 @@ TRIES: Final = 5
 _IN_THE_WAY: Final = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 
 STATEMENT_S: Final = 30.0
-"""Seconds one statement may take, by default. Those who go on by themselves repeat what did not come through."""
+"""Seconds for one statement, by default. Components that run on repeat what failed."""
 
 ONCE_STATEMENT_S: Final = 600.0
-"""Seconds for a statement of what is done once, by default: it may go through much of a table."""
+"""Seconds for one statement of a one-off task, by default: it may read much of a table."""
 
 IDLE_S: Final = 30.0
-"""Seconds that a transaction with questions to the broker in it may stand still: each is answered sooner, or fails."""
+"""Seconds that a transaction may be idle while the broker is asked: each question is answered sooner, or fails."""
 
 _POOL_S: Final = 30.0
 """Seconds to wait for a connection of a pool that opens more when all are busy."""
 
 _POOL_BOUNDED_S: Final = 600.0
-"""Seconds to wait for one of a pool that does not: work waits in turn there, and should not fail for it."""
+"""Seconds to wait for one of a bounded pool: work queues there, and should not fail for it."""
 
 CLOSED: Final = "this was closed: make another one; nothing was written"
 
@@ -60,9 +60,9 @@ _Answer = TypeVar("_Answer")
 
 
 def sql(text: str) -> sa.TextClause:
-    """A statement, written as SQL with parameters as `:name::type`: PostgreSQL plans by the types that it is told.
+    """A statement with parameters as `:name::type`: PostgreSQL makes a plan for each combination of types.
 
-    What stands in quotes is text of the statement like any other: a colon and a letter in it are a parameter.
+    Quotes are not parsed: a colon and a letter inside them are a parameter, too.
 
     Raises:
         ValueError: a parameter has no type.
@@ -85,18 +85,16 @@ class Database:
     Args:
         database: PostgreSQL's URL, or a `Database`, which stays the caller's and whose connections are shared; or the
             address of one, for connections of its own.
-        refusing: What `UsedAfterClose` says once it is closed; None where what is under way goes on, and it may be
-            used again.
-        ending: Lets go of a database that does not answer as it is brought forward; None for never.
-        pool_size: Connections kept; as many again may be opened under load.
-        is_bounded: False where more may be opened, one for each thread that asks: nobody waits for another then, also
-            where all connections of the `Database` that is shared are in use.
-        connections_max: Connections at most; who needs one while all are busy waits for it, ten minutes if need be.
-            None for twice `pool_size`, and half a minute.
-        is_kept: True keeps all connections that were opened, for whoever has as much to ask soon again.
+        refusing: The text of `UsedAfterClose` once it is closed; None: it may be used after `close`.
+        ending: A deadline of all waits, which is brought forward as the component ends; None for none.
+        pool_size: Connections kept; as many again may be opened under load. Not with `connections_max`.
+        is_bounded: False: further connections are opened instead of waiting for one, also beyond those of a shared
+            `Database`.
+        connections_max: Connections at most, all of them kept; a caller waits up to ten minutes for a free one. None:
+            twice `pool_size`, and half a minute.
         statement_s: Seconds for one statement; None for no limit but the deadline of a call (`relatum.waiting`).
-        idle_s: Seconds after which the server ends a transaction of this component that stands still, since its process
-            does, and lets go of its locks. None (default): never.
+        idle_s: Seconds after which the server ends an idle transaction of this component, whose process may be
+            suspended, and releases its locks. None (default): never.
         writes: True connects only to a host that takes writes, where the URL lists several and does not say otherwise.
 
     What the URL says of `statement_timeout_s`, `pool_size` and `pool_timeout_s` comes before these.
@@ -118,7 +116,6 @@ class Database:
         pool_size: int = 5,
         is_bounded: bool = True,
         connections_max: int | None = None,
-        is_kept: bool = False,
         statement_s: float | None = STATEMENT_S,
         idle_s: float | None = None,
         writes: bool = False,
@@ -145,7 +142,7 @@ class Database:
             parameters.setdefault("target_session_attrs", "read-write")
         self.pool = Pool(
             parameters,
-            kept=most if is_kept and most is not None else pool_size,
+            kept=pool_size if connections_max is None else connections_max,
             most=most,
             wait_s=limits.get(POOL, _POOL_S if connections_max is None else _POOL_BOUNDED_S),
             statement_s=limits.get(STATEMENT, statement_s) or None,
@@ -243,7 +240,7 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
         """A transaction; committed at the end of the block, or rolled back where it raises."""
-        with translated_errors(), self.engine.begin() as connection:
+        with transaction(self.engine) as connection:
             yield connection
 
     def run(self, work: Callable[[sa.Connection], _Answer]) -> _Answer:
@@ -283,6 +280,13 @@ def as_engine(
         return
     with closing(Database(database, refusing=None, statement_s=statement_s, idle_s=idle_s)) as own:
         yield own.engine
+
+
+@contextmanager
+def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A transaction of an engine; committed at the end of the block, or rolled back where it raises."""
+    with translated_errors(), engine.begin() as connection:
+        yield connection
 
 
 @contextmanager

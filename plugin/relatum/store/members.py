@@ -1,22 +1,18 @@
 """Leases, and members that share things by them: streams among recorders, partitions among serial consumers.
 
-A member has one lease, the row that names it. What it holds names the member, and is held for as long as that lease
-holds: so a member renews one row, however much it holds. Its rows are looked at in the same transaction, and shared
-evenly: a member that comes takes its part once others have let go of it, and what a member had that died is taken
-over. What has no holder that lives is taken by compare-and-set on the name that was seen there.
+A member has one lease, its own row. Rows that it holds name it, and are held while its lease is valid, so a renewal
+writes one row however much a member holds. In the same transaction the rows are shared evenly: a new member gets its
+part once others release it, and what a dead member held is taken over, by compare-and-set on the holder's name.
 
-A lease only says who is at work, so that others need not try: it saves work, and nothing rests on it. Its clock, the
-database's, may jump, its holder may be frozen between two statements and go on an hour later, believing what it
-believed. So whoever writes what it holds is fenced, by what is written and in the statement that writes, each in the
-way that fits:
+A lease only avoids double work; correctness never depends on it. The database's clock may jump, and a member may be
+suspended between two statements and continue an hour later. So every write is fenced by the data it writes:
 
-- a recorder by the coverage's end, which moves by compare-and-set;
-- a serial consumer's position, and a collector's, by the member its row names and the version, or position, it had;
+- a recorder's by the coverage's end, which moves by compare-and-set;
+- a serial consumer's or collector's position by the member its row names and the version, or position, it had;
 - a claim on a group by its number, which each new claim raises;
 - a step of a move by the move's state and attempt.
 
-One that was frozen and comes back learns by that that another has gone on, and never by asking a clock of its own.
-Source: docs/adr/0017.
+A suspended member finds out when its fenced write fails. Source: docs/adr/0017.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -29,18 +25,18 @@ from relatum.processes import new_holder
 from relatum.store.database import sql
 
 LEASE_S: Final = 5.0
-"""How long a lease holds without renewal, by default, in seconds."""
+"""Seconds a lease is valid without renewal, by default."""
 
 RENEWALS: Final = 3
-"""How often a lease is renewed while it holds. Tests set it high, so that a long lease has a quick rhythm."""
+"""Renewals within one lease. Tests set it high, so that a long lease is renewed often."""
 
 _LEASE_END: Final = "clock_timestamp() + make_interval(secs => :lease_s::double precision)"
 
 RENEWED: Final = f"lease_expires_at = {_LEASE_END}"
-"""Sets a lease that holds for `lease_s` seconds from now, in an UPDATE."""
+"""Sets a lease of `lease_s` seconds from now, in an UPDATE."""
 
 _TRIES: Final = 3
-"""Times one beat joins anew where the lease runs out amid it."""
+"""Times one beat joins again if the lease expires during it."""
 
 
 def renewal_s(lease_s: float) -> float:
@@ -49,18 +45,17 @@ def renewal_s(lease_s: float) -> float:
 
 
 class Sharing:
-    """The statements of one kind of members and of what they share, made of names of tables and columns.
+    """The statements for one kind of members and what they share, built from names of tables and columns.
 
     Args:
-        members: The table of the members, with columns `holder` and `lease_expires_at`.
-        within: Its column by which they belong together, unique with `holder`; and its type.
+        members: The members' table, with columns `holder` and `lease_expires_at`.
+        within: Its column that groups members, unique with `holder`; and the column's type.
         rows: The table of what is shared.
-        key: Its integer column that tells one row from another.
+        key: Its integer key.
         held_by: Its column that names the holder.
-        of_rows: Its column that says to whose share a row belongs, as `within` does; None where it does not say: then
-            no two members may have the same name, whatever they share.
-        are: Which of its rows are shared.
-        taken: What else is written where a row is taken, to fence off who had it before.
+        of_rows: Its column that matches `within`; None if it has none: then holders' names must be unique overall.
+        are: The condition of rows that are shared.
+        taken: Further assignments for a row that is taken, to fence off its former holder.
     """
 
     def __init__(
@@ -78,13 +73,13 @@ class Sharing:
         column, its_type = within
         together = f"{column} = :within::{its_type}"
         shared = are if of_rows is None else f"{are} AND {of_rows} = :within::{its_type}"
-        # One that has run out is not renewed: the member has to learn that it was dead to the others.
+        # An expired lease is not renewed: the member must learn that others may have taken its rows.
         self.renew = sql(f"""UPDATE relatum.{members} SET {RENEWED}
             WHERE {together} AND holder = :holder::text AND lease_expires_at >= clock_timestamp()""")
         self.join = sql(f"""INSERT INTO relatum.{members} ({column}, holder, lease_expires_at)
             VALUES (:within::{its_type}, :holder::text, {_LEASE_END})
             ON CONFLICT ({column}, holder) DO UPDATE SET {RENEWED}""")
-        # Two that find each other dead must not wait for each other.
+        # Two members that each find the other expired must not wait for each other.
         self.bury = sql(f"""DELETE FROM relatum.{members} WHERE {together} AND holder IN (
             SELECT holder FROM relatum.{members} WHERE {together} AND lease_expires_at < clock_timestamp()
             FOR UPDATE SKIP LOCKED)""")
@@ -95,15 +90,15 @@ class Sharing:
         self.is_held = f"""EXISTS (
             SELECT FROM relatum.{members} holders
             WHERE holders.holder = {rows}.{held_by} AND holders.lease_expires_at >= clock_timestamp(){same})"""
-        """Whether a row is somebody's now, for queries on the table of what is shared."""
-        # Key by key, however the planner sees it. By `= ANY` a prepared statement compares each row of the table with
-        # each key where it takes no index: 2,000 streams took 200 ms.
+        """SQL: whether a row is held now, for queries on the table of what is shared."""
+        # Key by key, whatever the planner prefers: with `= ANY` and no index, a prepared statement compares each row
+        # with each key, which took 200 ms for 2,000 streams.
         self.look = sql(f"""SELECT one.key, one.holder, one.is_held
             FROM unnest(:keys::integer[]) AS wanted(key) JOIN LATERAL (
                 SELECT {key} AS key, {held_by} AS holder, {self.is_held} AS is_held
                 FROM relatum.{rows} WHERE {shared} AND {key} = wanted.key OFFSET 0) one ON true""")
-        # What nobody holds, by what was seen of it: who takes a row that another has just taken waits for nobody. As
-        # an array: a plan that asks again for each row would lock, and take, more than so many.
+        # Rows that were free, if their holder is still the one that was seen; locked ones are skipped. As an array: a
+        # plan that repeats the subquery for each row would lock, and take, more than `at_most`.
         also = "" if taken is None else f", {taken}"
         self.take = sql(f"""UPDATE relatum.{rows} SET {held_by} = :holder::text{also}
             WHERE {shared} AND {key} = ANY (ARRAY (
@@ -126,14 +121,14 @@ RECORDERS: Final = Sharing(
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a member has.
+    """What a member holds.
 
     Attributes:
-        holder: Its name. Another one than before where its lease had run out: what it held, it holds no more.
-        held: What is its own now, also what it has just taken.
-        surplus: How many of these others should have.
-        others: What others hold, and who.
-        missing: What was asked for and is not there, or is not shared any more.
+        holder: Its name. A new one if its lease had expired: it holds nothing of what it held before.
+        held: What it holds now, including what it has just taken.
+        surplus: How many of these it should release to others.
+        others: What others hold, with their names.
+        missing: What was asked for and does not exist, or is not shared any more.
     """
 
     holder: str
@@ -144,11 +139,11 @@ class Share:
 
 
 class Member:
-    """One member: its lease, and what it holds. For one thread at a time.
+    """One member: its lease, and what it holds. Not thread-safe.
 
     Args:
-        lease_s: Seconds after which others may take what it holds, without a word of it.
-        holder: Its own name. None (default): one that nobody else has, another one each time its lease has run out.
+        lease_s: Seconds without renewal after which others may take what it holds.
+        holder: Its name. None (default): a unique one, and a new one each time its lease has expired.
     """
 
     def __init__(
@@ -175,12 +170,12 @@ class Member:
         return renewal_s(self._lease_s)
 
     def beat(self, connection: sa.Connection, wanted: Collection[int]) -> Share:
-        """Renew the lease, and take what this member should have and nobody holds.
+        """Renew the lease, and take free rows up to this member's share.
 
-        Five statements in the caller's transaction, whatever number is wanted. What they found may be untrue as soon as
-        they are done: what is written is fenced.
+        Five statements in the caller's transaction, whatever the number of keys. Their result may be out of date at
+        once; writes are fenced.
 
-        `wanted`: The keys of what it wants its share of: the others of its name want the same.
+        `wanted`: Keys of all that is shared: the other members of this group want the same.
         """
         alive = self._be_alive(connection)
         connection.execute(self._sharing.bury, self._me())
@@ -189,25 +184,25 @@ class Member:
         return share
 
     def _be_alive(self, connection: sa.Connection) -> set[str]:
-        """Renew the lease, or join anew where it has run out; gives all whose lease holds."""
+        """Renew the lease, or join again if it has expired; returns the members whose leases are valid."""
         for _ in range(_TRIES):
             if not connection.execute(self._sharing.renew, self._me()).rowcount:
                 if self._has_joined:
-                    # Under another name: what is under way of the one before is not taken for its own.
+                    # By a new name: writes that are under way by the old one are fenced off.
                     self.holder = self._given or self._named()
                 connection.execute(self._sharing.join, self._me())
                 self._has_joined = True
             alive = set(connection.scalars(self._sharing.alive, self._me()))
             if self.holder in alive:
                 break
-            # It ran out amid these statements: one of them had to wait, or this process stood still.
+            # It expired during these statements: one of them waited, or the process was suspended.
         return alive
 
     def hold_on(self, connection: sa.Connection, wanted: Collection[int], *, leased: bool) -> Share:
-        """Keep what it has, and take nothing: it can do nothing with it now, or comes back from there.
+        """Keep what it holds and take nothing: it cannot use it now, or just could not.
 
-        `leased`: Whether it keeps its lease. Without, others may take all, and what they do not take stays its own:
-        it goes by the same name when it has a lease again, which fences what was taken and given back meanwhile.
+        `leased`: Whether it keeps its lease. Without one, others may take everything. What they leave stays its own: it
+        keeps its name for the next lease, which fences what was taken and released in between.
         """
         if leased:
             self._be_alive(connection)
@@ -235,7 +230,7 @@ class Member:
     def _look(
         self, connection: sa.Connection, wanted: Collection[int]
     ) -> tuple[set[int], dict[int, str], dict[int, str | None]]:
-        """What of this is its own, what others hold and who, and what is nobody's and who had it."""
+        """Its own keys, keys that others hold with their names, and free keys with their last holders."""
         rows = connection.execute(self._sharing.look, {**self._me(), "keys": sorted(wanted)}).all()
         mine = {key for key, holder, _ in rows if holder == self.holder}
         others = {key: holder for key, holder, is_held in rows if is_held and key not in mine}
@@ -243,13 +238,13 @@ class Member:
         return mine, others, free
 
     def release(self, connection: sa.Connection, keys: Collection[int]) -> None:
-        """Let others have some of what it holds."""
+        """Release some of what it holds."""
         if keys:
             connection.execute(self._sharing.release, {**self._me(), "keys": sorted(keys)})
             self._held -= frozenset(keys)
 
     def leave(self, connection: sa.Connection) -> None:
-        """Let others have all, at once."""
+        """Release everything and leave."""
         self.release(connection, self._held)
         connection.execute(self._sharing.leave, self._me())
 
@@ -258,17 +253,17 @@ class Member:
 
 
 def holders_of(connection: sa.Connection, sharing: Sharing, keys: Collection[int]) -> dict[int, str]:
-    """Who holds some of what is shared, now; what nobody holds is not among it."""
+    """The present holders of some keys; free keys are left out."""
     found = connection.execute(sharing.holders, {"keys": sorted(keys)})
     return {row[0]: row[1] for row in found}
 
 
 def target(held: Mapping[str, int], member: str, things: int) -> int:
-    """How many a member should have, so that no two members differ by more than one.
+    """How many a member should hold, so that no two members differ by more than one.
 
-    Members that have more already keep them before those that have fewer, so that as few as can be change hands.
+    The remainder goes to members that hold most already, so that as few as possible change hands.
 
-    `held`: How many each member has whose lease holds; this one among them.
+    `held`: How many each member with a valid lease holds; this one included.
     """
     share, extra = divmod(things, len(held))
     ranked = sorted(held, key=lambda each: (-held[each], each))

@@ -13,15 +13,13 @@ ids and UUIDs of version 7, are in one or two parts.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 
 from relatum.store.connection import patient
-from relatum.store.database import sql
+from relatum.store.database import sql, transaction
 from relatum.store.rows import copy_into
-from relatum.store.tables import part_streams, relationships, table_parts
-from relatum.store.translation import translated_errors
 
 PART_BYTES: Final = 240 << 20
 """Bytes of rows after which the next part is begun, at least: 3,500,000 rows of short values. Their index is as large,
@@ -125,12 +123,12 @@ def turn_parts(engine: sa.Engine, part_bytes: int = PART_BYTES) -> list[Part]:
         engine: The database.
         part_bytes: Bytes of rows after which the next one is begun, at least.
     """
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         found = table_parts_of(connection)
         last = max(part.part for part in found if part.is_opened)
         full = max(part_bytes, sum(part.size for part in found) // PARTS)
         if next(part.size for part in found if part.part == last) >= full:
-            # By who comes first: another one finds that it is not the last any more.
+            # The first process wins; for others it is not the last part any more.
             connection.execute(_BEGIN, {"part": last + 1})
             found = table_parts_of(connection)
     if all(part.is_opened for part in found):
@@ -144,8 +142,8 @@ def turn_parts(engine: sa.Engine, part_bytes: int = PART_BYTES) -> list[Part]:
 def close_parts(engine: sa.Engine, found: Iterable[Part]) -> None:
     """Close the parts that others came after, and give each a dense index in place of the one that grew with it.
 
-    A part is read all the time; what deletes rows of it waits while its index is built. One that somebody writes still,
-    or reads when the old index is to go, is left to the next call.
+    A part can be read throughout; deletions wait while its index is built. A part that is still being written, or is
+    being read when the old index is to be dropped, is left to the next call.
     """
     parts = [part for part in found if part.is_opened]
     for part in parts:
@@ -158,8 +156,7 @@ def close_parts(engine: sa.Engine, found: Iterable[Part]) -> None:
 def retain_from(connection: sa.Connection, firsts: Mapping[int, int]) -> None:
     """Say from which offsets on streams retain their messages, by stream id.
 
-    Rows of offsets before are of messages that are gone. A stream that somebody has locked is left out: retention goes
-    on, and it is said again.
+    Rows below belong to messages that are gone. A locked stream is skipped until the next call.
     """
     connection.execute(_RETAIN_FROM, {"ids": list(firsts), "firsts": list(firsts.values())})
 
@@ -181,10 +178,10 @@ _DUE: Final = sql("""
 def empty_parts(engine: sa.Engine) -> None:
     """Move the rows that are retained out of parts that hold little else: a stream kept for long keeps no other's rows.
 
-    A part of which at most `KEPT_SHARE` is retained is marked, and emptied a day later: who reads the table by places,
-    as Spark does in tasks of different moments, reads such a part by offsets.
+    A part of which at most `KEPT_SHARE` is retained is marked, and emptied a day later: Spark, whose tasks read the
+    table by row locations at different moments, reads marked parts by offsets.
     """
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         connection.execute(_LEAVING, {"share": KEPT_SHARE})
         due = list(connection.scalars(_DUE))
     for part in due:
@@ -202,12 +199,12 @@ _ROWS: Final = sql("SELECT stream_id, row_count FROM relatum.part_streams WHERE 
 
 
 def drop_parts(engine: sa.Engine) -> dict[int, int]:
-    """Drop the parts of which no message is retained: rows by stream id. One that somebody reads is left for later."""
-    with translated_errors(), engine.begin() as connection:
+    """Drop the parts of which no message is retained; returns rows by stream id. Parts in use are left for later."""
+    with transaction(engine) as connection:
         gone = list(connection.scalars(_GONE))
     dropped: dict[int, int] = {}
     for part in gone:
-        with translated_errors(), engine.begin() as connection:
+        with transaction(engine) as connection:
             rows = connection.execute(_ROWS, {"part": part}).all()
             if connection.execute(sa.select(sa.func.relatum.drop_part(part))).scalar_one():
                 for stream_id, count in rows:
@@ -218,19 +215,11 @@ def drop_parts(engine: sa.Engine) -> dict[int, int]:
 def _call(engine: sa.Engine, function: sa.Function[object]) -> None:
     # Whatever the database's default is: what is written down of a part is of all that was committed into it.
     engine = engine.execution_options(isolation_level="READ COMMITTED")
-    with translated_errors(), engine.begin() as connection, patient(connection, CLOSING_S):
+    with transaction(engine) as connection, patient(connection, CLOSING_S):
         connection.execute(sa.select(function))
 
 
 # --- which parts may hold what is sought
-
-_FIRST: Final[Any] = sa.literal_column("0")
-
-
-def may_hold_offsets(stream_id: Any, low: Any, high: Any) -> sa.ColumnElement[bool]:
-    """Whether a part may have rows of a stream with offsets from one to another, both included."""
-    held = part_streams.c
-    return _open_or(part_streams, held.stream_id == stream_id, held.first_offset <= high, held.last_offset >= low)
 
 
 def part_may_hold_values(row: str, key_id: str, low: str, high: str) -> str:
@@ -243,7 +232,7 @@ def part_may_hold_values(row: str, key_id: str, low: str, high: str) -> str:
 
 
 def part_may_hold_offsets(row: str, stream_id: str, low: str, high: str) -> str:
-    """The condition of `may_hold_offsets` as SQL."""
+    """SQL: whether a part may have rows of a stream with offsets from one to another, both included."""
     among = f"held.stream_id = {stream_id} AND held.first_offset <= {high} AND held.last_offset >= {low}"
     held = f"FROM relatum.part_streams held WHERE {among}"
     return part_is_between(row, f"(SELECT min(held.part) {held})", f"(SELECT max(held.part) {held})")
@@ -253,15 +242,3 @@ def part_is_between(row: str, first: str, last: str) -> str:
     """SQL: whether a row's part is not closed, or lies between two closed ones, both included."""
     is_open = "(SELECT min(part) FROM relatum.table_parts WHERE part > 0 AND closed_at IS NULL)"
     return f"({row}.part = 0 OR {row}.part >= {is_open} OR {row}.part >= {first} AND {row}.part <= {last})"
-
-
-def _bound(which: Any, table: sa.Table, *conditions: sa.ColumnElement[bool]) -> Any:
-    return sa.select(which(table.c.part)).where(*conditions).correlate_except(table).scalar_subquery()
-
-
-def _open_or(of: sa.Table, *holds: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
-    """Those that are not closed, and all from the first to the last closed one that holds it."""
-    first, last = _bound(sa.func.min, of, *holds), _bound(sa.func.max, of, *holds)
-    part = relationships.c.part
-    is_open = _bound(sa.func.min, table_parts, table_parts.c.part > _FIRST, table_parts.c.closed_at.is_(None))
-    return sa.or_(part == _FIRST, part >= is_open, sa.and_(part >= first, part <= last))

@@ -1,8 +1,8 @@
-"""The connections of a database: taken and given back by whoever runs a statement or a transaction, bounded, kept.
+"""A bounded pool of connections to one database.
 
-There is one pool, and SQLAlchemy sits on it: it takes a connection for each transaction, and its `close` gives it back.
-psycopg's own pool connects in a thread of its own, so that a wrong password is a time-out without a cause, and goes on
-logging in when the caller has gone. See docs/adr/0047.
+SQLAlchemy uses it, too: each transaction takes a connection, and its `close` returns it. psycopg's own pool connects in
+the background, so that a wrong password is a time-out without a cause, and keeps logging in after the caller has given
+up. See docs/adr/0047.
 """
 
 import math
@@ -41,13 +41,13 @@ OLDEST: Final = 15
 
 
 class Pool:
-    """Connections to one database. Threads share it; in a child, it is empty: what it had is the parent's.
+    """Connections to one database. Thread-safe. Empty in a forked child: the connections are the parent's.
 
     Args:
         parameters: Of libpq's, by their names; they come before `LIBPQ_OPTIONS`.
         kept: Idle connections that are kept.
         most: Connections at most, in use and kept; None for any number.
-        wait_s: Seconds that somebody waits for one while all are in use.
+        wait_s: Seconds to wait for a free connection.
         statement_s: Seconds for one statement; None for no limit but that of a call.
         prepare_threshold: After how many executions a statement is prepared; 0 for never, None to find out.
     """
@@ -79,7 +79,7 @@ class Pool:
         self._in_use: set[TimedConnection] = set()
         self._opening = 0
         self._turns: deque[threading.Condition] = deque()
-        """Of those who wait, in the order they came."""
+        """Waiting callers, in order of arrival."""
         self._generation = 0
 
     def _renew(self) -> None:
@@ -140,7 +140,7 @@ class Pool:
         return bool(self._idle) or self.in_use < self._most
 
     def _wait(self, deadline: Deadline) -> None:
-        """Wait for a connection or for room, behind those who came before; the lock is held."""
+        """Wait for a free connection or for room, in order of arrival; the lock is held."""
         turn = threading.Condition(self._lock)
         self._turns.append(turn)
         try:
@@ -153,14 +153,14 @@ class Pool:
             self._wake_first()
 
     def _wake_first(self) -> None:
-        """Have who has waited for longest look whether there is one; the lock is held."""
+        """Wake the first waiting caller; the lock is held."""
         if self._turns:
             self._turns[0].notify()
 
     def _opened(self, deadline: Deadline) -> TimedConnection:
-        """A new connection, opened in a thread of its own, which nobody waits for behind his deadline.
+        """A new connection, opened in a thread of its own, so that the caller's deadline holds.
 
-        psycopg counts whole seconds, two at least, and to resolve a name ends by no deadline.
+        psycopg's connect time-out is whole seconds, two at least, and does not cover resolving a name.
         """
         opening: Future[TimedConnection] = Future()
         connect = partial(copy_context().run, self._connect, opening, deadline.left_s())
@@ -175,7 +175,7 @@ class Pool:
                 wait([opening], min(LOOK_S, deadline.left_s()))
             connection = opening.result()
         except BaseException:
-            # What comes all the same is nobody's.
+            # A connection that is opened too late is closed.
             opening.add_done_callback(_end)
             with self._lock:
                 self._opening -= 1
@@ -200,14 +200,14 @@ class Pool:
             except BaseException:
                 connection.end()
                 raise
-        except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for it
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
             opening.set_exception(error)
         else:
             connection.give_back = self.give_back
             opening.set_result(connection)
 
     def give_back(self, connection: TimedConnection) -> None:
-        """Keep it for the next, if it can be used; a server that ended it may have ended others, which are given up."""
+        """Keep it if it can be used again. If the server ended it, connections of the same age are given up, too."""
         if connection not in self._in_use:
             return  # It was given back before, or is the parent's.
         if connection.broken:
@@ -226,7 +226,7 @@ class Pool:
             if is_good and len(self._idle) < max(self._kept, len(self._turns)):
                 self._idle.append(connection)
             else:
-                # To say goodbye waits for nobody.
+                # libpq sends the goodbye without waiting.
                 connection.end()
             self._wake_first()
 
@@ -252,7 +252,7 @@ def _end(opening: "Future[TimedConnection]") -> None:
 
 
 def no_connection() -> DatabaseUnavailable:
-    """The error of who waited for a connection of a pool that others use up."""
+    """The error for a caller that got no connection in time."""
     deadline = current()
     reason = f" ({deadline})" if deadline is not None and deadline.has_passed else ""
     text = f"no connection to PostgreSQL became free in time{reason}; it is safe to repeat"
@@ -260,7 +260,7 @@ def no_connection() -> DatabaseUnavailable:
 
 
 def look_at(connection: TimedConnection, prepare_threshold: int | None) -> None:
-    """See that a new connection can be used, and whether statements may be prepared on it.
+    """Check that a new connection can be used, and whether statements may be prepared on it.
 
     A pooler that hands out sessions by transaction (pgbouncer, `pool_mode = transaction`) gives each transaction
     whichever session of the server is free. A statement prepared before is then not there, or is another client's of

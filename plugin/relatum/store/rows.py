@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
 
-from relatum.store.tables import skips
+from relatum.store.database import sql
 
 _COLUMNS: Final = {
     "time_blocks": "(min_us, max_us, first_offset, last_offset, stream_id, width_class)",
@@ -53,21 +52,21 @@ def copy_into(connection: sa.Connection, place: str, data: bytes) -> None:
         copy.write(data)
 
 
+_COUNT_SKIPS: Final = sql("""
+    INSERT INTO relatum.skips AS s (stream_id, key_id, reason, count)
+    VALUES (:stream_id::integer, :key_id::smallint, :reason::text, :count::bigint)
+    ON CONFLICT (stream_id, key_id, reason) DO UPDATE SET count = s.count + excluded.count""")
+
+
 def count_skips(connection: sa.Connection, counts: Mapping[tuple[int, int, str], int]) -> None:
     """Add to the counters of values that were not recorded, by (stream id, key id, reason)."""
-    if not counts:
-        return
-    statement = insert(skips)
-    statement = statement.on_conflict_do_update(
-        index_elements=["stream_id", "key_id", "reason"],
-        set_={"count": skips.c.count + statement.excluded.count},
-    )
     # In one order: two that count of the same streams do not wait for each other.
     rows = [
         {"stream_id": stream_id, "key_id": key_id, "reason": reason, "count": count}
         for (stream_id, key_id, reason), count in sorted(counts.items())
     ]
-    connection.execute(statement, rows)
+    if rows:
+        connection.execute(_COUNT_SKIPS, rows)
 
 
 class BigIntegers(sa.types.UserDefinedType[Any]):

@@ -1,16 +1,15 @@
-"""Settling a commit in doubt: whether a transaction came through whose COMMIT nobody answered.
+"""Settling a commit in doubt: whether a transaction was committed whose COMMIT was not answered.
 
-A connection that is lost while a commit is under way leaves open what became of it. Who may conclude it from the rows
-that were written? Nobody: another may have changed them since, this very process among others. So each fenced step
-writes a token of its own, in the same transaction as all else it writes, and settling asks for that token:
+The rows that it wrote do not tell: others, and this very process, may have changed them since. So each fenced step
+writes a token of its own in its transaction, and settling looks for that token:
 
-- It is there: the step came through, whatever others have written since.
-- It is not there: the one who settles writes it first, as void. Then the step was rolled back, or it is still on its
-  way (in a server that stood still, or a proxy) and fails on that row when it arrives: it comes through no more.
-- Its transaction is still under way: PostgreSQL makes the one who settles wait for its end.
+- It is there: the step was committed, whatever others have written since.
+- It is missing: settling inserts it first, as void. The step was rolled back, or it is still on its way (in a suspended
+  server, or a proxy) and will fail on that row: it can no longer be committed.
+- Its transaction is still open: PostgreSQL makes settling wait for its end.
 
-So there is always an answer, no clock and no lease is part of it, and it does not depend on what a failover makes of
-transaction ids: a server that lost the step has lost the token with it. Source: docs/adr/0013.
+So there is always an answer. No clock and no lease is involved, nor what a failover makes of transaction ids: a server
+that lost the step has lost the token with it. Source: docs/adr/0013.
 """
 
 import threading
@@ -33,7 +32,7 @@ SETTLE_S: Final = 10.0
 """Seconds for which it is tried to find out whether a commit came through, by default."""
 
 ASK_S: Final = 3.0
-"""Seconds one such question may take: a server that stands still is asked again over another connection."""
+"""Seconds for one such question: a suspended server is asked again over another connection."""
 
 KEEP_S: Final = 86_400.0
 """Seconds after which a token is removed that its writer left behind. A step that arrives later than that comes
@@ -62,7 +61,7 @@ def marked(step: str) -> sa.TextClause:
     INSERT INTO relatum.settlements (token) SELECT :token::uuid FROM done LIMIT 1 RETURNING token""")
 
 
-# Waits where the step is under way. The row stays as it is: who asks twice is told the same.
+# Waits while the step's transaction is open. An existing row is not changed: asking twice gives the same answer.
 _SETTLE: Final = sql("""
     INSERT INTO relatum.settlements AS s (token, is_void) VALUES (:token::uuid, true)
     ON CONFLICT (token) DO UPDATE SET is_void = s.is_void
@@ -96,11 +95,11 @@ class Tokens:
 
     @staticmethod
     def new() -> UUID:
-        """A token that nobody else has. Each try of a step takes another."""
+        """A unique token. Each attempt of a step takes a new one."""
         return UUID(uuid7(time.time_ns()))
 
     def of(self, token: UUID) -> dict[str, Any]:
-        """The parameters of `marked`: this token, and those that nobody asks for any more."""
+        """The parameters of `marked`: this token, and those that are settled."""
         with self._lock:
             # Taken by one step alone: two that remove the same row would wait for each other.
             known, self._known = self._known, []
@@ -166,8 +165,8 @@ class Tokens:
 def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], object]) -> Iterator[sa.Connection]:
     """A transaction that others write in, and that stores a step at its end. It says where its commit is in doubt.
 
-    What others do in it may take as long as they like. The step is fenced by rows that somebody else may wait for: from
-    there on, a process that stands still loses the transaction as any other of the engine's does.
+    The caller's own work in it may take any time. The step is fenced by rows that others may wait for: from there on,
+    the transaction of a suspended process is ended by the server as any other of the engine's.
 
     `store`: Stores the step, with its token, by `Tokens.write` or a statement made by `marked`. Where it raises, all is
     rolled back.
@@ -202,9 +201,9 @@ def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], obje
 
 
 def settle(engine: sa.Engine, token: UUID, *, within_s: float = SETTLE_S, stop: threading.Event | None = None) -> bool:
-    """Whether the step that wrote a token came through. Where it did not, it does not come through any more.
+    """Whether the step that wrote a token was committed. If not, it can no longer be.
 
-    It blocks, and is asked again while PostgreSQL is away, stands still, or has the step still under way.
+    Blocks; asks again while PostgreSQL is away or suspended, or the step's transaction is open.
 
     - `within_s`: Seconds after which it is given up; 0: asked once.
     - `stop`: Set: given up after the question under way.
@@ -224,7 +223,7 @@ def settle(engine: sa.Engine, token: UUID, *, within_s: float = SETTLE_S, stop: 
 
 
 def forget_settlements(connection: sa.Connection, *, older_s: float = KEEP_S) -> None:
-    """Remove tokens that their writers left behind; 10,000 at most. For those who begin, now and then."""
+    """Remove tokens that their writers left behind, 10,000 at most. Called by components as they start."""
     connection.execute(_FORGET_OLD, {"older_s": older_s, "most": _FORGET_MOST})
 
 

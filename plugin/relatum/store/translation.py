@@ -111,7 +111,7 @@ _NOT_TLS: Final = re.compile(
 class translated_errors:  # noqa: N801 - reads as the statement it is: `with translated_errors():`
     """Turn what psycopg and SQLAlchemy raise inside the block into Relatum's errors.
 
-    A class and not a generator: it stands on the path of every look-up and costs a third so.
+    A class and not a generator: every lookup runs through it, at a third of the cost.
 
     Args:
         theirs_too: Whether the block runs a caller's own statements as well. What PostgreSQL refuses of them stays the
@@ -152,9 +152,9 @@ class translated_errors:  # noqa: N801 - reads as the statement it is: `with tra
 def _translated(original: BaseException | None, *, is_lost: bool) -> RelatumError | None:
     # Its first line: psycopg puts neither passwords nor parameters into it.
     said = (str(original).strip().splitlines() or [type(original).__name__])[0]
-    for classes, kind, reason, told in _MEANT:
+    for classes, kind, reason, text in _MEANT:
         if isinstance(original, classes):
-            return _made(kind, told.format(said) + _grant(said), reason)
+            return _made(kind, text.format(said) + _grant(said), reason)
     if isinstance(original, REFUSALS) and not is_lost:
         return RowRefused(f"PostgreSQL refuses a value, and would again: {said}", sqlstate=original.sqlstate)
     if _is_of_connecting(original) and not is_lost:
@@ -177,8 +177,8 @@ def _of_connecting(text: str) -> RelatumError:
     tried = [_of_one_host(failure) for failure in _failures(text)]
     chosen = next((error for error in tried if isinstance(error, DatabaseUnavailable)), tried[-1])
     if len(tried) > 1:
-        told = "; ".join(dict.fromkeys(str(error) for error in tried))
-        return type(chosen)(f"no host of the database's URL will do: {told}", **vars(chosen))
+        texts = "; ".join(dict.fromkeys(str(error) for error in tried))
+        return type(chosen)(f"no host of the database's URL will do: {texts}", **vars(chosen))
     return chosen
 
 
@@ -206,8 +206,8 @@ _OPENINGS: Final[dict[type[RelatumError], str]] = {
 }
 
 
-def _made(kind: type[RelatumError], told: str, reason: str) -> RelatumError:
-    return kind(told, reason=reason) if reason else kind(told)
+def _made(kind: type[RelatumError], text: str, reason: str) -> RelatumError:
+    return kind(text, reason=reason) if reason else kind(text)
 
 
 def _grant(said: str) -> str:
@@ -215,7 +215,7 @@ def _grant(said: str) -> str:
     if not said.startswith("permission denied for"):
         return ""
     if " database " in said:
-        return "; `relatum migrate` is run by the owner of the database, or by who may CREATE in it"
+        return "; `relatum migrate` is run by the owner of the database, or by a user that may CREATE in it"
     return (
         "; grant it the role that may: relatum_reader looks up, relatum_consumer also shares groups and consumes in "
         "order, relatum_recorder records, taps and defines, relatum_collector collects, relatum_router places contexts "

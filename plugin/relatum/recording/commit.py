@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
@@ -11,12 +11,12 @@ import sqlalchemy as sa
 
 from relatum import otel
 from relatum.otel import LINKS_MAX, Description, Part, Span
-from relatum.reading import Message, RecordBatch
-from relatum.recording._batch import Batch
-from relatum.store.coverage import CoverageRow, TailMove, advance_all
+from relatum.reading import Message, Position, RecordBatch
+from relatum.recording.batch import Batch
+from relatum.store.coverage import CoverageRow, advance_all
+from relatum.store.database import transaction
 from relatum.store.parts import copy_rows
 from relatum.store.rows import copy_lines, copy_number, copy_text, count_skips
-from relatum.store.translation import translated_errors
 
 
 def add_links(batch: Batch, parts: Sequence[RecordBatch]) -> None:
@@ -63,16 +63,16 @@ CHECKPOINT_OFFSETS: Final = 10_000
 
 @dataclass(slots=True)
 class Share:
-    """One stream's part of a commit."""
+    """One stream's part of a commit, which moves `row` and `high_us` on where it comes through."""
 
     row: CoverageRow
     batch: Batch
     high_us: int | None
+    """The greatest time recorded so far."""
     checkpoint: bool = False
-    is_contended: bool = False
-    """Whether somebody else had its range locked the last time: no rows are sent before it is free."""
-    is_committed: bool = field(default=False, init=False)
-    is_held_up: bool = field(default=False, init=False)
+    is_committed: bool = False
+    is_held_up: bool = False
+    """Whether another session had its range locked the last time: no rows are sent before it is free."""
 
 
 class _Raced(Exception):
@@ -87,14 +87,14 @@ def commit_shares(engine: sa.Engine, shares: Sequence[Share]) -> None:
     ranges first, so that of a stream whose race is lost nothing is written.
     """
     try:
-        _commit(engine, shares, rows_first=not any(share.is_contended for share in shares))
+        _commit(engine, shares, rows_first=not any(share.is_held_up for share in shares))
     except _Raced:
         _commit(engine, shares, rows_first=False)
 
 
 def _commit(engine: sa.Engine, shares: Sequence[Share], *, rows_first: bool) -> None:
-    moves = [TailMove(share.row, share.batch.last_offset + 1, share.batch.position()) for share in shares]
-    with translated_errors(), engine.begin() as connection:
+    moves = [(share.row, share.batch.position()) for share in shares]
+    with transaction(engine) as connection:
         times = _write(connection, shares) if rows_first else []
         moved, held_up = advance_all(connection, moves)
         won = [share for share in shares if share.row.coverage_id in moved]
@@ -108,14 +108,14 @@ def _commit(engine: sa.Engine, shares: Sequence[Share], *, rows_first: bool) -> 
                 skips.update(share.batch.skips)
         count_skips(connection, skips)
         marked = {share.row.coverage_id for share in won if share.checkpoint}
-        add_checkpoints(connection, [move for move in moves if move.row.coverage_id in marked])
+        add_checkpoints(connection, [(row.stream_id, last) for row, last in moves if row.coverage_id in marked])
     for share, high_us in zip(won, times, strict=True):
         share.high_us = high_us
-    for move, share in zip(moves, shares, strict=True):
-        share.is_held_up = move.row.coverage_id in held_up
-        share.is_committed = move.row.coverage_id in moved
+    for (row, last), share in zip(moves, shares, strict=True):
+        share.is_held_up = row.coverage_id in held_up
+        share.is_committed = row.coverage_id in moved
         if share.is_committed:
-            share.row = move.moved
+            share.row = row.up_to(last)
 
 
 def _write(connection: sa.Connection, shares: Sequence[Share]) -> list[int | None]:
@@ -126,7 +126,7 @@ def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | N
     """Write batches' rows into their tables, in the caller's transaction.
 
     Never blocks on locks of other writers' rows. The counters of what was skipped are the caller's to move: they are
-    single rows, and who moves them first makes all others wait until the transaction ends.
+    single rows, and the first to move them blocks all others until its transaction ends.
     """
     copy_rows(connection, Batch.lines([batch for batch, _ in batches]))
     blocks: list[str] = []
@@ -147,8 +147,7 @@ def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | N
     return highest
 
 
-def add_checkpoints(connection: sa.Connection, moves: Sequence[TailMove]) -> None:
-    """Write down the last positions of some tails."""
-    places = [(move.row.stream_id, move.position) for move in moves]
+def add_checkpoints(connection: sa.Connection, places: Sequence[tuple[int, Position]]) -> None:
+    """Write down the last positions of some streams, by stream id."""
     lines = [f"{id_}\t{at.offset}\t{at.fingerprint}\t{copy_number(at.chunk_ms)}\n" for id_, at in places]
     copy_lines(connection, "checkpoints", lines)

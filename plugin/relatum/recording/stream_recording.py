@@ -9,11 +9,11 @@ from typing import Final
 from relatum.following import Records
 from relatum.otel import Part, is_on
 from relatum.reading import RecordBatch
-from relatum.recording._batch import BATCH_BYTES_MAX, Batch
-from relatum.recording._commit import CHECKPOINT_OFFSETS, Share, add_links
-from relatum.recording._extract import Extractor
-from relatum.recording._statistics import Progress
-from relatum.recording._tails import Opened
+from relatum.recording.batch import BATCH_BYTES_MAX, Batch
+from relatum.recording.commit import CHECKPOINT_OFFSETS, Share, add_links
+from relatum.recording.extractor import Extractor
+from relatum.recording.statistics import Progress
+from relatum.recording.tails import Opened
 from relatum.store.catalog import StreamRow
 from relatum.waiting import QUESTION_S, backoff
 
@@ -104,30 +104,25 @@ class OpenTail:
 
     def __init__(self, stream: StreamRecording, opened: Opened) -> None:
         self.stream = stream
-        self._row = opened.tail
         self._with_time = opened.stream.record_time
         self._key_ids = [key.key_id for key in opened.definitions]
-        self._high_us = opened.high_us
         self._extractor = Extractor(opened.definitions)
         self._is_known = opened.known is not None
         self._checkpoint_offset, self._checkpoint_at = -1, 0.0
-        self.filling = self._new_batch()
+        self.filling = Batch(opened.tail.stream_id, self._extractor, with_time=opened.tail.with_time)
+        self.share = Share(opened.tail, self.filling, opened.high_us)
+        """What is committed, or was last."""
         self.committing: Batch | None = None
         """The batch that is being committed, or was held up."""
         self.held: list[Records] = []
         """Records that filled the batch: more is asked for once there is room again."""
         self.started_at = opened.tail.to_offset
         self.recorded_to = opened.tail.to_offset - 1
-        self.is_contended = False
-        """Whether another session had its range locked the last time."""
         self.first_offset = opened.stream.first_offset or 0
         """The first retained offset, as seen last."""
         self.retained_from = 0
         """Before it nothing is retained. Not of a stream of which nothing was recorded when the broker was asked: that
         one may be declared anew, and nobody could tell."""
-
-    def _new_batch(self) -> Batch:
-        return Batch(self._row.stream_id, self._extractor, with_time=self._row.with_time)
 
     def add(self, parts: Sequence[RecordBatch]) -> None:
         """Add records."""
@@ -160,22 +155,23 @@ class OpenTail:
                 return batch.oldest_at
         return None
 
-    def take(self) -> Share:
-        """The share to commit: the same batch as the last time if that was held up."""
+    def take(self) -> None:
+        """Have the share commit what was filled; the same batch as the last time if that was held up."""
+        share = self.share
         if self.committing is None:
-            self.committing, self.filling = self.filling, self._new_batch()
-        batch = self.committing
-        is_due = (
-            batch.last_offset - self._checkpoint_offset >= CHECKPOINT_OFFSETS
+            self.committing = share.batch = self.filling
+            self.filling = Batch(share.row.stream_id, self._extractor, with_time=share.row.with_time)
+        share.is_committed = False
+        share.checkpoint = (
+            share.batch.last_offset - self._checkpoint_offset >= CHECKPOINT_OFFSETS
             or time.monotonic() - self._checkpoint_at >= _CHECKPOINT_S
         )
-        return Share(self._row, batch, self._high_us, checkpoint=is_due, is_contended=self.is_contended)
 
-    def committed(self, share: Share) -> None:
-        """Note that a share was committed."""
-        batch, self.committing = share.batch, None
-        self._row, self._high_us = share.row, share.high_us
-        if share.checkpoint:
+    def committed(self) -> None:
+        """Note that the share was committed."""
+        batch, self.committing = self.share.batch, None
+        self.share.batch = self.filling  # its lines are not needed any more
+        if self.share.checkpoint:
             self._checkpoint_offset, self._checkpoint_at = batch.last_offset, time.monotonic()
         self.recorded_to = batch.last_offset
         self.stream.progress.count(batch)

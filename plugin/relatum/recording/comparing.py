@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from relatum.keys import bases_of
 from relatum.limits import TIME_BLOCK_MESSAGES_MAX
 from relatum.reading import Message, TimeSource
-from relatum.recording._time_blocks import width_class
+from relatum.recording.time_blocks import width_class
 from relatum.store.catalog import key_definitions
 from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of, covered, merged, missing, proven
 from relatum.store.database import sql
@@ -39,8 +39,7 @@ class Difference:
     - `time_wrong`: a block's ends are not those of its messages;
     - `uncovered`: right rows or blocks of offsets that the coverage does not hold;
     - `coverage`: a range of it cannot be; `detail` says why;
-    - `replaced`: the stream is not the one that was recorded;
-    - `unknown_stream`: rows of a stream id that no stream has.
+    - `replaced`: the message recorded last is not in the stream: it was declared again, or lost its tail.
     """
 
     kind: str
@@ -262,18 +261,18 @@ def _is_exact(block: Block, held: Sequence[tuple[int, int]], first_retained: int
 def compare_coverage(rows: Sequence[CoverageRow], first: int | None, last: int | None) -> Iterator[Difference]:
     """Ranges that contradict each other, or the stream's ends where those are proven."""
     for start, end in _overlaps(rows):
-        yield of_coverage(start, end, "two ranges hold the same")
+        yield _of_coverage(start, end, "two ranges hold the same")
     for row in rows:
         if last is not None and row.to_offset > last + 1:
-            yield of_coverage(max(row.from_offset, last + 1), row.to_offset, "the stream ends before")
+            yield _of_coverage(max(row.from_offset, last + 1), row.to_offset, "the stream ends before")
         if first is not None and row.kind == "hole" and row.to_offset > first:
-            yield of_coverage(max(row.from_offset, first), row.to_offset, "a hole where messages are")
+            yield _of_coverage(max(row.from_offset, first), row.to_offset, "a hole where messages are")
     if rows and not has_right_tail(rows):
         end = max(row.to_offset for row in rows)
-        yield of_coverage(end, end, "the range that ends last is not the tail")
+        yield _of_coverage(end, end, "the range that ends last is not the tail")
 
 
-def of_coverage(start: int, end: int, detail: str) -> Difference:
+def _of_coverage(start: int, end: int, detail: str) -> Difference:
     """A difference of ranges of offsets."""
     return Difference("coverage", start, table="coverage", to_offset=end, detail=detail)
 

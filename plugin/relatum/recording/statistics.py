@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from relatum.metrics import Counter, Distribution, Each, Greatest, Histogram, Least, Observed, reported
-from relatum.recording._batch import Batch
+from relatum.recording.batch import Batch
 from relatum.waiting import Outages, Server
 
 LATELY_S: Final = 86_400
-"""Seconds that a hole is told of after it was noticed: a day, so that nobody misses it and no alert stays for ever.
+"""Seconds for which a hole is reported after it was noticed: a day, so that no alert is missed or stays for ever.
 
 A counter would not do: a hole is noticed at a recorder's start, most often, and a counter that begins at 1 shows no
 increase.
@@ -78,9 +78,9 @@ class RecorderStatistics:
 class Progress:
     """How far one process is with one stream. Times are seconds since 1970.
 
-    What is not recorded counts from the oldest message that is known to lack. Where none is known, since nobody can be
-    asked or nobody has asked yet, it counts from the last moment at which nothing lacked: the lag is as much at most,
-    and grows until somebody knows better. It never reads 0 for want of knowledge.
+    The lag counts from the oldest message known to be unrecorded. If none is known, because no server answers or none
+    was asked yet, it counts from the last moment at which everything was recorded: an upper bound, which grows until
+    more is known. It never reads 0 for want of knowledge.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:

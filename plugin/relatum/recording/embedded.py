@@ -20,9 +20,9 @@ from relatum.ids import MessageId
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.processes import of_one_process
 from relatum.reading import AnyBroker, BrokerAddress, StreamReader
-from relatum.recording._group import STOP_S, RecorderGroup
-from relatum.recording._publishers_keys import PublishersKeys, begin_beside
-from relatum.recording._statistics import RecorderStatistics
+from relatum.recording.publishers_keys import PublishersKeys, begin_beside
+from relatum.recording.recorder_group import STOP_S, RecorderGroup
+from relatum.recording.statistics import RecorderStatistics
 from relatum.store.database import AnyDatabase
 from relatum.waiting import QUESTION_S, Server, backoff, ended
 
@@ -30,7 +30,7 @@ ASK_S: Final = (0.5, 60.0)
 """Least and most seconds before the same is asked again: doubled each time."""
 
 UNUSED_S: Final = 300.0
-"""Seconds after which what nobody publishes to is asked about no more."""
+"""Seconds without a publish after which a name or exchange is asked about no more."""
 
 SUBJECTS_MAX: Final = 10_000
 """Names and exchanges remembered; the one that was used longest ago is forgotten first."""
@@ -140,7 +140,7 @@ DATABASE_CONNECTIONS_MAX: Final = 2
 _LOOK_UP: Final = "looking for streams to record"
 
 _TALK: Final = ("celeryev", ".pidbox")
-"""How the exchanges end by which Celery's workers talk about themselves: all do, and nobody misses a record of it."""
+"""Suffixes of the exchanges of Celery's workers' own events: they are expected to have no streams."""
 
 BOUND_MAX: Final = 100
 """Streams recorded for one exchange that is no super stream."""
@@ -176,7 +176,7 @@ class EmbeddedRecorder:
         begin_beside(self._thread, self.agreement)
 
     def statistics(self) -> RecorderStatistics:
-        """What was recorded, and how far behind each stream is. It asks nobody."""
+        """What was recorded, and how far behind each stream is. Asks no server."""
         return self._group.metrics.statistics()
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
@@ -222,7 +222,7 @@ class EmbeddedRecorder:
                 listener(MessageId(stream, offset))
 
     def left(self) -> dict[str, int | None]:
-        """How many messages of which streams are not recorded; None where that is not known yet. Asks nobody."""
+        """How many messages of which streams are not recorded; None where that is not known yet. Asks no server."""
         with self._changed:
             new = [subject.name for subject in self._watched.new]
         return dict.fromkeys(new) | self._group.left()

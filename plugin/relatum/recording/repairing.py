@@ -13,33 +13,21 @@ from relatum.checks import checked_name, shown
 from relatum.errors import ConfigurationError, Conflict, InvalidInput, StreamUnavailable
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Broker, StreamReader, ends_of_known
-from relatum.recording._compare import Difference, Stored, StreamVerified, compare_coverage, has_right_tail
-from relatum.recording._fill import Filler
-from relatum.recording._prune import delete_all
-from relatum.recording._ranges import lock_ranges, position_before, uncover
-from relatum.recording._tails import set_tail
-from relatum.recording._verify import (
-    STRAYS,
+from relatum.recording.comparing import Difference, Stored, StreamVerified, compare_coverage, has_right_tail
+from relatum.recording.filler import Filler, check_same
+from relatum.recording.ranges import lock_ranges, uncover
+from relatum.recording.tails import set_tail
+from relatum.recording.verifying import (
     VerifyReport,
     compare_window,
-    is_replaced,
-    of_no_stream,
     outside,
     plan_verification,
     read_window,
-    verify_strays,
     windows,
-    wrong_positions,
 )
 from relatum.store.catalog import StreamRow, current_stream, key_definitions
 from relatum.store.coverage import Range, coverage_of, last_position, merged
-from relatum.store.database import IDLE_S, AnyDatabase, as_engine, at_one_moment, sql
-from relatum.store.translation import translated_errors
-
-_REMEMBER: Final = sql("""
-    UPDATE relatum.coverage SET last_offset = :last_offset::bigint, last_fingerprint = :last_fingerprint::bigint,
-        last_chunk_ms = :last_chunk_ms::bigint
-    WHERE coverage_id = :coverage_id::bigint""")
+from relatum.store.database import IDLE_S, AnyDatabase, as_engine, at_one_moment, transaction
 
 
 def repair(
@@ -83,10 +71,7 @@ def repair(
             raise ConfigurationError("the report does not say which broker it compared with: give `broker`")
         with StreamReader.open(source) as reader:
             for stream in different:
-                if stream.stream:
-                    done += _lines(_Repair(engine, reader, vhost, stream).run())
-                else:
-                    done += _lines(_delete_strays(engine))
+                done += _lines(_Repair(engine, reader, vhost, stream).run())
     return done
 
 
@@ -96,40 +81,24 @@ def _lines(found: StreamVerified) -> list[str]:
     return [*lines, f"{found.stream}: and {more:,} more differences of these kinds"] if more else lines
 
 
-_REMEDIES: Final = {
-    "unknown_stream": "delete the rows",
-    "replaced": "nothing: run `relatum record`, which notices it and begins anew",
-}
+_REPLACED: Final = "nothing: run `relatum record`, which notices it and begins anew"
 
 
 def _describe(stream: str, difference: Difference) -> str:
     shown = f" {difference.key}={difference.value!r}" if difference.value else ""
     if difference.detail:
         shown += f" ({difference.detail})"
-    place = f"{stream}@{difference.offset}" if stream else f"{difference.table}@{difference.offset}"
-    return f"{place}{shown}: {difference.kind}, {_REMEDIES.get(difference.kind, 'record it again')}"
+    remedy = _REPLACED if difference.kind == "replaced" else "record it again"
+    return f"{stream}@{difference.offset}{shown}: {difference.kind}, {remedy}"
 
 
 def _check_generation(engine: sa.Engine, vhost: str, found: StreamVerified) -> None:
-    if not found.stream:
-        return
-    with translated_errors(), engine.connect() as connection:
+    with transaction(engine) as connection:
         stream = current_stream(connection, vhost, found.stream)
     if stream is None:
         raise Conflict(f"stream {found.stream!r} is not known any more: verify again")
     if found.stream_id not in (None, stream.stream_id):
         raise Conflict(f"stream {found.stream!r} has a new generation since it was compared: verify again")
-
-
-def _delete_strays(engine: sa.Engine) -> StreamVerified:
-    done = next(iter(verify_strays(engine)), StreamVerified(""))
-    with translated_errors(), engine.connect() as connection:
-        among = of_no_stream(connection)
-    for table, _ in STRAYS:
-        # Checked again for each row: a stream may have been added since.
-        known = f"SELECT FROM relatum.streams WHERE stream_id = {table}.stream_id"
-        delete_all(engine, table, f"({among}) AND NOT EXISTS ({known})", lambda *_: None)
-    return done
 
 
 class _Repair:
@@ -147,7 +116,7 @@ class _Repair:
         if stream is None:
             return done
         ranges = [*self._found.damaged, *((each.offset, each.to_offset or each.offset) for each in done.differences)]
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             definitions = key_definitions(connection)
         filler = Filler(self._engine, self._reader, stream, definitions)
         recorded_to, end = self._mend_whole(stream)
@@ -162,38 +131,26 @@ class _Repair:
         return done
 
     def _mend_whole(self, stream: StreamRow) -> Range:
-        """Give the ranges the right positions, and delete what lies outside of all ranges.
+        """Take out what is recorded behind the stream's end, and put the tail where recording goes on.
 
-        Gives the offset up to which is recorded, and the one from which recording goes on: behind rows that were
+        Returns the offset up to which is recorded, and the one from which recording goes on: behind rows that were
         recorded once, and that no range held.
         """
-        name = stream.name
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             rows = lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
             # Asked under the locks: a recorder may have moved the coverage just before.
-            bounds = ends_of_known(self._reader, name)
+            bounds = ends_of_known(self._reader, stream.name)
             end = max((row.to_offset for row in rows), default=0)
             if bounds.is_proven and bounds.last is not None:
                 end = min(end, bounds.last + 1)
-            first = end if bounds.first is None else bounds.first
-            wrong = wrong_positions(self._reader, name, rows)
-            for row in wrong:
-                at = position_before(self._reader, name, row.to_offset, max(first, row.from_offset))
-                values = {"last_offset": at and at.offset, "last_fingerprint": at and at.fingerprint}
-                values |= {"last_chunk_ms": at and at.chunk_ms, "coverage_id": row.coverage_id}
-                connection.execute(_REMEMBER, values)
-            behind = max(end, first)
+            behind = max(end, bounds.first or 0)
             for difference in outside(connection, stream.stream_id, behind):
                 self._done.add(difference)
             # Blocks that reach over the end are cut there: what they hold before it is compared with the rest.
             uncover(connection, self._reader, stream, (behind, INTEGER_MAX), behind)
             goes_on_at = max(end, self._done.to_offset)
             self._set_tail(connection, stream, goes_on_at)
-            if is_replaced(connection, self._reader, name, rows, wrong, bounds):
-                raise Conflict(f"stream {name!r} was replaced meanwhile: verify again")
-        for table, offset in (("relationships", "stream_offset"), ("time_blocks", "last_offset")):
-            before = f"stream_id = :stream_id::integer AND {offset} < 0"
-            delete_all(self._engine, table, before, lambda *_: None, stream_id=stream.stream_id)
+            check_same(self._reader, stream.name, rows, bounds)
         return end, goes_on_at
 
     def _set_tail(self, connection: sa.Connection, stream: StreamRow, end: int) -> None:

@@ -15,9 +15,19 @@ import sqlalchemy as sa
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Position, StreamReader, position_of
 from relatum.store.catalog import StreamRow, lock_stream
-from relatum.store.coverage import CoverageRow, Range, coverage_of, covered, merged, missing, row_of
+from relatum.store.coverage import (
+    COLUMNS,
+    CoverageRow,
+    NewRange,
+    Range,
+    add_ranges,
+    coverage_of,
+    covered,
+    merged,
+    missing,
+    row_of,
+)
 from relatum.store.database import sql
-from relatum.store.tables import coverage
 
 # --- what is not recorded ---------------------------------------------------------------------------------------------
 
@@ -74,7 +84,7 @@ _WHOLE: Final = sql("""
 _TAKE: Final = sql(f"""
     DELETE FROM relatum.coverage
     WHERE stream_id = :stream_id::integer AND from_offset < :stop::bigint AND to_offset > :start::bigint
-    RETURNING {", ".join(CoverageRow.__dataclass_fields__)}""")
+    RETURNING {COLUMNS}""")
 
 _DELETE_ROWS: Final = sql("""
     DELETE FROM relatum.relationships
@@ -142,9 +152,7 @@ def uncover(connection: sa.Connection, reader: StreamReader, stream: StreamRow, 
     taken = [row_of(row) for row in connection.execute(_TAKE, values)]
     lowest = min((row.from_offset for row in taken if not _ends_before(row, start)), default=start)
     before = position_before(reader, stream.name, start, max(first, lowest))
-    for row in taken:
-        for left in _left_of(row, start, stop, before):
-            connection.execute(sa.insert(coverage).values(left))
+    add_ranges(connection, [left for row in taken for left in _left_of(row, start, stop, before)])
     connection.execute(_DELETE_ROWS, values)
     connection.execute(_CUT_BLOCKS, values)
     # A group consumer has counted a part as scanned before, or sees the coverage as it is now.
@@ -153,33 +161,20 @@ def uncover(connection: sa.Connection, reader: StreamReader, stream: StreamRow, 
     return start, stop
 
 
-def _left_of(row: CoverageRow, start: int, stop: int, before: Position | None) -> Iterator[dict[str, object]]:
+def _left_of(row: CoverageRow, start: int, stop: int, before: Position | None) -> Iterator[NewRange]:
     """What is left of a range, with new ids: a scan of a group consumer that has read the old range is refused."""
+    whole = NewRange(
+        row.stream_id, row.from_offset, row.to_offset, row.key_ids, row.with_time, row.kind, over_amqp=row.over_amqp
+    )
     if row.from_offset < start:
         is_in = before is not None and before.offset >= row.from_offset and row.kind == "recorded"
         known = row.position if _ends_before(row, start) else before if is_in else None
-        yield _range(row, row.from_offset, start, known, is_tail=False)
+        yield whole._replace(to_offset=start, position=known)
     # The tail stays at its end, even if nothing is left before it, and keeps the position by which the stream is known.
     if row.is_tail or row.to_offset > stop:
         is_known = row.is_tail or (row.last_offset is not None and row.last_offset >= stop)
         known = row.position if is_known else None
-        yield _range(row, min(stop, row.to_offset), row.to_offset, known, is_tail=row.is_tail)
-
-
-def _range(like: CoverageRow, start: int, stop: int, known: Position | None, *, is_tail: bool) -> dict[str, object]:
-    return {
-        "stream_id": like.stream_id,
-        "from_offset": start,
-        "to_offset": stop,
-        "key_ids": list(like.key_ids),
-        "with_time": like.with_time,
-        "kind": like.kind,
-        "is_tail": is_tail,
-        "over_amqp": like.over_amqp,
-        "last_offset": known and known.offset,
-        "last_fingerprint": known and known.fingerprint,
-        "last_chunk_ms": known and known.chunk_ms,
-    }
+        yield whole._replace(from_offset=min(stop, row.to_offset), is_tail=row.is_tail, position=known)
 
 
 def _ends_before(row: CoverageRow, offset: int) -> bool:

@@ -14,12 +14,12 @@ from relatum.errors import AccessRefused, NotFound, RelatumError
 from relatum.following import StreamFollower
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.recording._committer import Committer, RecordedListener
-from relatum.recording._membership import Membership
-from relatum.recording._statistics import RecorderMetrics
-from relatum.recording._stream_recording import StreamRecording
-from relatum.recording._streams import Streams
-from relatum.recording._upkeep import Upkeep
+from relatum.recording.committer import Committer, RecordedListener
+from relatum.recording.recorder_membership import Membership
+from relatum.recording.statistics import RecorderMetrics
+from relatum.recording.stream_recording import StreamRecording
+from relatum.recording.streams import Streams
+from relatum.recording.upkeep import Upkeep
 from relatum.store.database import IDLE_S, AnyDatabase, Database
 from relatum.store.members import LEASE_S, RECORDERS, Member
 from relatum.waiting import ComponentLoop, Deadline, Duty, Outages, ended
@@ -68,8 +68,8 @@ class RecorderGroup:
         self._ending = Deadline(None)
         has_own = connections_max >= RESERVED_FROM and not isinstance(database, Database)
         most = connections_max - has_own
-        self.database = Database(database, refusing=None, pool_size=most, connections_max=most)
-        self._of_lease = Database(database, refusing=None, pool_size=1, connections_max=1) if has_own else self.database
+        self.database = Database(database, refusing=None, connections_max=most)
+        self._of_lease = Database(database, refusing=None, connections_max=1) if has_own else self.database
         self._engine = Database(self.database, refusing=None, ending=self._ending, idle_s=IDLE_S).engine
         # A frozen member must not hold locks for longer than its lease.
         held = partial(Database, refusing=None, ending=self._ending, idle_s=lease_s)

@@ -17,9 +17,8 @@ import sqlalchemy as sa
 
 from relatum.following import Reach, StreamFollower
 from relatum.store.catalog import StreamRow, key_definitions
-from relatum.store.database import sql
+from relatum.store.database import sql, transaction
 from relatum.store.members import Member, Share
-from relatum.store.translation import translated_errors
 from relatum.waiting import ComponentLoop, Duty, Outages, Server, Threads, ended
 
 logger = logging.getLogger("relatum.recorder")
@@ -110,7 +109,7 @@ class Membership:
         return found._replace(share=replace(found.share, held=found.share.held - self._released))
 
     def _ask(self, wanted: Collection[int], released: Collection[int]) -> Found:
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             if not self._has_joined:
                 # A member of the same name may have held other streams, and been killed.
                 connection.execute(_LET_GO, {"holder": self._member.holder})
@@ -152,5 +151,5 @@ class Membership:
         self._threads.shutdown()
 
     def _leave(self) -> None:
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             self._member.leave(connection)

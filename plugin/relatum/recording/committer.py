@@ -13,11 +13,11 @@ from relatum.errors import AccessRefused, CoverageConflict, DatabaseUnavailable,
 from relatum.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from relatum.otel import Span
 from relatum.reading import RecordBatch
-from relatum.recording._batch import readable
-from relatum.recording._commit import Share, commit_shares, recording
-from relatum.recording._statistics import RecorderMetrics
-from relatum.recording._stream_recording import OpenTail, StreamRecording
-from relatum.recording._streams import Streams
+from relatum.recording.batch import readable
+from relatum.recording.commit import commit_shares, recording
+from relatum.recording.statistics import RecorderMetrics
+from relatum.recording.stream_recording import OpenTail, StreamRecording
+from relatum.recording.streams import Streams
 from relatum.waiting import Threads, log_failure
 
 logger = logging.getLogger("relatum.recorder")
@@ -30,8 +30,6 @@ It runs in the thread that commits, and delays only the next commit.
 
 HELD_UP_S: Final = 0.05
 """Seconds before a stream whose range another session had locked is tried again."""
-
-Pair = tuple[OpenTail, Share]
 
 
 class Committer:
@@ -172,36 +170,36 @@ class Committer:
             while self._ready:
                 await self._before_commit()
                 ready, self._ready = self._ready, {}
-                await self._commit([(tail, tail.take()) for tail in ready if not tail.is_over])
+                await self._commit([tail for tail in ready if not tail.is_over])
         finally:
             self._task, self._committing = None, 0
 
-    async def _commit(self, pairs: Sequence[Pair]) -> None:
-        if not pairs:
+    async def _commit(self, tails: Sequence[OpenTail]) -> None:
+        if not tails:
             return
-        self._committing = len(pairs)
-        for tail, _ in pairs:
+        self._committing = len(tails)
+        for tail in tails:
+            tail.take()
             # A stream that was held up still has its next batch.
             if not tail.is_full(self._busy):
                 self._streams.let_more_come(tail)
         try:
-            errors = await self._loop.ask(self._written, pairs, threads=self._threads)
+            errors = await self._loop.ask(self._written, tails, threads=self._threads)
         except Exception as error:  # noqa: BLE001 - becomes the error of each stream
-            errors = [error] * len(pairs)
-        for (tail, share), outcome in zip(pairs, errors, strict=True):
+            errors = [error] * len(tails)
+        for tail, outcome in zip(tails, errors, strict=True):
             try:
-                self._settle(tail, share, outcome)
+                self._settle(tail, outcome)
             except Exception as defect:  # noqa: BLE001 - a defect of one stream stops no other
                 self._streams.ended(tail, defect)
 
-    def _settle(self, tail: OpenTail, share: Share, error: Exception | None) -> None:
-        tail.is_contended = share.is_held_up
+    def _settle(self, tail: OpenTail, error: Exception | None) -> None:
         if error is not None:
             self._streams.ended(tail, error)
-        elif share.is_held_up:
+        elif tail.share.is_held_up:
             self._loop.call_later(HELD_UP_S, self._try_again, tail)
         else:
-            tail.committed(share)
+            tail.committed()
             if tail.filling.messages:
                 self._ready[tail] = None
             self._streams.committed(tail)
@@ -212,31 +210,31 @@ class Committer:
 
     # --- the thread that commits --------------------------------------------------------------------------------------
 
-    def _written(self, pairs: Sequence[Pair]) -> list[Exception | None]:
+    def _written(self, tails: Sequence[OpenTail]) -> list[Exception | None]:
         """Commit shares and call the listener; return each stream's error, or None."""
         begun = time.perf_counter()
-        with recording([(tail.stream.name, share.batch) for tail, share in pairs]) as span:
-            errors = self._outcomes(pairs, span)
+        with recording([(tail.stream.name, tail.share.batch) for tail in tails]) as span:
+            errors = self._outcomes(tails, span)
         self._metrics.batch_s.observe(time.perf_counter() - begun)
-        for tail, share in pairs if self._on_recorded is not None else []:
-            if share.is_committed and share.batch.receipts:
-                self._tell(tail.stream.name, share.batch.receipts)
+        for tail in tails if self._on_recorded is not None else []:
+            if tail.share.is_committed and tail.share.batch.receipts:
+                self._tell(tail.stream.name, tail.share.batch.receipts)
         return errors
 
-    def _outcomes(self, pairs: Sequence[Pair], span: Span) -> list[Exception | None]:
+    def _outcomes(self, tails: Sequence[OpenTail], span: Span) -> list[Exception | None]:
         try:
-            commit_shares(self._engine, [share for _, share in pairs])
+            commit_shares(self._engine, [tail.share for tail in tails])
         except DatabaseUnavailable as error:
             span.failed(error)
-            return [error] * len(pairs)
+            return [error] * len(tails)
         except Exception as error:  # noqa: BLE001 - becomes the error of the stream at fault
-            if len(pairs) > 1:
-                return [outcome for pair in pairs for outcome in self._outcomes([pair], span)]
+            if len(tails) > 1:
+                return [outcome for tail in tails for outcome in self._outcomes([tail], span)]
             span.failed(error)
             return [error]
         errors: list[Exception | None] = []
-        for tail, share in pairs:
-            lost = None
+        for tail in tails:
+            share, lost = tail.share, None
             if not share.is_committed and not share.is_held_up:
                 message = f"another recorder moved the coverage from {share.row.to_offset} first; nothing was written"
                 lost = CoverageConflict(message, stream=tail.stream.name)
@@ -248,5 +246,5 @@ class Committer:
         assert self._on_recorded is not None
         try:
             self._on_recorded(stream, receipts)
-        except Exception as error:  # noqa: BLE001 - what somebody else does with it is no fault of the stream
-            log_failure(logger, error, f"telling who waits for messages of stream {stream!r}")
+        except Exception as error:  # noqa: BLE001 - a listener's defect is no fault of the stream
+            log_failure(logger, error, f"calling the listener for messages of stream {stream!r}")

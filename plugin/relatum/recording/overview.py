@@ -1,20 +1,18 @@
-"""What a look at the whole table and its recorders shows: how much each key holds, who records, and how far."""
+"""An overview of the whole table: how much each key takes, which recorders there are, and how far they are."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
 from relatum.reading import Position
 from relatum.store.catalog import check_recorded, key_definitions
-from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine, sql
+from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine, sql, transaction
 from relatum.store.parts import Part, table_parts_of
-from relatum.store.tables import relationships
-from relatum.store.translation import translated_errors
 
 EXACT_BYTES_MAX: Final = 400 << 20
 """Bytes of rows that are not in closed parts, up to which they are counted; where there are more, they are sampled."""
@@ -41,6 +39,15 @@ _ENDS: Final = sql("""
     ORDER BY c.recorded_at DESC, s.name""")
 
 
+_COUNTS: Final = {
+    (column, is_exact): sql(f"""
+        SELECT {column}, count(*) FROM relatum.relationships {"" if is_exact else "TABLESAMPLE SYSTEM (:share::real)"}
+        WHERE part = ANY (:parts::integer[]) GROUP BY 1""")
+    for column in ("stream_id", "key_id")
+    for is_exact in (True, False)
+}
+
+
 def row_counts(connection: sa.Connection) -> Counter[int]:
     """Rows by stream: those of closed parts were counted then, of the others they are counted now, or estimated."""
     rest = [part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
@@ -58,9 +65,7 @@ def counts_by(
     `bytes_max`: Bytes of rows up to which they are counted; where there are more, so many are looked at.
     """
     share = min(100.0, 100.0 * bytes_max / max(1, sum(part.size for part in parts)))
-    table: Any = relationships if share == 100.0 else sa.tablesample(relationships, sa.func.system(share))
-    query = sa.select(table.c[column], sa.func.count()).where(table.c.part.in_([part.part for part in parts]))
-    rows = connection.execute(query.group_by(table.c[column]))
+    rows = connection.execute(_COUNTS[column, share == 100.0], {"parts": [part.part for part in parts], "share": share})
     return Counter({value: round(count * 100.0 / share) for value, count in rows}), share == 100.0
 
 
@@ -134,7 +139,7 @@ def key_sizes(database: AnyDatabase) -> list[KeySize]:
     Raises:
         DatabaseUnavailable: safe to repeat.
     """
-    with as_engine(database, statement_s=STATEMENT_S) as engine, translated_errors(), engine.begin() as connection:
+    with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
         rows, is_exact = counts_by(connection, "key_id", table_parts_of(connection), SAMPLE_BYTES_MAX)
         of_one = bytes_of_a_row(connection, rows.total())
         return [
@@ -149,7 +154,7 @@ def recorder_list(database: AnyDatabase) -> list[RecorderMember]:
     Raises:
         DatabaseUnavailable: safe to repeat.
     """
-    with as_engine(database, statement_s=STATEMENT_S) as engine, translated_errors(), engine.begin() as connection:
+    with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
         by_holder: dict[str, list[tuple[str, str]]] = {}
         for holder, vhost, name in connection.execute(_HELD):
             by_holder.setdefault(holder, []).append((vhost, name))
@@ -175,7 +180,7 @@ def recorded_ends(
         DatabaseUnavailable: safe to repeat.
     """
     wanted = list(names)
-    with as_engine(database, statement_s=STATEMENT_S) as engine, translated_errors(), engine.begin() as connection:
+    with as_engine(database, statement_s=STATEMENT_S) as engine, transaction(engine) as connection:
         if check:
             check_recorded(connection, vhost, wanted)
         rows = connection.execute(_ENDS, {"vhost": vhost, "names": wanted, "is_all": not wanted})

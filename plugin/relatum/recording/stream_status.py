@@ -27,14 +27,13 @@ from relatum.reading import (
     bounds_or_error,
     is_of_all,
 )
-from relatum.recording._broker import check_broker
-from relatum.recording._overview import bytes_of_a_row, row_counts
-from relatum.recording._ranges import gaps
+from relatum.recording.overview import bytes_of_a_row, row_counts
+from relatum.recording.own_broker import check_broker
+from relatum.recording.ranges import gaps
 from relatum.store.catalog import StreamRow, key_definitions, streams_named
 from relatum.store.coverage import TIME, CoverageRow, Range, coverage_by_stream, covered
-from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine, sql
+from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine, sql, transaction
 from relatum.store.members import RECORDERS, holders_of
-from relatum.store.translation import translated_errors
 
 _EVENTS_OF: Final = sql("""
     SELECT stream_id, at, kind, from_offset, to_offset, detail
@@ -161,7 +160,7 @@ def recorded_status(engine: sa.Engine, vhost: str, names: Sequence[str], away: R
 def _statuses(
     engine: sa.Engine, vhost: str, names: Sequence[str] | None, reader: StreamReader | RelatumError
 ) -> list[StreamStatus]:
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         known = streams_named(connection, vhost, names)
         facts = _Facts(connection, known)
     identity = reader.identity() if facts.brokers and isinstance(reader, StreamReader) else None

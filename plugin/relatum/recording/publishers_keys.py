@@ -93,7 +93,7 @@ class KeyWatcher:
     """Compares a publisher's keys with the database, in a thread of its own, where others record."""
 
     def __init__(self, database: AnyDatabase, definitions: Sequence[KeyDefinition]) -> None:
-        self._database = Database(database, refusing=None, pool_size=1, connections_max=1)
+        self._database = Database(database, refusing=None, connections_max=1)
         self._stop = threading.Event()
         self._outages = Outages(logger, stop=self._stop)
         self._keys = PublishersKeys(self._database.engine, definitions, self._outages, defines=False)

@@ -18,15 +18,14 @@ from relatum.checks import checked_name, checked_names
 from relatum.errors import CoverageConflict, KeyNotDefined
 from relatum.keys import KeyDefinition
 from relatum.reading import Broker, BrokerAddress, StreamReader
-from relatum.recording._broker import check_broker
-from relatum.recording._fill import Filler, check_same
-from relatum.recording._ranges import Segment, unrecorded
-from relatum.recording._tails import set_tail
+from relatum.recording.filler import Filler, check_same
+from relatum.recording.own_broker import check_broker
+from relatum.recording.ranges import Segment, unrecorded
+from relatum.recording.tails import set_tail
 from relatum.store.catalog import StreamRow, current_stream, ensure_stream, key_definitions, lock_stream
-from relatum.store.coverage import TIME, CoverageRow, NewTail, coverage_of, open_tail, tail_of
-from relatum.store.database import IDLE_S, AnyDatabase, as_engine
+from relatum.store.coverage import TIME, CoverageRow, coverage_of, new_tail, open_tail, tail_of
+from relatum.store.database import IDLE_S, AnyDatabase, as_engine, transaction
 from relatum.store.members import RECORDERS, holders_of
-from relatum.store.translation import translated_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +143,11 @@ def plan_backfill(
     To be set once in a run, which else would follow its publishers for ever.
     """
     bounds = reader.bounds(name)
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         before = current_stream(connection, vhost, name)
     if before is not None:
         check_broker(engine, reader, before)
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         definitions = key_definitions(connection)
         wanted = {definition.key_id for definition in _chosen(definitions, keys)}
         stream = ensure_stream(connection, vhost, name, super_stream)
@@ -159,7 +158,7 @@ def plan_backfill(
     check_same(reader, name, rows, bounds)
     if to_end and keys is None and bounds.last is not None and tail.to_offset <= bounds.last:
         _leave_to_back_fill(engine, stream, bounds.last)
-        with translated_errors(), engine.begin() as connection:
+        with transaction(engine) as connection:
             tail = tail_of(connection, stream.stream_id) or tail
             rows = coverage_of(connection, [stream.stream_id])
     if keys is None and stream.record_time:
@@ -171,7 +170,7 @@ def plan_backfill(
 
 def _leave_to_back_fill(engine: sa.Engine, stream: StreamRow, last: int) -> None:
     """Put the tail behind the stream's last message, unless a recorder runs: it gets there by itself."""
-    with suppress(CoverageConflict), translated_errors(), engine.begin() as connection:
+    with suppress(CoverageConflict), transaction(engine) as connection:
         lock_stream(connection, stream.stream_id)
         tail = tail_of(connection, stream.stream_id)
         if tail is None or tail.to_offset > last or holders_of(connection, RECORDERS, [stream.stream_id]):
@@ -190,8 +189,8 @@ def _first_tail(
 ) -> CoverageRow:
     """Open the tail of a stream that was never recorded, so that a recorder continues where this back-fill ends."""
     try:
-        new = NewTail(stream.stream_id, 0 if last is None else last + 1, stream.record_time)
-        return open_tail(connection, new, [definition.key_id for definition in definitions])
+        at, key_ids = 0 if last is None else last + 1, [definition.key_id for definition in definitions]
+        return open_tail(connection, new_tail(stream.stream_id, at, key_ids, with_time=stream.record_time))
     except CoverageConflict:
         tail = tail_of(connection, stream.stream_id)
         if tail is None:

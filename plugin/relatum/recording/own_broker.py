@@ -2,39 +2,29 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, StreamUnavailable
-from relatum.reading import (
-    Agreement,
-    BrokerIdentity,
-    Position,
-    StreamReader,
-    agreement,
-    another_broker,
-    claimed_identity,
-)
-from relatum.recording._tails import after_loss
+from relatum.errors import ReadTimeout, RelatumError, StreamUnavailable
+from relatum.reading import BrokerIdentity, StreamReader, another_broker, claimed_identity
+from relatum.recording.tails import after_loss
 from relatum.store.catalog import StreamRow, ensure_streams, streams_named
-from relatum.store.coverage import coverage_by_stream, coverage_of, last_position
-from relatum.store.database import sql
+from relatum.store.database import sql, transaction
 from relatum.store.members import RECORDERS
-from relatum.store.translation import translated_errors
 
 UNKNOWN_S: Final = 60.0
 """Seconds before a broker that could not tell its id is asked again."""
 
-_ADOPT: Final = """
+_ADOPT: Final = sql(f"""
     UPDATE relatum.streams SET broker_id = :broker_id::uuid
-    WHERE stream_id = :stream_id::integer AND broker_id IS NOT DISTINCT FROM :before::uuid"""
-
-_ADOPT_KNOWN: Final = sql(_ADOPT)
-_ADOPT_UNHELD: Final = sql(f"{_ADOPT} AND NOT {RECORDERS.is_held}")
+    WHERE stream_id = ANY (:stream_ids::integer[]) AND (broker_id IS NULL
+        OR broker_id <> :broker_id::uuid AND NOT {RECORDERS.is_held} AND NOT EXISTS (
+            SELECT FROM relatum.coverage c WHERE c.stream_id = streams.stream_id AND c.last_offset IS NOT NULL))""")
+"""Assigns streams to a broker, if theirs was unknown, or nothing is recorded of them and no recorder holds them."""
 
 _OF_OTHERS: Final = sql("""
     SELECT s.name, b.broker_id, b.cluster_name
@@ -76,7 +66,7 @@ class OwnBroker:
         rows = self._rows([name for name, _, _ in sought])
         have_one = {row.name for row in rows}
         ours = {name: super_stream for name, super_stream, is_there in sought if is_there or name in have_one}
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             rows = ensure_streams(connection, self._vhost, ours)
         doubted = [row for row in rows if row.broker_id is None or row.broker_id != self._identity.broker_id]
         others: dict[str, RelatumError] = {}
@@ -98,7 +88,7 @@ class OwnBroker:
         return not self.is_not_of(row.broker_id) and after_loss(self._engine, self._reader(), row)
 
     def _rows(self, names: Sequence[str]) -> list[StreamRow]:
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             return streams_named(connection, self._vhost, names, partitions=False)
 
     def _others(self, rows: Sequence[StreamRow]) -> dict[str, RelatumError]:
@@ -109,50 +99,13 @@ class OwnBroker:
                     self._identity = claimed_identity(reader)
                 self._ask_at = time.monotonic() + UNKNOWN_S
             identity = self._identity
-        return _adopted(self._engine, reader, rows, identity)
-
-
-def _adopted(
-    engine: sa.Engine, reader: StreamReader, rows: Iterable[StreamRow], identity: BrokerIdentity
-) -> dict[str, RelatumError]:
-    """Write down that streams are this broker's if that was unknown, or if another broker's messages are here.
-
-    A broker that lost its id, or is a copy of another one, has them. What has no messages recorded is anybody's.
-    """
-    others = [row for row in rows if row.broker_id != identity.broker_id]
-    if identity.broker_id is None or not others:
-        return {}
-    with translated_errors(), engine.begin() as connection:
-        ranges = coverage_by_stream(connection, [row.stream_id for row in others])
-    known = {row: last_position(ranges[row.stream_id]) for row in others}
-    ours: list[StreamRow] = []
-    unknown: dict[str, RelatumError] = {}
-    for row, position in known.items():
-        try:
-            if position is None or _is_here(reader, row, position):
-                ours.append(row)
-        except StreamUnavailable as error:
-            unknown[row.name] = error
-    with translated_errors(), engine.begin() as connection:
-        note_broker(connection, identity)
-        for row in ours:
-            # Nothing is recorded of it yet, but another recorder may be about to.
-            is_new = known[row] is None and row.broker_id is not None
-            adopted = {"stream_id": row.stream_id, "before": row.broker_id, "broker_id": identity.broker_id}
-            connection.execute(_ADOPT_UNHELD if is_new else _ADOPT_KNOWN, adopted)
-        return _strangers(connection, others, identity) | unknown
-
-
-def _is_here(reader: StreamReader, row: StreamRow, position: Position) -> bool:
-    """Whether the message that was recorded last is in this broker's stream."""
-    found = None
-    with suppress(NotFound, AccessRefused):
-        found = agreement(reader, row.name, position)
-    if found is Agreement.UNKNOWN and row.broker_id is not None:
-        message = f"whether {row.name!r} is the stream that was recorded cannot be told now: its leader does not answer"
-        raise StreamUnavailable(message, stream=row.name)
-    # Without the time of its chunk it could be the same message, published to both brokers.
-    return found is Agreement.SAME and (row.broker_id is None or position.chunk_ms is not None)
+        if identity.broker_id is None:
+            return {}
+        adopted = {"stream_ids": [row.stream_id for row in rows], "broker_id": identity.broker_id}
+        with transaction(self._engine) as connection:
+            note_broker(connection, identity)
+            connection.execute(_ADOPT, adopted)
+            return _strangers(connection, rows, identity)
 
 
 def _strangers(
@@ -183,8 +136,6 @@ def check_broker(
     identity = identity or reader.identity()
     if not BrokerIdentity(row.broker_id, "").contradicts(identity):
         return
-    with translated_errors(), engine.begin() as connection:
-        position = last_position(coverage_of(connection, [row.stream_id]))
-        found = _strangers(connection, [row], identity)
-    if found and (position is None or not _is_here(reader, row, position)):
-        raise found[row.name]
+    with transaction(engine) as connection:
+        for error in _strangers(connection, [row], identity).values():
+            raise error

@@ -1,6 +1,6 @@
 """Taking rows away whose messages are gone: dropped by retention, of a replaced or forgotten stream, of a removed key.
 
-Many rows are deleted in bounded transactions, so that nobody waits long for a lock or for vacuum.
+Many rows are deleted in bounded transactions, so that no lock is held for long and vacuum keeps up.
 """
 
 from collections import Counter
@@ -16,9 +16,8 @@ from relatum.membership import GROUP_KEY, value_bounds
 from relatum.reading import Broker, BrokerAddress, StreamBounds, StreamReader, bounds_or_error
 from relatum.store.catalog import FORGOTTEN, StreamRow, check_recorded, streams_named
 from relatum.store.coverage import coverage_of
-from relatum.store.database import AnyDatabase, as_engine, sql
+from relatum.store.database import AnyDatabase, as_engine, sql, transaction
 from relatum.store.parts import drop_parts, retain_from
-from relatum.store.translation import translated_errors
 
 BATCH_ROWS: Final = 10_000
 """Rows deleted in one transaction: a fraction of a second."""
@@ -36,7 +35,7 @@ def delete_batch(engine: sa.Engine, table: str, gone: str, batch_rows: int = BAT
     # itself: a range of the coverage may have grown since it was chosen.
     chosen = f"SELECT ctid FROM relatum.{table} WHERE {gone} LIMIT :batch_rows::integer"
     statement = sql(f"DELETE FROM relatum.{table} WHERE ctid = ANY (ARRAY ({chosen})) AND ({gone})")
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         return connection.execute(statement, {**values, "batch_rows": batch_rows}).rowcount
 
 
@@ -86,7 +85,7 @@ def prune_expired(
 
 
 def prune_receipts(engine: sa.Engine) -> int:
-    """Delete one batch of receipts that are too old for anybody to wait for them."""
+    """Delete one batch of receipts that are too old for publishers to wait for."""
     return delete_batch(engine, "receipts", _IS_LATE)
 
 
@@ -96,11 +95,9 @@ _SPANS: Final = sql("""
     SELECT stream_id, min(from_offset), max(to_offset) FROM relatum.coverage
     WHERE stream_id = ANY (:ids::integer[]) GROUP BY stream_id""")
 
-_REPLACED: Final = sql("SELECT stream_id FROM relatum.streams WHERE replaced_at IS NOT NULL ORDER BY stream_id")
-
-_FORGOTTEN: Final = sql("""
+_ENDED: Final = sql("""
     SELECT stream_id FROM relatum.streams
-    WHERE state = :state::text AND (:name::text IS NULL OR vhost = :vhost::text AND name = :name::text)
+    WHERE replaced_at IS NOT NULL AND (:name::text IS NULL OR vhost = :vhost::text AND name = :name::text)
     ORDER BY stream_id""")
 
 _DELETE_FORGOTTEN: Final = sql("""
@@ -109,20 +106,28 @@ _DELETE_FORGOTTEN: Final = sql("""
 """A group that has messages in other streams may have begun here: this one row is left to say where."""
 
 
-def _delete_streams(
-    engine: sa.Engine, ids: Sequence[int], tables: Sequence[str], tell: Listener, batch_rows: int
+def delete_ended(
+    engine: sa.Engine, tell: Listener, batch_rows: int, vhost: str | None = None, name: str | None = None
 ) -> None:
-    """Delete what the table, the coverage and some smaller tables have of streams that are not in force any more."""
+    """Delete what is left of all streams that were replaced or forgotten, or of those of a name."""
+    with transaction(engine) as connection:
+        ids = list(connection.scalars(_ENDED, {"vhost": vhost, "name": name}))
+        spans = connection.execute(_SPANS, {"ids": ids}).all()
     if not ids:
         return
-    with translated_errors(), engine.begin() as connection:
-        spans = connection.execute(_SPANS, {"ids": ids}).all()
     for stream_id, start, stop in spans:
         _delete_span(engine, stream_id, start, stop, tell, batch_rows)
     # Once the coverage is gone, a recorder that was stopped for longer than its lease cannot commit. What it did commit
     # meanwhile is deleted behind it.
-    for table in (*tables, "coverage", *tables, "relationships"):
+    for table in (*DERIVED, "coverage", *DERIVED, "relationships"):
         delete_all(engine, table, "stream_id = ANY (:ids::integer[])", tell, batch_rows, ids=ids)
+    # After the rows, which say of which groups there still is a message.
+    for deleted in prune_groups(engine, {}, batch_rows):
+        if deleted:
+            tell("group_states", deleted)
+    with transaction(engine) as connection:
+        if deleted := connection.execute(_DELETE_FORGOTTEN, {"ids": ids, "state": FORGOTTEN}).rowcount:
+            tell("streams", deleted)
 
 
 def _delete_span(engine: sa.Engine, stream_id: int, start: int, stop: int, tell: Listener, batch_rows: int) -> None:
@@ -146,29 +151,10 @@ def _delete_span(engine: sa.Engine, stream_id: int, start: int, stop: int, tell:
             width *= 2
 
 
-def finish_forgotten(
-    engine: sa.Engine, tell: Listener, batch_rows: int, vhost: str | None = None, name: str | None = None
-) -> None:
-    """Delete what is left of streams that were forgotten, or of those of a name, in bounded transactions."""
-    with translated_errors(), engine.begin() as connection:
-        wanted = {"state": FORGOTTEN, "vhost": vhost, "name": name}
-        ids = list(connection.scalars(_FORGOTTEN, wanted))
-    if not ids:
-        return
-    _delete_streams(engine, ids, DERIVED, tell, batch_rows)
-    # After the rows, which say of which groups there still is a message.
-    for deleted in prune_groups(engine, {}, replaced=True, batch_rows=batch_rows):
-        if deleted:
-            tell("group_states", deleted)
-    with translated_errors(), engine.begin() as connection:
-        if deleted := connection.execute(_DELETE_FORGOTTEN, {"ids": ids, "state": FORGOTTEN}).rowcount:
-            tell("streams", deleted)
-
-
 # --- groups of which no message is left -------------------------------------------------------------------------------
 
 _IS_FINAL: Final = "g.state IN ('open', 'done', 'dead')"
-"""A group that is ready or claimed stays: whoever gets it learns that its messages are gone."""
+"""A group that is ready or claimed stays: its consumer finds out that its messages are gone."""
 
 _CANDIDATES: Final = sql(f"""
     SELECT g.consumer_id, g.group_id FROM relatum.group_states g
@@ -176,8 +162,7 @@ _CANDIDATES: Final = sql(f"""
         AND (EXISTS (
                 SELECT FROM unnest(:stream_ids::integer[], :firsts::bigint[]) AS floor(stream_id, first)
                 WHERE floor.stream_id = g.stream_id AND floor.first > g.first_offset)
-            OR :replaced::boolean
-                AND g.stream_id IN (SELECT stream_id FROM relatum.streams WHERE replaced_at IS NOT NULL))
+            OR g.stream_id IN (SELECT stream_id FROM relatum.streams WHERE replaced_at IS NOT NULL))
     ORDER BY g.consumer_id, g.group_id LIMIT :most::integer""")
 """Selects groups that began in messages which are gone, page by page."""
 
@@ -193,25 +178,19 @@ _DELETE_UNNAMED: Final = sql(f"""
                 AND value >= chosen.low COLLATE "C" AND value < chosen.high COLLATE "C")""")
 """Deletes those of some groups of which the table names no message."""
 
-_DELETE_SCANS: Final = sql("""
-    DELETE FROM relatum.group_scans
-    WHERE stream_id IN (SELECT stream_id FROM relatum.streams WHERE replaced_at IS NOT NULL)""")
 
-
-def prune_groups(engine: sa.Engine, floors: Mapping[int, int], *, replaced: bool, batch_rows: int) -> Iterator[int]:
-    """Delete the states of groups of which no message is retained, in one pass; gives the rows of each transaction.
+def prune_groups(engine: sa.Engine, floors: Mapping[int, int], batch_rows: int) -> Iterator[int]:
+    """Delete the states of groups of which no message is retained, in one pass; yields the rows of each transaction.
 
     What was acknowledged is kept as long as the table names a message of the group, so that a late duplicate of one
     does not open it again; and as long as its first message may be recorded again.
+
+    `floors`: The first retained offsets, by stream id.
     """
-    if replaced:
-        with translated_errors(), engine.begin() as connection:
-            deleted = connection.execute(_DELETE_SCANS).rowcount
-        yield deleted
-    wanted = {"stream_ids": list(floors), "firsts": list(floors.values()), "replaced": replaced, "most": batch_rows}
+    wanted = {"stream_ids": list(floors), "firsts": list(floors.values()), "most": batch_rows}
     after: Mapping[str, Any] | None = {"consumer_id": -1, "group_id": ""}
     while after is not None:
-        with translated_errors(), engine.begin() as connection:
+        with transaction(engine) as connection:
             rows = connection.execute(_CANDIDATES, {**wanted, **after}).all()
             after = dict(rows[-1]._mapping) if len(rows) == batch_rows else None
             bounds = [value_bounds(row.group_id) for row in rows]
@@ -277,7 +256,7 @@ def prune(
         report.rows[""] += rows
 
     with as_engine(database) as engine, StreamReader.open(address) as reader:
-        with translated_errors(), engine.begin() as connection:
+        with transaction(engine) as connection:
             check_recorded(connection, address.vhost, names or ())
             known = streams_named(connection, address.vhost, names)
             # Of others the broker is not asked: one that is declared anew is only told by what was recorded before.
@@ -286,7 +265,7 @@ def prune(
             }
         found = {each: _first_retained(reader, each.name, report) for each in known if each.stream_id in recorded}
         floors = {stream.stream_id: first for stream, first in found.items() if first is not None}
-        with translated_errors(), engine.begin() as connection:
+        with transaction(engine) as connection:
             retain_from(connection, floors)
         # Whole parts first: what is left of closed ones then lies beside rows of messages that are retained.
         names_of = {stream.stream_id: stream.name for stream in found}
@@ -296,18 +275,14 @@ def prune(
             while first is not None and (deleted := prune_expired(engine, stream, first, batch_rows)):
                 report.rows[stream.name] += deleted
         if names is None:
-            with translated_errors(), engine.begin() as connection:
-                replaced = list(connection.scalars(_REPLACED))
-            _delete_streams(engine, replaced, ("time_blocks", "checkpoints"), of_none, batch_rows)
+            # What a `forget` that was killed has left, too.
+            delete_ended(engine, of_none, batch_rows)
             removed = "key_id IN (SELECT key_id FROM relatum.keys WHERE removed_at IS NOT NULL)"
             delete_all(engine, "relationships", removed, of_none, batch_rows)
             delete_all(engine, "receipts", _IS_LATE, of_none, batch_rows)
         # After the rows, which say of which groups there still is a message.
-        for deleted in prune_groups(engine, floors, replaced=names is None, batch_rows=batch_rows):
+        for deleted in prune_groups(engine, floors, batch_rows):
             report.rows[""] += deleted
-        if names is None:
-            # What a `forget` that was killed has left.
-            finish_forgotten(engine, of_none, batch_rows)
     report.rows = +report.rows
     return report
 

@@ -17,23 +17,23 @@ from relatum.errors import CoverageConflict, StreamUnavailable
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Agreement, Position, StreamBounds, StreamReader, agreement, ends_of_known
-from relatum.recording._ranges import lock_ranges, position_before, uncover
-from relatum.recording._statistics import LATELY_S
+from relatum.recording.ranges import lock_ranges, position_before, uncover
+from relatum.recording.statistics import LATELY_S
 from relatum.store.catalog import StreamRow, key_definitions
 from relatum.store.coverage import (
     CoverageRow,
-    NewTail,
-    add_hole,
+    NewRange,
+    add_ranges,
     close_tail,
     close_tails,
     coverage_by_stream,
     coverage_of,
     last_position,
+    new_tail,
     open_tail,
-    open_tails,
     tail_of,
 )
-from relatum.store.database import sql
+from relatum.store.database import sql, transaction
 from relatum.store.translation import translated_errors
 
 logger = logging.getLogger("relatum.recorder")
@@ -89,7 +89,7 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
     """Find where recording of streams continues: at their tails, or at new tails if other keys are in force."""
     by_id = {row.stream_id: row for row in rows}
     ids = sorted(by_id)
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         ranges = coverage_by_stream(connection, ids)
         definitions = tuple(key_definitions(connection))
         key_ids = tuple(sorted(key.key_id for key in definitions))
@@ -101,12 +101,13 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
             if (tail.key_ids, tail.with_time, tail.over_amqp) == (key_ids, with_time[stream_id], False)
         }
         closed = close_tails(connection, [tail for stream_id, tail in tails.items() if stream_id not in kept])
+        begins = {stream_id: (tails[stream_id].to_offset, tails[stream_id].position) for stream_id in closed}
+        begins |= {stream_id: (0, None) for stream_id in ids if stream_id not in tails}
         new = [
-            NewTail(stream_id, tails[stream_id].to_offset, with_time[stream_id], tails[stream_id].position)
-            for stream_id in sorted(closed)
+            new_tail(stream_id, at, key_ids, with_time=with_time[stream_id], position=position)
+            for stream_id, (at, position) in begins.items()
         ]
-        new += [NewTail(stream_id, 0, with_time[stream_id]) for stream_id in ids if stream_id not in tails]
-        kept |= {row.stream_id: row for row in open_tails(connection, new, key_ids)}
+        kept |= {row.stream_id: row for row in add_ranges(connection, new)}
         opened = {"stream_ids": sorted(kept)}
         connection.execute(_BEGIN, opened)
         times = {row[0]: row[1] for row in connection.execute(_LATEST_TIMES, opened)}
@@ -128,8 +129,8 @@ def set_tail(
     """
     if tail is not None:
         close_tail(connection, tail)
-    new = NewTail(stream.stream_id, at, stream.record_time, known)
-    open_tail(connection, new, [definition.key_id for definition in key_definitions(connection)])
+    key_ids = [definition.key_id for definition in key_definitions(connection)]
+    open_tail(connection, new_tail(stream.stream_id, at, key_ids, with_time=stream.record_time, position=known))
 
 
 # --- the stream is not what it was ------------------------------------------------------------------------------------
@@ -173,14 +174,14 @@ def is_same(reader: StreamReader, stream: str, position: Position, bounds: Strea
 def after_loss(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bool:
     """Cut the table back to where the stream agrees; False if it is another stream: a new generation begins."""
     bounds = ends_of_known(reader, stream.name)
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         tail = tail_of(connection, stream.stream_id)
     agreed = _last_agreement(engine, reader, stream, bounds)
     if agreed is not None and tail is not None and _cut_back(engine, reader, stream, tail, agreed, bounds):
         return True
     extra = {"stream": stream.name, "generation": stream.generation + 1}
     logger.warning("stream %r was deleted and declared again: recorded from its begin", stream.name, extra=extra)
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         # No row of the old generation must answer for the new stream.
         if connection.execute(_RETIRE, {"stream_id": stream.stream_id}).rowcount != 1:
             raise CoverageConflict("another recorder began the stream's new generation", stream=stream.name)
@@ -197,7 +198,7 @@ def _last_agreement(
         return None
     # One node's word on the end is no reason to go back further: positions behind it are asked of the leader.
     end = bounds.last if bounds.is_proven else INTEGER_MAX
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         wanted = {"stream_id": stream.stream_id, "first": bounds.first, "last": end}
         known = {row.last_offset: Position(*row) for row in connection.execute(_CHECKPOINTS, wanted)}
         ranges = coverage_of(connection, [stream.stream_id])
@@ -220,7 +221,7 @@ def _cut_back(
 
     False where nothing that is retained would be left to know the stream by: nothing was changed then.
     """
-    with translated_errors(), engine.connect() as connection, connection.begin() as transaction:
+    with translated_errors(), engine.connect() as connection, connection.begin() as undoable:
         lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
         now = tail_of(connection, stream.stream_id)
         if now is None or (now.coverage_id, now.to_offset, now.mark) != (tail.coverage_id, tail.to_offset, tail.mark):
@@ -229,7 +230,7 @@ def _cut_back(
         cut, _ = uncover(connection, reader, stream, (agreed.offset + 1, INTEGER_MAX), first)
         known = agreed if cut == agreed.offset + 1 else position_before(reader, stream.name, cut, first)
         if known is None and cut > 0:
-            transaction.rollback()
+            undoable.rollback()
             return False
         if not is_same(reader, stream.name, agreed, bounds):
             raise CoverageConflict("the stream changed again meanwhile", stream=stream.name)
@@ -263,13 +264,13 @@ _NOTE: Final = sql("""
 
 def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> None:
     """Continue behind offsets that retention took. They become a hole, unless nothing was recorded before them."""
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         tail = _go_on_at(connection, stream, to_offset)
         connection.execute(_SET_FIRST, {"stream_id": stream.stream_id, "first": to_offset})
         if tail.position is None:
             return
         hole = (tail.to_offset, to_offset)
-        add_hole(connection, stream.stream_id, hole)
+        add_ranges(connection, [NewRange(stream.stream_id, *hole, kind="hole")])
         note(connection, stream.stream_id, "hole", hole, "retention was faster than recording")
     extra = {"stream": stream.name, "from": hole[0], "to": hole[1]}
     text = "retention dropped offsets %d to %d of stream %r before they were recorded"
@@ -278,7 +279,7 @@ def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> None:
 
 def pass_over(engine: sa.Engine, stream: StreamRow, to_offset: int, reason: str) -> None:
     """Continue behind messages that cannot be unpacked here. They become a gap, which is tried again."""
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         tail = _go_on_at(connection, stream, to_offset)
         grown = {"stream_id": stream.stream_id, "end": tail.to_offset, "to_offset": to_offset}
         if connection.execute(_GROW_UNREADABLE, grown).rowcount == 0:
@@ -299,7 +300,7 @@ def _go_on_at(connection: sa.Connection, stream: StreamRow, to_offset: int) -> C
 
 def note_missing(engine: sa.Engine, stream: StreamRow) -> None:
     """Write down that the broker has no such stream any more; it may be declared again at any moment."""
-    with translated_errors(), engine.begin() as connection:
+    with transaction(engine) as connection:
         connection.execute(_SET_MISSING, {"stream_id": stream.stream_id})
         note(connection, stream.stream_id, "missing")
 

@@ -10,10 +10,9 @@ are of one moment with the coverage that says so; what is recorded later is not 
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Final
 
 import sqlalchemy as sa
@@ -28,9 +27,8 @@ from relatum.errors import (
     RelatumError,
 )
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
-from relatum.reading import Agreement, Broker, BrokerAddress, Message, StreamBounds, StreamReader, agreement, is_of_all
-from relatum.recording._broker import check_broker
-from relatum.recording._compare import (
+from relatum.reading import Agreement, Broker, BrokerAddress, Message, StreamReader, agreement, is_of_all
+from relatum.recording.comparing import (
     MARGIN_MESSAGES,
     Difference,
     Stored,
@@ -38,23 +36,20 @@ from relatum.recording._compare import (
     compare_blocks,
     compare_coverage,
     compare_rows,
-    of_coverage,
-    wanted_rows,
 )
-from relatum.recording._ranges import WINDOW_OFFSETS
+from relatum.recording.own_broker import check_broker
+from relatum.recording.ranges import WINDOW_OFFSETS
 from relatum.store.catalog import StreamRow, current_stream, streams_named
-from relatum.store.coverage import TIME, CoverageRow, Range, coverage_of
-from relatum.store.database import AnyDatabase, as_engine, at_one_moment, sql
+from relatum.store.coverage import Range, coverage_of, last_position
+from relatum.store.database import AnyDatabase, as_engine, at_one_moment, sql, transaction
 from relatum.store.parts import part_may_hold_offsets
-from relatum.store.translation import translated_errors
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
     """The comparison of several streams; `exact` is False where only a sample was compared, chosen by `seed`.
 
-    The stream "" stands for rows that belong to no stream; it is there only where some were found. `failed` names the
-    streams that could not be compared, and why; nothing is said of them.
+    `failed` names the streams that could not be compared, and why; nothing is said of them.
     """
 
     streams: list[StreamVerified]
@@ -122,7 +117,6 @@ def verify(
                 failed[name] = error
         if failed and not found:
             raise next(iter(failed.values()))
-        found += verify_strays(engine)
         return VerifyReport(found, sample is None, seed, broker, failed)
 
 
@@ -142,7 +136,7 @@ def meant_streams(
 ) -> list[tuple[str, str | None]]:
     """Streams, each with the super stream that it is a partition of: those named, or all that are recorded."""
     if names is None:
-        with translated_errors(), engine.connect() as connection:
+        with transaction(engine) as connection:
             return [(row.name, row.super_stream) for row in streams_named(connection, vhost, None)]
     parts = {name: reader.partitions(name) for name in names}
     return [(part, name if parts[name] else None) for name in names for part in parts[name] or [name]]
@@ -232,14 +226,11 @@ def plan_verification(
             "recorded in part over AMQP 0.9.1, which release 0.4 did, and which proves nothing absent: rows missing "
             "there were not looked for"
         )
-    wrong = wrong_positions(reader, name, rows)
-    with at_one_moment(engine) as connection:
-        replaced = is_replaced(connection, reader, name, rows, wrong, bounds)
-    if replaced:
-        result.add(Difference("replaced", max(row.to_offset for row in wrong), table="streams"))
+    known = last_position(rows)
+    agreed = None if known is None else agreement(reader, name, known)
+    if known is not None and agreed in (Agreement.OTHER, Agreement.ENDS_BEFORE):
+        result.add(Difference("replaced", known.offset, table="streams"))
         return result, None
-    for row, detail in wrong.items():
-        result.add(of_coverage(row.to_offset, row.to_offset, detail))
     for difference in compare_coverage(rows, bounds.first, bounds.last if bounds.is_proven else None):
         result.add(difference)
     result.to_offset = recorded_to
@@ -249,66 +240,6 @@ def plan_verification(
     result.from_offset = result.to_offset if bounds.first is None else min(bounds.first, result.to_offset)
     result.windows_total = -(-(result.to_offset - result.from_offset) // WINDOW_OFFSETS)
     return result, stream
-
-
-ENDS_BEFORE: Final = "the stream ends before what lay last"
-OTHER: Final = "another message lies where one lay last, or none"
-
-
-def wrong_positions(reader: StreamReader, stream: str, rows: Sequence[CoverageRow]) -> dict[CoverageRow, str]:
-    """Ranges that remember a wrong last position, and what is wrong. Expired positions cannot be judged."""
-    judged = ((row, _wrong(reader, stream, row)) for row in rows)
-    return {row: wrong for row, wrong in judged if wrong is not None}
-
-
-def _wrong(reader: StreamReader, stream: str, row: CoverageRow) -> str | None:
-    at, holds = row.position, row.from_offset < row.to_offset
-    if at is None:
-        is_half = row.last_offset is not None or row.last_fingerprint is not None
-        return "what lay last is not known" if is_half or (row.is_tail and holds) else None
-    if at.offset >= row.to_offset or (row.with_time and holds and at.chunk_ms is None):
-        return "what lay last cannot have"
-    found = agreement(reader, stream, at)
-    if found in (Agreement.OTHER, Agreement.ENDS_BEFORE):
-        return ENDS_BEFORE if found is Agreement.ENDS_BEFORE else OTHER
-    # Equal messages of one chunk look the same: the last one has none behind it.
-    if found is Agreement.SAME and row.from_offset <= at.offset < row.to_offset - 1 and not row.over_amqp:
-        following = reader.iterate(stream, at.offset + 1, stop=row.to_offset)
-        return "what lay last is followed by a message" if next(following, None) else None
-    return None
-
-
-EVIDENCE_MESSAGES: Final = 16
-"""Messages before a place that differs, whose rows decide whether the stream differs or the place is wrong."""
-
-
-def is_replaced(
-    connection: sa.Connection,
-    reader: StreamReader,
-    stream: str,
-    rows: Sequence[CoverageRow],
-    wrong: Mapping[CoverageRow, str],
-    bounds: StreamBounds,
-) -> bool:
-    """Whether the stream itself is another one or lost its tail, rather than the remembered position being wrong.
-
-    A log grows at its end only: where its last position agrees, all before it does. Where that does not, the rows and
-    blocks of the messages before it decide: those of another stream have other values and times.
-    """
-    known = [row for row in rows if row.position is not None]
-    row = max(known, key=lambda each: (each.to_offset, each.last_offset or 0), default=None)
-    if row is None or row.last_offset is None or wrong.get(row) not in (OTHER, ENDS_BEFORE):
-        return False
-    if wrong[row] == ENDS_BEFORE:
-        return True
-    start, end = max(bounds.first or 0, row.last_offset + 1 - EVIDENCE_MESSAGES), row.last_offset + 1
-    messages = list(reader.iterate(stream, start, stop=end))
-    stored = Stored(connection, row.stream_id, (start, end))
-    wanted, _ = wanted_rows(messages, stored)
-    timed = [each for each in messages if each.time_us is not None and stored.covers(each.offset, TIME)]
-    missing = len(wanted - {row for row, _ in stored.rows})
-    missing += sum(each.kind == "time_missing" for each in compare_blocks(timed, stored, end))
-    return 2 * missing >= len(wanted) + len(timed)
 
 
 def windows(start: int, end: int) -> list[Range]:
@@ -352,45 +283,6 @@ def compare_window(
     yield from compare_blocks([*messages, *behind], stored, first_retained)
 
 
-# --- what can only be wrong -------------------------------------------------------------------------------------------
-
-_STREAM_IDS: Final = sql("SELECT stream_id FROM relatum.streams ORDER BY stream_id")
-
-
 def outside(connection: sa.Connection, stream_id: int, end: int) -> list[Difference]:
-    """Rows and blocks before offset 0, or from `end` on, where none should be."""
-    return [
-        difference
-        for window in ((INTEGER_MIN, 0), (end, INTEGER_MAX))
-        for difference in compare_window([], [], Stored(connection, stream_id, window), 0)
-    ]
-
-
-STRAYS: Final = (("relationships", "stream_offset"), ("time_blocks", "first_offset"))
-"""The tables that name streams without a foreign key, and their offsets."""
-
-
-def of_no_stream(connection: sa.Connection) -> str:
-    """SQL: whether a row's `stream_id` is no stream's.
-
-    Ids between those that are known are ranges, so that an index by blocks finds them without reading the table.
-    """
-    known = list(connection.scalars(_STREAM_IDS))
-    if not known:
-        return "true"
-    gaps = [f"stream_id > {low} AND stream_id < {high}" for low, high in pairwise(known) if high > low + 1]
-    return " OR ".join([f"stream_id < {known[0]}", f"stream_id > {known[-1]}", *gaps])
-
-
-def verify_strays(engine: sa.Engine) -> list[StreamVerified]:
-    """Rows of no stream, as one more result if there are any."""
-    result = StreamVerified("")
-    # In one snapshot: a stream's row is written before its other rows.
-    with at_one_moment(engine) as connection:
-        among = of_no_stream(connection)
-        for table, offset in STRAYS:
-            found = f"SELECT stream_id, min({offset}), max({offset}), count(*) FROM relatum.{table} WHERE {among}"
-            for stream_id, first, last, count in connection.execute(sql(f"{found} GROUP BY 1 ORDER BY 1")):
-                detail = f"{count:,} rows of the stream id {stream_id}"
-                result.add(Difference("unknown_stream", first, table=table, to_offset=last + 1, detail=detail))
-    return [result] if result.difference_count else []
+    """Rows and blocks from `end` on, where none should be."""
+    return list(compare_window([], [], Stored(connection, stream_id, (end, INTEGER_MAX)), 0))

@@ -22,14 +22,15 @@ from relatum.errors import (
     StreamUnavailable,
 )
 from relatum.reading import StreamBounds
-from relatum.recording._fill import TURN_S, Filler
-from relatum.recording._prune import prune_expired, prune_receipts
-from relatum.recording._ranges import gaps
-from relatum.recording._stream_recording import LOOK_S, OpenTail, Phase, StreamRecording
-from relatum.recording._streams import Streams
-from relatum.recording._tails import late_holes
+from relatum.recording.filler import TURN_S, Filler
+from relatum.recording.pruning import prune_expired, prune_receipts
+from relatum.recording.ranges import gaps
+from relatum.recording.stream_recording import LOOK_S, OpenTail, Phase, StreamRecording
+from relatum.recording.streams import Streams
+from relatum.recording.tails import late_holes
 from relatum.store.catalog import StreamRow, key_definitions
 from relatum.store.coverage import CoverageRow, Range, coverage_by_stream
+from relatum.store.database import transaction
 from relatum.store.parts import (
     PART_BYTES,
     close_parts,
@@ -39,7 +40,6 @@ from relatum.store.parts import (
     table_parts_of,
     turn_parts,
 )
-from relatum.store.translation import translated_errors
 from relatum.waiting import QUESTION_S, Duty, backoff, ended, within
 
 logger = logging.getLogger("relatum.recorder")
@@ -115,7 +115,7 @@ class Upkeep:
     def _tend_parts(self) -> float:
         """Make the next part ahead of time, close full ones, and drop those of which nothing is retained.
 
-        Each recorder does; who comes second finds nothing to do. See docs/adr/0023.
+        Every recorder does this; the second finds nothing to do. See docs/adr/0023.
         """
         found = turn_parts(self._engine, PART_BYTES)
         if time.monotonic() >= self._tend_at:
@@ -167,7 +167,7 @@ class Upkeep:
 
     def _close(self, recorded: list[Recorded]) -> bool:
         """Close gaps that stayed unchanged long enough; True if some were closed, or will be soon."""
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             definitions = key_definitions(connection)
             ranges = coverage_by_stream(connection, [row.stream_id for _, row, _ in recorded])
         open_now: dict[tuple[int, Range], float] = {}
@@ -208,7 +208,7 @@ class Upkeep:
         with suppress(CoverageConflict, StreamNotFound):
             # Another process works on it, or it is another stream now, which its recorder notices.
             has_done = fill(part)
-            with translated_errors(), self._engine.begin() as connection:
+            with transaction(self._engine) as connection:
                 holes = late_holes(connection, [row.stream_id])
             stream.progress.lost(holes.get(row.stream_id, []))
             return has_done
@@ -219,7 +219,7 @@ class Upkeep:
     def _prune_streams(self, due: Sequence[tuple[StreamRecording, StreamRow, int]]) -> None:
         """Delete some rows of messages that retention has dropped. Whole parts are dropped elsewhere."""
         until = time.monotonic() + PRUNE_S
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             retain_from(connection, {row.stream_id: first for _, row, first in due})
             parts = [part.part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
         for stream, row, first in due:

@@ -1,7 +1,7 @@
-"""Forgetting streams: what was derived of them is deleted; what somebody keeps of them for good is not.
+"""Forgetting streams: what was derived from them is deleted; primary data about them is not.
 
 First, in one short transaction, the rows in `streams` are taken out of force: from then on no lookup answers from these
-streams, and nobody can write anything more of them. What they left is then deleted in bounded transactions, the rows
+streams, and nothing more of them can be written. What they left is then deleted in bounded transactions, the rows
 in `streams` last. A forget that is killed in between is finished by the next `forget` of that name, or by `prune`.
 """
 
@@ -14,12 +14,11 @@ import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_name, checked_names, meant
 from relatum.errors import StreamInUse, StreamNotFound
-from relatum.recording._overview import row_counts
-from relatum.recording._prune import BATCH_ROWS, DERIVED, finish_forgotten
+from relatum.recording.overview import row_counts
+from relatum.recording.pruning import BATCH_ROWS, DERIVED, delete_ended
 from relatum.store.catalog import FORGOTTEN, StreamRow
-from relatum.store.database import AnyDatabase, as_engine, sql
+from relatum.store.database import AnyDatabase, as_engine, sql, transaction
 from relatum.store.members import RECORDERS, holders_of
-from relatum.store.translation import translated_errors
 
 _NEEDING: Final = sql("""
     SELECT format('contexts or affinity sets of %L are placed in it; retire the partition first', name)
@@ -48,7 +47,7 @@ _NEEDING: Final = sql("""
 
 
 def reason_of(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | None:
-    """Why a stream is needed, as a person reads it and with what to do; None where nobody needs it."""
+    """Why a stream is still needed and what to do, in words; None if it is not."""
     ids = [row.stream_id for row in rows]
     for holder in holders_of(connection, RECORDERS, ids).values():
         return f"the recorder {holder} records it; stop that one first"
@@ -131,7 +130,7 @@ def forget(
     checked_name("vhost", vhost)
     checked_count("batch_rows", batch_rows)
     with as_engine(database) as engine:
-        with translated_errors(), engine.begin() as connection:
+        with transaction(engine) as connection:
             found = _generations(connection, vhost, names)
             if dry_run:
                 counts = row_counts(connection)
@@ -145,7 +144,7 @@ def forget(
                 if progress is not None:
                     progress(each)
 
-            finish_forgotten(engine, tell, batch_rows, vhost, each.stream)
+            delete_ended(engine, tell, batch_rows, vhost, each.stream)
         return done
 
 
@@ -168,7 +167,7 @@ def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "
     """
     names = checked_names("names", names)
     checked_name("vhost", vhost)
-    with as_engine(database) as engine, translated_errors(), engine.begin() as connection:
+    with as_engine(database) as engine, transaction(engine) as connection:
         found = list(_generations(connection, vhost, names))
         connection.execute(_DISOWN, {"vhost": vhost, "names": found})
         return found

@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import Final, TypeAlias
 
 from relatum.reading import Message, Position, RecordBatch, UnreadableRecord, position_of
-from relatum.recording._extract import Extracted, Extractor
-from relatum.recording._time_blocks import TimeBlock, time_blocks
+from relatum.recording.extractor import Extracted, Extractor
+from relatum.recording.time_blocks import TimeBlock, time_blocks
 from relatum.store.rows import copy_text, needs_escape
 
 BATCH_BYTES_MAX: Final = 4 << 20
@@ -43,7 +43,7 @@ class Batch:
         self.skips: dict[tuple[int, int, str], int] = {}
         """How many values were not recorded, by stream, key and reason."""
         self.links: list[object] = []
-        """To the spans that sent its messages, the first of them; none where nobody wants spans."""
+        """Links to the spans that sent its first messages; none without tracing."""
         self.last_offset = -1
         self.last_chunk_ms: int | None = None
         self.oldest_at: float | None = None

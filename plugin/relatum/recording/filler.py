@@ -1,7 +1,7 @@
 """Filling what lies behind the tail: one part of a stream at a time, by as many processes as there are.
 
-Rows are written first, which waits for nobody. Then the stream is locked, for a moment: where still nobody has covered
-the part, its rows and its coverage commit together; else the rows are rolled back and what is left is looked up anew.
+Rows are written first, which waits for no lock. Then the stream is locked for a moment: if no other process has covered
+the part, its rows and its coverage commit together; else the rows are rolled back and what is left is looked up again.
 So nothing is written twice, and a back-fill that is killed leaves no trace of what it did not cover.
 """
 
@@ -16,29 +16,29 @@ from relatum.checks import seconds_text
 from relatum.errors import CoverageConflict, ReadTimeout, StreamUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch, StreamBounds, StreamReader, ends_of_known
-from relatum.recording._batch import Batch, readable
-from relatum.recording._commit import recording, write_rows
-from relatum.recording._extract import Extractor
-from relatum.recording._ranges import WINDOW_OFFSETS, Segment, lock_ranges, uncover, unrecorded, widened
-from relatum.recording._tails import is_same, note
+from relatum.recording.batch import Batch, readable
+from relatum.recording.commit import recording, write_rows
+from relatum.recording.extractor import Extractor
+from relatum.recording.ranges import WINDOW_OFFSETS, Segment, lock_ranges, uncover, unrecorded, widened
+from relatum.recording.tails import is_same, note
 from relatum.store.catalog import StreamRow, key_definitions, lock_stream
 from relatum.store.coverage import (
     TIME,
     CoverageRow,
-    Filled,
+    NewRange,
     Range,
-    add_filled,
     coverage_of,
+    join_range,
     last_position,
     merged,
     missing,
 )
+from relatum.store.database import transaction
 from relatum.store.parts import turn_parts
 from relatum.store.rows import count_skips
-from relatum.store.translation import translated_errors
 
 CONFLICTS_MAX: Final = 20
-"""How often a part is looked up anew because somebody else moved the coverage, before it is given up."""
+"""How often a part is looked up again because another process moved the coverage, before it is given up."""
 
 SILENCE_S: Final = 30.0
 """Seconds without a message after which a read that should give some ends as `ReadTimeout`."""
@@ -151,7 +151,7 @@ class Filler:
             bounds = ends_of_known(self._reader, self._stream.name)
             if bounds.first is None or bounds.first >= wanted[1]:
                 return False
-            with translated_errors(), self._engine.begin() as connection:
+            with transaction(self._engine) as connection:
                 part = widened(connection, self._stream.stream_id, wanted, bounds.first)
                 self._definitions = key_definitions(connection)
             work = self._read(part)
@@ -179,7 +179,7 @@ class Filler:
         self, part: Range, work: "_Work", bounds: StreamBounds, is_due: Callable[[sa.Connection], bool]
     ) -> bool:
         stream = self._stream
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             rows = lock_ranges(connection, stream.stream_id, part)
             if not is_due(connection):
                 return False
@@ -192,7 +192,7 @@ class Filler:
                 raise CoverageConflict("retention or another recorder changed the part meanwhile", stream=stream.name)
             check_same(self._reader, stream.name, rows, bounds)
             write_rows(connection, [(work.batch, None)])
-            add_filled(connection, stream.stream_id, coverage_of(connection, [stream.stream_id]), work.filled(part[1]))
+            join_range(connection, coverage_of(connection, [stream.stream_id]), work.covered(part[1]))
         self._turn()
         return True
 
@@ -205,7 +205,7 @@ class Filler:
         return bool(self._all_key_ids) and self.complete(Segment(*part, self._all_key_ids))
 
     def _left_of(self, segment: Segment) -> list[Segment]:
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             rows = coverage_of(connection, [self._stream.stream_id])
         check_same(self._reader, self._stream.name, rows, self._reader.bounds(self._stream.name))
         return unrecorded(rows, (segment.from_offset, segment.to_offset), segment.key_ids)
@@ -285,12 +285,12 @@ class Filler:
         if gone <= work.expected:
             return
         self._commit(work, work.expected)
-        with translated_errors(), self._engine.begin() as connection:
+        with transaction(self._engine) as connection:
             lock_stream(connection, work.stream_id)
             rows = coverage_of(connection, [work.stream_id])
             known = merged((row.from_offset, row.to_offset) for row in rows)
             for start, end in missing((work.expected, gone), known):
-                add_filled(connection, work.stream_id, rows, Filled(start, end, (), with_time=False, kind="hole"))
+                join_range(connection, rows, NewRange(work.stream_id, start, end, kind="hole"))
                 rows = coverage_of(connection, [work.stream_id])
                 note(connection, work.stream_id, "hole", (start, end), "retention was faster than the back-fill")
         work.skip_to(gone)
@@ -301,14 +301,14 @@ class Filler:
             return
         batch, stream_id = work.batch, work.stream_id
         part = Segment(work.done_to, to_offset, work.key_ids)
-        batch.receipts.clear()  # Nobody waits for the receipt of a message that was recorded long ago.
+        batch.receipts.clear()  # These messages are too old for a publisher to wait for their receipts.
         span = recording([(self._stream.name, batch)], "backfill")
-        with span, translated_errors(), self._engine.begin() as connection:
+        with span, transaction(self._engine) as connection:
             write_rows(connection, [(batch, None)])
             lock_stream(connection, stream_id)
             rows = coverage_of(connection, [stream_id])
             self._check_free(rows, part)
-            add_filled(connection, stream_id, rows, work.filled(to_offset))
+            join_range(connection, rows, work.covered(to_offset))
             # Last, after the lock: a recorder that holds these counters never waits for us.
             count_skips(connection, batch.skips)
         self._has_covered = True
@@ -351,11 +351,13 @@ class _Work:
         self.batch.add(records)
         self.expected = records.last_offset + 1
 
-    def filled(self, to_offset: int) -> Filled:
-        """The coverage of the offsets up to one."""
+    def covered(self, to_offset: int) -> NewRange:
+        """The range of the offsets that were read, up to one."""
         position = self.batch.position() if self.batch.messages else None
         key_ids = tuple(sorted(self.key_ids - {TIME}))
-        return Filled(self.done_to, to_offset, key_ids, TIME in self.key_ids, position)
+        return NewRange(
+            self.stream_id, self.done_to, to_offset, key_ids, with_time=TIME in self.key_ids, position=position
+        )
 
     def skip_to(self, offset: int) -> None:
         """Continue behind what was committed, or is gone."""

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 
 from relatum.errors import Conflict, StreamNotFound
 from relatum.following import Hole, Replaced, StreamFollower
-from relatum.recording._broker import OwnBroker
-from relatum.recording._membership import Found, Membership
-from relatum.recording._stream_recording import OpenTail, Phase, StreamRecording
-from relatum.recording._tails import Opened, note_missing, open_streams, pass_hole, pass_over
+from relatum.recording.own_broker import OwnBroker
+from relatum.recording.recorder_membership import Found, Membership
+from relatum.recording.stream_recording import OpenTail, Phase, StreamRecording
+from relatum.recording.tails import Opened, note_missing, open_streams, pass_hole, pass_over
 from relatum.store.catalog import StreamRow
 from relatum.waiting import QUESTION_S, ComponentLoop, Duty, Outages, Server, backoff, ended
 

@@ -21,14 +21,13 @@ from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.processes import of_one_process
 from relatum.reading import Broker, BrokerAddress, StreamReader
-from relatum.recording._group import RecorderGroup
-from relatum.recording._statistics import RecorderStatistics
+from relatum.recording.recorder_group import RecorderGroup
+from relatum.recording.statistics import RecorderStatistics
 from relatum.store.catalog import add_keys, ensure_stream, key_definitions
 from relatum.store.catalog import set_record_time as switch_record_time
-from relatum.store.database import AnyDatabase, as_engine
+from relatum.store.database import AnyDatabase, as_engine, transaction
 from relatum.store.members import LEASE_S
 from relatum.store.tables import check_may_record
-from relatum.store.translation import translated_errors
 from relatum.waiting import QUESTION_S, AfterStop, Server, backoff, within
 
 logger = logging.getLogger("relatum.recorder")
@@ -99,7 +98,7 @@ class Recorder:
         of_one_process(self, "a recorder")
 
     def statistics(self) -> RecorderStatistics:
-        """What was recorded, and how far behind each stream is. It asks nobody."""
+        """What was recorded, and how far behind each stream is. Asks no server."""
         return self._group.metrics.statistics()
 
     def run(self, stop: threading.Event) -> None:
@@ -144,9 +143,9 @@ class Recorder:
             try:
                 if self._keys:
                     add_keys(self._engine, self._keys)
-                with translated_errors(), self._engine.begin() as connection:
+                with transaction(self._engine) as connection:
                     key_definitions(connection)
-                    # Whoever may not only finds out with the first row, and is refused there again and again.
+                    # A missing right would only show with the first row, and at each try after it.
                     check_may_record(connection)
             except DatabaseUnavailable as error:
                 outages.failed(_KEYS, error)
@@ -189,7 +188,7 @@ class Recorder:
             self._has_checked = True
 
     def _find(self, reader: StreamReader, name: str) -> None:
-        """Record what a name stands for; names nobody knows are taken for streams to come."""
+        """Record the stream or partitions of a name; unknown names are taken for streams to come."""
         partitions = reader.partitions(name)
         for partition in partitions:
             self._group.add(partition, super_stream=name)
@@ -205,12 +204,12 @@ class Recorder:
 
 
 def shared_name(vhost: str, names: Iterable[str]) -> str:
-    """The name that members share by: the same for all that are told to record the same, and short enough to index."""
-    told = sorted(set(names))
-    name = f"{vhost} {','.join(told)}"
+    """The name that members share by: the same for all recorders of the same streams, and short enough to index."""
+    wanted = sorted(set(names))
+    name = f"{vhost} {','.join(wanted)}"
     if len(name.encode()) <= SHARED_NAME_BYTES_MAX:
         return name
-    return f"{len(told)} streams {hashlib.sha256(name.encode()).hexdigest()}"
+    return f"{len(wanted)} streams {hashlib.sha256(name.encode()).hexdigest()}"
 
 
 def set_record_time(broker: str | Broker, database: AnyDatabase, name: str, *, on: bool) -> None:
@@ -237,6 +236,6 @@ def set_record_time(broker: str | Broker, database: AnyDatabase, name: str, *, o
         except StreamNotFound:
             with StreamReader.open(address) as reader:
                 reader.bounds(name)
-            with translated_errors(), engine.begin() as connection:
+            with transaction(engine) as connection:
                 ensure_stream(connection, address.vhost, name)
             switch_record_time(engine, address.vhost, name, on=on)
