@@ -35,7 +35,7 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "done": (statements.DONE, {**PLACES, **DONE, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "mine to consume": (statements.MINE_TO_CONSUME, {**PLACES, "of_member": LIVE_MEMBER}),
     "give back": (statements.GIVE_BACK, {**PLACES, "of_member": LIVE_MEMBER}),
-    "is mine": (statements.IS_MINE, {**PLACES, "of_member": LIVE_MEMBER}),
+    "unfinished": (statements.UNFINISHED, {**PLACES, "of_member": LIVE_MEMBER}),
     "take over": (statements.TAKE_OVER, {**TAKEN, "lapsed": [DEAD_MEMBER]}),
     "take over of nobody": (statements.TAKE_OVER, {**TAKEN, "lapsed": []}),
     "taken over": (statements.TAKEN_OVER, {"of_member": DEAD_MEMBER, "token": -1}),

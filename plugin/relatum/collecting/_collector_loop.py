@@ -213,7 +213,11 @@ class CollectorLoop:
             room, types = self.core.room_for_others(TAKE_OVER_MESSAGES), self.core.types_with_room()
             if not (room and types):
                 break
-            found = await self.loop.ask(self.store.take_over, self.member, types, room, threads=self._taking_over)
+            take_over = partial(self.store.take_over, self.member, types, room, held=self.core.held)
+            found, lost = await self.loop.ask(take_over, threads=self._taking_over)
+            if lost:
+                self.core.lose(lost)
+                self.notify()
             if not found:
                 break
             text = "collector %r: %d messages of members that ended are taken over"

@@ -69,8 +69,8 @@ GIVE_BACK: Final = _on_rows(f"""
         WHERE other.collector_id = :in_collector::integer AND other.member_id <> :of_member::bigint
             AND other.lease_expires_at >= clock_timestamp() AND collected_messages.type = ANY (other.types))""")
 
-IS_MINE: Final = _on_rows(f"""
-    SELECT stream_offset FROM relatum.collected_messages WHERE {_MINE} AND finished_at IS NULL LIMIT 1""")
+UNFINISHED: Final = _on_rows(f"""
+    SELECT stream_offset FROM relatum.collected_messages WHERE {_MINE} AND finished_at IS NULL""")
 
 # The result of nearly all messages: no array but the offsets.
 SUCCEED: Final = _on_rows(f"""
@@ -135,6 +135,9 @@ TAKE_OVER: Final = sql("""
     UPDATE relatum.collected_messages AS message
     SET member_id = :by::bigint, state = 'collected', bulk_id = :token::bigint
     FROM taken WHERE message.source_id = taken.source_id AND message.stream_offset = taken.stream_offset""")
+
+LEAVE_TO_OTHERS: Final = _on_rows(f"""
+    UPDATE relatum.collected_messages SET member_id = NULL WHERE {_MINE} AND bulk_id = :token::bigint""")
 
 TAKEN_OVER: Final = sql("""
     SELECT stream, stream_offset, message_id, type, size, attempts, collected_at,

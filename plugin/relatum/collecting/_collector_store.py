@@ -7,7 +7,7 @@ one by one: each statement names the member that they must belong to.
 import math
 import secrets
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,11 +25,12 @@ from relatum.collecting._collector_members import (
 )
 from relatum.collecting._collector_rows import (
     GIVE_BACK,
-    IS_MINE,
     KEEP_S,
+    LEAVE_TO_OTHERS,
     TAKE_OVER,
     TAKEN_OVER,
     TEXTS,
+    UNFINISHED,
     added,
     by_stream,
     ends,
@@ -135,7 +136,16 @@ class CollectorStore(CollectorMembers):
             wanted = by_stream(places, **self._of(connection, of_member=member))
             for each in wanted:
                 connection.execute(GIVE_BACK, each)
-            return not any(connection.execute(IS_MINE, each).first() for each in wanted)
+            return not any(connection.execute(UNFINISHED, each).first() for each in wanted)
+
+    def unfinished(self, member: int, places: Collection[MessageId]) -> set[MessageId]:
+        """Those of the places at which this member has unfinished messages."""
+        with self._database.transaction() as connection:
+            return {
+                MessageId(each["of_stream"], offset)
+                for each in by_stream(places, **self._of(connection, of_member=member))
+                for offset in connection.scalars(UNFINISHED, each)
+            }
 
     @contextmanager
     def transaction(self, stop: threading.Event | None = None) -> Iterator[sa.Connection]:
@@ -145,10 +155,15 @@ class CollectorStore(CollectorMembers):
 
     # --- taking over --------------------------------------------------------------------------------------------------
 
-    def take_over(self, member: int, types: Collection[str], most: int) -> list[tuple[Collected, float]]:
+    def take_over(
+        self, member: int, types: Collection[str], most: int, *, held: Container[MessageId] = ()
+    ) -> tuple[list[tuple[Collected, float]], list[MessageId]]:
         """Take over unfinished messages of lapsed members, or of none, oldest first, each with the seconds until due.
 
         Not thread-safe.
+
+        `held`: Places of messages in memory. What others have there is left to them, and these places are returned,
+        too: what is held is lost, and may even be of an older stream of that name.
         """
         # Marks the rows of this call and its repetitions. Bulks have positive ids.
         self._token = token = self._token or -1 - secrets.randbits(62)
@@ -160,8 +175,12 @@ class CollectorStore(CollectorMembers):
             if lapsed:
                 connection.execute(REMOVE_MEMBERS, {"lapsed": lapsed})
             rows = connection.execute(TAKEN_OVER, {"of_member": member, "token": token}).all()
+            found = [(_message_of(row), row.due_in_s or 0.0) for row in rows]
+            left = [message.place for message, _ in found if message.place in held]
+            for each in by_stream(left, **self._of(connection, of_member=member, token=token)):
+                connection.execute(LEAVE_TO_OTHERS, each)
         self._token = 0
-        return [(_message_of(row), row.due_in_s or 0.0) for row in rows]
+        return [each for each in found if each[0].place not in left], left
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
