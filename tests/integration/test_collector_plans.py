@@ -21,7 +21,6 @@ DEAD_MEMBER, LIVE_MEMBER = 7, 8
 OFFSETS = list(range(ROWS - 500, ROWS))
 PLACES = {"in_collector": 1, "of_stream": "orders", "offsets": OFFSETS}
 TAKEN = {"in_collector": 1, "of_types": ["order"], "most": 500, "by": LIVE_MEMBER, "token": -1}
-DONE = {"state": None, "states": ["forwarded"] * 500}
 RESULTS = {"states": ["succeeded"] * 500, "reasons": [None] * 500, "retries_s": [None] * 500}
 
 NOW = datetime.now(UTC)
@@ -32,7 +31,6 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "forward": (statements.FORWARD, {**PLACES, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "succeed": (statements.SUCCEED, {**PLACES, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "finish": (statements.FINISH, {**PLACES, **RESULTS, "of_member": LIVE_MEMBER, "of_bulk": 1}),
-    "done": (statements.DONE, {**PLACES, **DONE, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "mine to consume": (statements.MINE_TO_CONSUME, {**PLACES, "of_member": LIVE_MEMBER}),
     "give back": (statements.GIVE_BACK, {**PLACES, "of_member": LIVE_MEMBER}),
     "unfinished": (statements.UNFINISHED, {**PLACES, "of_member": LIVE_MEMBER}),

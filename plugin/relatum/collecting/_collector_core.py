@@ -51,10 +51,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The places that a call to the store concerned, and when."""
+    """The places that a call to the store concerned, and when; None without any."""
 
     places: frozenset[MessageId]
-    at: datetime
+    at: datetime | None
 
 
 class Abandoned(Exception):

@@ -328,8 +328,8 @@ class CollectorMembers:
         with self._database.transaction() as connection:
             connection.execute(UNFOLLOW, self._of(connection, by=member, of_stream=stream))
 
-    def _advance(self, connection: sa.Connection, member: int, advance: Advance) -> bool:
-        """Move the position by compare-and-set; False if an earlier call with the same arguments moved it."""
+    def _advance(self, connection: sa.Connection, member: int, advance: Advance) -> None:
+        """Move the position by compare-and-set, unless an earlier call with the same arguments moved it."""
         known = advance.known_by
         named = self._of(
             connection,
@@ -344,11 +344,10 @@ class CollectorMembers:
             known_chunk_ms=known and known.chunk_ms,
         )
         if connection.execute(ADVANCE, named).rowcount:
-            return True
+            return
         source = self._lock(connection, advance.stream)
-        if (source.member_id, source.position) == (member, advance.to_offset):
-            return False
-        raise Conflict(
-            f"the position of {advance.stream!r} in {self.name!r} is not {advance.from_offset}, or another member "
-            "follows the stream, or has executors of more types; nothing was written"
-        )
+        if (source.member_id, source.position) != (member, advance.to_offset):
+            raise Conflict(
+                f"the position of {advance.stream!r} in {self.name!r} is not {advance.from_offset}, or another member "
+                "follows the stream, or has executors of more types; nothing was written"
+            )

@@ -5,6 +5,7 @@ start at the wrong end before it has statistics.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from relatum.collecting._collector_core import Result, Stored
 from relatum.ids import MessageId
 from relatum.outcomes import OutcomeStatus
 from relatum.store.database import sql
-from relatum.store.rows import BigIntegers
+from relatum.store.rows import BigIntegers, array_text
 from relatum.store.translation import translated_errors
 
 PRESENT: Final = """(SELECT source_id FROM relatum.collector_sources
@@ -36,7 +37,7 @@ def _on_rows(text: str) -> sa.TextClause:
 # `statement_timestamp()`, as `now()` is the beginning of a joined transaction, which may be long ago.
 
 # --- collecting and consuming. Offsets come back in one row, which the client reads faster than a row for each.
-# Arrays of integers are sent as one text, so that adding rows takes no longer than COPY.
+# Arrays are sent as one text, so that adding rows takes no longer than COPY.
 
 ADD: Final = _on_rows(f"""
     INSERT INTO relatum.collected_messages (source_id, stream_offset, member_id, size, message_id, type)
@@ -49,12 +50,15 @@ MINE_TO_CONSUME: Final = _on_rows(f"""
     SELECT stream_offset FROM relatum.collected_messages
     WHERE {_MINE} AND state = 'collected' AND attempts = 0""")
 
+# A statement whose commit was lost is repeated: it finds the rows that it changed, and leaves them as they are.
+
 FORWARD: Final = _on_rows(f"""
     WITH done AS (
         UPDATE relatum.collected_messages
-        SET state = 'forwarded', attempts = attempts + 1, bulk_id = :of_bulk::bigint,
-            forwarded_at = statement_timestamp(), next_attempt_at = NULL
-        WHERE {_MINE} AND state = 'collected'
+        SET state = 'forwarded', bulk_id = :of_bulk::bigint, next_attempt_at = NULL,
+            attempts = attempts + CASE state WHEN 'collected' THEN 1 ELSE 0 END,
+            forwarded_at = CASE state WHEN 'collected' THEN statement_timestamp() ELSE forwarded_at END
+        WHERE {_MINE} AND (state = 'collected' OR (state = 'forwarded' AND bulk_id = :of_bulk::bigint))
         RETURNING stream_offset, forwarded_at)
     SELECT array_agg(stream_offset), max(forwarded_at) FROM done""")
 
@@ -76,8 +80,9 @@ UNFINISHED: Final = _on_rows(f"""
 SUCCEED: Final = _on_rows(f"""
     WITH done AS (
         UPDATE relatum.collected_messages
-        SET state = 'succeeded', reason = NULL, finished_at = statement_timestamp(), next_attempt_at = NULL
-        WHERE {_MINE} AND bulk_id = :of_bulk::bigint AND state = 'forwarded'
+        SET state = 'succeeded', reason = NULL, finished_at = coalesce(finished_at, statement_timestamp()),
+            next_attempt_at = NULL
+        WHERE {_MINE} AND bulk_id = :of_bulk::bigint AND state IN ('forwarded', 'succeeded')
         RETURNING stream_offset, finished_at)
     SELECT array_agg(stream_offset), max(finished_at) FROM done""")
 
@@ -88,19 +93,14 @@ FINISH: Final = _on_rows(f"""
         SET state = (:states::text[])[array_position(:offsets::bigint[], stream_offset)],
             reason = (:reasons::text[])[array_position(:offsets::bigint[], stream_offset)],
             finished_at = CASE (:states::text[])[array_position(:offsets::bigint[], stream_offset)]
-                WHEN 'collected' THEN NULL ELSE statement_timestamp() END,
+                WHEN 'collected' THEN NULL ELSE coalesce(finished_at, statement_timestamp()) END,
             next_attempt_at = CASE (:states::text[])[array_position(:offsets::bigint[], stream_offset)]
                 WHEN 'collected' THEN statement_timestamp() + make_interval(secs => coalesce(
                     (:retries_s::float[])[array_position(:offsets::bigint[], stream_offset)], 0.0)) END
-        WHERE {_MINE} AND bulk_id = :of_bulk::bigint AND state = 'forwarded'
-        RETURNING stream_offset, statement_timestamp() AS at)
+        WHERE {_MINE} AND bulk_id = :of_bulk::bigint
+            AND state IN ('forwarded', (:states::text[])[array_position(:offsets::bigint[], stream_offset)])
+        RETURNING stream_offset, coalesce(finished_at, statement_timestamp()) AS at)
     SELECT array_agg(stream_offset), max(at) FROM done""")
-
-# Finds the rows that an earlier, unanswered call has changed, but not those another member has taken over.
-DONE: Final = _on_rows(f"""
-    SELECT array_agg(stream_offset), max(coalesce(finished_at, forwarded_at)) FROM relatum.collected_messages
-    WHERE {_MINE} AND bulk_id = :of_bulk::bigint
-        AND state = coalesce(:state::text, (:states::text[])[array_position(:offsets::bigint[], stream_offset)])""")
 
 # --- forgetting
 
@@ -148,12 +148,9 @@ TAKEN_OVER: Final = sql("""
     ORDER BY collected_at, source_id, stream_offset""")
 
 
-def added(
-    connection: sa.Connection, messages: Sequence[Collected], *, insert: bool, **mine: int
-) -> frozenset[MessageId]:
+def added(connection: sa.Connection, messages: Sequence[Collected], **mine: int) -> frozenset[MessageId]:
     """Add missing rows; return the places of messages that wait for this member to consume them.
 
-    `insert`: False if an earlier, unanswered call has added them.
     `mine`: The parameters that name the collector and the member.
     """
     by_stream: dict[str, list[Collected]] = {}
@@ -164,10 +161,10 @@ def added(
         named = {"of_stream": stream, "offsets": [message.place.offset for message in of_stream], **mine}
         values = {
             "sizes": [message.bytes for message in of_stream],
-            "message_ids": [message.message_id for message in of_stream],
-            "types": [message.type for message in of_stream],
+            "message_ids": array_text(message.message_id for message in of_stream),
+            "types": array_text(message.type for message in of_stream),
         }
-        if insert and connection.execute(ADD, named | values).rowcount == len(of_stream):
+        if connection.execute(ADD, named | values).rowcount == len(of_stream):
             added.update(message.place for message in of_stream)
         else:
             added.update(MessageId(stream, offset) for offset in connection.scalars(MINE_TO_CONSUME, named))
@@ -178,37 +175,29 @@ Change = tuple[sa.TextClause, dict[str, Any]]
 """A statement that changes rows of one stream, and its parameters."""
 
 
-def update(connection: sa.Connection, changes: Sequence[Change], places: Collection[MessageId]) -> Stored:
-    """Change rows; rows that an earlier, unanswered call has changed alike count too.
-
-    `places`: All places that the changes name.
-    """
+def update(connection: sa.Connection, changes: Iterable[Change], places: Collection[MessageId]) -> Stored:
+    """Change rows of these places; return which, and when."""
     found, at = list[tuple[str, list[int]]](), None
     for change, named in changes:
         offsets, moment = connection.execute(change, named).one()
-        if len(offsets or ()) < len(named["offsets"]):
-            # Includes the rows that were changed just now.
-            offsets, moment = connection.execute(DONE, named).one()
         found.append((named["of_stream"], offsets or []))
         at = at or moment
-    if at is None:
-        at = connection.execute(sa.select(sa.func.statement_timestamp())).scalar_one()
     if sum(len(offsets) for _, offsets in found) == len(places):
         return Stored(frozenset(places), at)
     return Stored(frozenset(MessageId(stream, offset) for stream, offsets in found for offset in offsets), at)
 
 
-def forwarded(places: Iterable[MessageId], **mine: int) -> list[Change]:
+def attempts(places: Iterable[MessageId], **mine: int) -> list[Change]:
     """The changes that store an attempt. `mine`: As for `added`, and the bulk."""
-    return [(FORWARD, named) for named in by_stream(places, state="forwarded", states=[], **mine)]
+    return [(FORWARD, named) for named in by_stream(places, **mine)]
 
 
 def ends(results: Sequence[Result], **mine: int) -> list[Change]:
-    """The changes that store results. `mine`: As for `forwarded`."""
+    """The changes that store results. `mine`: As for `attempts`."""
     others = {result.place: result for result in results if result.status is not OutcomeStatus.SUCCEEDED}
-    rest = (result.place for result in results if result.place not in others)
-    changes = [(SUCCEED, named) for named in by_stream(rest, state="succeeded", states=[], **mine)]
-    for named in by_stream(others, state=None, **mine):
+    succeeded = (result.place for result in results if result.place not in others)
+    changes = [(SUCCEED, named) for named in by_stream(succeeded, **mine)]
+    for named in by_stream(others, **mine):
         its_own = [others[MessageId(named["of_stream"], offset)] for offset in named["offsets"]]
         named["states"] = [result.status.value for result in its_own]
         named["reasons"] = [result.reason for result in its_own]
@@ -219,9 +208,9 @@ def ends(results: Sequence[Result], **mine: int) -> list[Change]:
 
 def by_stream(places: Iterable[MessageId], **named: Any) -> list[dict[str, Any]]:
     """The parameters that name places, for one statement a stream."""
-    offsets: dict[str, list[int]] = {}
+    offsets = defaultdict[str, list[int]](list)
     for stream, offset in places:
-        offsets.setdefault(stream, []).append(offset)
+        offsets[stream].append(offset)
     return [{"of_stream": stream, "offsets": of_stream, **named} for stream, of_stream in offsets.items()]
 
 

@@ -32,9 +32,9 @@ from relatum.collecting._collector_rows import (
     TEXTS,
     UNFINISHED,
     added,
+    attempts,
     by_stream,
     ends,
-    forwarded,
     update,
 )
 from relatum.errors import RowRefused
@@ -92,15 +92,13 @@ class CollectorStore(CollectorMembers):
     def _add(self, member: int, messages: Sequence[Collected], advance: Advance | None) -> Stored:
         with self._database.transaction() as connection:
             at = self._hold(connection, member)
-            is_new = True
             if advance is not None:
                 # Before the rows, so that a member that lost the race has nothing to roll back.
-                is_new = self._advance(connection, member, advance)
+                self._advance(connection, member, advance)
             else:
                 for stream in sorted({message.place.stream for message in messages}):
                     connection.execute(ADD_SOURCE, self._of(connection, of_stream=stream))
-            mine = self._of(connection, of_member=member)
-            return Stored(added(connection, messages, insert=is_new, **mine), at)
+            return Stored(added(connection, messages, **self._of(connection, of_member=member)), at)
 
     # --- consuming ----------------------------------------------------------------------------------------------------
 
@@ -108,7 +106,7 @@ class CollectorStore(CollectorMembers):
         """Store that an executor gets these messages now."""
         with self._database.transaction() as connection:
             mine = self._of(connection, of_member=member, of_bulk=bulk_id)
-            return update(connection, forwarded(places, **mine), places)
+            return update(connection, attempts(places, **mine), places)
 
     def finish(
         self, member: int, bulk_id: int, results: Sequence[Result], *, connection: sa.Connection | None = None
