@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -43,8 +43,7 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "move lost": (member_statements.MOVE_LOST, {"of_source": 1, "behind": ROWS - 500, "to_source": 2}),
     "remove members": (member_statements.REMOVE_MEMBERS, {"lapsed": [DEAD_MEMBER]}),
-    "listed up to": (status_statements.FLOOR, {**LISTED, "looked": 500}),
-    "listed finished": (status_statements.FINISHED_BEFORE, {**LISTED, "floor": NOW - timedelta(seconds=1500)}),
+    "listed finished": (status_statements.FINISHED_BEFORE, LISTED | {"states": ["succeeded"]}),
     "listed unsuccessful": (status_statements.UNSUCCESSFUL_BEFORE, LISTED),
     "listed waiting": (status_statements.UNFINISHED_AFTER, {**LISTED, "states": ["collected", "forwarded"]}),
     "forget": (statements.FORGET, {"of_source": 1, "older_s": 3600.0, "most": 500}),
