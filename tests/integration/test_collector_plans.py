@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 
 from relatum.collecting import _collector_members as member_statements
-from relatum.collecting import _collector_rows as statements
 from relatum.collecting import _collector_status as status_statements
+from relatum.collecting import _collector_store as statements
 from relatum.outcomes._outcome_values import OUTCOMES_BY_ID
 from tests.support.plans import nodes_of, plan_of_statement
 
