@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 from relatum.following import Event, Failed, FollowerStatistics, Records, StreamFollower
-from relatum.reading import BrokerAddress, Position
+from relatum.reading import AnyBroker, Position
 from relatum.waiting import ComponentLoop, Outages
 from tests.support._waiting import wait_until
 
@@ -29,7 +29,7 @@ class Owner:
 
     def __init__(
         self,
-        broker: BrokerAddress | str,
+        broker: AnyBroker,
         on_event: Callable[[Event], object] = lambda _event: None,
         *,
         holds: bool = False,

@@ -16,7 +16,16 @@ from relatum.following._events import Event, Failed, Hole, Replaced
 from relatum.following._followed import Finding, Followed
 from relatum.metrics import Counter, Gauge, reported
 from relatum.processes import of_one_process
-from relatum.reading import Agreement, Broker, BrokerAddress, Position, SocketConnection, StreamReader, agreement
+from relatum.reading import (
+    Agreement,
+    AnyBroker,
+    BrokerAddress,
+    NodeAddress,
+    Position,
+    SocketConnection,
+    StreamReader,
+    agreement,
+)
 from relatum.waiting import ComponentLoop, Outages, Server, Threads, in_thread
 
 logger = logging.getLogger("relatum.follower")
@@ -70,7 +79,7 @@ class StreamFollower:
     def __init__(
         self,
         loop: ComponentLoop,
-        broker: BrokerAddress | str,
+        broker: AnyBroker,
         on_event: Callable[[Event], object],
         *,
         gather_s: float = 0.0,
@@ -215,10 +224,10 @@ class StreamFollower:
         async with self._asking:
             return await self._loop.ask(function, *args, threads=self._threads)
 
-    async def _link(self, node: Broker | None) -> SocketConnection:
+    async def _link(self, node: NodeAddress | None) -> SocketConnection:
         return await in_thread(self._threads, self._open_link, node, returned=SocketConnection.close)
 
-    def _open_link(self, node: Broker | None) -> SocketConnection:
+    def _open_link(self, node: NodeAddress | None) -> SocketConnection:
         """Open a connection to a node; None: the node that is connected first."""
         return self.reader().link(node)
 
