@@ -1,9 +1,11 @@
-"""What a follower tells of streams."""
+"""What a follower tells of streams; and what defects, forks, frozen nodes and restarts leave of it."""
 
+import gc
 import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,14 +25,21 @@ from tests.support import (
     unique_name,
     wait_until,
 )
-from tests.support.following import Follower, Taker
+from tests.support.following import Owner
 from tests.support.forking import in_child
 from tests.support.proxy import Proxy
+from tests.support.tls import TlsBroker
 
 QUIET_S = 0.5
 """Seconds in which what is there has come."""
 
 QUICK = {"heartbeat_s": 1, "timeout_s": 2.0}
+
+GOES_ON_S = 1.0
+"""Seconds within which a parent that was not harmed has the next message."""
+
+STREAMS = 130
+"""Streams that lose their connection together: more than one connection has of them with an old broker."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +72,9 @@ class Bed:
         delete_stream(self.amqp, self.stream)
         declare_stream(self.amqp, self.stream)
 
-    def taker(self, outages: Outages | None = None, **options: Any) -> Taker:
-        """A follower of these options, to be opened, and who takes from it."""
-        return Taker(Follower(self.broker, outages=outages, **options))
+    def owner(self, **options: Any) -> Owner:
+        """Who follows with these options, to be started."""
+        return Owner(self.broker, **QUICK | options)
 
 
 @pytest.fixture
@@ -76,10 +85,10 @@ def bed(amqp_url: str, stream_url: str, stream_name: str) -> Iterator[Bed]:
 
 
 @pytest.fixture
-def taker(bed: Bed) -> Iterator[Taker]:
-    """An open follower, and who takes from it."""
-    with bed.taker(**QUICK) as taker:
-        yield taker
+def owner(bed: Bed) -> Iterator[Owner]:
+    """Who follows."""
+    with bed.owner() as owner:
+        yield owner
 
 
 def texts(*numbers: int) -> list[bytes]:
@@ -87,49 +96,44 @@ def texts(*numbers: int) -> list[bytes]:
     return [b"%d" % number for number in numbers]
 
 
-def test_all_of_a_stream_is_given_in_order_and_then_what_is_published(taker: Taker, bed: Bed) -> None:
+def test_all_of_a_stream_is_given_in_order_and_then_what_is_published(owner: Owner, bed: Bed) -> None:
     """Attached, the records, caught up, and then what comes."""
     bed.put(*texts(*range(300)), confirm=False)
-    number = taker.follower.follow(bed.stream, 0)
-    taker.wait_bodies(bed.stream, texts(*range(300)))
-    caught_up = taker.wait_event(bed.stream, CaughtUp)
-    assert (caught_up.following, caught_up.next_offset) == (number, 300)
+    owner.follow(bed.stream)
+    owner.wait_bodies(bed.stream, texts(*range(300)))
+    assert owner.wait_event(bed.stream, CaughtUp).next_offset == 300
     bed.put(b"300")
-    taker.wait_bodies(bed.stream, texts(*range(301)))
-    assert taker.kinds(bed.stream)[0] is Attached
-    assert set(taker.kinds(bed.stream)) == {Attached, Records, CaughtUp}
+    owner.wait_bodies(bed.stream, texts(*range(301)))
+    assert owner.kinds(bed.stream)[0] is Attached
+    assert set(owner.kinds(bed.stream)) == {Attached, Records, CaughtUp}
 
 
-def test_a_stream_is_caught_up_behind_what_came_larger_than_before(taker: Taker, bed: Bed) -> None:
+def test_a_stream_is_caught_up_behind_what_came_larger_than_before(owner: Owner, bed: Bed) -> None:
     """By a small chunk many more may come; the large one behind it leaves no room for another: nothing is asked for."""
     bed.put(b"small")
     bed.put(b"large" * 40_000)
-    taker.follower.follow(bed.stream, 0)
-    assert taker.wait_event(bed.stream, CaughtUp).next_offset == 2
+    owner.follow(bed.stream)
+    assert owner.wait_event(bed.stream, CaughtUp).next_offset == 2
 
 
-def test_a_stream_is_not_caught_up_as_long_as_the_taker_holds_up_the_rest(bed: Bed) -> None:
+def test_a_stream_is_not_caught_up_as_long_as_the_owner_holds_up_the_rest(bed: Bed) -> None:
     """The broker has more of it, which may not come yet."""
     bed.put(*(text * 1_000 for text in texts(*range(200))))
-    with bed.taker(window_bytes=4_000, **QUICK) as taker:
-        taker.follower.follow(bed.stream, 0)
-        held = list[Event]()
-        wait_until(
-            lambda: held.extend(taker.follower.take(0.2)) or any(type(each) is Records for each in held), what="records"
-        )
-        until = time.monotonic() + 4 * QUIET_S
-        while time.monotonic() < until:
-            held.extend(taker.follower.take(0.2))
-        assert CaughtUp not in {type(each) for each in held}
-        taker.follower.done(*held)
-        assert taker.wait_event(bed.stream, CaughtUp).next_offset == 200
+    with bed.owner(window_bytes=4_000, holds=True) as owner:
+        owner.follow(bed.stream)
+        owner.wait_event(bed.stream, Records)
+        time.sleep(4 * QUIET_S)
+        assert CaughtUp not in owner.kinds(bed.stream)
+        owner.release()
+        assert owner.wait_event(bed.stream, CaughtUp).next_offset == 200
 
 
-def test_many_lone_messages_are_held_for_a_taker_who_looks_seldom(taker: Taker, bed: Bed) -> None:
-    """A thousand chunks of one message each, though the taker is done with none: a page looks five times a second."""
+def test_many_lone_messages_are_held_for_an_owner_who_is_seldom_done(bed: Bed) -> None:
+    """A thousand chunks of one message each, though the owner is done with none."""
     bed.put(*texts(*range(1_000)))
-    taker.follower.follow(bed.stream, 0)
-    wait_until(lambda: taker.follower.statistics().held >= 1_000, what="all of them")
+    with bed.owner(holds=True) as owner:
+        owner.follow(bed.stream)
+        wait_until(lambda: owner.statistics().held >= 1_000, what="all of them")
 
 
 def test_more_streams_than_connections_hold_is_no_outage(
@@ -138,46 +142,46 @@ def test_more_streams_than_connections_hold_is_no_outage(
     """It is told of the stream that has no room, which gets it when another one is left."""
     monkeypatch.setattr("relatum.following._subscriptions.SUBSCRIPTIONS", 2)
     outages = Outages(logging.getLogger("relatum.test-following"), broker="b:1")
-    with new_streams(bed.amqp, 3) as streams, bed.taker(outages, connections_max=1) as taker:
+    with new_streams(bed.amqp, 3) as streams, bed.owner(outages=outages, connections_max=1) as owner:
         for name in streams[:2]:
-            taker.follower.follow(name, 0)
-            taker.wait_event(name, Attached)
-        taker.follower.follow(streams[2], 0)
-        assert "connections_max=1" in str(taker.wait_failed(streams[2], ConfigurationError).error)
+            owner.follow(name)
+            owner.wait_event(name, Attached)
+        owner.follow(streams[2])
+        assert "connections_max=1" in str(owner.wait_failed(streams[2], ConfigurationError).error)
         assert outages.is_up(Server.BROKER)
         assert "is away" not in caplog.text
-        assert taker.follower.is_let_in
-        taker.follower.leave(streams[0])
-        taker.wait_event(streams[2], Attached)
+        assert owner.follower.is_let_in
+        owner.leave(streams[0])
+        owner.wait_event(streams[2], Attached)
 
 
 @pytest.mark.parametrize("lets_in", [True, False])
 def test_streams_are_spread_where_they_wait_for_each_other(
-    taker: Taker, bed: Bed, monkeypatch: pytest.MonkeyPatch, lets_in: bool
+    owner: Owner, bed: Bed, monkeypatch: pytest.MonkeyPatch, lets_in: bool
 ) -> None:
     """One connection has room for all with a broker that does not have them wait, or that lets no other in."""
     monkeypatch.setattr("relatum.following._subscriptions.CROWD", 2 if lets_in else 1)
     with new_streams(bed.amqp, 5) as streams:
-        taker.follower.follow(streams[0], 0)
-        taker.wait_event(streams[0], CaughtUp)
+        owner.follow(streams[0])
+        owner.wait_event(streams[0], CaughtUp)
         bed.proxy.accepts = lets_in
         for name in streams[1:]:
-            taker.follower.follow(name, 0)
+            owner.follow(name)
         for name in streams:
-            taker.wait_event(name, CaughtUp)
+            owner.wait_event(name, CaughtUp)
         waits = server_version(bed.amqp) < (4, 2, 1)
-        assert taker.follower.statistics().connections == (3 if waits and lets_in else 1)
-        assert not any(taker.of(name, Failed) for name in [*streams, None])
+        assert owner.statistics().connections == (3 if waits and lets_in else 1)
+        assert not any(owner.of(name, Failed) for name in [*streams, None])
 
 
-def test_a_stream_goes_on_behind_what_is_known(taker: Taker, bed: Bed) -> None:
+def test_a_stream_goes_on_behind_what_is_known(owner: Owner, bed: Bed) -> None:
     """What lies before the position is not given again; with nothing new, no message has to come."""
     bed.put(*texts(*range(10)))
-    taker.follower.follow(bed.stream, 7, known=bed.known_at(6))
-    taker.wait_bodies(bed.stream, texts(7, 8, 9))
-    assert taker.kinds(bed.stream)[:2] == [Attached, Records]
-    with bed.taker(**QUICK) as other:
-        other.follower.follow(bed.stream, 10, known=bed.known_at(9))
+    owner.follow(bed.stream, start=7, known=bed.known_at(6))
+    owner.wait_bodies(bed.stream, texts(7, 8, 9))
+    assert owner.kinds(bed.stream)[:2] == [Attached, Records]
+    with bed.owner() as other:
+        other.follow(bed.stream, start=10, known=bed.known_at(9))
         assert other.wait_event(bed.stream, Attached).next_offset == 10
         assert other.wait_event(bed.stream, CaughtUp).next_offset == 10
         bed.put(b"10")
@@ -188,7 +192,7 @@ def test_a_stream_goes_on_behind_what_is_known(taker: Taker, bed: Bed) -> None:
     ("count", "others", "found"), [(2, 3, Agreement.OTHER), (5, 1, Agreement.ENDS_BEFORE)], ids=["other", "shorter"]
 )
 def test_a_stream_that_is_another_is_replaced(
-    taker: Taker, bed: Bed, count: int, others: int, found: Agreement
+    owner: Owner, bed: Bed, count: int, others: int, found: Agreement
 ) -> None:
     """Another message at the known place proves it, and an end before it, where the leader says so; none is given."""
     bed.put(*texts(*range(count)))
@@ -196,29 +200,29 @@ def test_a_stream_that_is_another_is_replaced(
     bed.declare_anew()
     another = [b"another %d" % number for number in range(others)]
     bed.put(*another)
-    number = taker.follower.follow(bed.stream, count, known=known)
-    replaced = taker.wait_event(bed.stream, Replaced)
-    assert (replaced.following, replaced.known, replaced.found) == (number, known, found)
+    owner.follow(bed.stream, start=count, known=known)
+    replaced = owner.wait_event(bed.stream, Replaced)
+    assert (replaced.known, replaced.found) == (known, found)
     assert replaced.bounds == ((0, 0) if found is Agreement.ENDS_BEFORE else None)
-    assert not taker.offsets(bed.stream)
-    taker.follower.follow(bed.stream, 0)
-    taker.wait_bodies(bed.stream, another)
+    assert not owner.offsets(bed.stream)
+    owner.follow(bed.stream)
+    owner.wait_bodies(bed.stream, another)
 
 
-def test_a_stream_that_is_declared_anew_while_it_is_followed_is_replaced(taker: Taker, bed: Bed) -> None:
+def test_a_stream_that_is_declared_anew_while_it_is_followed_is_replaced(owner: Owner, bed: Bed) -> None:
     """Its end is told, and that what comes then is another stream."""
     bed.put(*texts(0, 1))
-    taker.follower.follow(bed.stream, 0)
-    taker.wait_bodies(bed.stream, texts(0, 1))
+    owner.follow(bed.stream)
+    owner.wait_bodies(bed.stream, texts(0, 1))
     delete_stream(bed.amqp, bed.stream)
-    taker.wait_failed(bed.stream, StreamNotFound)
+    owner.wait_failed(bed.stream, StreamNotFound)
     declare_stream(bed.amqp, bed.stream)
     bed.put(b"another 0", b"another 1")
-    assert taker.wait_event(bed.stream, Replaced).known.offset == 1
-    assert taker.bodies(bed.stream) == texts(0, 1)
+    assert owner.wait_event(bed.stream, Replaced).known.offset == 1
+    assert owner.bodies(bed.stream) == texts(0, 1)
 
 
-def test_what_retention_took_is_a_hole(taker: Taker, bed: Bed) -> None:
+def test_what_retention_took_is_a_hole(owner: Owner, bed: Bed) -> None:
     """The hole reaches from what was to be read to what is there, and is told before the records behind it."""
     delete_stream(bed.amqp, bed.stream)
     declare_stream(bed.amqp, bed.stream, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
@@ -228,17 +232,17 @@ def test_what_retention_took_is_a_hole(taker: Taker, bed: Bed) -> None:
             bed.put(*[b"x" * 1_000] * 200, confirm=False)
             bed.put(b"last")
             first = reader.bounds(bed.stream).first
-    taker.follower.follow(bed.stream, 3, known=Position(2, 12345, None))
-    hole = taker.wait_event(bed.stream, Hole)
-    records = taker.wait_event(bed.stream, Records)
+    owner.follow(bed.stream, start=3, known=Position(2, 12345, None))
+    hole = owner.wait_event(bed.stream, Hole)
+    records = owner.wait_event(bed.stream, Records)
     # Retention may have gone on since the reader asked.
     assert (hole.from_offset, hole.to_offset) == (3, records.batch.first_offset)
     assert hole.to_offset >= first
-    assert taker.offsets(bed.stream)[0] == hole.to_offset
-    assert taker.kinds(bed.stream)[:3] == [Attached, Hole, Records]
+    assert owner.offsets(bed.stream)[0] == hole.to_offset
+    assert owner.kinds(bed.stream)[:3] == [Attached, Hole, Records]
 
 
-def test_a_stream_that_is_not_there_is_waited_for(taker: Taker, bed: Bed) -> None:
+def test_a_stream_that_is_not_there_is_waited_for(owner: Owner, bed: Bed) -> None:
     """It is told that there is none, and when it is declared it is followed; a queue is named as none."""
     delete_stream(bed.amqp, bed.stream)
     with new_streams(bed.amqp, 1) as (there,), broker_connection(bed.amqp) as connection:
@@ -246,104 +250,186 @@ def test_a_stream_that_is_not_there_is_waited_for(taker: Taker, bed: Bed) -> Non
         channel = connection.channel()
         channel.queue_declare(queue, durable=True)
         for name in (bed.stream, there, queue):
-            taker.follower.follow(name, 0)
-        taker.wait_failed(bed.stream, StreamNotFound)
-        taker.wait_failed(queue, NotAStream)
+            owner.follow(name)
+        owner.wait_failed(bed.stream, StreamNotFound)
+        owner.wait_failed(queue, NotAStream)
         channel.queue_delete(queue)
         declare_stream(bed.amqp, bed.stream)
         for name in (bed.stream, there):
             bed.put(name.encode(), to=name)
-            taker.wait_bodies(name, [name.encode()])
+            owner.wait_bodies(name, [name.encode()])
 
 
-def test_a_lost_connection_is_made_again_and_nothing_is_lost_or_doubled(taker: Taker, bed: Bed) -> None:
+def test_a_lost_connection_is_made_again_and_nothing_is_lost_or_doubled(owner: Owner, bed: Bed) -> None:
     """Records go on where they ended."""
     bed.put(*texts(0, 1))
-    taker.follower.follow(bed.stream, 0)
-    taker.wait_bodies(bed.stream, texts(0, 1))
+    owner.follow(bed.stream)
+    owner.wait_bodies(bed.stream, texts(0, 1))
     for number in range(2, 5):
         bed.proxy.reset()
         bed.put(*texts(number))
-        taker.wait_bodies(bed.stream, texts(*range(number + 1)))
-    assert len(taker.of(bed.stream, Attached)) > 1
+        owner.wait_bodies(bed.stream, texts(*range(number + 1)))
+    assert len(owner.of(bed.stream, Attached)) > 1
 
 
-def test_a_silent_link_is_given_up(taker: Taker, bed: Bed) -> None:
+def test_a_silent_link_is_given_up(owner: Owner, bed: Bed) -> None:
     """A broker of which nothing comes any more is noticed by its heartbeats, told once, and returned to."""
     bed.put(b"0")
-    taker.follower.follow(bed.stream, 0)
-    taker.wait_bodies(bed.stream, [b"0"])
+    owner.follow(bed.stream)
+    owner.wait_bodies(bed.stream, [b"0"])
     bed.proxy.mode = "blackhole_replies"
     bed.put(b"1")
-    taker.until(lambda: taker.of(None, Failed), what="the silence noticed")
+    owner.wait_event(None, Failed)
     bed.proxy.mode = "pass"
-    taker.wait_bodies(bed.stream, texts(0, 1))
+    owner.wait_bodies(bed.stream, texts(0, 1))
 
 
-def test_nothing_is_given_of_a_stream_that_was_left(taker: Taker, bed: Bed) -> None:
-    """Also not what had come before, and was not taken; what was taken is held until the taker is done with it."""
+def test_nothing_is_given_of_a_stream_that_was_left(bed: Bed) -> None:
+    """What was given is held until the owner is done with it."""
     bed.put(b"0")
-    taker.follower.follow(bed.stream, 0)
-    taken = list[Event]()
-    wait_until(lambda: taken.extend(taker.follower.take(0.2)) or CaughtUp in map(type, taken), what="the first")
-    bed.put(b"1")
-    wait_until(lambda: taker.follower.statistics().held == 2, what="another chunk")
-    taker.follower.leave(bed.stream)
-    assert taker.follower.statistics().held == 1
-    taker.follower.done(*taken)
-    assert taker.follower.statistics().held == 0
-    with new_streams(bed.amqp, 1) as (other,):
-        taker.follower.follow(other, 0)
+    with new_streams(bed.amqp, 1) as (other,), bed.owner(holds=True) as owner:
+        owner.follow(bed.stream)
+        owner.wait_event(bed.stream, CaughtUp)
+        owner.leave(bed.stream)
+        assert owner.statistics().held == 1
+        owner.release()
+        assert owner.statistics().held == 0
+        owner.follow(other)
         bed.put(b"1")
         bed.put(b"other", to=other)
-        taker.wait_bodies(other, [b"other"])
-    assert not taker.events[bed.stream]
+        owner.wait_bodies(other, [b"other"])
+        assert owner.bodies(bed.stream) == [b"0"]
 
 
-def test_a_taker_that_is_slow_is_waited_for(bed: Bed) -> None:
-    """What is held is bounded, whatever is in the stream, and all of it comes when it is taken."""
+def test_an_owner_that_is_slow_is_waited_for(bed: Bed) -> None:
+    """What is held is bounded, whatever is in the stream, and all of it comes when the owner is done."""
     for _ in range(20):
         bed.put(*[b"x" * 50_000] * 10, confirm=False)
-    with bed.taker(bytes_max=1 << 20) as taker:
-        taker.follower.follow(bed.stream, 0)
-        held: list[Event] = []
-        while not held:
-            held += taker.follower.take(1.0)
-        assert taker.follower.statistics().held_bytes < 5 << 20
-        taker.follower.done(*held)
-        taker.events[bed.stream] += held
-        taker.until(lambda: len(taker.offsets(bed.stream)) == 200, what="all messages")
-        assert taker.offsets(bed.stream) == list(range(200))
-        assert taker.follower.statistics().held_bytes == 0
+    with bed.owner(bytes_max=1 << 20, holds=True) as owner:
+        owner.follow(bed.stream)
+        owner.wait_event(bed.stream, Records)
+        time.sleep(QUIET_S)
+        assert owner.statistics().held_bytes < 5 << 20
+        owner.release()
+        wait_until(lambda: len(owner.offsets(bed.stream)) == 200, what="all messages")
+        assert owner.offsets(bed.stream) == list(range(200))
+        assert owner.statistics().held_bytes == 0
 
 
-def test_a_stream_of_which_much_comes_starves_no_other(taker: Taker, bed: Bed) -> None:
+def test_a_stream_of_which_much_comes_starves_no_other(bed: Bed) -> None:
     """One of few messages is given at once, however much of another waits."""
     for _ in range(30):
         bed.put(*[b"x" * 10_000] * 100, confirm=False)
-    with new_streams(bed.amqp, 1) as (cold,):
-        taker.follower.follow(bed.stream, 0)
-        wait_until(lambda: taker.follower.statistics().held > 0, what="a chunk")
+    with new_streams(bed.amqp, 1) as (cold,), bed.owner(holds=True) as owner:
+        owner.follow(bed.stream)
+        owner.wait_event(bed.stream, Records)
         bed.put(b"cold", to=cold)
-        taker.follower.follow(cold, 0)
-        taker.wait_bodies(cold, [b"cold"])
-        assert len(taker.offsets(bed.stream)) < 3_000
-        taker.until(lambda: len(taker.offsets(bed.stream)) == 3_000, what="the others")
-        assert taker.offsets(bed.stream) == list(range(3_000))
+        owner.follow(cold)
+        owner.wait_bodies(cold, [b"cold"])
+        assert len(owner.offsets(bed.stream)) < 3_000
+        owner.release()
+        wait_until(lambda: len(owner.offsets(bed.stream)) == 3_000, what="the others")
+        assert owner.offsets(bed.stream) == list(range(3_000))
 
 
-def test_a_child_of_a_fork_has_no_follower(taker: Taker, bed: Bed) -> None:
-    """It says so there, and the parent's goes on undisturbed."""
-    bed.put(b"0")
-    taker.follower.follow(bed.stream, 0)
-    taker.wait_bodies(bed.stream, [b"0"])
+def test_a_parent_goes_on_whatever_its_child_does(bed: Bed) -> None:
+    """The child closes, drops and collects all it has a copy of."""
+    owners = [bed.owner()]
+    with owners[0] as owner:
+        owner.follow(bed.stream)
+        bed.put(b"0")
+        owner.wait_event(bed.stream, CaughtUp)
 
-    def use() -> None:
-        with pytest.raises(UsedAfterFork):
-            taker.follower.follow(bed.stream, 0)
-        taker.follower.close()
+        def end() -> None:
+            copied = owners.pop()
+            with pytest.raises(UsedAfterFork):
+                copied.follower.follow(bed.stream, 0)
+            coroutine = copied.follower.close()
+            with pytest.raises(StopIteration):
+                coroutine.send(None)
+            assert copied.loop.stop(0)
+            assert copied.loop.run(copied.follower.close) is None
+            vars(copied).clear()
+            del copied
+            gc.collect()
 
-    in_child(use)
-    bed.put(b"1")
-    taker.wait_bodies(bed.stream, texts(0, 1))
-    assert len(taker.of(bed.stream, Attached)) == 1
+        in_child(end)
+        bed.put(b"1")
+        began = time.monotonic()
+        wait_until(lambda: owner.offsets(bed.stream) == [0, 1], what="the next message")
+        assert time.monotonic() - began < GOES_ON_S
+        assert len(owner.of(bed.stream, Attached)) == 1
+
+
+@pytest.mark.parametrize("kind", [Attached, Records, CaughtUp, Failed])
+def test_a_defect_of_its_owner_ends_nothing(bed: Bed, kind: type, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and all is given nevertheless, in order."""
+    raised = list[Event]()
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, kind) and not raised:
+            raised.append(event)
+            raise ZeroDivisionError
+
+    bed.put(*texts(*range(100)))
+    with bed.owner(on_event=on_event) as owner, caplog.at_level(logging.CRITICAL, "relatum.follower"):
+        owner.follow(bed.stream)
+        owner.wait_event(bed.stream, CaughtUp)
+        bed.proxy.reset()
+        bed.put(b"100")
+        wait_until(lambda: len(owner.offsets(bed.stream)) >= 101, what="the last message")
+        assert owner.offsets(bed.stream) == list(range(101))
+        assert raised
+
+
+def test_a_frozen_node_is_noticed_and_its_connection_closed(owner: Owner, bed: Bed) -> None:
+    """By its silence; closing waits for nothing that it would have to read."""
+    owner.follow(bed.stream)
+    owner.wait_event(bed.stream, CaughtUp)
+    bed.proxy.mode = "frozen"
+    began = time.monotonic()
+    owner.wait_event(None, Failed)
+    assert time.monotonic() - began < 10
+    assert owner.statistics().connections == 0
+    began = time.monotonic()
+    assert owner.close(30)
+    # A call that waits for the broker lets go of it, and says goodbye.
+    assert time.monotonic() - began < 3
+    bed.proxy.mode = "pass"
+
+
+def test_streams_are_followed_over_tls(tmp_path: Path) -> None:
+    """Also what TLS has unpacked already, which makes no socket readable, and what comes after a pause."""
+    with TlsBroker(tmp_path) as tls:
+        stream = unique_name()
+        declare_stream(tls.server.broker_url, stream)
+        for _ in range(8):
+            publish_plain(tls.server.broker_url, stream, [b"x" * 50_000] * 20)
+        url = tls.url("rabbitmq-stream+tls://{login}{secure_streams}?{ca}")
+        with Owner(url, bytes_max=1 << 20, heartbeat_s=1) as owner:
+            owner.follow(stream)
+            owner.wait_event(stream, CaughtUp)
+            assert owner.offsets(stream) == list(range(160))
+            publish_plain(tls.server.broker_url, stream, [b"last"])
+            wait_until(lambda: len(owner.offsets(stream)) == 161, what="the last message")
+
+
+def test_many_streams_that_lose_the_broker_together_tell_so_once(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
+    """One line in the log, no failure of a stream, a subscription for each, and few connections."""
+    logger = logging.getLogger("relatum.test-following")
+    outages = Outages(logger, broker="b:1")
+    with new_streams(bed.amqp, STREAMS) as streams, bed.owner(outages=outages) as owner:
+        owner.follow(*streams)
+        wait_until(lambda: all(owner.of(each, CaughtUp) for each in streams), what="all streams read")
+        opened = bed.proxy.opened
+        bed.proxy.accepts = False
+        bed.proxy.reset()
+        wait_until(lambda: not outages.is_up(Server.BROKER), what="the broker away")
+        bed.proxy.accepts = True
+        wait_until(lambda: all(len(owner.of(each, CaughtUp)) == 2 for each in streams), what="all streams read again")
+        lines = [each for each in caplog.records if each.name == logger.name and each.levelno >= logging.WARNING]
+        assert len(lines) == 1
+        assert not any(owner.of(each, Failed) for each in streams)
+        assert all(len(owner.of(each, Attached)) == 2 for each in streams)
+        assert len(owner.of(None, Failed)) <= 8
+        assert bed.proxy.opened - opened <= 8

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 
 from relatum.collecting import _collector_members as member_statements
-from relatum.collecting import _collector_rows as statements
 from relatum.collecting import _collector_status as status_statements
+from relatum.collecting import _collector_store as statements
 from relatum.outcomes._outcome_values import OUTCOMES_BY_ID
 from tests.support.plans import nodes_of, plan_of_statement
 
@@ -21,7 +21,6 @@ DEAD_MEMBER, LIVE_MEMBER = 7, 8
 OFFSETS = list(range(ROWS - 500, ROWS))
 PLACES = {"in_collector": 1, "of_stream": "orders", "offsets": OFFSETS}
 TAKEN = {"in_collector": 1, "of_types": ["order"], "most": 500, "by": LIVE_MEMBER, "token": -1}
-DONE = {"state": None, "states": ["forwarded"] * 500}
 RESULTS = {"states": ["succeeded"] * 500, "reasons": [None] * 500, "retries_s": [None] * 500}
 
 NOW = datetime.now(UTC)
@@ -32,10 +31,9 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "forward": (statements.FORWARD, {**PLACES, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "succeed": (statements.SUCCEED, {**PLACES, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "finish": (statements.FINISH, {**PLACES, **RESULTS, "of_member": LIVE_MEMBER, "of_bulk": 1}),
-    "done": (statements.DONE, {**PLACES, **DONE, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "mine to consume": (statements.MINE_TO_CONSUME, {**PLACES, "of_member": LIVE_MEMBER}),
     "give back": (statements.GIVE_BACK, {**PLACES, "of_member": LIVE_MEMBER}),
-    "is mine": (statements.IS_MINE, {**PLACES, "of_member": LIVE_MEMBER}),
+    "unfinished": (statements.UNFINISHED, {**PLACES, "of_member": LIVE_MEMBER}),
     "take over": (statements.TAKE_OVER, {**TAKEN, "lapsed": [DEAD_MEMBER]}),
     "take over of nobody": (statements.TAKE_OVER, {**TAKEN, "lapsed": []}),
     "taken over": (statements.TAKEN_OVER, {"of_member": DEAD_MEMBER, "token": -1}),
@@ -45,8 +43,7 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "move lost": (member_statements.MOVE_LOST, {"of_source": 1, "behind": ROWS - 500, "to_source": 2}),
     "remove members": (member_statements.REMOVE_MEMBERS, {"lapsed": [DEAD_MEMBER]}),
-    "listed up to": (status_statements.FLOOR, {**LISTED, "looked": 500}),
-    "listed finished": (status_statements.FINISHED_BEFORE, {**LISTED, "floor": NOW - timedelta(seconds=1500)}),
+    "listed finished": (status_statements.FINISHED_BEFORE, LISTED | {"states": ["succeeded"]}),
     "listed unsuccessful": (status_statements.UNSUCCESSFUL_BEFORE, LISTED),
     "listed waiting": (status_statements.UNFINISHED_AFTER, {**LISTED, "states": ["collected", "forwarded"]}),
     "forget": (statements.FORGET, {"of_source": 1, "older_s": 3600.0, "most": 500}),

@@ -22,7 +22,16 @@ from relatum.errors import ConfigurationError, InvalidInput, NotAStream, StreamN
 from relatum.reading import StreamReader
 from relatum.store.database import Database
 from tests.support import declare_stream, delete_stream, new_streams, unique_name, wait_until
-from tests.support.collectors import FOREVER, Collecting, CollectorStore, Consumer, Gate, is_attached, wait_status
+from tests.support.collectors import (
+    FOREVER,
+    Collecting,
+    CollectorStore,
+    Consumer,
+    Gate,
+    StoreMember,
+    is_attached,
+    wait_status,
+)
 from tests.support.leases import LEASE_S, let_lapse
 from tests.support.place import Place
 from tests.support.threads import Threads
@@ -215,6 +224,37 @@ def test_a_stream_that_is_not_what_it_was_is_begun_anew_while_it_is_followed(
             collecting.put(body)
             wait_status(collector, SUCCEEDED, body)
     assert consumer.bodies == list("abcd")
+
+
+@pytest.mark.usefixtures("quick_rhythm")
+@pytest.mark.parametrize("collected", [0, 1])
+def test_a_stream_that_another_member_began_anew_is_collected_whatever_is_held(
+    collecting: Collecting, collected: int
+) -> None:
+    """Held messages of the old stream are not taken for those at the same offsets of the new one, nor consumed.
+
+    The other member died before or after it had collected the first one.
+    """
+    stream, consumer = collecting.place.stream, Consumer()
+    collecting.put(*"abc")
+    with collecting.collector(consumer, lease_s=LEASE_S, **FOREVER) as collector:
+        wait_status(collector, COLLECTED, *"abc")
+        # It has more types, so the first one has to leave the stream to it.
+        other = StoreMember(collecting.place.database, types=["order", "mail"])
+        collecting.put("d")
+        wait_until(lambda: other.follow(stream, 0), what="the stream left to the other member")
+        declare_again(collecting)
+        other.begin_anew(stream, 0)
+        assert other.follow(stream, 0) is not None
+        collecting.put(*"xyz")
+        entries = [Collected(MessageId(stream, n), "xyz"[n], "order", 1, None) for n in range(collected)]
+        other.add(entries, Advance(stream, 0, collected))
+        other.close()
+        wait_status(collector, COLLECTED, *"xyz")
+        wait_until(lambda: collector.flush() or len(consumer.bodies) == 3, what="all consumed")
+    assert sorted(consumer.bodies) == list("xyz")
+    wait_status(other, SUCCEEDED, *"xyz")
+    other.store.dispose()
 
 
 def test_retention_that_was_faster_is_noticed(collecting: Collecting, caplog: pytest.LogCaptureFixture) -> None:

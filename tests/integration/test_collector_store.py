@@ -283,6 +283,18 @@ def test_what_an_heir_that_dies_took_over_is_taken_over_from_it(
     assert (last.outcome("orders-0").status, last.outcome("orders-0").attempts) == (OutcomeStatus.SUCCEEDED, 3)
 
 
+def test_a_place_that_is_held_is_left_to_others(member: StoreMember, database: Database) -> None:
+    """What a member holds there may be of a stream before that was declared again; it is told what it has no more."""
+    member.add(entries(0, 1))
+    assert member.unfinished(places(0, 1, 2)) == places(0, 1)
+    member.close()
+    heir, other = StoreMember(database), StoreMember(database)
+    found, lost = heir.store.take_over(heir.member, ["order"], 10, held=places(0))
+    assert ([message.place.offset for message, _ in found], lost) == ([1], list(places(0)))
+    assert (member.unfinished(places(0, 1)), heir.unfinished(places(0, 1))) == (frozenset(), places(1))
+    assert taken_over(other) == [0]
+
+
 def test_what_was_forgotten_is_not_collected_again(member: StoreMember, database: Database, engine: sa.Engine) -> None:
     """Whoever goes on with a stream begins behind all that was finished and forgotten, whatever waits before that."""
     member.follow("orders", 0)

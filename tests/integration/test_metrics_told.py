@@ -21,7 +21,7 @@ from relatum.reading import Message
 from relatum.superstreams import Layout
 from relatum_consumer import Expectation, Relations
 from tests.support import broker_connection, unique_name, wait_until
-from tests.support.following import Follower, Taker
+from tests.support.following import Owner
 from tests.support.groups import whole_group
 from tests.support.place import Place
 from tests.support.ports import free_port
@@ -166,10 +166,10 @@ def test_followers_count_what_they_give(place: Place) -> None:
     """Records, and streams as long as they are followed."""
     growth = Growth()
     place.put(*[(b"%d" % number, {}) for number in range(5)])
-    with Taker(Follower(place.amqp)) as taker:
-        taker.follower.follow(place.stream, 0)
-        taker.until(lambda: len(taker.offsets(place.stream)) == 5, what="the records")
-        assert taker.follower.statistics().records == 5
+    with Owner(place.amqp) as owner:
+        owner.follow(place.stream)
+        wait_until(lambda: len(owner.offsets(place.stream)) == 5, what="the records")
+        assert owner.statistics().records == 5
         followed = told("relatum_follower_streams")
         assert followed >= 1
     assert growth.of("relatum_follower_records_total") == 5
@@ -222,7 +222,7 @@ def test_each_metric_is_told_by_something(place: Place, layout: Layout) -> None:
         place.recording(keys=["order_id"]),
         relatum.ContextRouter(layout.super_stream, place.database) as router,
         relatum.SerialConsumer(layout.super_stream, "billing", database=place.database, broker=place.amqp),
-        Taker(Follower(place.amqp)),
+        Owner(place.amqp),
         Relations(place.amqp, place.database) as relations,
         collector,
     ):

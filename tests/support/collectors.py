@@ -14,6 +14,7 @@ import pika
 from relatum.collecting import (
     AsyncMessageCollector,
     Bulk,
+    Collected,
     ExecutorOptions,
     FlushReason,
     MessageCollector,
@@ -46,6 +47,10 @@ class StoreMember:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return partial(getattr(self.store, name), self.member)
+
+    def take_over(self, types: Sequence[str], most: int) -> list[tuple[Collected, float]]:
+        """Take over messages, holding none."""
+        return self.store.take_over(self.member, types, most)[0]
 
     def outcome(self, message_id: str) -> Outcome:
         """What became of a message."""

@@ -1,9 +1,8 @@
-"""A follower as tests use it: what it gives, gathered by stream, and waited for."""
+"""A follower as tests use it: on a loop of its own, with what it gave by stream."""
 
 import logging
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
-from threading import Condition
 from typing import Any, Self, TypeVar
 
 from relatum.following import Event, Failed, FollowerStatistics, Records, StreamFollower
@@ -11,118 +10,71 @@ from relatum.reading import AnyBroker, Position
 from relatum.waiting import ComponentLoop, Outages
 from tests.support._waiting import wait_until
 
-TAKE_S = 0.2
-"""Seconds of one take: nothing depends on it."""
-
-TAKE_BYTES = 4 << 20
-"""Bytes that are taken at once, about."""
-
-_Event = TypeVar("_Event")
+T = TypeVar("T")
 
 
-class Follower:
-    """A `StreamFollower` on a loop of its own, called by a test's thread, which takes what came.
+class Owner:
+    """Owns a loop, and a follower on it, which other threads may call here. A context manager.
 
     Args:
         broker: The broker.
+        on_event: Called with each event before it is kept; what it raises is the follower's to bear.
+        holds: Whether it is done with nothing before `release`.
         outages: Where to tell what waits.
         options: Of `StreamFollower`.
+
+    Attributes:
+        events: What was given, by stream.
     """
 
-    def __init__(self, broker: AnyBroker, *, outages: Outages | None = None, **options: Any) -> None:
-        self._loop = ComponentLoop("relatum-test-follower", logging.getLogger("relatum.test-follower"))
-        self._streams = StreamFollower(self._loop, broker, self._put, outages=outages, **options)
-        self._came = Condition()
-        self._events: deque[Event] = deque()
+    def __init__(
+        self,
+        broker: AnyBroker,
+        on_event: Callable[[Event], object] = lambda _event: None,
+        *,
+        holds: bool = False,
+        outages: Outages | None = None,
+        **options: Any,
+    ) -> None:
+        self.events: dict[str | None, list[Event]] = defaultdict(list)
+        self.loop = ComponentLoop("relatum-test-owner", logging.getLogger("relatum.test-owner"))
+        self.follower = StreamFollower(self.loop, broker, self._keep, outages=outages, **options)
+        self._on_event = on_event
+        self._holds = holds
 
-    def open(self) -> None:
-        """Begin."""
-        self._loop.start()
+    def _keep(self, event: Event) -> None:
+        self._on_event(event)
+        self.events[event.stream].append(event)
+        if not self._holds:
+            self.follower.done(event)
 
-    def _put(self, event: Event) -> None:
-        with self._came:
-            self._events.append(event)
-            self._came.notify()
-
-    def _do(self, call: Callable[..., _Event], *args: Any, **named: Any) -> _Event:
-        async def answer() -> _Event:
+    def _do(self, call: Callable[..., T], *args: Any, **named: Any) -> T:
+        async def answer() -> T:
             return call(*args, **named)
 
-        future = self._loop.run(answer)
-        return call(*args, **named) if future is None else future.result(60)
+        future = self.loop.run(answer)
+        assert future is not None, "it runs"
+        return future.result(60)
 
-    def follow(self, stream: str, next_offset: int, *, known: Position | None = None) -> int:
-        """Follow a stream."""
-        return self._do(self._streams.follow, stream, next_offset, known=known)
+    def follow(self, *streams: str, start: int = 0, known: Position | None = None) -> None:
+        """Follow streams from an offset on."""
+        for stream in streams:
+            self._do(self.follower.follow, stream, start, known=known)
 
     def leave(self, stream: str) -> None:
-        """Follow it no more; what came of it and was not taken is dropped."""
-        self._do(self._streams.leave, stream)
-        with self._came:
-            gone = [event for event in self._events if event.stream == stream]
-            self._events = deque(event for event in self._events if event.stream != stream)
-        self.done(*gone)
+        """Follow it no more."""
+        self._do(self.follower.leave, stream)
 
-    def take(self, timeout_s: float) -> list[Event]:
-        """What came, or comes in so many seconds: about 4 MiB at most."""
-        taken, bytes_ = list[Event](), 0
-        with self._came:
-            self._came.wait_for(lambda: self._events, timeout_s)
-            while self._events and bytes_ < TAKE_BYTES:
-                event = self._events.popleft()
-                taken.append(event)
-                bytes_ += sum(map(len, event.batch.records)) if isinstance(event, Records) else 0
-        return taken
-
-    def done(self, *events: Event) -> None:
-        """Hold these no more."""
-        self._do(self._streams.done, *events)
-
-    @property
-    def is_let_in(self) -> bool:
-        """Whether the broker takes its login."""
-        return self._streams.is_let_in
+    def release(self) -> None:
+        """Be done with all, and with each event at once from now on."""
+        self._holds = False
+        self._do(lambda: self.follower.done(*(event for events in self.events.values() for event in events)))
 
     def statistics(self) -> FollowerStatistics:
         """How it stands."""
-        return self._do(self._streams.statistics)
+        return self._do(self.follower.statistics)
 
-    def close(self) -> None:
-        """End all."""
-        closing = self._loop.run(self._streams.close)
-        if closing is not None:
-            closing.result(60)
-        assert self._loop.stop(60)
-
-
-class Taker:
-    """Takes from a follower, and is done with all at once. A context manager.
-
-    Args:
-        follower: The follower; opened and closed here.
-    """
-
-    def __init__(self, follower: Follower) -> None:
-        self.follower = follower
-        self.events: dict[str | None, list[Event]] = defaultdict(list)
-
-    def take(self) -> None:
-        """Take what has come."""
-        events = self.follower.take(TAKE_S)
-        for event in events:
-            self.events[event.stream].append(event)
-        self.follower.done(*events)
-
-    def until(self, condition: Callable[[], Any], *, what: str) -> None:
-        """Take until a condition holds."""
-
-        def holds() -> bool:
-            self.take()
-            return bool(condition())
-
-        wait_until(holds, what=what)
-
-    def of(self, stream: str | None, kind: type[_Event]) -> list[_Event]:
+    def of(self, stream: str | None, kind: type[T]) -> list[T]:
         """The events of a kind."""
         return [event for event in self.events[stream] if isinstance(event, kind)]
 
@@ -142,14 +94,13 @@ class Taker:
         """The bodies that came."""
         return [each.body for event in self.of(stream, Records) for each in event.batch.each_message()]
 
-    def wait_event(self, stream: str | None, kind: type[_Event], count: int = 1) -> _Event:
-        """The so manieth event of a kind, once it came."""
-        self.until(lambda: len(self.of(stream, kind)) >= count, what=f"{kind.__name__} of {stream!r}")
-        return self.of(stream, kind)[count - 1]
+    def wait_event(self, stream: str | None, kind: type[T]) -> T:
+        """The first event of a kind, once it came."""
+        return wait_until(lambda: self.of(stream, kind), what=f"{kind.__name__} of {stream!r}")[0]
 
     def wait_bodies(self, stream: str, bodies: list[bytes]) -> None:
         """Wait until as many bodies came; they must be these."""
-        self.until(lambda: len(self.bodies(stream)) >= len(bodies), what=f"{len(bodies)} messages of {stream!r}")
+        wait_until(lambda: len(self.bodies(stream)) >= len(bodies), what=f"{len(bodies)} messages of {stream!r}")
         assert self.bodies(stream) == bodies
 
     def wait_failed(self, stream: str | None, kind: type[Exception]) -> Failed:
@@ -158,60 +109,7 @@ class Taker:
         def found() -> list[Failed]:
             return [event for event in self.of(stream, Failed) if isinstance(event.error, kind)]
 
-        self.until(found, what=f"{kind.__name__} of {stream!r}")
-        return found()[0]
-
-    def __enter__(self) -> Self:
-        self.follower.open()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.follower.close()
-
-
-class Owner:
-    """Owns a loop, and a follower on it; done with all at once. A context manager.
-
-    Args:
-        broker: The broker.
-        on_event: Called with each event before it is kept; what it raises is the follower's to bear.
-        outages: Where to tell what waits.
-        options: Of `StreamFollower`.
-
-    Attributes:
-        events: What was given, by stream.
-    """
-
-    def __init__(
-        self,
-        broker: AnyBroker,
-        on_event: Callable[[Event], object] = lambda _event: None,
-        *,
-        outages: Outages | None = None,
-        **options: Any,
-    ) -> None:
-        self.events: dict[str | None, list[Event]] = defaultdict(list)
-        self.loop = ComponentLoop("relatum-test-owner", logging.getLogger("relatum.test-owner"))
-        self.follower = StreamFollower(self.loop, broker, self._keep, outages=outages, **options)
-        self._on_event = on_event
-
-    def _keep(self, event: Event) -> None:
-        self._on_event(event)
-        self.events[event.stream].append(event)
-        self.follower.done(event)
-
-    def follow(self, *streams: str) -> None:
-        """Follow streams from their beginning."""
-        for stream in streams:
-            self.loop.call(self.follower.follow, stream, 0)
-
-    def of(self, stream: str | None, kind: type[_Event]) -> list[_Event]:
-        """The events of a kind."""
-        return [event for event in self.events[stream] if isinstance(event, kind)]
-
-    def offsets(self, stream: str) -> list[int]:
-        """The offsets that came, in the order in which they did."""
-        return [offset for event in self.of(stream, Records) for offset in event.batch.offsets]
+        return wait_until(found, what=f"{kind.__name__} of {stream!r}")[0]
 
     def close(self, timeout_s: float) -> bool:
         """End all; whether it had ended by then."""

@@ -355,20 +355,20 @@ def test_adopted_messages_have_no_body_and_their_own_time() -> None:
     assert [(each.place.offset, each.attempts, each.body) for each in bulk.messages] == [(1, 1, None)]
 
 
-def test_a_message_that_came_back_is_consumed_again_where_its_result_did_not_count() -> None:
-    """A message lost to another member and taken back from it is not forgotten while its first bulk still runs."""
-    core = core_of({"a": ExecutorOptions(bulk_messages=1, workers=2)})
+def test_lost_messages_are_released() -> None:
+    """At once where they wait for a retry, else with their bulk, which is closed. Others at these offsets are taken."""
+    core = core_of({"a": ExecutorOptions(bulk_messages=2)})
     put(core, 0)
     put(core, 1)
-    lost, kept = taken(core), taken(core)
-    core.adopt([(Collected(MessageId(STREAM, n), f"m{n}", "a", 10, None, attempts=1), 0.0) for n in (0, 1)], 0.0)
-    assert core.take("a") is None
-    core.settle(kept, results(kept, OutcomeStatus.SUCCEEDED), 0.0)
+    failed = taken(core)
+    core.settle(failed, results(failed, OutcomeStatus.COLLECTED, 600.0), 0.0)
+    put(core, 2)
+    core.lose([MessageId(STREAM, 0), MessageId(STREAM, 2)])
+    assert [put(core, 0), put(core, 1), put(core, 2)] == [Verdict.TAKEN, Verdict.KNOWN, Verdict.KNOWN]
+    lost = taken(core)
     core.settle(lost, [], 0.0)
-    again = taken(core)
-    assert (offsets(again), core.held_messages) == ([0], 1)
-    core.settle(again, results(again, OutcomeStatus.SUCCEEDED), 0.0)
-    assert (core.held_messages, core.take("a")) == (0, None)
+    assert (offsets(lost), put(core, 2)) == ([2], Verdict.TAKEN)
+    assert core.deadline() == 600.0
 
 
 def test_room_for_others_ends_at_the_limit() -> None:

@@ -1,4 +1,4 @@
-"""A followed stream of a collector that cannot be read, or is another's: nothing of it is kept. No server, no clock.
+"""A followed stream of a collector that cannot be read: nothing of it is kept. No server, no clock.
 
 What a stream's messages come to is told in `tests/integration/test_collector_shared.py`.
 """
@@ -12,7 +12,7 @@ import pytest
 from relatum.collecting import ExecutorOptions, MessageCollector
 from relatum.collecting._collector_core import Followed
 from relatum.collecting._following import CollectedStream
-from relatum.errors import BrokerUnavailable, Conflict
+from relatum.errors import BrokerUnavailable
 from relatum.following import Attached, Event, Failed, Records
 from relatum.reading import Position, RecordBatch
 from relatum.waiting import Deadline
@@ -33,12 +33,6 @@ class Store:
     def __init__(self) -> None:
         self.ending = Deadline(None)
         self.left = 0
-        self.on_add: Callable[[], None] = lambda: None
-
-    def add(self, member: int, messages: Any, advance: Any) -> None:
-        """Store messages; the position is where another member moved it."""
-        self.on_add()
-        raise Conflict("another member's")
 
     def unfollow(self, member: int, stream: str) -> None:
         """Let another member have it."""
@@ -151,18 +145,3 @@ def test_a_stream_that_cannot_be_read_is_another_member_s_to_try(
         world.do(world.goes_on.set)
     assert world.rests[0] < world.rests[2]
     assert "RabbitMQ is away" in caplog.text
-
-
-def test_a_position_that_another_member_moved_is_begun_anew(world: World) -> None:
-    """What is still to come of the old following is nobody's; the stream is asked for again at once."""
-    world.attach(1)
-    late = world.records(1)
-    world.store.on_add = lambda: world.do(world.stream.on_event, late)
-    world.do(world.stream.on_event, world.records(0))
-    world.wait_for_rest(1)
-    assert late in world.given_back
-    assert world.store.left == 1
-    assert world.shared.core.held_messages == 0
-    assert world.rests[0] < 0.1
-    world.do(world.goes_on.set)
-    world.attach(2)

@@ -60,7 +60,6 @@ class CollectorAsked:
 class CollectorAnswer:
     """A collector, and a page of its messages: finished ones the latest first, others by stream and offset.
 
-    `looked_to`: up to when, going back, finished ones were looked through; there may be more in the next page.
     A `message_id` is a digest where `are_ids_masked`; reasons are left out where bodies, or any key, are masked.
     """
 
@@ -68,7 +67,6 @@ class CollectorAnswer:
     state: str
     results: tuple[Outcome, ...]
     are_ids_masked: bool
-    looked_to: datetime | None
     next: str | None
 
 
@@ -102,7 +100,6 @@ async def collector(site: Site, asked: CollectorAsked) -> CollectorAnswer:
         state=asked.state,
         results=tuple(_masked(site, each) for each in page.outcomes),
         are_ids_masked=_are_ids_masked(site),
-        looked_to=page.looked_to,
         next=None if page.next is None else cursor_of(*page.next),
     )
 

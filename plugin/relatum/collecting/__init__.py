@@ -4,7 +4,6 @@ from relatum.collecting._async_collector import AsyncMessageCollector
 from relatum.collecting._bulk import Bulk, Collected, Failure, FlushReason
 from relatum.collecting._bulks import ExecutorOptions, WhenFull
 from relatum.collecting._collector import MessageCollector
-from relatum.collecting._collector_rows import forget_finished
 from relatum.collecting._collector_status import (
     CollectedAt,
     CollectedPage,
@@ -14,6 +13,7 @@ from relatum.collecting._collector_status import (
     collected,
     collector_status,
 )
+from relatum.collecting._collector_store import forget_finished
 from relatum.collecting._statistics import CollectorStatistics, TypeStatistics
 from relatum.outcomes import AsyncOutcomes, Outcome, Outcomes, OutcomeStatus
 

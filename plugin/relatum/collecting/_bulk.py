@@ -287,12 +287,13 @@ class Bulk:
 
     def _keep(self, places: Collection[MessageId]) -> None:
         """Remove all other messages, which another member has, or which cannot be read."""
-        self._leave(tuple(message for message in self.messages if message.place in places))
+        if len(places) < len(self.messages):
+            self._leave(tuple(message for message in self.messages if message.place in places))
 
     def _leave(self, messages: tuple[Collected, ...]) -> None:
         self._note(messages=messages, bytes=sum(message.bytes for message in messages))
 
-    def _note_forwarded(self, at: datetime) -> None:
+    def _note_forwarded(self, at: datetime | None) -> None:
         """Count an attempt of the remaining messages, once."""
         if not self.is_forwarded:
             for message in self.messages:

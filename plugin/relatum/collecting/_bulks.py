@@ -3,13 +3,14 @@
 import heapq
 import secrets
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from relatum.checks import checked_choice, checked_count, checked_seconds
 from relatum.collecting._bulk import Bulk, Collected, FlushReason
 from relatum.errors import InvalidInput
+from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 
 WhenFull = Literal["block", "spill"]
@@ -189,8 +190,9 @@ class TypeBulks:
             due.append(heapq.heappop(self._retries)[2])
         return due
 
-    def drop_retries(self) -> list[Collected]:
-        """All messages that wait for a retry, taken out."""
-        dropped = [message for _, _, message in self._retries]
-        self._retries.clear()
-        return dropped
+    def drop_retries(self, places: Collection[MessageId] | None = None) -> list[Collected]:
+        """The messages that wait for a retry, all or those at some places, taken out."""
+        dropped = {each for each in self._retries if places is None or each[2].place in places}
+        # Sorted, it is a heap again.
+        self._retries = sorted(set(self._retries) - dropped)
+        return [message for _, _, message in dropped]

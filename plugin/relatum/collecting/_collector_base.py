@@ -19,8 +19,7 @@ from relatum.collecting._bulk import Collected, Executor, TypeOf, describe, type
 from relatum.collecting._bulks import BULKS_MAX, BYTES_MAX, ExecutorOptions
 from relatum.collecting._collector_core import Core
 from relatum.collecting._collector_loop import CollectorLoop
-from relatum.collecting._collector_rows import KEEP_S
-from relatum.collecting._collector_store import CollectorStore
+from relatum.collecting._collector_store import KEEP_S, CollectorStore
 from relatum.collecting._consuming import BulkConsumer
 from relatum.collecting._following import Following
 from relatum.collecting._handlers import Handler, current_call, logger

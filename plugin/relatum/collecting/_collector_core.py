@@ -1,6 +1,6 @@
 """When bulks are closed and which messages have to wait, decided from sizes and times. No I/O, no clock."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -51,10 +51,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The places that a call to the store concerned, and when."""
+    """The places that a call to the store concerned, and when; None without any."""
 
     places: frozenset[MessageId]
-    at: datetime
+    at: datetime | None
 
 
 class Abandoned(Exception):
@@ -90,7 +90,6 @@ class Core:
         self.is_stopping = False
         self._types: dict[str, TypeBulks] = {}
         self._held: dict[MessageId, int] = {}
-        self._came_back: dict[MessageId, tuple[Collected, float]] = {}
 
     # --- types --------------------------------------------------------------------------------------------------------
 
@@ -176,11 +175,7 @@ class Core:
         """Hold messages that were taken over, each with the seconds until it is due. Workers read their bodies."""
         due: list[Collected] = []
         for message, due_in_s in taken_over:
-            if message.type not in self._types:
-                continue
-            if message.place in self._held:
-                # Taken over by another member and then back: the copy in memory may not count any more.
-                self._came_back[message.place] = message, due_in_s
+            if message.type not in self._types or message.place in self._held:
                 continue
             self._hold(message)
             if due_in_s > 0:
@@ -274,16 +269,18 @@ class Core:
             if message.place in again:
                 bulks.retry_at(message, now + again[message.place])
         self._release(message for message in bulk.taken if message.place not in again)
-        if self._came_back:
-            ended = {result.place for result in results}
-            came_back = [self._came_back.pop(message.place, None) for message in bulk.taken]
-            self.adopt((each for each in came_back if each is not None and each[0].place not in ended), now)
 
     def cancel(self, messages: Iterable[Collected]) -> None:
         """Release admitted messages that could not be stored, or need not be consumed here."""
         for message in messages:
             self._types[message.type].arrived(message)
             self._release([message])
+
+    def lose(self, places: Collection[MessageId]) -> None:
+        """Release messages that this member has no more. Those in bulks are released with their bulk, soon."""
+        for bulks in self._types.values():
+            self._release(bulks.drop_retries(places))
+        self.flush()
 
     def _release(self, messages: Iterable[Collected]) -> None:
         for message in messages:
@@ -311,9 +308,14 @@ class Core:
         """Messages taken and not settled."""
         return len(self._held)
 
-    def holds_of(self, stream: str) -> bool:
-        """Whether messages of a stream are held."""
-        return any(place.stream == stream for place in self._held)
+    @property
+    def held(self) -> Collection[MessageId]:
+        """The places of messages taken and not settled. Any thread may look one up."""
+        return self._held
+
+    def held_of(self, stream: str) -> list[MessageId]:
+        """The places of a stream's messages taken and not settled."""
+        return [place for place in self._held if place.stream == stream]
 
     def waiting_bulks(self, type: str) -> int:  # noqa: A002
         """Closed bulks of a type that wait for a worker."""

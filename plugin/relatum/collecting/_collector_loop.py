@@ -76,13 +76,10 @@ class CollectorLoop:
         """Cancels executors that run in an application's event loop."""
         self.lease_s = lease_s
         self._leave = leave
-        # Separate threads, so that the lease waits for nothing, and storing never waits for a broker that does not
-        # answer. Two where calls follow each other: a thread is free a moment after its call has ended.
-        self._keeping = Threads(1, f"{name}-lease")
-        self._taking_over = Threads(2, f"{name}-others")
+        # Apart, so that the lease waits for nothing, and storing for no broker that does not answer. One more than calls
+        # at once: a thread is free a moment after its call has ended.
+        self._keeping = Threads(3, f"{name}-lease")
         self._storing = Threads(2, f"{name}-stores")
-        self._leaving = Threads(1, f"{name}-leaves")
-        self._threads = self._keeping, self._taking_over, self._storing, self._leaving
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at: float | None = None
@@ -213,13 +210,16 @@ class CollectorLoop:
             room, types = self.core.room_for_others(TAKE_OVER_MESSAGES), self.core.types_with_room()
             if not (room and types):
                 break
-            found = await self.loop.ask(self.store.take_over, self.member, types, room, threads=self._taking_over)
+            take_over = partial(self.store.take_over, self.member, types, room, held=self.core.held)
+            found, lost = await self.loop.ask(take_over, threads=self._keeping)
+            self.core.adopt(found, time.monotonic())
+            if lost:
+                self.core.lose(lost)
+            self.notify()
             if not found:
                 break
             text = "collector %r: %d messages of members that ended are taken over"
             logger.info(text, self.store.name, len(found), extra={"messages": len(found)})
-            self.core.adopt(found, time.monotonic())
-            self.notify()
         return min(TAKE_OVER_S, renewal_s(self.lease_s))
 
     def _wake_streams(self) -> None:
@@ -383,11 +383,11 @@ class CollectorLoop:
                 pass
             if following is not None:
                 await asyncio.wait([self.loop.spawn(following.close())], timeout=END_S)
-            # In a thread that nothing else can hold; what it asks of a server has an end of its own.
-            await in_thread(self._leaving, self._leave)
+            # What it asks of a server has an end of its own.
+            await in_thread(self._keeping, self._leave)
         finally:
             self.in_time = in_time
-            for threads in self._threads:
+            for threads in (self._keeping, self._storing):
                 threads.shutdown()
             for worker in self.workers.values():
                 worker.threads.shutdown()
@@ -396,5 +396,5 @@ class CollectorLoop:
     def joined(self, timeout_s: float) -> None:
         """Wait until its threads have ended, except those of executors. Not to be called from one of them."""
         self.loop.stop(timeout_s)
-        for threads in (*self._threads, self.loop.threads):
+        for threads in (self._keeping, self._storing, self.loop.threads):
             threads.join(timeout_s)

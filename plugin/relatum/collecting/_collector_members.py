@@ -8,7 +8,6 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum.collecting._collector_core import Advance, Followed
-from relatum.collecting._collector_rows import PRESENT, forget_finished
 from relatum.errors import Conflict
 from relatum.processes import new_holder
 from relatum.reading import Position
@@ -67,6 +66,8 @@ REMOVE_MEMBERS: Final = sql("""
 _THIS: Final = """collector_id = :in_collector::integer AND stream = :of_stream::text
         AND replaced_at IS NULL"""
 """The present generation of a stream."""
+
+PRESENT: Final = f"(SELECT source_id FROM relatum.collector_sources WHERE {_THIS})"
 
 # Draws no id for a stream that has a row.
 ADD_SOURCE: Final = sql(f"""
@@ -219,8 +220,9 @@ class CollectorMembers:
         """Join as a new member with executors of these types; return its id."""
         self.ending.begin_anew()
         with self._database.transaction() as connection:
+            self._collector = self._ensure(connection)
             member = {
-                "in_collector": self._ensure(connection),
+                "in_collector": self._collector,
                 "held_by": new_holder(),
                 "has_types": sorted(types),
                 "holds_s": lease_s,
@@ -229,16 +231,9 @@ class CollectorMembers:
             return int(connection.execute(ADD_MEMBER, member).scalar_one())
 
     def renew(self, member: int) -> bool:
-        """Extend the lease, even a lapsed one, and delete messages finished more than `keep_s` ago.
-
-        Returns:
-            False if the member is gone, since another one took over all it had.
-        """
+        """Extend the lease, even a lapsed one; False if the member is gone, since another one took over all it had."""
         with self._database.transaction() as connection:
-            collector = self._collector_id(connection)
-            is_there = connection.execute(RENEW, {"id": member}).rowcount == 1
-        forget_finished(self._database.engine, collector)
-        return is_there
+            return connection.execute(RENEW, {"id": member}).rowcount == 1
 
     def close(self, member: int) -> None:
         """End the lease, so that others may take over messages and streams at once."""
@@ -328,8 +323,8 @@ class CollectorMembers:
         with self._database.transaction() as connection:
             connection.execute(UNFOLLOW, self._of(connection, by=member, of_stream=stream))
 
-    def _advance(self, connection: sa.Connection, member: int, advance: Advance) -> bool:
-        """Move the position by compare-and-set; False if an earlier call with the same arguments moved it."""
+    def _advance(self, connection: sa.Connection, member: int, advance: Advance) -> None:
+        """Move the position by compare-and-set, unless an earlier call with the same arguments moved it."""
         known = advance.known_by
         named = self._of(
             connection,
@@ -344,11 +339,10 @@ class CollectorMembers:
             known_chunk_ms=known and known.chunk_ms,
         )
         if connection.execute(ADVANCE, named).rowcount:
-            return True
+            return
         source = self._lock(connection, advance.stream)
-        if (source.member_id, source.position) == (member, advance.to_offset):
-            return False
-        raise Conflict(
-            f"the position of {advance.stream!r} in {self.name!r} is not {advance.from_offset}, or another member "
-            "follows the stream, or has executors of more types; nothing was written"
-        )
+        if (source.member_id, source.position) != (member, advance.to_offset):
+            raise Conflict(
+                f"the position of {advance.stream!r} in {self.name!r} is not {advance.from_offset}, or another member "
+                "follows the stream, or has executors of more types; nothing was written"
+            )

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -52,14 +52,6 @@ _MINE: Final = "source.collector_id = :in_collector::integer"
 
 _KINDS: Final = "message.state = ANY (:states::text[])"
 
-# The latest of the moments back to which so many finished messages of each stream go, by index.
-FLOOR: Final = sql(f"""
-    SELECT max((
-        SELECT finished_at FROM relatum.collected_messages AS message
-        WHERE message.source_id = source.source_id AND {_BEFORE}
-        ORDER BY finished_at DESC OFFSET :looked::bigint LIMIT 1))
-    FROM relatum.collector_sources AS source WHERE {_MINE}""")
-
 _PAGE: Final = f"""
     SELECT {_SHOWN} FROM {_TABLES} JOIN LATERAL (
         SELECT * FROM relatum.collected_messages AS message
@@ -70,7 +62,7 @@ _PAGE: Final = f"""
     """
 """A page of each stream's finished messages, by an index, of which the latest of all are taken."""
 
-FINISHED_BEFORE: Final = sql(_PAGE % "message.finished_at >= :floor::timestamptz")
+FINISHED_BEFORE: Final = sql(_PAGE % "true")
 
 # By the index of those that have a reason: nothing that succeeded is passed.
 UNSUCCESSFUL_BEFORE: Final = sql(_PAGE % "message.reason IS NOT NULL")
@@ -211,12 +203,6 @@ def _with_lags(found: list[CollectorStatus], broker: BrokerAddress) -> list[Coll
     return found
 
 
-LOOKED: Final = 20_000
-"""Finished messages of each stream that are searched for a page of successes: some 30 ms."""
-
-_LONG_AGO: Final = datetime(1, 1, 1, tzinfo=UTC)
-
-
 class CollectedAt(NamedTuple):
     """The end of a page: when its last message was finished (None: it is not), its stream and offset."""
 
@@ -232,12 +218,10 @@ class CollectedPage:
     Attributes:
         outcomes: The messages' outcomes: finished ones latest first, others by stream and offset.
         next: For `after` of the next page; None if there is none.
-        looked_to: The moment back to which messages were searched for successes; None if all were, or for other states.
     """
 
     outcomes: tuple[Outcome, ...]
     next: CollectedAt | None
-    looked_to: datetime | None = None
 
 
 def collected(
@@ -250,9 +234,6 @@ def collected(
     limit: int = 100,
 ) -> CollectedPage:
     """List messages of a collector by state, page by page.
-
-    Finished messages come latest first. For successes, 20,000 of each stream are searched at most, so a page may have
-    fewer messages than `limit`, or none, and still have a next one.
 
     Args:
         database: PostgreSQL's URL, or a `Database`.
@@ -276,34 +257,17 @@ def collected(
             raise NotFound(f"there is no collector {collector!r}: its first member makes it")
         wanted = {"in_collector": found, "states": [each.value for each in states], "limit": limit + 1}
         if all(each.is_final for each in states):
-            return _page_of_finished(connection, wanted, after, limit)
-        at = after or CollectedAt(None, 0, 0)
-        waiting = connection.execute(UNFINISHED_AFTER, wanted | {"at_source": at.source, "at_offset": at.offset}).all()
-        following = None if len(waiting) <= limit else _end_at(waiting[limit - 1])
-        return CollectedPage(tuple(map(_outcome, waiting[:limit])), following)
-
-
-def _page_of_finished(
-    connection: sa.Connection, wanted: dict[str, Any], after: CollectedAt | None, limit: int
-) -> CollectedPage:
-    if after is None or after.finished_at is None:
-        # By the database's clock, which is later than all finished messages.
-        now = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
-        after = CollectedAt(now, 0, 0)
-    wanted = wanted | {"at": after.finished_at, "at_source": after.source, "at_offset": after.offset}
-    floor = None
-    if OutcomeStatus.SUCCEEDED.value in wanted["states"]:
-        floor = connection.execute(FLOOR, wanted | {"looked": LOOKED}).scalar_one()
-        rows = connection.execute(FINISHED_BEFORE, wanted | {"floor": floor or _LONG_AGO}).all()
-    else:
-        rows = connection.execute(UNSUCCESSFUL_BEFORE, wanted).all()
-    at_floor = None if floor is None else CollectedAt(floor, 0, 0)
-    following = _end_at(rows[limit - 1]) if len(rows) > limit else at_floor
-    return CollectedPage(tuple(map(_outcome, rows[:limit])), following, floor)
-
-
-def _end_at(row: Any) -> CollectedAt:
-    return CollectedAt(row.finished_at, row.source_id, row.stream_offset)
+            query = FINISHED_BEFORE if OutcomeStatus.SUCCEEDED in states else UNSUCCESSFUL_BEFORE
+            if after is None or after.finished_at is None:
+                # By the database's clock, which is later than all finished messages.
+                after = CollectedAt(connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one(), 0, 0)
+        else:
+            query, after = UNFINISHED_AFTER, after or CollectedAt(None, 0, 0)
+        at = {"at": after.finished_at, "at_source": after.source, "at_offset": after.offset}
+        rows = connection.execute(query, wanted | at).all()
+    last = rows[limit - 1] if len(rows) > limit else None
+    following = None if last is None else CollectedAt(last.finished_at, last.source_id, last.stream_offset)
+    return CollectedPage(tuple(map(_outcome, rows[:limit])), following)
 
 
 def _outcome(row: Any) -> Outcome:

@@ -1,48 +1,168 @@
 """A collector's messages in PostgreSQL, by id and state: one transaction a call.
 
 A call whose commit is in doubt is repeated: it finds what the first one wrote, and returns the same. Rows are fenced
-one by one: each statement names the member that they must belong to.
+one by one: each statement names the member that they must belong to. Rows are named by an array of offsets in one
+stream: one statement for any number, without a join that PostgreSQL could start at the wrong end before it has
+statistics.
 """
 
 import math
 import secrets
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 
+from relatum.checks import checked_count, checked_seconds
 from relatum.collecting._bulk import REASON_CHARACTERS_MAX, Collected, id_of_place
 from relatum.collecting._collector_core import Advance, Result, Stored
 from relatum.collecting._collector_members import (
     ADD_SOURCE,
     LOCK_LAPSED,
+    PRESENT,
     REMOVE_MEMBERS,
     CollectorMembers,
     logger,
 )
-from relatum.collecting._collector_rows import (
-    GIVE_BACK,
-    IS_MINE,
-    KEEP_S,
-    TAKE_OVER,
-    TAKEN_OVER,
-    TEXTS,
-    added,
-    by_stream,
-    ends,
-    forwarded,
-    update,
-)
 from relatum.errors import RowRefused
 from relatum.ids import MessageId
-from relatum.outcomes import Outcome, read_outcomes
-from relatum.store.database import AnyDatabase, Database
+from relatum.outcomes import Outcome, OutcomeStatus, read_outcomes
+from relatum.store.database import AnyDatabase, Database, sql
 from relatum.store.members import LEASE_S
+from relatum.store.rows import BigIntegers, array_text
 from relatum.store.settling import Tokens
 from relatum.store.translation import translated_errors
+
+# Compared so that no index on members is used, which would read all the member's unfinished messages.
+_MINE: Final = f"""source_id = {PRESENT} AND stream_offset = ANY (:offsets::bigint[])
+    AND member_id IS NOT DISTINCT FROM :of_member::bigint"""
+
+
+def _on_rows(text: str) -> sa.TextClause:
+    """A statement with the parameter `offsets`, which is sent as one text."""
+    return sql(text).bindparams(sa.bindparam("offsets", type_=BigIntegers()))
+
+
+# `statement_timestamp()`, as `now()` is the beginning of a joined transaction, which may be long ago.
+
+# --- collecting and consuming. Offsets come back in one row, which the client reads faster than a row for each.
+# Arrays are sent as one text, so that adding rows takes no longer than COPY.
+
+ADD: Final = _on_rows(f"""
+    INSERT INTO relatum.collected_messages (source_id, stream_offset, member_id, size, message_id, type)
+    SELECT {PRESENT}, stream_offset, :of_member::bigint, size, message_id, type
+    FROM unnest(:offsets::bigint[], :sizes::bigint[], :message_ids::text[], :types::text[])
+        AS given (stream_offset, size, message_id, type)
+    ON CONFLICT DO NOTHING""").bindparams(sa.bindparam("sizes", type_=BigIntegers()))
+
+MINE_TO_CONSUME: Final = _on_rows(f"""
+    SELECT stream_offset FROM relatum.collected_messages
+    WHERE {_MINE} AND state = 'collected' AND attempts = 0""")
+
+# A statement whose commit was lost is repeated: it finds the rows that it changed, and leaves them as they are.
+
+FORWARD: Final = _on_rows(f"""
+    WITH done AS (
+        UPDATE relatum.collected_messages
+        SET state = 'forwarded', bulk_id = :of_bulk::bigint, next_attempt_at = NULL,
+            attempts = attempts + CASE state WHEN 'collected' THEN 1 ELSE 0 END,
+            forwarded_at = CASE state WHEN 'collected' THEN statement_timestamp() ELSE forwarded_at END
+        WHERE {_MINE} AND (state = 'collected' OR (state = 'forwarded' AND bulk_id = :of_bulk::bigint))
+        RETURNING stream_offset, forwarded_at)
+    SELECT array_agg(stream_offset), max(forwarded_at) FROM done""")
+
+# Messages without a member are taken over by the next one with an executor.
+GIVE_BACK: Final = _on_rows(f"""
+    UPDATE relatum.collected_messages SET member_id = NULL, state = 'collected', bulk_id = NULL
+    WHERE {_MINE} AND finished_at IS NULL AND EXISTS (
+        SELECT FROM relatum.collector_members AS other
+        WHERE other.collector_id = :in_collector::integer AND other.member_id <> :of_member::bigint
+            AND other.lease_expires_at >= clock_timestamp() AND collected_messages.type = ANY (other.types))""")
+
+UNFINISHED: Final = _on_rows(f"""
+    SELECT stream_offset FROM relatum.collected_messages WHERE {_MINE} AND finished_at IS NULL""")
+
+# The result of nearly all messages: no array but the offsets.
+SUCCEED: Final = _on_rows(f"""
+    WITH done AS (
+        UPDATE relatum.collected_messages
+        SET state = 'succeeded', reason = NULL, finished_at = coalesce(finished_at, statement_timestamp()),
+            next_attempt_at = NULL
+        WHERE {_MINE} AND bulk_id = :of_bulk::bigint AND state IN ('forwarded', 'succeeded')
+        RETURNING stream_offset, finished_at)
+    SELECT array_agg(stream_offset), max(finished_at) FROM done""")
+
+# The arrays' items are found by the row's position among the offsets.
+FINISH: Final = _on_rows(f"""
+    WITH done AS (
+        UPDATE relatum.collected_messages
+        SET state = (:states::text[])[array_position(:offsets::bigint[], stream_offset)],
+            reason = (:reasons::text[])[array_position(:offsets::bigint[], stream_offset)],
+            finished_at = CASE (:states::text[])[array_position(:offsets::bigint[], stream_offset)]
+                WHEN 'collected' THEN NULL ELSE coalesce(finished_at, statement_timestamp()) END,
+            next_attempt_at = CASE (:states::text[])[array_position(:offsets::bigint[], stream_offset)]
+                WHEN 'collected' THEN statement_timestamp() + make_interval(secs => coalesce(
+                    (:retries_s::float[])[array_position(:offsets::bigint[], stream_offset)], 0.0)) END
+        WHERE {_MINE} AND bulk_id = :of_bulk::bigint
+            AND state IN ('forwarded', (:states::text[])[array_position(:offsets::bigint[], stream_offset)])
+        RETURNING stream_offset, coalesce(finished_at, statement_timestamp()) AS at)
+    SELECT array_agg(stream_offset), max(at) FROM done""")
+
+# --- forgetting
+
+KEPT: Final = sql("""
+    SELECT source_id, keep_s FROM relatum.collector_sources JOIN relatum.collectors USING (collector_id)
+    WHERE keep_s IS NOT NULL AND (:in_collector::integer IS NULL OR collector_id = :in_collector::integer)""")
+
+# Oldest first, in the order of the index: no scan, however many are finished. Rows are named by their ctid.
+FORGET: Final = sql("""
+    DELETE FROM relatum.collected_messages
+    WHERE ctid = ANY (ARRAY (
+            SELECT ctid FROM relatum.collected_messages
+            WHERE source_id = :of_source::integer
+                AND finished_at < now() - make_interval(secs => :older_s::float)
+            ORDER BY finished_at LIMIT :most::integer))
+        AND source_id = :of_source::integer
+        AND finished_at < now() - make_interval(secs => :older_s::float)""")
+
+# --- taking over
+
+# Messages without a member were given back by one without a broker, or stored by release 0.4.0. Locked rows are
+# skipped: their result is just being stored.
+TAKE_OVER: Final = sql("""
+    WITH taken AS (
+        SELECT message.source_id, message.stream_offset
+        FROM relatum.collected_messages AS message JOIN relatum.collector_sources AS source USING (source_id)
+        WHERE (message.member_id = ANY (:lapsed::bigint[]) OR message.member_id IS NULL)
+            AND message.finished_at IS NULL AND message.type = ANY (:of_types::text[])
+            AND source.collector_id = :in_collector::integer AND source.replaced_at IS NULL
+        ORDER BY message.collected_at, message.source_id, message.stream_offset
+        LIMIT :most::integer FOR UPDATE OF message SKIP LOCKED)
+    UPDATE relatum.collected_messages AS message
+    SET member_id = :by::bigint, state = 'collected', bulk_id = :token::bigint
+    FROM taken WHERE message.source_id = taken.source_id AND message.stream_offset = taken.stream_offset""")
+
+LEAVE_TO_OTHERS: Final = _on_rows(f"""
+    UPDATE relatum.collected_messages SET member_id = NULL WHERE {_MINE} AND bulk_id = :token::bigint""")
+
+TAKEN_OVER: Final = sql("""
+    SELECT stream, stream_offset, message_id, type, size, attempts, collected_at,
+        CAST(greatest(0.0, extract(epoch FROM next_attempt_at - clock_timestamp())) AS float) AS due_in_s
+    FROM relatum.collected_messages AS message JOIN relatum.collector_sources USING (source_id)
+    WHERE message.member_id = :of_member::bigint AND finished_at IS NULL AND state = 'collected'
+        AND bulk_id = :token::bigint
+    ORDER BY collected_at, source_id, stream_offset""")
+
+KEEP_S: Final = 7 * 86_400
+"""Seconds a finished message is kept by default: a producer that was down over a weekend can still ask for it."""
+
+BATCH_ROWS: Final = 10_000
+"""Rows deleted in one transaction: a fraction of a second."""
 
 
 class CollectorStore(CollectorMembers):
@@ -61,6 +181,12 @@ class CollectorStore(CollectorMembers):
         self._tokens = Tokens()
         self._token = 0
 
+    def renew(self, member: int) -> bool:
+        """As of `CollectorMembers`; then delete messages finished more than `keep_s` ago."""
+        is_there = super().renew(member)
+        forget_finished(self._database.engine, self._collector)
+        return is_there
+
     # --- collecting ---------------------------------------------------------------------------------------------------
 
     def add(self, member: int, messages: Sequence[Collected], advance: Advance | None = None) -> Stored:
@@ -68,7 +194,7 @@ class CollectorStore(CollectorMembers):
         try:
             return self._add(member, messages, advance)
         except RowRefused as refused:
-            nameless = self._refused(messages)
+            nameless = [message for message in messages if not message.message_id.isascii()]
             if not nameless:
                 raise
             places = ", ".join(str(message.place) for message in nameless[:10])
@@ -78,36 +204,39 @@ class CollectorStore(CollectorMembers):
             message._note(message_id=id_of_place(message.place))
         return self._add(member, messages, advance)
 
-    def _refused(self, messages: Sequence[Collected]) -> Sequence[Collected]:
-        """The messages whose ids the database cannot hold, as its encoding lacks a character. A binary search."""
-        try:
-            with self._database.transaction() as connection:
-                connection.execute(TEXTS, {"texts": [message.message_id for message in messages]})
-        except RowRefused:
-            middle = len(messages) // 2
-            return [*self._refused(messages[:middle]), *self._refused(messages[middle:])] if middle else messages
-        return []
-
     def _add(self, member: int, messages: Sequence[Collected], advance: Advance | None) -> Stored:
+        by_stream = defaultdict[str, list[Collected]](list)
+        for message in messages:
+            by_stream[message.place.stream].append(message)
+        mine = set[MessageId]()
         with self._database.transaction() as connection:
             at = self._hold(connection, member)
-            is_new = True
             if advance is not None:
                 # Before the rows, so that a member that lost the race has nothing to roll back.
-                is_new = self._advance(connection, member, advance)
-            else:
-                for stream in sorted({message.place.stream for message in messages}):
-                    connection.execute(ADD_SOURCE, self._of(connection, of_stream=stream))
-            mine = self._of(connection, of_member=member)
-            return Stored(added(connection, messages, insert=is_new, **mine), at)
+                self._advance(connection, member, advance)
+            for stream, of_stream in sorted(by_stream.items()):
+                offsets = [message.place.offset for message in of_stream]
+                named = self._of(connection, of_stream=stream, of_member=member, offsets=offsets)
+                values = {
+                    "sizes": [message.bytes for message in of_stream],
+                    "message_ids": array_text(message.message_id for message in of_stream),
+                    "types": array_text(message.type for message in of_stream),
+                }
+                if advance is None:
+                    connection.execute(ADD_SOURCE, named)
+                if connection.execute(ADD, named | values).rowcount == len(of_stream):
+                    mine.update(message.place for message in of_stream)
+                else:
+                    mine.update(MessageId(stream, offset) for offset in connection.scalars(MINE_TO_CONSUME, named))
+        return Stored(frozenset(mine), at)
 
     # --- consuming ----------------------------------------------------------------------------------------------------
 
     def forward(self, member: int, bulk_id: int, places: Collection[MessageId]) -> Stored:
         """Store that an executor gets these messages now."""
         with self._database.transaction() as connection:
-            mine = self._of(connection, of_member=member, of_bulk=bulk_id)
-            return update(connection, forwarded(places, **mine), places)
+            named = self._by_stream(connection, member, places, of_bulk=bulk_id)
+            return _changed(connection, [(FORWARD, each) for each in named], places)
 
     def finish(
         self, member: int, bulk_id: int, results: Sequence[Result], *, connection: sa.Connection | None = None
@@ -126,16 +255,43 @@ class CollectorStore(CollectorMembers):
             return self._finish(connection, member, bulk_id, results)
 
     def _finish(self, connection: sa.Connection, member: int, bulk_id: int, results: Sequence[Result]) -> Stored:
-        mine = self._of(connection, of_member=member, of_bulk=bulk_id)
-        return update(connection, ends(results, **mine), [result.place for result in results])
+        others = {result.place: result for result in results if result.status is not OutcomeStatus.SUCCEEDED}
+        succeeded = (result.place for result in results if result.place not in others)
+        changes = [(SUCCEED, each) for each in self._by_stream(connection, member, succeeded, of_bulk=bulk_id)]
+        for named in self._by_stream(connection, member, others, of_bulk=bulk_id):
+            its_own = [others[MessageId(named["of_stream"], offset)] for offset in named["offsets"]]
+            named["states"] = [result.status.value for result in its_own]
+            named["reasons"] = [result.reason for result in its_own]
+            named["retries_s"] = [result.retry_in_s for result in its_own]
+            changes.append((FINISH, named))
+        return _changed(connection, changes, [result.place for result in results])
+
+    def _by_stream(
+        self, connection: sa.Connection, member: int, places: Iterable[MessageId], **named: Any
+    ) -> list[dict[str, Any]]:
+        """The parameters that name a member's messages, for one statement a stream."""
+        offsets = defaultdict[str, list[int]](list)
+        for stream, offset in places:
+            offsets[stream].append(offset)
+        named = self._of(connection, of_member=member, **named)
+        return [{"of_stream": stream, "offsets": of_stream, **named} for stream, of_stream in offsets.items()]
 
     def give_back(self, member: int, places: Collection[MessageId]) -> bool:
         """Give unfinished messages to other members with executors for them; return whether all were given back."""
         with self._database.transaction() as connection:
-            wanted = by_stream(places, **self._of(connection, of_member=member))
+            wanted = self._by_stream(connection, member, places)
             for each in wanted:
                 connection.execute(GIVE_BACK, each)
-            return not any(connection.execute(IS_MINE, each).first() for each in wanted)
+            return not any(connection.execute(UNFINISHED, each).first() for each in wanted)
+
+    def unfinished(self, member: int, places: Collection[MessageId]) -> set[MessageId]:
+        """Those of the places at which this member has unfinished messages."""
+        with self._database.transaction() as connection:
+            return {
+                MessageId(each["of_stream"], offset)
+                for each in self._by_stream(connection, member, places)
+                for offset in connection.scalars(UNFINISHED, each)
+            }
 
     @contextmanager
     def transaction(self, stop: threading.Event | None = None) -> Iterator[sa.Connection]:
@@ -145,10 +301,15 @@ class CollectorStore(CollectorMembers):
 
     # --- taking over --------------------------------------------------------------------------------------------------
 
-    def take_over(self, member: int, types: Collection[str], most: int) -> list[tuple[Collected, float]]:
+    def take_over(
+        self, member: int, types: Collection[str], most: int, *, held: Container[MessageId] = ()
+    ) -> tuple[list[tuple[Collected, float]], list[MessageId]]:
         """Take over unfinished messages of lapsed members, or of none, oldest first, each with the seconds until due.
 
         Not thread-safe.
+
+        `held`: Places of messages in memory. What others have there is left to them, and these places are returned,
+        too: what is held is lost, and may even be of an older stream of that name.
         """
         # Marks the rows of this call and its repetitions. Bulks have positive ids.
         self._token = token = self._token or -1 - secrets.randbits(62)
@@ -160,8 +321,12 @@ class CollectorStore(CollectorMembers):
             if lapsed:
                 connection.execute(REMOVE_MEMBERS, {"lapsed": lapsed})
             rows = connection.execute(TAKEN_OVER, {"of_member": member, "token": token}).all()
+            found = [(_message_of(row), row.due_in_s or 0.0) for row in rows]
+            left = [message.place for message, _ in found if message.place in held]
+            for each in self._by_stream(connection, member, left, token=token):
+                connection.execute(LEAVE_TO_OTHERS, each)
         self._token = 0
-        return [(_message_of(row), row.due_in_s or 0.0) for row in rows]
+        return [each for each in found if each[0].place not in left], left
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
@@ -175,6 +340,20 @@ class CollectorStore(CollectorMembers):
         self._database.close()
 
 
+def _changed(
+    connection: sa.Connection, changes: Iterable[tuple[sa.TextClause, dict[str, Any]]], places: Collection[MessageId]
+) -> Stored:
+    """Change rows of these places, by statements of one stream each; return which, and when."""
+    found, at = list[tuple[str, list[int]]](), None
+    for change, named in changes:
+        offsets, moment = connection.execute(change, named).one()
+        found.append((named["of_stream"], offsets or []))
+        at = at or moment
+    if sum(len(offsets) for _, offsets in found) == len(places):
+        return Stored(frozenset(places), at)
+    return Stored(frozenset(MessageId(stream, offset) for stream, offsets in found for offset in offsets), at)
+
+
 def _message_of(row: Any) -> Collected:
     place = MessageId(row.stream, row.stream_offset)
     return Collected(place, row.message_id, row.type, row.size, None, row.attempts, row.collected_at)
@@ -185,3 +364,35 @@ def _in_ascii(result: Result) -> Result:
     if result.reason is None:
         return result
     return replace(result, reason=result.reason.encode("ascii", "backslashreplace").decode()[:REASON_CHARACTERS_MAX])
+
+
+def forget_finished(
+    engine: sa.Engine,
+    collector: int | None = None,
+    *,
+    batch_rows: int = BATCH_ROWS,
+    seconds: float | None = 0.5,
+) -> int:
+    """Delete messages that were finished longer ago than their collector keeps them; return how many.
+
+    Args:
+        engine: The database.
+        collector: The id of one; None: all collectors.
+        batch_rows: Rows deleted in one transaction at most.
+        seconds: Seconds after which no further batch is begun; None: until none is left.
+    """
+    checked_count("batch_rows", batch_rows)
+    if seconds is not None:
+        checked_seconds("seconds", seconds)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    with translated_errors(), engine.connect() as connection:
+        sources = connection.execute(KEPT, {"in_collector": collector}).all()
+    forgotten = 0
+    for source in sources:
+        bounds = {"of_source": source.source_id, "older_s": source.keep_s, "most": batch_rows}
+        deleted = batch_rows
+        while deleted == batch_rows and (deadline is None or time.monotonic() < deadline):
+            with translated_errors(), engine.begin() as connection:
+                deleted = connection.execute(FORGET, bounds).rowcount
+            forgotten += deleted
+    return forgotten

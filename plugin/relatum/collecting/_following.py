@@ -198,6 +198,7 @@ class CollectedStream:
             while self.is_standing_by and not shared.is_stopping:
                 await self._wait()
         try:
+            await self._lose(member)
             if await self._read(member, followed):
                 await self._find_again(member)
         finally:
@@ -206,6 +207,21 @@ class CollectedStream:
                 await shared.loop.ask(shared.store.unfollow, member, self.name)
         self._pauses = Pauses()
         return AGAIN_S
+
+    async def _lose(self, member: int) -> None:
+        """Release what this member holds of the stream, but has no more, before reading on.
+
+        Another member may have begun a stream anew that was declared again: its messages have offsets of held ones.
+        """
+        shared, core = self._shared, self._shared.core
+        while not self._is_over(member) and (held := core.held_of(self.name)):
+            lost = set(held) - await shared.loop.ask(shared.store.unfinished, member, held)
+            if not lost:
+                return
+            core.lose(lost)
+            shared.notify()
+            if not lost.isdisjoint(core.held):
+                await shared.changed()
 
     async def _wait(self) -> None:
         await self._woken.wait()
@@ -301,7 +317,7 @@ class CollectedStream:
     async def _find_again(self, member: int) -> None:
         """Find out where both streams agree, once every message held of the old one was consumed."""
         shared = self._shared
-        while shared.core.holds_of(self.name):
+        while shared.core.held_of(self.name):
             if self._is_over(member):
                 return
             await shared.changed()

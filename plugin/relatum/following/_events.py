@@ -10,8 +10,7 @@ from relatum.reading import Agreement, Position, RecordBatch, StreamBounds
 class Attached:
     """The stream is read, for the first time or again, and is the known one.
 
-    Attributes:
-        next_offset: The next record's offset, or a smaller one.
+    `next_offset`: The next record's offset, or a smaller one.
     """
 
     stream: str
@@ -21,27 +20,17 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Consecutive records that were not delivered before.
-
-    Attributes:
-        batch: The records, as in `StreamReader.batches`.
-    """
+    """Consecutive records that were not delivered before. `held` is for `StreamFollower.done` only."""
 
     stream: str
     following: int
     batch: RecordBatch
     held: Any = field(repr=False, compare=False)
-    """For `StreamFollower.done` only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Retention dropped records before they were read, as the broker confirmed.
-
-    Attributes:
-        from_offset: The first missing offset.
-        to_offset: The offset where records go on.
-    """
+    """Retention dropped the records in [from_offset, to_offset) before they were read, as the broker confirmed."""
 
     stream: str
     following: int
@@ -51,14 +40,10 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The stream is proven to differ from what was read: it lost its end, or was declared again.
+    """The stream is proven to differ from what was read: it lost its end, or was declared again. The last event.
 
-    The last event of this following.
-
-    Attributes:
-        known: The position it was known by.
-        found: `OTHER` if another message has that offset, `ENDS_BEFORE` if the leader says that the stream ends before.
-        bounds: Its ends, if they were asked for.
+    `found`: `OTHER` if another message has the offset of `known`, `ENDS_BEFORE` if the leader says that the stream ends
+    before it. `bounds`: Its ends, if they were asked for.
     """
 
     stream: str
@@ -70,11 +55,7 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """All that a node has was delivered; once after each `Attached`. The node may lag: this is not the stream's end.
-
-    Attributes:
-        next_offset: The next record's offset, or a smaller one.
-    """
+    """All that a node has was delivered; once after each `Attached`. The node may lag: this is not the stream's end."""
 
     stream: str
     following: int
@@ -83,10 +64,7 @@ class CaughtUp:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Reading failed. The follower retries for ever, after growing pauses.
-
-    If no stream can be read, as the broker is away or refuses the login, `stream` is None and `following` 0.
-    """
+    """Reading failed, and is retried. `stream` is None if none can be read: no broker, or no login."""
 
     stream: str | None
     following: int

@@ -9,13 +9,11 @@ from itertools import count
 from typing import Annotated, Final, TypeGuard, TypeVar
 
 from relatum import metrics
-from relatum.checks import checked_count, checked_name
 from relatum.errors import AccessRefused, ConfigurationError, RelatumError, StreamUnavailable, UsedAfterClose
 from relatum.following._connections import Connections
 from relatum.following._delivery import Delivery, Gathering
 from relatum.following._events import Event, Failed, Hole, Replaced
 from relatum.following._followed import Finding, Followed
-from relatum.limits import INTEGER_MAX
 from relatum.metrics import Counter, Gauge, reported
 from relatum.processes import of_one_process
 from relatum.reading import (
@@ -68,22 +66,14 @@ class StreamFollower:
     Errors are retried, and reported as events and to `outages`; methods do not raise them. All methods but `reader`,
     `is_let_in` and `statistics` are for the loop's thread. Close it before the loop is stopped.
 
-    Args:
-        loop: The loop.
-        broker: The broker.
-        on_event: Called with each event in the loop, in order for each stream, streams in turn. If it raises, the error
-            is logged and the event delivered again; records are read again for that.
-        gather_s: Seconds, up to 1, that reading pauses while many streams bring small chunks: delivered together, they
-            cost a fraction. 0: no pauses.
-        bytes_max: Bytes of all streams that are held until the owner is done with them; beyond, nothing is read.
-            Unpacked records come on top: 8 MiB of a stream, about.
-        window_bytes: Bytes of one stream that are in flight and held, about; one chunk at least.
-        connections_max: Connections for following, of 256 streams each. Questions have their own.
-        timeout_s: Seconds for connecting, and for an answer.
-        heartbeat_s: Seconds of the heartbeat to agree on; a connection that is silent for 1.5 times that is dropped.
-        outages: Logs what is waited for; None: the owner does that by the events.
-        name: What following is called there.
-        who: What following a stream is called there, by its name.
+    `on_event`: Called with each event in the loop, in order for each stream, streams in turn. If it raises, the error
+    is logged and the event delivered again; records are read again for that.
+    `gather_s`: Seconds that reading pauses while many streams bring small chunks: delivered together, they cost less.
+    `bytes_max`: Bytes of all streams held at most. Unpacked records come on top: 8 MiB of a stream, about.
+    `window_bytes`: Bytes of one stream that are in flight and held, about; one chunk at least.
+    `connections_max`: Connections of 256 streams each; questions have their own.
+    `heartbeat_s`: A connection that is silent for 1.5 times that is dropped.
+    `name`, `who`: What following, and following a stream, is called in `outages`.
     """
 
     def __init__(
@@ -135,22 +125,11 @@ class StreamFollower:
     # --- streams ------------------------------------------------------------------------------------------------------
 
     def follow(self, stream: str, next_offset: int, *, known: Position | None = None) -> int:
-        """Follow a stream from an offset on, again if it is followed already. Does not block.
+        """Follow a stream, which need not exist yet, from an offset on; again if it is followed already.
 
-        Args:
-            stream: The stream's name; it need not exist yet.
-            next_offset: The first offset to deliver.
-            known: A message read of it before, by which the stream is recognised; None accepts any.
-
-        Returns:
-            A number, which all events of this following have.
-
-        Raises:
-            InvalidInput: An argument is of a wrong kind.
-            UsedAfterClose: It was closed.
+        `known`: A message read of it before, by which the stream is recognised; None accepts any.
+        Returns a number, which all events of this following have.
         """
-        checked_name("stream", stream)
-        checked_count("next_offset", next_offset, least=0, most=INTEGER_MAX)
         if self._is_closed:
             raise UsedAfterClose("the follower was closed: open another one")
         self.leave(stream)
@@ -176,12 +155,7 @@ class StreamFollower:
     # --- state and questions ------------------------------------------------------------------------------------------
 
     def reader(self) -> StreamReader:
-        """The follower's reader, for questions; the follower closes it. Blocks while it is opened: not for the loop.
-
-        Raises:
-            BrokerUnavailable, AccessRefused, ConfigurationError: It cannot be opened now.
-            UsedAfterClose: The follower was closed.
-        """
+        """The follower's reader, for questions; the follower closes it. Blocks while it is opened: not for the loop."""
         # Opened once for all callers. Closing does not wait for that.
         with self._opening:
             if self._reader is None and not self._is_closed:

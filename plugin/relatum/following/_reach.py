@@ -29,16 +29,12 @@ _WHO: Final = "reaching the broker"
 class Reach:
     """Whether a member reaches the broker. For one thread; does not block.
 
-    Args:
-        follower: Follows its streams; while any is attached, the broker is reached.
-        outages: Logs that the broker is away.
-        stream: Returns one of the shared streams, which the broker is asked about while no stream is attached and
-            something waits for the broker. Otherwise it is not asked, as there may be many standby members.
+    While any stream of `follower` is attached, the broker is reached. Otherwise, and while something waits for the
+    broker, it is asked about one of the shared streams, which `stream` returns: there may be many standby members.
 
-    Attributes:
-        is_cut_off: Whether the broker has been out of reach for so long that others may have the member's streams.
-        is_returning: Whether the member was cut off until just now, or may be cut off soon. It takes no streams then:
-            all members may be cut off, and come back to their own.
+    `is_cut_off`: Whether the broker has been out of reach for so long that others may have the member's streams.
+    `is_returning`: Whether the member was cut off until just now, or may be cut off soon. It takes no streams then: all
+    members may be cut off, and come back to their own.
     """
 
     def __init__(self, follower: StreamFollower, outages: Outages, stream: Callable[[], str]) -> None:
