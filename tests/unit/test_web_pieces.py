@@ -211,7 +211,7 @@ def test_a_span_is_said_in_its_largest_units(seconds: float, words: str) -> None
 
 def key(value: str) -> KeyValue:
     """A value of a key."""
-    return KeyValue("k", value, is_masked=False)
+    return KeyValue("k", value)
 
 
 def lines(hops: list[int], *links: Link) -> list[tuple[int, int, str]]:
