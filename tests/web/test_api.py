@@ -6,17 +6,13 @@ from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import urlencode
 
-import anyio
 import psycopg
 import pytest
 
-from relatum.errors import InvalidInput
 from relatum.store.catalog import add_keys
-from relatum_consumer.web.endpoint import BESIDE_S, Endpoint, answered
 from tests.support import wait_until
 from tests.support.groups import group_id
 from tests.support.place import Place
-from tests.support.standstill import in_time
 from tests.support.web import Asking, at
 from tests.web.conftest import BODIES, GROUPED, HOSTILE, KEYS, MANY, TAKEN, World, png
 
@@ -156,30 +152,6 @@ def test_a_search_of_many_shows_when_they_were(page: Asking, world: World) -> No
     assert half["count"] == 120
     of_one = page.get(f"/api/search/times?key=host&of_stream={world.orders}&of_offset={world.first_of_many}").json()
     assert of_one["count"] == MANY
-
-
-def test_what_is_beside_an_answer_holds_nothing_up() -> None:
-    """It is left out where it takes long or fails; what the answer itself raises is that, and no group of it."""
-
-    async def silent(*_: object) -> None:
-        await anyio.sleep_forever()
-
-    async def failing(*_: object) -> None:
-        raise InvalidInput("no")
-
-    async def one(*_: object) -> int:
-        return 1
-
-    async def both(answer: Any, beside: Any) -> Any:
-        endpoint = Endpoint("/x", "", object, object, answer, beside=beside)
-        return await answered(endpoint, None, None)  # type: ignore[arg-type]
-
-    with in_time(2 * BESIDE_S):
-        assert anyio.run(both, one, silent) == (1, None)
-    assert anyio.run(both, one, failing) == (1, None)
-    assert anyio.run(both, one, one) == (1, 1)
-    with pytest.raises(InvalidInput):
-        anyio.run(both, failing, silent)
 
 
 def test_values_are_listed_as_they_begin(page: Asking) -> None:

@@ -82,15 +82,13 @@ async def collector(site: Site, asked: CollectorAsked) -> CollectorAnswer:
     await site.keys()  # which say what is masked
     after = read_cursor(asked.cursor, datetime, int, int)
     page = await site.in_thread(
-        partial(
-            collected,
-            site.database,
-            asked.name,
-            _STATES[asked.state],
-            vhost=site.address.vhost,
-            after=None if after is None else CollectedAt(*after),
-            limit=asked.limit,
-        )
+        collected,
+        site.database,
+        asked.name,
+        _STATES[asked.state],
+        vhost=site.address.vhost,
+        after=None if after is None else CollectedAt(*after),
+        limit=asked.limit,
     )
     status = next(iter(await _statuses(site, (asked.name,))), None)
     if status is None:
@@ -144,7 +142,7 @@ async def outcome(site: Site, asked: OutcomeAsked) -> OutcomeAnswer:
         message_id = message_id_of(await site.relations.read(asked.of_stream, asked.of_offset))
     if not message_id:
         raise InvalidInput("id is missing: the message's property message_id")
-    found = await site.in_thread(partial(outcome_of, site, message_id))
+    found = await site.in_thread(outcome_of, site, message_id)
     rows = tuple(_masked(site, each) for each in (found, *found.others))
     return OutcomeAnswer(rows[0].message_id, rows, _are_ids_masked(site))
 

@@ -43,7 +43,7 @@ class ContextsAnswer:
     page="contexts",
 )
 async def contexts(site: Site, _: Nothing) -> ContextsAnswer:
-    names = await site.in_thread(partial(placed_super_streams, site.database, vhost=site.address.vhost))
+    names = await site.in_thread(placed_super_streams, site.database, vhost=site.address.vhost)
     return ContextsAnswer(tuple([await _status(site, name) for name in names[:SUPER_STREAMS_LISTED]]), len(names))
 
 
@@ -95,7 +95,7 @@ async def super_stream(site: Site, asked: SuperStreamAsked) -> SuperStreamAnswer
     status = await _status(site, asked.name)
     await site.keys()
     is_masked = site.masking.is_masked_place("header", status.header)
-    found, latest = await site.in_thread(partial(_contexts_of, site, asked))
+    found, latest = await site.in_thread(_contexts_of, site, asked)
     ask = partial(consumers, asked.name, database=site.database, broker=site.address)
     sources = [f"header:{status.header}"]
     return SuperStreamAnswer(

@@ -44,7 +44,7 @@ PATIENCE_S: Final = 3.0
 """Seconds that a page waits for what it can do without: what can be typed in does not hang on it."""
 
 BESIDE_S: Final = 0.5
-"""Seconds that an answer, once it is there, waits for what is shown beside it."""
+"""Seconds that an answer waits for what is shown beside it."""
 
 _NAMED_MAX: Final = 20
 """Keys or streams that an error names."""
@@ -69,7 +69,7 @@ class Endpoint:
         tool: The name of the tool for agents; empty where there is none.
         is_asked: Whether there is anything to answer: a form that nobody filled in is a page, too.
         unasked: Gives such a page `start`, to begin with.
-        beside: Gives a page with an answer `beside`, asked at the same time; None where it takes too long.
+        beside: Gives a page whose answer has a `next` one `beside`; None where it takes too long.
         known: Gives what is known all the same, for a page whose answer is not there, or needs a server that is away.
         narrower: What to ask for instead of what takes too long.
         files: Files of the same, by the last part of their paths.
@@ -177,12 +177,14 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             asked = parsed(endpoint.asked, query_of(request.query_params.multi_items()))
             with within(limit_s):
                 if endpoint.is_asked(asked):
-                    answer, beside = await answered(endpoint, site, asked)
+                    answer = await endpoint.answer(site, asked)
                 elif endpoint.unasked is not None:
                     start = await _in_patience(endpoint.unasked(site))
         except Exception as error:  # noqa: BLE001
             problem = await why(endpoint, site, error, began)
         took_s = time.monotonic() - began
+        if answer is not None and endpoint.beside is not None and answer.next is not None:
+            beside = await _in_patience(endpoint.beside(site, asked), BESIDE_S)
         known: tuple[Known, ...] = ()
         is_known = problem is not None and (problem.status in (404, 410) or bool(site.servers.away))
         if is_known and asked is not None and endpoint.known is not None:
@@ -224,25 +226,9 @@ def _again(site: Site, path: str, typed: Mapping[str, list[str]], **changes: obj
     return site.links.to(path, **{**typed, "cursor": None, **changes})
 
 
-async def answered(endpoint: Endpoint, site: Site, asked: Any) -> tuple[Any, Any]:
-    """The answer, and what is beside it: that is waited for `BESIDE_S` after it at most, and not where it fails."""
-    if endpoint.beside is None:
-        return await endpoint.answer(site, asked), None
-    beside = asyncio.create_task(endpoint.beside(site, asked))
-    try:
-        answer = await endpoint.answer(site, asked)
-        with suppress(RelatumError, TimeoutError):
-            return answer, await asyncio.wait_for(beside, BESIDE_S)
-        return answer, None
-    finally:
-        beside.cancel()
-        with suppress(RelatumError, asyncio.CancelledError):
-            await beside
-
-
-async def _in_patience(asked: Awaitable[_Value]) -> _Value | None:
+async def _in_patience(asked: Awaitable[_Value], patience_s: float = PATIENCE_S) -> _Value | None:
     """What a page can do without; None where nobody can say in time."""
-    with within(PATIENCE_S), suppress(RelatumError):
+    with within(patience_s), suppress(RelatumError):
         return await asked
     return None
 

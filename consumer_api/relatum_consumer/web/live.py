@@ -9,7 +9,7 @@ from pydantic import Field
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound
 from relatum.keys import InvalidValue, KeyDefinition, described
 from relatum.reading import Agreement, Message, agreement_of
-from relatum.recording import RecordedEnd
+from relatum.recording import RecordedEnd, recorded_ends
 from relatum_consumer.web.endpoint import endpoint, gathered
 from relatum_consumer.web.messages import MessageRow, message_rows
 from relatum_consumer.web.parameters import Asked, Several
@@ -51,7 +51,8 @@ async def live(site: Site, asked: LiveAsked) -> LiveAnswer:
 async def _live(site: Site, asked: LiveAsked) -> LiveAnswer:
     await site.keys()
     definition, value = _wanted(site, asked)
-    ends = await site.recorded_ends(asked.stream)
+    ask = partial(site.in_thread, recorded_ends, site.database, site.address.vhost, asked.stream, check=True)
+    ends = await site.lately(("ends", asked.stream), KEPT_S, ask)
     looked = ends[:STREAMS_LOOKED]
     read = await gathered((partial(_latest, site, end) for end in looked), STREAMS_LOOKED)
     found = [each for messages in read for each in messages if _has_value(each, definition, value)]

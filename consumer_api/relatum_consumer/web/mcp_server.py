@@ -59,8 +59,11 @@ _NOTICE: Final = (
 _ANSWER_CHARACTERS_MAX: Final = 40_000
 """Characters of an answer: some 12,000 tokens, of the 25,000 that hosts take."""
 
-_CHARACTERS, _ITEMS = 80, 8
-"""Characters of a text, and items of a list, to which an answer is cut that is too long even with one message."""
+_CHARACTERS = 80
+"""Characters of a text to which an answer is cut that is too long even with one message …"""
+
+_ITEMS = (8, 2)
+"""… and items of each list, fewer where that is still too long."""
 
 _WHOLE: Final = frozenset({"next", "stream", "part"})
 """Texts that are of no use in part, or bounded by themselves."""
@@ -189,9 +192,10 @@ async def _answered(site: Site, tool: Endpoint, asked: Asked) -> dict[str, Any]:
         shown = document(await tool.answer(site, asked.model_copy(update={"limit": limit})), _visible)
         cut = f"With limit={wanted} this was too long: it is cut to limit={limit}. "
     go_on = _go_on(shown)
-    if length > _ANSWER_CHARACTERS_MAX:
-        shown = _cut(shown)
-        cut += f"This was too long: texts were cut to {_CHARACTERS} characters, and lists to {_ITEMS}. "
+    for items in _ITEMS:
+        if len(_text_of(shown)) > _ANSWER_CHARACTERS_MAX:
+            shown = _cut(shown, items)
+            cut += f"This was too long: texts were cut to {_CHARACTERS} characters, and lists to {items}. "
     return {"notice": _NOTICE, "go_on": cut + go_on, "answer": shown}
 
 
@@ -209,13 +213,13 @@ def _go_on(answer: Mapping[str, Any]) -> str:
     return f"Not all was followed (see `stopped`). {'; '.join(ways)}." if ways else ""
 
 
-def _cut(value: Any, name: str = "") -> Any:
+def _cut(value: Any, items: int, name: str = "") -> Any:
     if isinstance(value, str):
         return value if name in _WHOLE or len(value) <= _CHARACTERS else f"{value[: _CHARACTERS - 1]}…"
     if isinstance(value, list):
-        return [_cut(each) for each in value[:_ITEMS]]
+        return [_cut(each, items) for each in value[:items]]
     if isinstance(value, Mapping):
-        return {each: _cut(inner, each) for each, inner in value.items()}
+        return {each: _cut(inner, items, each) for each, inner in value.items()}
     return value
 
 

@@ -36,7 +36,7 @@ from relatum_consumer.web.options import TRACE_ID
 from relatum_consumer.web.parameters import Number
 from relatum_consumer.web.problems import Problem, Refused
 from relatum_consumer.web.site import Site
-from relatum_consumer.web.streams import StreamAsked, ends
+from relatum_consumer.web.streams import StreamAsked, ends, statuses
 
 RELATED_SHOWN: Final = 6
 """Messages of each key up to which all are shown; of more, those nearest in time, and a link leads to the others."""
@@ -148,7 +148,7 @@ async def message(site: Site, asked: MessageAsked) -> MessageAnswer:
 async def _became(site: Site, found: Message) -> OutcomeStatus | None:
     """What collectors made of the message, another one of the same id aside; where nobody can say, nothing is said."""
     try:
-        outcome = await site.in_thread(partial(outcome_of, site, message_id_of(found)))
+        outcome = await site.in_thread(outcome_of, site, message_id_of(found))
     except RelatumError:
         return None
     both = (outcome, *outcome.others)
@@ -211,7 +211,7 @@ async def _known(site: Site, asked: MessageAsked) -> tuple[Known, ...]:
         words = f"RabbitMQ has the message: {size_text(len(found.body))}. Which values are masked is not known without "
         return ((words + "PostgreSQL, so its headers and its body are not shown.", None),)
     facts: list[Known] = []
-    for each in await site.statuses([asked.stream]):
+    for each in await statuses(site, [asked.stream]):
         by = [key for key, ranges in each.covered.items() if any(low <= asked.offset < high for low, high in ranges)]
         words = f"recorded by {', '.join(by)}" if by else "not recorded"
         facts.append((f"PostgreSQL says that the offset {asked.offset:,} is {words}.", None))

@@ -70,7 +70,7 @@ _KINDS: Final[tuple[tuple[type[errors.RelatumError], int, str], ...]] = (
 DEFINE_GROUPS: Final = (
     f"`relatum keys add {GROUP_KEY.name} "
     + " ".join(f"--source {each}" for each in GROUP_KEY.sources)
-    + "` defines it. What lies in the streams already is found once they are back-filled."
+    + "` defines it. Messages that are in the streams already are found after a back-fill."
 )
 
 

@@ -3,18 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from pydantic import Field
 
-from relatum.errors import RelatumError, StreamNotFound
-from relatum.recording import RecorderMember, StreamStatus
+from relatum.errors import BrokerUnavailable, RelatumError, StreamNotFound
+from relatum.recording import RecorderMember, StreamStatus, key_sizes, recorded_status, recorder_list, status
 from relatum_consumer.web.coverage_bar import coverage_bar
 from relatum_consumer.web.endpoint import Known, endpoint
 from relatum_consumer.web.messages import MessageRow, message_rows
 from relatum_consumer.web.parameters import Asked, Nothing, Number
 from relatum_consumer.web.problems import Problem, Refused
-from relatum_consumer.web.site import Site
+from relatum_consumer.web.site import KEPT_S, Site
+
+_SIZES_KEPT_S: Final = 30.0
+"""Seconds for which the sizes of keys are kept: they are sampled, which takes longer."""
 
 _LATEST: Final = 10
 """Messages shown of a stream, from its end back."""
@@ -23,17 +27,24 @@ _LATEST_OFFSETS: Final = 200
 """Offsets that are read for them: streams have gaps, mostly small ones."""
 
 
-async def _statuses(site: Site, names: Sequence[str]) -> tuple[StreamStatus, ...]:
-    """The streams. `complete` is also a state: all that the broker holds is recorded, and nobody records it now."""
+async def statuses(site: Site, names: Sequence[str]) -> tuple[StreamStatus, ...]:
+    """What is recorded of some streams, as it was within the last second.
 
-    def stated(each: StreamStatus) -> StreamStatus:
-        if each.state != "unattended" or each.lag_offsets != 0 or each.first is None or each.last is None:
-            return each
-        bar = coverage_bar((each.first, each.last + 1), each.covered, each.holes)
-        is_whole = all(piece.kind in ("recorded", "hole") for piece in bar)
-        return replace(each, state="complete") if is_whole else each
+    `complete` is also a state: all that the broker holds is recorded, and nobody records it now.
+    """
+    wanted = tuple(names)
+    away = BrokerUnavailable("RabbitMQ does not answer now")
+    both = partial(status, site.address, site.database, wanted)
+    database_alone = partial(recorded_status, site.engine, site.address.vhost, wanted, away)
+    found = await site.with_broker(("status", wanted), KEPT_S, both, database_alone) if wanted else []
+    return tuple(replace(each, state="complete") if _is_complete(each) else each for each in found)
 
-    return tuple(map(stated, await site.statuses(names))) if names else ()
+
+def _is_complete(each: StreamStatus) -> bool:
+    if each.state != "unattended" or each.lag_offsets != 0 or each.first is None or each.last is None:
+        return False
+    bar = coverage_bar((each.first, each.last + 1), each.covered, each.holes)
+    return all(piece.kind in ("recorded", "hole") for piece in bar)
 
 
 def _rates(site: Site, streams: Sequence[StreamStatus]) -> dict[str, float | None]:
@@ -71,6 +82,7 @@ class KeysAnswer:
 @endpoint("/keys", "The keys that are defined, with their sizes: by which messages can be found.", tool="keys")
 async def keys(site: Site, _: Nothing) -> KeysAnswer:
     masked = {each.name for each in await site.keys() if site.masking.is_masked(each)}
+    sizes = await site.lately("sizes", _SIZES_KEPT_S, partial(site.in_thread, key_sizes, site.database))
     return KeysAnswer(
         tuple(
             KeyRow(
@@ -84,7 +96,7 @@ async def keys(site: Site, _: Nothing) -> KeysAnswer:
                 bytes=each.bytes,
                 is_exact=each.is_exact,
             )
-            for each in await site.sizes()
+            for each in sizes
         )
     )
 
@@ -126,14 +138,15 @@ async def streams(site: Site, asked: StreamsAsked) -> StreamsAnswer:
     named = [name for name in recorded if asked.q.casefold() in name.casefold()]
     stop = asked.cursor + asked.limit
     page = named[asked.cursor : stop]
-    found = sorted(await _statuses(site, page), key=lambda each: page.index(each.stream))
+    found = sorted(await statuses(site, page), key=lambda each: page.index(each.stream))
+    recorders = await site.lately("recorders", KEPT_S, partial(site.in_thread, recorder_list, site.database))
     return StreamsAnswer(
         streams=tuple(found),
         rates=_rates(site, found),
         total=len(named),
         recorded=len(recorded),
         keys=(await keys(site, Nothing())).keys,
-        recorders=tuple(await site.recorders()),
+        recorders=tuple(recorders),
         next=stop if stop < len(named) else None,
     )
 
@@ -175,7 +188,7 @@ async def ends(site: Site, asked: StreamAsked) -> tuple[Known, ...]:
     known=ends,
 )
 async def stream(site: Site, asked: StreamAsked) -> StreamAnswer:
-    found = await _statuses(site, [asked.stream])
+    found = await statuses(site, [asked.stream])
     if not found:
         bounds = await (await site.reader()).bounds(asked.stream)
         holds = "it is empty" if bounds.last is None else f"it has the offsets {bounds.first:,} to {bounds.last:,}"
