@@ -21,8 +21,7 @@ from starlette.types import Scope
 from relatum.checks import size_text
 from relatum.keys import KeyDefinition
 from relatum.recording import StreamStatus
-from relatum_consumer.web.bodies import hex_lines
-from relatum_consumer.web.bodies import tree as json_tree
+from relatum_consumer.web.bodies import hex_lines, indented
 from relatum_consumer.web.coverage_bar import CoveragePiece, coverage_bar
 from relatum_consumer.web.links import FOR_PROGRAMS, Links
 from relatum_consumer.web.masking import Masking
@@ -94,7 +93,7 @@ class Rendering:
             "hue": _hue,
             "is_masked": _is_masked,
             "key_value": KeyValue,
-            "json_tree": lambda part: json_tree(part.encode()),
+            "indented": indented,
             "size": size_text,
             "span": span_text,
             "tree": Tree,
