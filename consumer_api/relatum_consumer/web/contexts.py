@@ -96,7 +96,7 @@ async def super_stream(site: Site, asked: SuperStreamAsked) -> SuperStreamAnswer
     await site.keys()
     is_masked = site.masking.is_masked_place("header", status.header)
     found, latest = await site.in_thread(_contexts_of, site, asked)
-    ask = partial(consumers, asked.name, database=site.database, broker=site.address)
+    ask = partial(consumers, asked.name, database=site.database, broker=site.options.broker)
     sources = [f"header:{status.header}"]
     return SuperStreamAnswer(
         super_stream=status,

@@ -34,7 +34,7 @@ async def statuses(site: Site, names: Sequence[str]) -> tuple[StreamStatus, ...]
     """
     wanted = tuple(names)
     away = BrokerUnavailable("RabbitMQ does not answer now")
-    both = partial(status, site.address, site.database, wanted)
+    both = partial(status, site.options.broker, site.database, wanted)
     database_alone = partial(recorded_status, site.engine, site.address.vhost, wanted, away)
     found = await site.with_broker(("status", wanted), KEPT_S, both, database_alone) if wanted else []
     return tuple(replace(each, state="complete") if _is_complete(each) else each for each in found)
