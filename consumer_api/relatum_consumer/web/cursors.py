@@ -3,14 +3,11 @@
 import base64
 import binascii
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
-
-_Row = TypeVar("_Row")
 
 WRONG_CURSOR: Final = "this cursor is none that a page before gave"
 
@@ -43,9 +40,3 @@ def _value(kind: type, value: Any) -> Any:
     if type(value) is not kind or (isinstance(value, int) and not 0 <= value <= INTEGER_MAX):
         raise ValueError
     return value
-
-
-def page_of_list(rows: Sequence[_Row], cursor: str, limit: int) -> tuple[Sequence[_Row], str | None]:
-    """A page of rows that are all in memory, and the cursor of the next page: how many rows were shown by then."""
-    (start,) = read_cursor(cursor, int) or (0,)
-    return rows[start : start + limit], cursor_of(start + limit) if start + limit < len(rows) else None

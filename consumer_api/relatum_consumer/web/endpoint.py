@@ -1,4 +1,4 @@
-"""A page, and the same as JSON: declared once. Routes, answers and the description in OpenAPI are made of that.
+"""A question, declared once: the page, the same as JSON, and an agent's tool are made of that, with their descriptions.
 
 @endpoint("/collectors", "Collectors: messages by state.", template="collectors.html", page="collectors")
 async def collectors(site: Site, asked: Nothing) -> CollectorsAnswer: ...
@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, Final, TypeVar, get_type_hints
 
@@ -17,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relatum.documents import document
-from relatum.errors import ReadTimeout, RelatumError, Transient
+from relatum.errors import KeyNotDefined, ReadTimeout, RelatumError, StreamNotFound, Transient
 from relatum.waiting import within
-from relatum_consumer.web.parameters import parsed
-from relatum_consumer.web.problems import Problem, Refused, problem_of
+from relatum_consumer.web.parameters import Asked, parsed, query_of
+from relatum_consumer.web.problems import DEFINE_GROUPS, Problem, Refused, problem_of
 from relatum_consumer.web.rendering import Rendering
 from relatum_consumer.web.servers import ANSWER_S
 from relatum_consumer.web.site import Site
@@ -43,7 +44,10 @@ PATIENCE_S: Final = 3.0
 """Seconds that a page waits for what it can do without: what can be typed in does not hang on it."""
 
 BESIDE_S: Final = 0.5
-"""Seconds that an answer, once it is there, waits for what is shown beside it."""
+"""Seconds that an answer waits for what is shown beside it."""
+
+_NAMED_MAX: Final = 20
+"""Keys or streams that an error names."""
 
 _OFFERED_MAX: Final = 500
 """Streams offered in a list; of others the name is typed."""
@@ -56,16 +60,17 @@ class Endpoint:
     Attributes:
         path: Below `/api`, and of the page.
         summary: In a line.
-        asked: A dataclass of `Parameter`s.
+        asked: Its parameters.
         gives: The answer's dataclass.
         answer: The function between. What it raises of Relatum's errors becomes a problem.
         template: The page's template, which gets `asked`, `answer` (None where there is none), `problem` and `typed`;
             None where there is no page.
         page: The page's name, for what it marks in its menu.
+        tool: The name of the tool for agents; empty where there is none.
         is_asked: Whether there is anything to answer: a form that nobody filled in is a page, too.
         unasked: Gives such a page `start`, to begin with.
-        beside: Gives a page with an answer `beside`, asked at the same time; None where it takes too long.
-        known: Gives what one server alone knows, for a page whose answer needs the one that is away.
+        beside: Gives a page whose answer has a `next` one `beside`; None where it takes too long.
+        known: Gives what is known all the same, for a page whose answer is not there, or needs a server that is away.
         narrower: What to ask for instead of what takes too long.
         files: Files of the same, by the last part of their paths.
         empty: The code of a problem that is no problem of a page: its template shows what to do first.
@@ -73,11 +78,12 @@ class Endpoint:
 
     path: str
     summary: str
-    asked: type
+    asked: type[Asked]
     gives: type
     answer: Callable[[Site, Any], Coroutine[Any, Any, Any]]
     template: str | None = None
     page: str = ""
+    tool: str = ""
     is_asked: Callable[[Any], bool] = lambda _: True
     unasked: Callable[[Site], Awaitable[Any]] | None = None
     beside: Callable[[Site, Any], Coroutine[Any, Any, Any]] | None = None
@@ -131,10 +137,10 @@ def given_out(endpoint: Endpoint, respond: Callable[[Site, Any], Awaitable[Respo
     async def handle(request: Request) -> Response:
         site, began = request.app.state.site, time.monotonic()
         try:
-            asked: Any = parsed(endpoint.asked, request.query_params.multi_items())
+            asked = parsed(endpoint.asked, query_of(request.query_params.multi_items()))
             return await respond(site, asked)
         except Exception as error:  # noqa: BLE001
-            return rendering.problem(await _why(endpoint, site, error, began), request.scope)
+            return rendering.problem(await why(endpoint, site, error, began), request.scope)
 
     return handle
 
@@ -161,26 +167,27 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
 
     async def handle(request: Request) -> Response:
         site: Site = request.app.state.site
-        typed: dict[str, list[str]] = {}
-        for name, value in request.query_params.multi_items():
-            typed.setdefault(name, []).append(value)
+        typed = {name: request.query_params.getlist(name) for name in request.query_params}
         asked: Any = None
         answer = beside = start = problem = None
         began = time.monotonic()
         # What needs a server that is away is not waited for as long as an answer may take.
         limit_s = ANSWER_S if await site.away() else None
         try:
-            asked = parsed(endpoint.asked, request.query_params.multi_items())
+            asked = parsed(endpoint.asked, query_of(request.query_params.multi_items()))
             with within(limit_s):
                 if endpoint.is_asked(asked):
-                    answer, beside = await answered(endpoint, site, asked)
+                    answer = await endpoint.answer(site, asked)
                 elif endpoint.unasked is not None:
                     start = await _in_patience(endpoint.unasked(site))
         except Exception as error:  # noqa: BLE001
-            problem = await _why(endpoint, site, error, began)
+            problem = await why(endpoint, site, error, began)
         took_s = time.monotonic() - began
+        if answer is not None and endpoint.beside is not None and answer.next is not None:
+            beside = await _in_patience(endpoint.beside(site, asked), BESIDE_S)
         known: tuple[Known, ...] = ()
-        if problem is not None and site.servers.away and endpoint.known is not None:
+        is_known = problem is not None and (problem.status in (404, 410) or bool(site.servers.away))
+        if is_known and asked is not None and endpoint.known is not None:
             known = await _in_patience(endpoint.known(site, asked)) or ()
         keys = None if site.servers.database.error else await _in_patience(site.keys())
         streams = None if keys is None else await _in_patience(site.relations.streams())
@@ -199,7 +206,7 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             "are_keys_known": keys is not None,
             "offered_keys": keys or (),
             "offered_streams": (streams or ())[:_OFFERED_MAX],
-            "definitions": site.definitions,
+            "masking": site.masking,
             "vhost": site.address.vhost,
             "servers": site.servers,
             "away": await site.away(),
@@ -219,25 +226,9 @@ def _again(site: Site, path: str, typed: Mapping[str, list[str]], **changes: obj
     return site.links.to(path, **{**typed, "cursor": None, **changes})
 
 
-async def answered(endpoint: Endpoint, site: Site, asked: Any) -> tuple[Any, Any]:
-    """The answer, and what is beside it: that is waited for `BESIDE_S` after it at most, and not where it fails."""
-    if endpoint.beside is None:
-        return await endpoint.answer(site, asked), None
-    beside = asyncio.create_task(endpoint.beside(site, asked))
-    try:
-        answer = await endpoint.answer(site, asked)
-        with suppress(RelatumError, TimeoutError):
-            return answer, await asyncio.wait_for(beside, BESIDE_S)
-        return answer, None
-    finally:
-        beside.cancel()
-        with suppress(RelatumError, asyncio.CancelledError):
-            await beside
-
-
-async def _in_patience(asked: Awaitable[_Value]) -> _Value | None:
+async def _in_patience(asked: Awaitable[_Value], patience_s: float = PATIENCE_S) -> _Value | None:
     """What a page can do without; None where nobody can say in time."""
-    with within(PATIENCE_S), suppress(RelatumError):
+    with within(patience_s), suppress(RelatumError):
         return await asked
     return None
 
@@ -271,9 +262,12 @@ def problem_met(error: Exception) -> Problem:
     return problem
 
 
-async def _why(endpoint: Endpoint, site: Site, error: Exception, began: float) -> Problem:
+async def why(endpoint: Endpoint, site: Site, error: Exception, began: float) -> Problem:
     """What went wrong: the server that is away, where one is; and where both answer, that it took too long."""
     problem, took_s = problem_met(error), time.monotonic() - began
+    if isinstance(error, KeyNotDefined | StreamNotFound) and problem.hint != DEFINE_GROUPS:
+        with suppress(RelatumError):
+            return replace(problem, hint=await _offered(site, error) or problem.hint)
     if not isinstance(error, Transient):
         return problem
     if away := await site.away():
@@ -282,6 +276,17 @@ async def _why(endpoint: Endpoint, site: Site, error: Exception, began: float) -
         limit = f"this takes longer than the {site.options.timeout_s:g} s that an answer may take"
         return Problem(503, "took_too_long", limit, endpoint.narrower, problem.headers)
     return problem
+
+
+async def _offered(site: Site, error: KeyNotDefined | StreamNotFound) -> str:
+    """Names that there are, those first that are like the one that was meant; empty where there are none."""
+    if isinstance(error, KeyNotDefined):
+        what, meant, names = "Keys that are defined", error.key, [each.name for each in await site.keys()]
+    else:
+        what, meant, names = "Streams that are recorded", error.stream, list(await site.relations.streams())
+    offered = list(dict.fromkeys([*get_close_matches(meant, names, _NAMED_MAX), *names]))
+    more = f" and {len(offered) - _NAMED_MAX:,} more" if len(offered) > _NAMED_MAX else ""
+    return f"{what}: {', '.join(map(repr, offered[:_NAMED_MAX]))}{more}." if names else ""
 
 
 def words_of(site: Site, error: RelatumError) -> str:

@@ -4,11 +4,11 @@ import hashlib
 import hmac
 import logging
 import time
-from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -124,11 +124,7 @@ class TokenNeeded:
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and self._is_right(_sum(token)):
             return True
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(_COOKIE)
-        except CookieError:
-            return False
-        return cookie is not None and self._is_right(cookie.value)
+        return self._is_right(cookie_parser(headers.get("cookie", "")).get(_COOKIE, ""))
 
     def _is_right(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._sum.encode())

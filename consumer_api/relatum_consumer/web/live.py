@@ -1,18 +1,18 @@
-"""What is new: the recorded messages that arrived last, and the newest message of some streams."""
+"""What is new: the recorded messages that arrived last."""
 
-import asyncio
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Final
+from typing import Final
 
-from relatum.errors import InvalidInput, KeyNotDefined, NotFound, RelatumError
+from pydantic import Field
+
+from relatum.errors import InvalidInput, KeyNotDefined, NotFound
 from relatum.keys import InvalidValue, KeyDefinition, described
 from relatum.reading import Agreement, Message, agreement_of
-from relatum.recording.overview import RecordedEnd
-from relatum_consumer.web.endpoint import PATIENCE_S, endpoint, gathered
+from relatum.recording.overview import RecordedEnd, recorded_ends
+from relatum_consumer.web.endpoint import endpoint, gathered
 from relatum_consumer.web.messages import MessageRow, message_rows
-from relatum_consumer.web.parameters import Nothing, Parameter
+from relatum_consumer.web.parameters import Asked, Several
 from relatum_consumer.web.site import KEPT_S, Site
 
 STREAMS_LOOKED: Final = 20
@@ -22,12 +22,11 @@ OFFSETS_LOOKED: Final = 200
 """Offsets that are read of each, from the end of what is recorded back."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveAsked:
-    key: Annotated[str, Parameter("Only messages that have a value of this key …")] = ""
-    value: Annotated[tuple[str, ...], Parameter("… and this one; of a composite key, its values in order.")] = ()
-    stream: Annotated[tuple[str, ...], Parameter("Streams and super streams; all where left out.")] = ()
-    limit: Annotated[int, Parameter("Messages at most.", least=1, most=500)] = 50
+class LiveAsked(Asked):
+    key: str = Field("", description="Only messages that have a value of this key …")
+    value: Several = Field((), description="… and this one; of a composite key, its values in order.")
+    stream: Several = Field((), description="Streams and super streams; all where left out.")
+    limit: int = Field(50, ge=1, le=500, description="Messages at most.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,8 @@ async def live(site: Site, asked: LiveAsked) -> LiveAnswer:
 async def _live(site: Site, asked: LiveAsked) -> LiveAnswer:
     await site.keys()
     definition, value = _wanted(site, asked)
-    ends = await site.recorded_ends(asked.stream)
+    ask = partial(site.in_thread, recorded_ends, site.database, site.address.vhost, asked.stream, check=True)
+    ends = await site.lately(("ends", asked.stream), KEPT_S, ask)
     looked = ends[:STREAMS_LOOKED]
     read = await gathered((partial(_latest, site, end) for end in looked), STREAMS_LOOKED)
     found = [each for messages in read for each in messages if _has_value(each, definition, value)]
@@ -103,36 +103,3 @@ async def _latest(site: Site, end: RecordedEnd) -> list[Message]:
     last = next((each for each in messages if each.offset == end.position.offset), None)
     is_same = last is not None and agreement_of(end.position, last) is Agreement.SAME
     return messages if is_same else []
-
-
-# --- where to begin ---------------------------------------------------------------------------------------
-
-STREAMS_SHOWN: Final = 6
-
-
-@dataclass(frozen=True, slots=True)
-class LatestAnswer:
-    """The newest message of each of the first six recorded streams; `unread` names those that could not be read now."""
-
-    messages: tuple[MessageRow, ...]
-    unread: tuple[str, ...]
-
-
-@endpoint("/latest", "The newest message of some streams, with their keys: where to begin.")
-async def latest(site: Site, _: Nothing) -> LatestAnswer:
-    found: dict[str, Message | None] = {}
-
-    async def read(stream: str) -> None:
-        with suppress(RelatumError, TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
-                last = (await (await site.reader()).bounds(stream)).last
-                found[stream] = None if last is None else await site.relations.read(stream, last)
-
-    await site.keys()
-    names = (await site.relations.streams())[:STREAMS_SHOWN]
-    await gathered((partial(read, name) for name in names), STREAMS_SHOWN)
-    newest = [each for name in names if (each := found.get(name)) is not None]
-    return LatestAnswer(
-        message_rows(site, newest),
-        tuple(name for name in names if name not in found),
-    )

@@ -2,14 +2,14 @@
 
 import asyncio
 import re
-import sys
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Final, Literal
 
+from pydantic import Field
 from starlette.responses import Response
 
 from relatum.checks import size_text
@@ -18,16 +18,7 @@ from relatum.keys import KeyDefinition, bases_of, preset
 from relatum.membership import membership
 from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message
-from relatum_consumer.web.bodies import (
-    TEXT_CHARACTERS_MAX,
-    BodyKind,
-    Node,
-    hex_lines,
-    image_type,
-    kind_of,
-    text_of,
-    tree,
-)
+from relatum_consumer.web.bodies import BodyKind, image_type, kind_of, text_of, whole_characters
 from relatum_consumer.web.collectors import message_id_of, outcome_of
 from relatum_consumer.web.endpoint import Known, endpoint, file_of, gathered, words_of
 from relatum_consumer.web.masking import Masking
@@ -42,15 +33,16 @@ from relatum_consumer.web.messages import (
     values_of,
 )
 from relatum_consumer.web.options import TRACE_ID
-from relatum_consumer.web.parameters import Parameter
+from relatum_consumer.web.parameters import Number
 from relatum_consumer.web.problems import Problem, Refused
 from relatum_consumer.web.site import Site
+from relatum_consumer.web.streams import StreamAsked, ends, statuses
 
 RELATED_SHOWN: Final = 6
 """Messages of each key up to which all are shown; of more, those nearest in time, and a link leads to the others."""
 
 NEAREST_SHOWN: Final = 2
-"""Of those, messages of each part: of other streams and of its own, each earlier and later."""
+"""Of those, messages of other streams and of its own, each earlier and later."""
 
 _STRIDES: Final = (1, 16, 256, 4_096)
 """How far before a message its neighbour is looked for, in offsets: streams have gaps, mostly small ones."""
@@ -60,42 +52,32 @@ STREAMS_ASKED_MAX: Final = 50
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 
-Where = Literal["elsewhere", "earlier", "later"]
 
-
-@dataclass(frozen=True, slots=True)
-class MessageAsked:
-    stream: Annotated[str, Parameter("The stream.")]
-    offset: Annotated[int, Parameter("Its offset.")]
-    view: Annotated[Literal["", "json", "text", "hex", "image"], Parameter("How the body is shown.")] = ""
+class MessageAsked(StreamAsked):
+    offset: Number = Field(description="Its offset.")
+    view: Literal["", "json", "text", "hex", "image"] = Field("", description="How a page shows the body.")
+    body_from: Number = Field(0, description="The first byte of the body to show.")
+    body_bytes: int = Field(16_384, ge=0, le=65_536, description="Bytes of the body at most.")
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body. `text`, `hex` or `json` is there by `view`, cut where `is_cut`; `views` are those that fit it."""
+    """Bytes `start` to before `end` of a body of `bytes`: `part` is text, or hexadecimal where `is_hex`.
+
+    `kind` is masked, with no part, where the body may hold a value that is not to be seen.
+    """
 
     kind: BodyKind
     bytes: int
-    view: str = ""
-    views: tuple[str, ...] = ()
-    is_cut: bool = False
-    text: str = ""
-    hex: tuple[str, ...] = ()
-    json: Node | None = None
-    image_type: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RelatedPart:
-    """Messages of other streams, or of this one before or after it."""
-
-    where: Where
-    results: tuple[MessageRow, ...]
+    start: int = 0
+    end: int = 0
+    is_hex: bool = False
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RelatedByKey:
-    """Messages that share a key's value with this one, nearest in time first; `has_more` where there are others.
+    """Messages that share a key's value with this one, by time; those nearest in time where there are more of them.
 
     `status` and `words` as in a search; where it could not be found out, `status` is `failed`.
     """
@@ -103,75 +85,60 @@ class RelatedByKey:
     key: KeyValue
     status: Literal["found", "absent", "not_recorded_yet", "expired", "deleted", "unproven", "failed"]
     words: str
-    parts: tuple[RelatedPart, ...]
+    results: tuple[MessageRow, ...]
     has_more: bool
 
 
 @dataclass(frozen=True, slots=True)
-class MessageFacts:
-    """A message. `previous_offset` and `next_offset` are its neighbours in the stream: offsets have gaps."""
+class MessageAnswer:
+    """A message, and what belongs to it by each key.
+
+    `chunk_time` is when the broker wrote it. `previous_offset` and `next_offset` are its neighbours in the stream:
+    offsets have gaps. `outcome` is its state in the collectors that took it, the least advanced; None where none did.
+    `trace_url` is where its trace is shown, if somebody said where.
+    """
 
     stream: str
     offset: int
     time: datetime | None
     time_source: str
+    chunk_time: datetime | None
     keys: tuple[KeyValue, ...]
     headers: tuple[Named, ...]
     properties: tuple[Named, ...]
+    body: Body
     previous_offset: int | None
     next_offset: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class MessageAnswer(MessageFacts):
-    """A message, and what belongs to it by each key.
-
-    `chunk_time` is when the broker wrote it, `outcome` its state in the collectors that took it, the least advanced;
-    None where none did. `trace_url` is where its trace is shown, if somebody said where.
-    """
-
-    chunk_time: datetime | None
-    body: Body
     related: tuple[RelatedByKey, ...]
     is_in_group: bool
     outcome: OutcomeStatus | None
     trace_url: str | None
 
 
-async def facts_of(site: Site, found: Message) -> dict[str, Any]:
-    """The fields of `MessageFacts`."""
-    previous, following = await gathered([partial(_preceding, site, found), partial(_following, site, found)])
-    return {
-        "stream": found.stream,
-        "offset": found.offset,
-        "time": found.time,
-        "time_source": found.time_source.value,
-        "keys": key_values(site, found),
-        "headers": named_values(site, "header", dict(found.headers)),
-        "properties": named_values(site, "property", properties_of(found)),
-        "previous_offset": previous,
-        "next_offset": following,
-    }
-
-
 async def message(site: Site, asked: MessageAsked) -> MessageAnswer:
     """Read a message, and look for what belongs to it."""
     found = await site.relations.read(asked.stream, asked.offset)
     await site.keys_last_known()
+    keys = key_values(site, found)
     # Once for each key, whose values are all asked for.
-    sought = [key for key in key_values(site, found) if not key.of_value]
-
-    async def related() -> list[RelatedByKey]:
-        rows = await gathered([partial(_related, site, found, key) for key in sought])
-        # What few share says more.
-        return sorted(rows, key=lambda row: row.has_more)
-
-    rows, outcome, facts = await asyncio.gather(related(), _became(site, found), facts_of(site, found))
+    related = gathered([partial(_related, site, found, key) for key in keys if not key.of_value])
+    rows, outcome, previous, following = await asyncio.gather(
+        related, _became(site, found), _preceding(site, found), _following(site, found)
+    )
     return MessageAnswer(
-        **facts,
+        stream=found.stream,
+        offset=found.offset,
+        time=found.time,
+        time_source=found.time_source.value,
         chunk_time=None if found.chunk_ms is None else datetime.fromtimestamp(found.chunk_ms / 1000, UTC),
-        body=_body(site, found, asked.view),
-        related=tuple(rows),
+        keys=keys,
+        headers=named_values(site, "header", dict(found.headers)),
+        properties=named_values(site, "property", properties_of(found)),
+        body=_body(site, found, asked),
+        previous_offset=previous,
+        next_offset=following,
+        # What few share says more.
+        related=tuple(sorted(rows, key=lambda row: row.has_more)),
         is_in_group=membership(found.headers) is not None,
         outcome=outcome,
         trace_url=trace_url(site.options.trace_url, site.masking, found),
@@ -181,7 +148,7 @@ async def message(site: Site, asked: MessageAsked) -> MessageAnswer:
 async def _became(site: Site, found: Message) -> OutcomeStatus | None:
     """What collectors made of the message, another one of the same id aside; where nobody can say, nothing is said."""
     try:
-        outcome = await site.in_thread(partial(outcome_of, site, message_id_of(found)))
+        outcome = await site.in_thread(outcome_of, site, message_id_of(found))
     except RelatumError:
         return None
     both = (outcome, *outcome.others)
@@ -198,14 +165,8 @@ async def _related(site: Site, found: Message, key: KeyValue) -> RelatedByKey:
     messages: Sequence[Message] = answer.messages
     if has_more:
         messages = await _nearest(site, site.definitions[key.key], found) or answer[:RELATED_SHOWN]
-    parts: dict[Where, list[Message]] = {"elsewhere": [], "earlier": [], "later": []}
-    for each in messages:
-        is_later = _place(each) > _place(found)
-        parts["elsewhere" if each.stream != found.stream else "later" if is_later else "earlier"].append(each)
-    for some in parts.values():
-        some.sort(key=lambda each: (_distance_us(found, each), abs(each.offset - found.offset)))
-    shown = tuple(RelatedPart(where, message_rows(site, some)) for where, some in parts.items() if some)
-    return RelatedByKey(key, answer.status.value, answer.words, shown, has_more)
+    by_time = sorted(messages, key=lambda each: (each.time_us or 0, each.stream, each.offset))
+    return RelatedByKey(key, answer.status.value, answer.words, message_rows(site, by_time), has_more)
 
 
 async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tuple[Message, ...]:
@@ -228,53 +189,30 @@ async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tup
     return tuple(each for each in near if each.id != found.id)
 
 
-def _place(message: Message) -> tuple[int, int]:
-    return (0 if message.time_us is None else message.time_us, message.offset)
-
-
-def _distance_us(one: Message, other: Message) -> int:
-    return sys.maxsize if one.time_us is None or other.time_us is None else abs(one.time_us - other.time_us)
-
-
-def _body(site: Site, found: Message, view: str) -> Body:
+def _body(site: Site, found: Message, asked: MessageAsked) -> Body:
     body = found.body
     if site.masking.hides_body(found):
         return Body("masked", len(body))
-    kind = kind_of(body)
-    text = text_of(body)
-    fits = {
-        "json": kind == "json",
-        "image": kind == "image",
-        "text": text is not None and bool(body),
-        "hex": bool(body),
-    }
-    views = tuple(name for name, is_fit in fits.items() if is_fit)
-    chosen = view if view in views else (views[0] if views else "")
-    shown = Body(kind, len(body), chosen, views, image_type=image_type(body))
-    parsed = tree(body) if chosen == "json" else None
-    if parsed is not None:
-        return replace(shown, json=parsed)
-    if chosen == "hex":
-        lines = tuple(hex_lines(body))
-        return replace(shown, hex=lines, is_cut=16 * len(lines) < len(body))
-    if chosen in ("text", "json"):
-        # JSON may be more than a tree is good for; and HTML has no NUL.
-        visible = (text or "")[:TEXT_CHARACTERS_MAX].replace("\0", "⟨0⟩")
-        return replace(shown, view="text", text=visible, is_cut=len(text or "") > TEXT_CHARACTERS_MAX)
-    return shown
+    start, is_hex = min(asked.body_from, len(body)), asked.view == "hex" or text_of(body) is None
+    # Two digits a byte.
+    end = min(len(body), start + (asked.body_bytes // 2 if is_hex else asked.body_bytes))
+    if not is_hex:
+        start, end = (whole_characters(body, at) for at in (start, end))
+    part = body[start:end].hex() if is_hex else body[start:end].decode()
+    return Body(kind_of(body), len(body), start, end, is_hex, part)
 
 
 async def _known(site: Site, asked: MessageAsked) -> tuple[Known, ...]:
-    """What one server knows of a message without the other."""
+    """What one server knows of a message without the other; where it is not there, the ends of its stream."""
+    if not site.servers.away:
+        return await ends(site, asked)
     if not site.servers.broker.error:
         found = await site.relations.read(asked.stream, asked.offset)
         words = f"RabbitMQ has the message: {size_text(len(found.body))}. Which values are masked is not known without "
         return ((words + "PostgreSQL, so its headers and its body are not shown.", None),)
     facts: list[Known] = []
-    for each in await site.statuses([asked.stream]):
-        by = [
-            key for key, ranges in each.covered.items() if any(start <= asked.offset < stop for start, stop in ranges)
-        ]
+    for each in await statuses(site, [asked.stream]):
+        by = [key for key, ranges in each.covered.items() if any(low <= asked.offset < high for low, high in ranges)]
         words = f"recorded by {', '.join(by)}" if by else "not recorded"
         facts.append((f"PostgreSQL says that the offset {asked.offset:,} is {words}.", None))
         facts.append((f"What is recorded of {each.stream}", site.links.stream(each.stream)))
@@ -353,9 +291,10 @@ async def _shown_body(site: Site, asked: MessageAsked) -> bytes:
 
 endpoint(
     "/message",
-    "A message, with what belongs to it by each key.",
+    "A message: time, keys, headers, properties, a part of its body, and what belongs to it by each key.",
     template="message.html",
     page="message",
+    tool="read",
     known=_known,
     files={"body": _body_file, "image": _image},
 )(message)

@@ -5,16 +5,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from relatum.documents import field_names
 from relatum.errors import InvalidInput
-from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
-from relatum_consumer import Answer, Trace, UnreadableStream
+from relatum_consumer.lookups.answer import Covered
 from relatum_consumer.web.bodies import previews
-from relatum_consumer.web.masking import sought
+from relatum_consumer.web.masking import NOT_SAID, sought
 from relatum_consumer.web.site import Site
 
-_STREAMS_LISTED: Final = 100
+_LISTED: Final = 100
+"""Streams and places listed of what an answer covers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,6 @@ class KeyValue:
 
     key: str
     value: str
-    is_masked: bool
     of_value: int = 0
 
 
@@ -53,25 +53,9 @@ class Named:
     is_masked: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HoldsOver:
-    """What an answer holds over, the first hundred of `streams_count` streams, and what is not in it."""
-
-    streams: tuple[str, ...]
-    streams_count: int
-    expired: tuple[MessageId, ...]
-    deleted: tuple[MessageId, ...]
-    unread: tuple[MessageId, ...]
-    unreadable_streams: tuple[UnreadableStream, ...]
-    unrecorded_streams: tuple[str, ...]
-    new_keys: tuple[str, ...]
-
-
-def held_over(found: Answer | Trace) -> dict[str, Any]:
-    """The fields of `HoldsOver`."""
-    lists = ("streams", "expired", "deleted", "unread", "unreadable_streams", "unrecorded_streams")
-    first = {name: getattr(found, name)[:_STREAMS_LISTED] for name in lists}
-    return first | {"streams_count": len(found.streams), "new_keys": tuple(each.key for each in found.new_keys)}
+def covered(found: Covered) -> dict[str, Any]:
+    """The fields of `Covered`, of each list its beginning."""
+    return {name: getattr(found, name)[:_LISTED] for name in field_names(Covered)}
 
 
 def values_of(definition: KeyDefinition, message: Message) -> list[Any]:
@@ -99,16 +83,17 @@ def sought_text(site: Site, key: str, values: Sequence[Any]) -> str:
     return site.masking.digest(sought(definition, [*map(str, values)]))
 
 
-def key_value(site: Site, definition: KeyDefinition, value: str, of_value: int = 0) -> KeyValue:
+def shown_value(site: Site, key: str, value: str) -> str:
     """A key's canonical value, as it is shown."""
-    is_masked = site.masking.is_masked(definition)
-    return KeyValue(definition.name, site.masking.shown(definition, value), is_masked, of_value)
+    definition = site.definitions.get(key)
+    # Of a key that was removed since, nobody knows whether it was masked.
+    return NOT_SAID if definition is None else site.masking.shown(definition, value)
 
 
 def key_values(site: Site, message: Message) -> tuple[KeyValue, ...]:
     """The keys that a message has a value of; one that it has several values of, once for each."""
     return tuple(
-        key_value(site, each, value, number)
+        KeyValue(each.name, site.masking.shown(each, value), number)
         for each in site.definitions.values()
         for number, value in enumerate(each.values_of(message))
     )
@@ -137,11 +122,6 @@ def message_rows(site: Site, messages: Sequence[Message]) -> tuple[MessageRow, .
         )
         for each in messages
     )
-
-
-def message_row(site: Site, message: Message) -> MessageRow:
-    """A message by itself."""
-    return message_rows(site, [message])[0]
 
 
 def properties_of(found: Message) -> dict[str, Any]:

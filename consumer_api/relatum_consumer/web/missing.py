@@ -1,20 +1,19 @@
 """What is missing: expectations with their counts, and of one the messages that nothing has followed in time."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
+
+from pydantic import Field
 
 from relatum.errors import InvalidInput, RelatumError, Transient
-from relatum.ids import MessageId
 from relatum.waiting import within
-from relatum_consumer import Status
-from relatum_consumer.expectations import Expectation, ExpectationResult, MissingReport, Reason, UnmetExpectation
-from relatum_consumer.web.cursors import WRONG_CURSOR, cursor_of, page_of_list, read_cursor
+from relatum_consumer.expectations import Expectation, ExpectationResult, MissingReport, UnmetExpectation
+from relatum_consumer.web.cursors import WRONG_CURSOR, cursor_of, read_cursor
 from relatum_consumer.web.endpoint import endpoint, gathered, words_of
-from relatum_consumer.web.messages import KeyValue, key_value
-from relatum_consumer.web.parameters import Parameter
-from relatum_consumer.web.rendering import span_text
+from relatum_consumer.web.messages import shown_value
+from relatum_consumer.web.parameters import Asked, Moment
 from relatum_consumer.web.site import Site
 
 SPANS: Final = {"5m": 300.0, "1h": 3_600.0, "1d": None, "all": None}
@@ -29,71 +28,55 @@ COUNTS_KEPT_S: Final = 10.0
 _AT_ONCE: Final = 3
 _STREAMS_LISTED: Final = 100
 
-Span: TypeAlias = Annotated[
-    Literal["5m", "1h", "1d", "all"], Parameter("What fell due in the last five minutes, hour or day, or ever.")
-]
+Span: TypeAlias = Literal["5m", "1h", "1d", "all"]
+
+_OF_SPAN: Final = "What fell due in the last five minutes, hour or day, or ever."
 
 _TOO_LONG: Final = "Messages are read for it, some 30,000 a second. Ask for a shorter span."
 
 _FINDINGS: Final = (ExpectationResult.MISSING, ExpectationResult.LATE, ExpectationResult.NOT_KNOWN)
 
-_WHY: Final = {
-    Reason.NOT_DUE: "not known yet: it is not due, there is time left",
-    Reason.BEHIND: "not known yet: a recorder is behind with what came until it was due",
-    Reason.UNPROVEN: "not known: what came in that time is lost (a hole, retention), or a leader cannot be reached",
-}
+
+class MissingAsked(Asked):
+    span: Span = Field("1d", description=_OF_SPAN)
+    limit: int = Field(50, ge=1, le=500, description="Expectations at most.")
 
 
 @dataclass(frozen=True, slots=True)
-class MissingAsked:
-    span: Span = "1d"
-    limit: Annotated[int, Parameter("Expectations of a page.", least=1, most=50)] = 20
-    cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectationRow(Expectation):
+class Counted:
     """An expectation: each message of `of` is followed by one of `follows` with the same value of `by`, in time.
 
-    `status` is of its span: found (something is missing or late), absent (nothing is, proven), not_recorded_yet,
-    unproven; or failed, where nobody could say, and `words` says why: then counts are None. `is_early`: absent, since
-    none is due yet.
+    `report` has what is known of the span, its lists left out; None where nobody could say, and `words` says why.
     """
 
-    status: Status | Literal["failed"]
+    expectation: Expectation
+    report: MissingReport | None
     words: str
-    is_early: bool
-    checked: int | None
-    missing: int | None
-    late: int | None
-    not_known: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class MissingAnswer:
-    """A page of expectations, by name, of `total`."""
+    """The first expectations, by name, of `total`."""
 
-    expectations: tuple[ExpectationRow, ...]
+    expectations: tuple[Counted, ...]
     total: int
-    span: str
-    next: str | None
 
 
 @endpoint(
     "/missing",
-    "The expectations, and how many messages were not followed as they say.",
+    "What is expected to follow messages, and for how many it did not: missing, late, not known.",
     template="missing.html",
     page="missing",
+    tool="expectations",
 )
 async def missing(site: Site, asked: MissingAsked) -> MissingAnswer:
     defined = await site.relations.expectations()
-    page, cursor = page_of_list(defined, asked.cursor, asked.limit)
     with within(COUNTED_S):
-        rows = await gathered((partial(_counted, site, each, asked.span) for each in page), _AT_ONCE)
-    return MissingAnswer(tuple(rows), len(defined), asked.span, cursor)
+        rows = await gathered((partial(_counted, site, each, asked.span) for each in defined[: asked.limit]), _AT_ONCE)
+    return MissingAnswer(tuple(rows), len(defined))
 
 
-async def _counted(site: Site, expectation: Expectation, span: str) -> ExpectationRow:
+async def _counted(site: Site, expectation: Expectation, span: str) -> Counted:
     """An expectation with its counts; that they could not be had spoils no other's."""
     ask = partial(site.relations.missing, expectation, since=_since(expectation, span), limit=1)
     try:
@@ -101,22 +84,14 @@ async def _counted(site: Site, expectation: Expectation, span: str) -> Expectati
     except RelatumError as error:
         is_late = isinstance(error, Transient) and not site.servers.away
         words = f"not counted in time. {_TOO_LONG}" if is_late else f"not counted: {words_of(site, error)}"
-        return _row(expectation, None, words)
-    return _row(expectation, report, report.words)
+        return Counted(expectation, None, words)
+    return Counted(expectation, _without_lists(report), report.words)
 
 
-def _row(expectation: Expectation, report: MissingReport | None, words: str) -> ExpectationRow:
-    counts: dict[str, Any] = {
-        each.value: None if report is None else getattr(report, f"{each}_count") for each in _FINDINGS
-    }
-    return ExpectationRow(
-        **asdict(expectation),
-        status="failed" if report is None else report.status,
-        words=words,
-        is_early=report is not None and report.is_early,
-        checked=getattr(report, "checked", None),
-        **counts,
-    )
+def _without_lists(report: MissingReport) -> MissingReport:
+    """The same, short, and without values that may be masked."""
+    streams, unrecorded = report.streams[:_STREAMS_LISTED], report.unrecorded_streams[:_STREAMS_LISTED]
+    return replace(report, missing=(), late=(), not_known=(), streams=streams, unrecorded_streams=unrecorded)
 
 
 def _since(expectation: Expectation, span: str) -> datetime | None:
@@ -132,56 +107,35 @@ def _since(expectation: Expectation, span: str) -> datetime | None:
 # --- one expectation --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectationAsked:
-    name: Annotated[str, Parameter("The expectation's name.")]
-    finding: Annotated[
-        Literal["", "missing", "late", "not_known"],
-        Parameter("What is listed; where left out, the first of these that there is."),
-    ] = ""
-    span: Span = "1d"
-    since: Annotated[datetime | None, Parameter("Instead of a span: only messages of this time or later …")] = None
-    until: Annotated[datetime | None, Parameter("… and only before this one.")] = None
-    limit: Annotated[int, Parameter("Messages of a page.", least=1, most=1_000)] = 100
-    cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class UnmetRow:
-    """A message that, as far as is known, nothing has followed in time; `why` says why that is not known."""
-
-    finding: ExpectationResult
-    why: Reason | None
-    words: str
-    key: KeyValue
-    stream: str
-    offset: int
-    time: datetime
-    due: datetime
-    came: MessageId | None
-    came_at: datetime | None
+class ExpectationAsked(Asked):
+    name: str = Field("", description="The expectation's name.")
+    finding: Literal["", "missing", "late", "not_known"] = Field(
+        "", description="What is listed; where left out, the first of these that there is."
+    )
+    span: Span = Field("1d", description=_OF_SPAN)
+    since: Moment | None = Field(None, description="Instead of a span: only messages of this time or later …")
+    until: Moment | None = Field(None, description="… and only before this one.")
+    limit: int = Field(100, ge=1, le=1_000, description="Messages of a page.")
+    cursor: str = Field("", description="`next` of the page before.")
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectationAnswer:
-    """An expectation, what is known of the messages from `since` to before `until`, and a page of one finding."""
+    """What is known of the messages of a span, as `report` and in words, and a page of those of one finding."""
 
-    expectation: ExpectationRow
-    since: datetime
-    until: datetime
+    report: MissingReport
+    words: str
     finding: ExpectationResult
-    without_value: int
-    unreadable: int
-    unrecorded_streams: tuple[str, ...]
-    results: tuple[UnmetRow, ...]
+    results: tuple[UnmetExpectation, ...]
     next: str | None
 
 
 @endpoint(
     "/missing/expectation",
-    "The messages that nothing has followed in time: missing, late, or not known.",
+    "Of one expectation, the messages that nothing has followed in time: missing, late, or not known and why.",
     template="expectation.html",
     page="missing",
+    tool="missing",
     narrower=_TOO_LONG,
 )
 async def expectation(site: Site, asked: ExpectationAsked) -> ExpectationAnswer:
@@ -197,44 +151,15 @@ async def expectation(site: Site, asked: ExpectationAsked) -> ExpectationAnswer:
         since = None if named is None else _since(named, asked.span)
     # All pages are of the same span, whatever time it is by then.
     listed, since, until, shown = given or (asked.finding, since, asked.until, 0)
-    report = await site.relations.missing(asked.name, since=since, until=until, limit=shown + asked.limit + 1)
-    first = next((each for each in _FINDINGS if getattr(report, each)), ExpectationResult.MISSING)
-    finding = ExpectationResult(listed or first)
-    rows = getattr(report, finding)[shown:]
-    page = rows[: asked.limit]
-    has_more = len(rows) > asked.limit
-    cursor = cursor_of(finding, report.since, report.until, shown + asked.limit) if has_more else None
-    definition = site.definitions[report.expectation.by]
+    stop = shown + asked.limit
+    report = await site.relations.missing(asked.name, since=since, until=until, limit=stop + 1)
+    finding = ExpectationResult(listed or next((each for each in _FINDINGS if getattr(report, each)), _FINDINGS[0]))
+    rows: tuple[UnmetExpectation, ...] = getattr(report, finding)
+    by = report.expectation.by
     return ExpectationAnswer(
-        expectation=_row(report.expectation, report, report.words),
-        since=report.since,
-        until=report.until,
+        report=_without_lists(report),
+        words=report.words,
         finding=finding,
-        without_value=report.without_value,
-        unreadable=report.unreadable,
-        unrecorded_streams=report.unrecorded_streams[:_STREAMS_LISTED],
-        results=tuple(
-            UnmetRow(
-                finding=each.finding,
-                why=each.why,
-                words=_unmet_words(each),
-                key=key_value(site, definition, each.value),
-                stream=each.id.stream,
-                offset=each.id.offset,
-                time=each.time,
-                due=each.due,
-                came=each.came,
-                came_at=each.came_at,
-            )
-            for each in page
-        ),
-        next=cursor,
+        results=tuple(replace(each, value=shown_value(site, by, each.value)) for each in rows[shown:stop]),
+        next=cursor_of(finding, report.since, report.until, stop) if len(rows) > stop else None,
     )
-
-
-def _unmet_words(unmet: UnmetExpectation) -> str:
-    if unmet.why is not None:
-        return _WHY[unmet.why]
-    if unmet.came_at is None:
-        return "missing: none has come"
-    return f"late by {span_text((unmet.came_at - unmet.due).total_seconds())}"

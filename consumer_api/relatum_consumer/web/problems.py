@@ -67,10 +67,10 @@ _KINDS: Final[tuple[tuple[type[errors.RelatumError], int, str], ...]] = (
 )
 
 
-_DEFINE_GROUPS: Final = (
+DEFINE_GROUPS: Final = (
     f"`relatum keys add {GROUP_KEY.name} "
     + " ".join(f"--source {each}" for each in GROUP_KEY.sources)
-    + "` defines it. What lies in the streams already is found once they are back-filled."
+    + "` defines it. Messages that are in the streams already are found after a back-fill."
 )
 
 
@@ -78,7 +78,7 @@ def problem_of(error: errors.RelatumError) -> Problem:
     """What an error of a look-up is to who asked."""
     status, hint = next(((status, hint) for kind, status, hint in _KINDS if isinstance(error, kind)), (500, ""))
     if isinstance(error, errors.KeyNotDefined) and error.key == GROUP_KEY.name:
-        hint = _DEFINE_GROUPS
+        hint = DEFINE_GROUPS
     headers = {"Retry-After": "1"} if isinstance(error, errors.Transient) else {}
     return Problem(status, _snake(type(error).__name__), str(error), hint, headers)
 

@@ -19,9 +19,13 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from relatum.checks import size_text
+from relatum.keys import KeyDefinition
 from relatum.recording import StreamStatus
+from relatum_consumer.web.bodies import hex_lines, indented
 from relatum_consumer.web.coverage_bar import CoveragePiece, coverage_bar
 from relatum_consumer.web.links import FOR_PROGRAMS, Links
+from relatum_consumer.web.masking import Masking
+from relatum_consumer.web.messages import KeyValue
 from relatum_consumer.web.problems import Problem
 from relatum_consumer.web.tree import Tree
 
@@ -74,7 +78,7 @@ class Rendering:
         )
         self._environment.globals |= {
             "links": links,
-            "definitions": {},
+            "masking": None,
             "problem": None,
             "page": "",
             "known": (),
@@ -85,10 +89,15 @@ class Rendering:
             "commands": _commands,
             "count": lambda value: f"{value:,}",
             "followed": _followed,
+            "hex_lines": lambda part: hex_lines(bytes.fromhex(part)),
             "hue": _hue,
+            "is_masked": _is_masked,
+            "key_value": KeyValue,
+            "indented": indented,
             "size": size_text,
             "span": span_text,
             "tree": Tree,
+            "typed_time": lambda moment: f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%S}",
             "utc": _utc,
             "visible": _isolated,
             "visible_only": visible,
@@ -120,22 +129,35 @@ class Rendering:
 @jinja2.pass_context
 def _hue(context: Context, key: str) -> int:
     """A key's colour, and the place of its letter: other keys that come or go change nothing of it."""
-    definition = context["definitions"].get(key)
+    definition = _definition(context, key)
     return 0 if definition is None else (definition.key_id - 1) % HUES
+
+
+@jinja2.pass_context
+def _is_masked(context: Context, key: str) -> bool:
+    """Whether a key's values are digests; of one that was removed nobody knows."""
+    definition = _definition(context, key)
+    return definition is None or context["masking"].is_masked(definition)
+
+
+def _definition(context: Context, key: str) -> KeyDefinition | None:
+    masking: Masking | None = context["masking"]
+    return None if masking is None else masking.definitions.get(key)
 
 
 @jinja2.pass_context
 def _followed(context: Context, each: Any, place: Any = None) -> str:
     """The search for a key's value: by the value, or, where that is secret or has several parts, by a message of it."""
     links: Links = context["links"]
-    definition = context["definitions"].get(each.key)
+    definition = _definition(context, each.key)
     if definition is None:
         return ""
-    if not each.is_masked and not definition.is_composite:
+    if not _is_masked(context, each.key) and not definition.is_composite:
         return links.search(key=each.key, value=each.value)
     if place is None:
         return ""
-    return links.search(key=each.key, of_stream=place.stream, of_offset=place.offset, of_value=each.of_value or None)
+    of_value = getattr(each, "of_value", 0)
+    return links.search(key=each.key, of_stream=place.stream, of_offset=place.offset, of_value=of_value or None)
 
 
 def _bar(found: StreamStatus, key: str = "") -> tuple[CoveragePiece, ...]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
@@ -10,10 +11,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_orig
 from relatum.documents import field_names
 from relatum.errors import RelatumError
 from relatum.reading import Message
-from relatum_consumer.web.parameters import PLAIN, described, schema_of
+from relatum_consumer.web.parameters import properties_of, required_of
 
 if TYPE_CHECKING:
     from relatum_consumer.web.endpoint import Endpoint
+
+_PLAIN: Final[dict[Any, dict[str, Any]]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    datetime: {"type": "string", "format": "date-time"},
+    RelatumError: {"type": "string"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +39,8 @@ class Schemas:
 
     def of(self, kind: Any) -> dict[str, Any]:  # noqa: PLR0911
         """The schema of a type."""
-        if kind in PLAIN or kind is RelatumError:
-            return dict(PLAIN.get(kind, PLAIN[str]))
+        if kind in _PLAIN:
+            return _PLAIN[kind]
         origin, arguments = get_origin(kind), get_args(kind)
         if origin in (Union, UnionType):
             return {"anyOf": [{"type": "null"} if each is NoneType else self.of(each) for each in arguments]}
@@ -48,7 +58,7 @@ class Schemas:
 
     def _reference(self, kind: Any) -> dict[str, Any]:
         if kind is Message:
-            raise TypeError("a message is shown by message_row, which masks it")
+            raise TypeError("a message is shown by message_rows, which masks it")
         name = kind.__name__
         if name not in self.found:
             self.found[name] = {}  # a class may contain itself
@@ -108,13 +118,13 @@ def _operation(endpoint: "Endpoint", schemas: Schemas) -> dict[str, Any]:
         "operationId": re.sub(r"\W+", "_", endpoint.path).strip("_"),
         "parameters": [
             {
-                "name": field.name,
+                "name": name,
                 "in": "query",
-                "required": field.is_required,
-                "description": field.parameter.description,
-                "schema": schema_of(field),
+                "required": name in required_of(endpoint.asked),
+                "description": schema["description"],
+                "schema": schema,
             }
-            for field in described(endpoint.asked)
+            for name, schema in properties_of(endpoint.asked).items()
         ],
         "responses": {
             "200": response(_summary(endpoint.gives), schemas.of(endpoint.gives)),

@@ -1,50 +1,45 @@
-"""Search: the messages that carry a key's value, or share that of another message; page by page, by time."""
+"""Search: the messages that carry a key's value, or share that of another message, or are near a moment; by time."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from functools import partial
+from typing import Any, Final, Literal
+
+from pydantic import Field
 
 from relatum.errors import InvalidInput
 from relatum.reading import Message
 from relatum_consumer import Answer, Status
-from relatum_consumer.lookups.values import TimeSpan
+from relatum_consumer.lookups.answer import Covered
+from relatum_consumer.lookups.values import Times
 from relatum_consumer.web.cursors import cursor_of, read_cursor
 from relatum_consumer.web.endpoint import Known, endpoint
-from relatum_consumer.web.live import latest
-from relatum_consumer.web.messages import (
-    HoldsOver,
-    MessageRow,
-    given_value,
-    held_over,
-    message_rows,
-    sought_text,
-    values_of,
-)
-from relatum_consumer.web.parameters import Nothing, Parameter
+from relatum_consumer.web.live import LiveAsked, live
+from relatum_consumer.web.messages import MessageRow, covered, given_value, message_rows, sought_text, values_of
+from relatum_consumer.web.parameters import Asked, Moment, Number, Several, parsed
 from relatum_consumer.web.site import Site
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-@dataclass(frozen=True, slots=True)
-class SearchAsked:
-    key: Annotated[str, Parameter("The key's name.")] = ""
-    value: Annotated[tuple[str, ...], Parameter("Its value; of a composite key, its values in order.")] = ()
-    of_stream: Annotated[str, Parameter("Instead of a value: the stream of a message that has it …")] = ""
-    of_offset: Annotated[int | None, Parameter("… and its offset. The message itself is left out.")] = None
-    of_value: Annotated[int, Parameter("Which of its values, where it has several of the key.")] = 0
-    stream: Annotated[tuple[str, ...], Parameter("Streams and super streams to look in; all where left out.")] = ()
-    since: Annotated[datetime | None, Parameter("Only of this moment or later; UTC where no zone is given.")] = None
-    until: Annotated[datetime | None, Parameter("Only before this moment.")] = None
-    order: Annotated[Literal["oldest", "newest"], Parameter("Which come first.")] = "oldest"
-    complete: Annotated[bool, Parameter("Also read what is not recorded yet.")] = False
-    limit: Annotated[int, Parameter("Messages of a page.", least=1, most=1_000)] = 25
-    cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
+class SearchAsked(Asked):
+    key: str = Field("", description="The key's name.")
+    value: Several = Field((), description="Its value; of a composite key, its values in order.")
+    of_stream: str = Field("", description="Instead of a value: the stream of a message that has it …")
+    of_offset: Number | None = Field(None, description="… and its offset. The message itself is left out.")
+    of_value: Number = Field(0, description="Which of its values, where it has several of the key.")
+    stream: Several = Field((), description="Streams and super streams to look in; all where left out.")
+    since: Moment | None = Field(None, description="Only of this moment or later; UTC where no zone is given.")
+    until: Moment | None = Field(None, description="Only before this moment.")
+    order: Literal["oldest", "newest"] = Field("oldest", description="Which come first.")
+    complete: bool = Field(False, description="Also read what is not recorded yet.")
+    limit: int = Field(25, ge=1, le=1_000, description="Messages of a page.")
+    cursor: str = Field("", description="`next` of the page before.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchAnswer(HoldsOver):
+class SearchAnswer(Covered):
     """Messages, and how sure it is that there are no more.
 
     `status` is found, absent, not_recorded_yet, expired, deleted or unproven, `words` says so for a person, and
@@ -59,35 +54,18 @@ class SearchAnswer(HoldsOver):
     value: str
     results: tuple[MessageRow, ...]
     next: str | None
-
-
-class _Cursor(NamedTuple):
-    """Where the next page begins: after a message, and how many of the pages before it have its time."""
-
-    stream: str
-    offset: int
-    time: datetime | None
-    same: int
-    shown: int
+    streams_count: int
 
 
 async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
     value, beside = await _value_sought(site, asked)
-    given = read_cursor(asked.cursor, str, int, datetime, int, int)
-    cursor = None if given is None else _Cursor(*given)
-    answer = await _page(site, asked, value, cursor, beside)
-    found = [each for each in answer.messages if beside is None or each.id != beside.id]
-    if cursor is not None:
-        last = _rank(cursor)
-        found = [each for each in found if (_rank(each) < last if asked.order == "newest" else _rank(each) > last)]
-    if beside is not None and answer and not (found or cursor or asked.since or asked.until):
+    answer, page, cursor = await _page(site, asked, value, beside)
+    if beside is not None and answer and not (page or asked.cursor or asked.since or asked.until):
         # That it was found itself proves nothing of others. One that has several values may share another of them.
         others = await site.relations.related(
             beside, asked.stream or None, by=asked.key, limit=1, complete=asked.complete
         )
         answer = answer if others else others
-    page = found[: asked.limit]
-    has_more = len(found) > len(page) or await _has_untimed(site, asked, value, page, cursor)
     return SearchAnswer(
         status=answer.status,
         words=_words(answer, page, beside),
@@ -95,8 +73,9 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
         key=asked.key,
         value=sought_text(site, asked.key, value if isinstance(value, tuple) else (value,)),
         results=message_rows(site, page),
-        next=_next(page, cursor) if page and has_more else None,
-        **held_over(answer),
+        next=cursor,
+        streams_count=len(answer.streams),
+        **covered(answer),
     )
 
 
@@ -115,49 +94,38 @@ async def _value_sought(site: Site, asked: SearchAsked) -> tuple[Any, Message | 
     return values[asked.of_value], message
 
 
-async def _page(site: Site, asked: SearchAsked, value: Any, cursor: _Cursor | None, beside: Message | None) -> Answer:
-    """What is found from the page's beginning on: what was shown of its first moment, the page, and one more."""
-    since, until, already = asked.since, asked.until, 0
-    if cursor is not None:
-        already = cursor.shown if cursor.time is None else cursor.same
-        if cursor.time is not None and asked.order == "oldest":
-            since = cursor.time
-        elif cursor.time is not None:
-            until = cursor.time + _MICROSECOND
-    return await site.relations.find(
-        asked.key,
-        value,
-        streams=asked.stream or None,
-        since=since,
-        until=until,
-        limit=already + asked.limit + 1 + (beside is not None),
-        order=asked.order,
-        complete=asked.complete,
-    )
+async def _page(
+    site: Site, asked: SearchAsked, value: Any, beside: Message | None
+) -> tuple[Answer, Sequence[Message], str | None]:
+    """What is found from a page's first moment on, the page, and where the next one begins.
+
+    A cursor is a moment, how many messages of it were shown, and how many in all: of those without a time, which come
+    last, that many are left out.
+    """
+    moment, shown, total = read_cursor(asked.cursor, datetime, int, int) or (None, 0, 0)
+    since, until, is_by_time = asked.since, asked.until, moment is not None and asked.order == "oldest"
+    if is_by_time:
+        since = moment
+    elif moment is not None:
+        until = moment + _MICROSECOND
+    ask = partial(site.relations.find, asked.key, value, streams=asked.stream or None)
+    limit = shown + asked.limit + 1 + (beside is not None)
+    answer = await ask(since=since, until=until, order=asked.order, limit=limit, complete=asked.complete)
+    found = [each for each in answer.messages if beside is None or each.id != beside.id][shown:]
+    page = found[: asked.limit]
+    total += len(page)
+    last = page[-1].time if page else None
+    if len(found) > len(page) and last is not None:
+        same = sum(each.time == last for each in page) + (shown if last == moment else 0)
+        return answer, page, cursor_of(last, same, total)
+    if len(found) > len(page) or (is_by_time and not (asked.since or asked.until) and await _has_untimed(ask)):
+        return answer, page, cursor_of(None, total, total)
+    return answer, page, None
 
 
-def _rank(place: Message | _Cursor) -> tuple[bool, datetime, str, int]:
-    """A message's place in the order of answers: one of unknown time counts as later than all."""
-    return (place.time is None, place.time or datetime.max.replace(tzinfo=UTC), place.stream, place.offset)
-
-
-def _next(page: Sequence[Message], cursor: _Cursor | None) -> str:
-    """Where the page after this one begins."""
-    last, shown = page[-1], len(page) + (cursor.shown if cursor else 0)
-    same = sum(message.time == last.time for message in page)
-    if cursor is not None and cursor.time == last.time:
-        same += cursor.same
-    return cursor_of(last.stream, last.offset, last.time, same, shown)
-
-
-async def _has_untimed(
-    site: Site, asked: SearchAsked, value: Any, page: Sequence[Message], cursor: _Cursor | None
-) -> bool:
-    """Whether messages of unknown time come after the last that has one: pages go on by time, which leaves them out."""
-    is_by_time = cursor is not None and cursor.time is not None and asked.order == "oldest"
-    if not is_by_time or not page or page[-1].time is None or asked.since or asked.until:
-        return False
-    newest = await site.relations.find(asked.key, value, streams=asked.stream or None, limit=1, order="newest")
+async def _has_untimed(ask: Callable[..., Awaitable[Answer]]) -> bool:
+    """Whether there are messages of unknown time."""
+    newest = await ask(limit=1, order="newest")
     return bool(newest) and newest[0].time is None
 
 
@@ -177,39 +145,14 @@ def _advice(answer: Answer, asked: SearchAsked) -> str:
     return "" if answer.missing_keys else answer.explanation
 
 
-# --- when they were ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class TimesAnswer:
-    """The spans that have messages, of one length, in order; `spans_count` with those between that have none.
-
-    It is counted by the index: `count` are recorded. Where it is not `is_whole`, there are more, and each count is one
-    at least. Messages without a time are left out.
-    """
-
-    spans: tuple[TimeSpan, ...]
-    spans_count: int
-    most: int
-    count: int
-    is_whole: bool
-
-
 @endpoint("/search/times", "How many messages a search would find, by spans of time; it takes what a search takes.")
-async def times(site: Site, asked: SearchAsked) -> TimesAnswer:
-    """Count them by spans of time, each a narrower search."""
+async def times(site: Site, asked: SearchAsked) -> Times:
+    """Count them by the index, in spans of time; messages without a time are left out."""
     value, _ = await _value_sought(site, asked)
-    found = await site.relations.times(
-        asked.key,
-        value,
-        streams=asked.stream or None,
-        since=asked.since,
-        until=asked.until,
-        order=asked.order,
+    streams = asked.stream or None
+    return await site.relations.times(
+        asked.key, value, streams=streams, since=asked.since, until=asked.until, order=asked.order
     )
-    spans = found.spans
-    most = max((each.count for each in spans), default=0)
-    return TimesAnswer(spans, spans[-1].number + 1 if spans else 0, most, found.count, found.is_whole)
 
 
 async def _known(site: Site, asked: SearchAsked) -> tuple[Known, ...]:
@@ -226,24 +169,78 @@ async def _known(site: Site, asked: SearchAsked) -> tuple[Known, ...]:
 
 endpoint(
     "/search",
-    "The messages whose key has a value, page by page.",
+    "The messages that carry a key's value, or share that of a message (of_stream, of_offset), by time, with how sure "
+    "it is that there are no others (`status`). The way to follow masked values.",
     template="search.html",
     page="search",
+    tool="find",
     is_asked=lambda asked: bool(asked.value or asked.of_stream),
-    unasked=lambda site: latest(site, Nothing()),
+    unasked=lambda site: live(site, parsed(LiveAsked, {"limit": 500})),
     beside=times,
     known=_known,
 )(search)
 
 
+# --- around a moment --------------------------------------------------------------------------------------
+
+
+class AroundAsked(Asked):
+    moment: Moment | None = Field(None, description="The moment; UTC where no zone is given. Or …")
+    stream: str = Field("", description="… the stream of a message, for its time …")
+    offset: Number | None = Field(None, description="… and its offset.")
+    streams: Several = Field((), description="Streams and super streams to look in; all where left out.")
+    before_s: float = Field(30.0, ge=0, le=1_000_000, description="Seconds before it.")
+    after_s: float = Field(30.0, ge=0, le=1_000_000, description="Seconds after it.")
+    complete: bool = Field(False, description="Also read what is not recorded yet.")
+    limit: int = Field(20, ge=1, le=100, description="Messages at most, those nearest to the moment.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AroundAnswer(Covered):
+    """What happened around a moment, by time. Where `may_be_more`, others may be further from the moment."""
+
+    status: Status
+    words: str
+    moment: datetime
+    results: tuple[MessageRow, ...]
+    may_be_more: bool
+
+
+@endpoint("/around", "What happened around a moment, or a message's time, in all streams, by time.", tool="around")
+async def around(site: Site, asked: AroundAsked) -> AroundAnswer:
+    given = [asked.moment is not None, bool(asked.stream), asked.offset is not None]
+    if given not in ([True, False, False], [False, True, True]):
+        raise InvalidInput("give a moment, or stream and offset of a message for its time; streams says where to look")
+    start: Message | datetime = asked.moment or await site.relations.read(asked.stream, asked.offset or 0)
+    moment = start if isinstance(start, datetime) else start.time
+    if moment is None:
+        raise InvalidInput("this message has no time: give a moment")
+    await site.keys()
+    answer = await site.relations.around(
+        start,
+        asked.streams or None,
+        before_s=asked.before_s,
+        after_s=asked.after_s,
+        limit=asked.limit,
+        complete=asked.complete,
+    )
+    return AroundAnswer(
+        status=answer.status,
+        words=f"{answer.words}. {answer.explanation}" if answer.unrecorded_streams else answer.words,
+        moment=moment.astimezone(UTC),
+        results=message_rows(site, answer.messages),
+        may_be_more=len(answer) == asked.limit,
+        **covered(answer),
+    )
+
+
 # --- values of a key --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ValuesAsked:
-    key: Annotated[str, Parameter("The key's name.")] = ""
-    prefix: Annotated[str, Parameter("What its values begin with, as they are stored; all where left out.")] = ""
-    limit: Annotated[int, Parameter("Values at most.", least=1, most=100)] = 10
+class ValuesAsked(Asked):
+    key: str = Field("", description="The key's name.")
+    prefix: str = Field("", description="What its values begin with, as they are stored; all where left out.")
+    limit: int = Field(10, ge=1, le=100, description="Values at most.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +251,7 @@ class ValuesAnswer:
     reason: str
 
 
-@endpoint("/values", "Values of a key that begin with a prefix.")
+@endpoint("/values", "The first recorded values of a key that begin with a prefix.", tool="values")
 async def values(site: Site, asked: ValuesAsked) -> ValuesAnswer:
     if not asked.key:
         raise InvalidInput("key is missing: the name of the key")

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -15,9 +15,6 @@ import anyio.to_thread
 from relatum.errors import BrokerUnavailable, ReadTimeout, RelatumError
 from relatum.keys import KeyDefinition
 from relatum.reading import AsyncStreamReader, BrokerAddress
-from relatum.recording import StreamStatus, status
-from relatum.recording.overview import KeySize, RecordedEnd, RecorderMember, key_sizes, recorded_ends, recorder_list
-from relatum.recording.stream_status import recorded_status
 from relatum.store.catalog import mask_secret
 from relatum.store.database import Database
 from relatum.store.tables import writable_tables
@@ -52,8 +49,8 @@ RIGHTS_AGAIN_S: Final = 5.0
 KEPT_S: Final = 1.0
 """Seconds for which what all ask for is kept: many who look at the same page ask the servers once."""
 
-SIZES_KEPT_S: Final = 30.0
-"""Seconds for which the sizes of keys are kept: they are sampled, which takes longer."""
+SECRET_KEPT_S: Final = 30.0
+"""Seconds for which the secret of digests is kept."""
 
 _THREADS: Final = 3
 """Questions asked by blocking calls at the same time: each has a session and a connection of its own."""
@@ -135,7 +132,7 @@ class Site:
         """The key definitions in force; and from now on what they mask is masked."""
         definitions = await self.relations.keys()
         if self.masking.lacks_secret(definitions):
-            self.masking.secret = await self.lately("secret", SIZES_KEPT_S, partial(self.in_thread, self._secret))
+            self.masking.secret = await self.lately("secret", SECRET_KEPT_S, partial(self.in_thread, self._secret))
         self.masking.take(definitions)
         return definitions
 
@@ -162,17 +159,6 @@ class Site:
             await self.lately("servers", KEPT_S, self.servers.ask)
         return self.servers.away
 
-    async def statuses(self, names: Sequence[str]) -> list[StreamStatus]:
-        """What is recorded of some streams, as it was within the last second."""
-        wanted = tuple(names)
-        away = BrokerUnavailable("RabbitMQ does not answer now")
-        return await self.with_broker(
-            ("status", wanted),
-            KEPT_S,
-            partial(status, self.options.broker, self.database, wanted),
-            partial(recorded_status, self.engine, self.address.vhost, wanted, away),
-        )
-
     async def with_broker(
         self, about: Any, kept_s: float, both: Callable[[], _Value], database_alone: Callable[[], _Value]
     ) -> _Value:
@@ -184,20 +170,6 @@ class Site:
             except (BrokerUnavailable, ReadTimeout):
                 pass
         return await self.in_thread(database_alone)
-
-    async def sizes(self) -> list[KeySize]:
-        """What the table holds of each key."""
-        return await self.lately("sizes", SIZES_KEPT_S, partial(self.in_thread, partial(key_sizes, self.database)))
-
-    async def recorders(self) -> list[RecorderMember]:
-        """Who records."""
-        return await self.lately("recorders", KEPT_S, partial(self.in_thread, partial(recorder_list, self.database)))
-
-    async def recorded_ends(self, names: Sequence[str]) -> list[RecordedEnd]:
-        """How far streams are recorded, those that are named or all."""
-        wanted = tuple(names)
-        ask = partial(recorded_ends, self.database, self.address.vhost, wanted, check=True)
-        return await self.lately(("ends", wanted), KEPT_S, partial(self.in_thread, ask))
 
     async def lately(self, about: Any, kept_s: float, ask: Callable[[], Awaitable[_Value]]) -> _Value:
         """What was found out lately, or is found out now, by one for all who ask; a failure is not kept."""
@@ -211,9 +183,9 @@ class Site:
                 kept.until = time.monotonic() + kept_s
             return kept.value  # type: ignore[no-any-return]
 
-    async def in_thread(self, ask: Callable[[], _Value]) -> _Value:
+    async def in_thread(self, function: Callable[..., _Value], *arguments: Any, **options: Any) -> _Value:
         """What a blocking call gives; a few of them at once."""
-        return await anyio.to_thread.run_sync(ask, limiter=self._threads)
+        return await anyio.to_thread.run_sync(partial(function, *arguments, **options), limiter=self._threads)
 
 
 def read_only(database: str, statement_s: float) -> str:

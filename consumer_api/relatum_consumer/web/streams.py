@@ -1,46 +1,56 @@
 """Streams: what is recorded of each, by key; how much each key takes; who records."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Annotated
+from functools import partial
+from typing import Final
 
-from relatum.errors import StreamNotFound
-from relatum.recording import StreamStatus
-from relatum.recording.overview import RecorderMember
+from pydantic import Field
+
+from relatum.errors import BrokerUnavailable, RelatumError, StreamNotFound
+from relatum.recording import StreamStatus, status
+from relatum.recording.overview import RecorderMember, key_sizes, recorder_list
+from relatum.recording.stream_status import recorded_status
 from relatum_consumer.web.coverage_bar import coverage_bar
-from relatum_consumer.web.cursors import page_of_list
 from relatum_consumer.web.endpoint import Known, endpoint
-from relatum_consumer.web.parameters import Nothing, Parameter
+from relatum_consumer.web.messages import MessageRow, message_rows
+from relatum_consumer.web.parameters import Asked, Nothing, Number
 from relatum_consumer.web.problems import Problem, Refused
-from relatum_consumer.web.site import Site
+from relatum_consumer.web.site import KEPT_S, Site
+
+_SIZES_KEPT_S: Final = 30.0
+"""Seconds for which the sizes of keys are kept: they are sampled, which takes longer."""
+
+_LATEST: Final = 10
+"""Messages shown of a stream, from its end back."""
+
+_LATEST_OFFSETS: Final = 200
+"""Offsets that are read for them: streams have gaps, mostly small ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamRow(StreamStatus):
-    """A stream: what the broker holds, and what is recorded of it.
+async def statuses(site: Site, names: Sequence[str]) -> tuple[StreamStatus, ...]:
+    """What is recorded of some streams, as it was within the last second.
 
-    `state` is also `complete`: all that the broker holds is recorded, and nobody records it now. `rate_per_s` is how
-    many messages a second came in the last minute that somebody looked; None where nobody looked before. `recorded_to`
-    is the offset behind the last that is recorded. `covered`, which has what is recorded of each key and of `time`,
-    `holes` and `gaps` are ranges [from, to). `skipped` counts values that were not recorded, by key (empty: whole
-    messages) and reason. `error` says why a stream cannot be read.
+    `complete` is also a state: all that the broker holds is recorded, and nobody records it now.
     """
+    wanted = tuple(names)
+    away = BrokerUnavailable("RabbitMQ does not answer now")
+    both = partial(status, site.options.broker, site.database, wanted)
+    database_alone = partial(recorded_status, site.engine, site.address.vhost, wanted, away)
+    found = await site.with_broker(("status", wanted), KEPT_S, both, database_alone) if wanted else []
+    return tuple(replace(each, state="complete") if _is_complete(each) else each for each in found)
 
-    rate_per_s: float | None
+
+def _is_complete(each: StreamStatus) -> bool:
+    if each.state != "unattended" or each.lag_offsets != 0 or each.first is None or each.last is None:
+        return False
+    bar = coverage_bar((each.first, each.last + 1), each.covered, each.holes)
+    return all(piece.kind in ("recorded", "hole") for piece in bar)
 
 
-async def _rows(site: Site, names: Sequence[str]) -> tuple[StreamRow, ...]:
-    return tuple(_row(site, each) for each in await site.statuses(names)) if names else ()
-
-
-def _row(site: Site, found: StreamStatus) -> StreamRow:
-    values = {each.name: getattr(found, each.name) for each in fields(StreamStatus)}
-    if found.state == "unattended" and found.lag_offsets == 0 and found.first is not None and found.last is not None:
-        bar = coverage_bar((found.first, found.last + 1), found.covered, found.holes)
-        if all(piece.kind in ("recorded", "hole") for piece in bar):
-            values["state"] = "complete"
-    return StreamRow(**values, rate_per_s=site.rates.of(found.stream, found.last))
+def _rates(site: Site, streams: Sequence[StreamStatus]) -> dict[str, float | None]:
+    return {each.stream: site.rates.of(each.stream, each.last) for each in streams}
 
 
 # --- keys -------------------------------------------------------------------------------------------------
@@ -71,9 +81,10 @@ class KeysAnswer:
     keys: tuple[KeyRow, ...]
 
 
-@endpoint("/keys", "The keys that are defined, with their sizes.")
+@endpoint("/keys", "The keys that are defined, with their sizes: by which messages can be found.", tool="keys")
 async def keys(site: Site, _: Nothing) -> KeysAnswer:
     masked = {each.name for each in await site.keys() if site.masking.is_masked(each)}
+    sizes = await site.lately("sizes", _SIZES_KEPT_S, partial(site.in_thread, key_sizes, site.database))
     return KeysAnswer(
         tuple(
             KeyRow(
@@ -87,7 +98,7 @@ async def keys(site: Site, _: Nothing) -> KeysAnswer:
                 bytes=each.bytes,
                 is_exact=each.is_exact,
             )
-            for each in await site.sizes()
+            for each in sizes
         )
     )
 
@@ -95,75 +106,72 @@ async def keys(site: Site, _: Nothing) -> KeysAnswer:
 # --- all streams ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StreamsAsked:
-    q: Annotated[str, Parameter("A part of the streams' names.")] = ""
-    limit: Annotated[int, Parameter("Streams of a page.", least=1, most=200)] = 50
-    cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
+class StreamsAsked(Asked):
+    q: str = Field("", description="A part of the streams' names.")
+    limit: int = Field(50, ge=1, le=200, description="Streams of a page.")
+    cursor: Number = Field(0, description="`next` of the page before.")
 
 
 @dataclass(frozen=True, slots=True)
-class StreamList:
-    """A page of the recorded streams, of `total` whose names fit: what the broker holds, and what is recorded."""
+class StreamsAnswer:
+    """A page of streams, of `total`; `recorded` is how many there are by any name. And keys and recorders.
 
-    streams: tuple[StreamRow, ...]
+    `rates` are messages a second, by stream, over the last minute that somebody looked; None where nobody did before.
+    """
+
+    streams: tuple[StreamStatus, ...]
+    rates: Mapping[str, float | None]
     total: int
-    next: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class StreamsAnswer(StreamList):
-    """A page of streams, of `total`; `recorded` is how many there are by any name. And keys and recorders."""
-
     recorded: int
     keys: tuple[KeyRow, ...]
     recorders: tuple[RecorderMember, ...]
-
-
-async def stream_list(site: Site, asked: StreamsAsked) -> StreamList:
-    """List the streams, page by page."""
-    named = [name for name in await site.relations.streams() if asked.q.casefold() in name.casefold()]
-    page, cursor = page_of_list(named, asked.cursor, asked.limit)
-    found = {row.stream: row for row in await _rows(site, page)}
-    return StreamList(tuple(found[name] for name in page if name in found), len(named), cursor)
+    next: int | None
 
 
 @endpoint(
     "/streams",
-    "The recorded streams: ends, rate, lag, coverage; keys with their sizes; recorders.",
+    "The recorded streams: ends, rate, lag, how far each is recorded, its state; keys with their sizes; recorders.",
     template="streams.html",
     page="streams",
+    tool="streams",
 )
 async def streams(site: Site, asked: StreamsAsked) -> StreamsAnswer:
-    listed = await stream_list(site, asked)
+    recorded = await site.relations.streams()
+    named = [name for name in recorded if asked.q.casefold() in name.casefold()]
+    stop = asked.cursor + asked.limit
+    page = named[asked.cursor : stop]
+    found = sorted(await statuses(site, page), key=lambda each: page.index(each.stream))
+    recorders = await site.lately("recorders", KEPT_S, partial(site.in_thread, recorder_list, site.database))
     return StreamsAnswer(
-        listed.streams,
-        listed.total,
-        listed.next,
-        recorded=len(await site.relations.streams()),
+        streams=tuple(found),
+        rates=_rates(site, found),
+        total=len(named),
+        recorded=len(recorded),
         keys=(await keys(site, Nothing())).keys,
-        recorders=tuple(await site.recorders()),
+        recorders=tuple(recorders),
+        next=stop if stop < len(named) else None,
     )
 
 
 # --- one stream -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StreamAsked:
-    stream: Annotated[str, Parameter("The stream, or a super stream, for its partitions.")]
+class StreamAsked(Asked):
+    stream: str = Field(description="The stream, or a super stream, for its partitions.")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamAnswer:
-    """The stream; of a super stream, its partitions."""
+    """The stream, with its latest messages; of a super stream, its partitions. `rates` as of all streams."""
 
     name: str
-    streams: tuple[StreamRow, ...]
+    streams: tuple[StreamStatus, ...]
+    rates: Mapping[str, float | None]
+    latest: tuple[MessageRow, ...]
 
 
-async def _ends(site: Site, asked: StreamAsked) -> tuple[Known, ...]:
-    """The ends of the stream: all that the broker knows of it."""
+async def ends(site: Site, asked: StreamAsked) -> tuple[Known, ...]:
+    """The ends of a stream: all that the broker knows of it."""
     found = await (await site.reader()).bounds(asked.stream)
     if found.first is None or found.last is None:
         return (("The stream is there, and empty.", None),)
@@ -176,19 +184,34 @@ async def _ends(site: Site, asked: StreamAsked) -> tuple[Known, ...]:
 
 @endpoint(
     "/stream",
-    "A stream: coverage by key, what was skipped, what happened.",
+    "A stream: its latest messages, coverage by key, what was skipped, what happened.",
     template="stream.html",
     page="streams",
-    known=_ends,
+    known=ends,
 )
 async def stream(site: Site, asked: StreamAsked) -> StreamAnswer:
-    found = await _rows(site, [asked.stream])
+    found = await statuses(site, [asked.stream])
     if not found:
         bounds = await (await site.reader()).bounds(asked.stream)
-        ends = "it is empty" if bounds.last is None else f"it has the offsets {bounds.first:,} to {bounds.last:,}"
-        message = f"the stream {asked.stream!r} is there ({ends}), and nobody has recorded it"
+        holds = "it is empty" if bounds.last is None else f"it has the offsets {bounds.first:,} to {bounds.last:,}"
+        message = f"the stream {asked.stream!r} is there ({holds}), and nobody has recorded it"
         raise StreamNotFound(message, stream=asked.stream)
-    return StreamAnswer(asked.stream, found)
+    latest = await _latest(site, found[0]) if len(found) == 1 else ()
+    return StreamAnswer(asked.stream, found, _rates(site, found), latest)
+
+
+async def _latest(site: Site, found: StreamStatus) -> tuple[MessageRow, ...]:
+    """The last messages of a stream, the newest first; none where nobody can say now."""
+    if found.last is None:
+        return ()
+    await site.keys()
+    try:
+        reader = await site.reader()
+        start = max(found.first or 0, found.last + 1 - _LATEST_OFFSETS)
+        messages = await reader.scan(found.stream, start, found.last + 1, lambda each: each)
+    except RelatumError:
+        return ()
+    return message_rows(site, messages[: -_LATEST - 1 : -1])
 
 
 # --- health -----------------------------------------------------------------------------------------------

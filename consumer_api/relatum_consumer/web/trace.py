@@ -1,156 +1,89 @@
 """A conversation: all messages that are connected with one, or with a key's value, and what came from what."""
 
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Annotated, Final
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
+from pydantic import Field
 from starlette.responses import Response
 
 from relatum.errors import InvalidInput
-from relatum.ids import MessageId
-from relatum_consumer import MissingKey, Status, Trace
-from relatum_consumer.traces import Edge, Step, StopReason
+from relatum_consumer import Status, Trace
+from relatum_consumer.lookups.answer import Covered
+from relatum_consumer.traces import Edge, Shared, Step, Stop
 from relatum_consumer.web.endpoint import endpoint, file_of
-from relatum_consumer.web.masking import NOT_SAID
 from relatum_consumer.web.messages import (
-    HoldsOver,
-    KeyValue,
     MessageRow,
+    covered,
     given_value,
-    held_over,
-    key_value,
     message_rows,
+    shown_value,
     sought_text,
 )
-from relatum_consumer.web.parameters import Parameter
+from relatum_consumer.web.parameters import Asked, Moment, Number, Several
 from relatum_consumer.web.rendering import csv_text
 from relatum_consumer.web.site import Site
 
-MESSAGES_MAX: Final = 1_000
-"""Messages of a conversation that are read and drawn."""
+_Valued = TypeVar("_Valued", Edge, Shared, Stop)
 
 
-@dataclass(frozen=True, slots=True)
-class TraceAsked:
-    stream: Annotated[str, Parameter("The stream of the message that it begins with …")] = ""
-    offset: Annotated[int | None, Parameter("… and its offset.")] = None
-    key: Annotated[str, Parameter("Instead of a message: a key's name …")] = ""
-    value: Annotated[tuple[str, ...], Parameter("… and its value; of a composite key, its values in order.")] = ()
-    by: Annotated[tuple[str, ...], Parameter("Keys to follow, and what they name; all where left out.")] = ()
-    hops: Annotated[int, Parameter("Hops from the start at most.", least=1, most=1_000)] = 8
-    limit: Annotated[int, Parameter("Messages at most.", least=1, most=MESSAGES_MAX)] = 200
-    fan_out: Annotated[int, Parameter("Values that more messages have are not followed.", least=1, most=10_000)] = 200
-    since: Annotated[datetime | None, Parameter("Only of this moment or later; UTC where no zone is given.")] = None
-    until: Annotated[datetime | None, Parameter("Only before this moment.")] = None
-    complete: Annotated[bool, Parameter("Also read what is not recorded yet.")] = False
-
-
-# --- the answer -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class TracedMessage(MessageRow):
-    """A message of a conversation: `hop` is how far it is from the start, 0 for the start itself."""
-
-    hop: int
-
-
-@dataclass(frozen=True, slots=True)
-class TracedEdge:
-    """One message names another: `effect` came from `cause`, both by their places in `messages`, from 0 on.
-
-    `cause` is None where the message that is named is not there. `took_s` is the time between both.
-    """
-
-    key: KeyValue
-    cause: int | None
-    effect: int
-    took_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class TracedValue:
-    """A value that several of the messages have, by their places in `messages`."""
-
-    key: KeyValue
-    messages: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TraceStop:
-    """What a bound left out: `reason` is fan_out, time, limit or hops."""
-
-    reason: StopReason
-    count: int
-    key: KeyValue | None
+class TraceAsked(Asked):
+    stream: str = Field("", description="The stream of the message that it begins with …")
+    offset: Number | None = Field(None, description="… and its offset.")
+    key: str = Field("", description="Instead of a message: a key's name …")
+    value: Several = Field((), description="… and its value; of a composite key, its values in order.")
+    by: Several = Field((), description="Keys to follow, and what they name; all where left out.")
+    hops: int = Field(8, ge=1, le=1_000, description="Hops from the start at most.")
+    limit: int = Field(200, ge=1, le=1_000, description="Messages at most.")
+    fan_out: int = Field(200, ge=1, le=10_000, description="Values that more messages have are not followed.")
+    since: Moment | None = Field(None, description="Only of this moment or later; UTC where no zone is given.")
+    until: Moment | None = Field(None, description="Only before this moment.")
+    complete: bool = Field(False, description="Also read what is not recorded yet.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceAnswer(HoldsOver):
+class TraceAnswer(Covered):
     """The messages that are connected with a start, by time, and how.
 
-    `status` is that of the worst step; `words` says it for a person, `advice` what to do. `edges` have a direction,
-    `shared` have none. It holds over `streams`, the first hundred of `streams_count`.
+    `status` is that of the worst step; `words` says it for a person, `advice` what to do. `hops` says of each message
+    how far it is from the start, 0 for the start itself. `edges` lead from cause to effect; messages that have a value
+    in common are `shared`; `stopped` is what a bound left out. It holds over `streams`, the first hundred of
+    `streams_count`.
     """
 
     status: Status
     words: str
     advice: str
     start: str
-    messages: tuple[TracedMessage, ...]
-    edges: tuple[TracedEdge, ...]
-    shared: tuple[TracedValue, ...]
-    stopped: tuple[TraceStop, ...]
+    messages: tuple[MessageRow, ...]
+    hops: tuple[int, ...]
+    edges: tuple[Edge, ...]
+    shared: tuple[Shared, ...]
+    stopped: tuple[Stop, ...]
     steps: tuple[Step, ...]
-    missing_keys: tuple[MissingKey, ...]
+    streams_count: int
 
 
 async def trace(site: Site, asked: TraceAsked) -> TraceAnswer:
     """Follow a conversation."""
     found = await _traced(site, asked)
     await site.keys()
-    places = {message.id: number for number, message in enumerate(found)}
 
-    def value(key: str, text: str) -> KeyValue:
-        if key in site.definitions:
-            return key_value(site, site.definitions[key], text)
-        # Removed since: nobody knows whether it was masked.
-        return KeyValue(key, NOT_SAID, is_masked=True)
-
-    def edge(each: Edge) -> TracedEdge:
-        cause = None if each.cause is None else found.message(each.cause).time
-        effect = found.message(each.effect).time
-        took_s = None if cause is None or effect is None else (effect - cause).total_seconds()
-        place = None if each.cause is None else places[each.cause]
-        return TracedEdge(value(each.key, each.value), place, places[each.effect], took_s)
+    def masked(each: _Valued) -> _Valued:
+        return each if each.key is None else replace(each, value=shown_value(site, each.key, each.value or ""))
 
     return TraceAnswer(
         status=found.status,
         words=_words(found),
         advice=_advice(found, asked),
         start=_start(site, asked),
-        messages=_messages(site, found),
-        edges=tuple(edge(each) for each in found.edges),
-        shared=tuple(
-            TracedValue(value(each.key, each.value), tuple(places[where] for where in each.ids))
-            for each in found.shared
-        ),
-        stopped=tuple(
-            TraceStop(each.reason, each.count, None if each.key is None else value(each.key, each.value or ""))
-            for each in found.stopped
-        ),
+        messages=message_rows(site, found.messages),
+        hops=tuple(found.hops[each.id] for each in found),
+        edges=tuple(map(masked, found.edges)),
+        shared=tuple(map(masked, found.shared)),
+        stopped=tuple(map(masked, found.stopped)),
         steps=found.steps,
-        missing_keys=found.missing_keys,
-        **held_over(found),
-    )
-
-
-def _messages(site: Site, found: Trace) -> tuple[TracedMessage, ...]:
-    return tuple(
-        TracedMessage(
-            row.stream, row.offset, row.time, row.time_source, row.keys, row.bytes, row.preview, found.hops[each.id]
-        )
-        for row, each in zip(message_rows(site, found.messages), found, strict=True)
+        streams_count=len(found.streams),
+        **covered(found),
     )
 
 
@@ -216,11 +149,11 @@ async def _csv(site: Site, asked: TraceAsked) -> Response:
     await site.keys()
     head = ["time", "stream", "offset", "hop", "caused_by", *(f"key:{each}" for each in site.definitions)]
     rows = []
-    for each in _messages(site, found):
-        values = {key.key: key.value for key in each.keys}
-        causes = " ".join(str(where) for where in found.causes(MessageId(each.stream, each.offset)))
-        moment = "" if each.time is None else each.time.isoformat()
-        known = [moment, each.stream, each.offset, each.hop, causes]
+    for row, message in zip(message_rows(site, found.messages), found, strict=True):
+        values = {key.key: key.value for key in row.keys}
+        causes = " ".join(map(str, found.causes(message.id)))
+        moment = "" if row.time is None else row.time.isoformat()
+        known = [moment, row.stream, row.offset, found.hops[message.id], causes]
         rows.append([*known, *(values.get(key, "") for key in site.definitions)])
     text = csv_text(head, rows).encode("utf-8", "replace")
     return file_of(text, "text/csv; charset=utf-8", "conversation.csv")
@@ -228,9 +161,11 @@ async def _csv(site: Site, asked: TraceAsked) -> Response:
 
 endpoint(
     "/trace",
-    "A conversation: all messages that are connected with one, or with a key's value.",
+    "A conversation: all messages that are connected with a message (stream, offset) or with a key's value (key, "
+    "value), hop by hop over all keys, and what a bound left out (`stopped`).",
     template="trace.html",
     page="trace",
+    tool="trace",
     is_asked=lambda asked: bool(asked.stream or asked.key or asked.value or asked.offset is not None),
     files={"csv": _csv},
 )(trace)

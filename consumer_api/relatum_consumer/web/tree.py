@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from relatum.ids import MessageId
+from relatum_consumer.web.messages import KeyValue
+
 if TYPE_CHECKING:
-    from relatum_consumer.web.messages import KeyValue
     from relatum_consumer.web.trace import TraceAnswer
 
 SAME: Final = "same"
@@ -23,7 +25,7 @@ class Link:
     """What a value connects. `SAME`: all of `messages` have it. `CAUSED`: the first is the cause of the others."""
 
     kind: str
-    key: "KeyValue"
+    key: KeyValue
     messages: tuple[int, ...]
 
 
@@ -41,7 +43,7 @@ class Row:
     message: int
     depth: int
     kind: str = SAME
-    key: "KeyValue | None" = None
+    key: KeyValue | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Branch:
     """
 
     kind: str
-    key: "KeyValue | None"
+    key: KeyValue | None
     stems: tuple[tuple[Row, tuple[Row, ...]], ...]
     count: int
 
@@ -76,23 +78,31 @@ class Tree:
     """
 
     def __init__(self, answer: "TraceAnswer") -> None:
-        self.starts = tuple(number for number, each in enumerate(answer.messages) if not each.hop)
-        self.unknown = [(each.key, each.effect) for each in answer.edges if each.cause is None]
+        self.starts = tuple(number for number, hop in enumerate(answer.hops) if not hop)
         times = [each.time for each in answer.messages]
         self.places = places(times, next((times[each] for each in self.starts), None))
-        links = [Link(SAME, each.key, each.messages) for each in answer.shared]
-        named: dict[tuple[int | None, KeyValue], list[int]] = {}
+        number_of = {MessageId(each.stream, each.offset): number for number, each in enumerate(answer.messages)}
+        links = [
+            Link(SAME, KeyValue(each.key, each.value), tuple(number_of[where] for where in each.ids))
+            for each in answer.shared
+        ]
+        self.unknown: list[tuple[KeyValue, int]] = []
+        named: dict[tuple[MessageId | None, KeyValue], list[int]] = {}
         for edge in answer.edges:
-            named.setdefault((edge.cause, edge.key), []).append(edge.effect)
+            key, effect = KeyValue(edge.key, edge.value), number_of[edge.effect]
+            named.setdefault((edge.cause, key), []).append(effect)
+            if edge.cause is None:
+                self.unknown.append((key, effect))
         for (cause, key), effects in named.items():
-            links.append(Link(SAME, key, tuple(effects)) if cause is None else Link(CAUSED, key, (cause, *effects)))
+            first = () if cause is None else (number_of[cause],)
+            links.append(Link(CAUSED if first else SAME, key, (*first, *effects)))
         # A cause says more than a value in common, and a value of few messages more than a value of many.
         links.sort(key=lambda link: (link.kind == SAME, len(link.messages)))
         found: dict[tuple[str, KeyValue | None], list[tuple[Row, list[Row]]]] = {}
         stems: list[tuple[Row, list[Row]]] = []
-        rows = rows_of([each.hop for each in answer.messages], links)
+        rows = rows_of(answer.hops, links)
         used = {row.key for row in rows}
-        self.others = [each for each in answer.shared if each.key not in used]
+        self.others = [each for each in answer.shared if KeyValue(each.key, each.value) not in used]
         for row in rows:
             if row.depth:
                 stems[-1][1].append(row)

@@ -26,10 +26,8 @@ form.addEventListener("submit", async (event) => {
 
 // A key of several parts needs as many fields: the server draws them.
 form.elements.key.addEventListener("change", () => {
-  const option = [...document.querySelectorAll("#keys option")].find((each) => each.value === form.elements.key.value);
-  const parts = option ? option.textContent.split(", ")[0].split(" + ").length : 1;
-  const fields = form.querySelectorAll("input[name=value]").length;
-  if (option && parts !== fields && !form.elements.of_stream) {
+  const parts = Number(form.elements.key.selectedOptions?.[0].dataset.parts ?? 1);
+  if (parts !== form.querySelectorAll("input[name=value]").length && !form.elements.of_stream) {
     location.assign(`${form.getAttribute("action")}?${new URLSearchParams({ key: form.elements.key.value })}`);
   }
 });

@@ -132,7 +132,7 @@ document.addEventListener("keydown", (event) => {
   if (!isShortcut(event)) return;
   if (event.key === "/") {
     const first = document.querySelector("[data-first]");
-    if (first) { event.preventDefault(); first.focus(); first.select(); }
+    if (first) { event.preventDefault(); first.focus(); first.select?.(); }
   } else if (event.key === "j" || event.key === "n") document.querySelector("a[rel=next]")?.click();
   else if (event.key === "k" || event.key === "p") document.querySelector("a[rel=prev]")?.click();
 });
