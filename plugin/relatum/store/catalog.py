@@ -309,13 +309,16 @@ def lock_stream(connection: sa.Connection, stream_id: int, *, key_share: bool = 
 
 
 def streams_named(
-    connection: sa.Connection, vhost: str, names: Sequence[str] | None, *, partitions: bool = True
+    connection: sa.Connection, vhost: str | None, names: Sequence[str] | None, *, partitions: bool = True
 ) -> list[StreamRow]:
     """Present generations of the named streams and of the partitions of named super streams; all where None.
 
+    `vhost`: None for all virtual hosts.
     `partitions`: False leaves out the partitions of super streams that are not named themselves.
     """
-    query = sa.select(*_STREAM_COLUMNS).where(streams.c.vhost == vhost, streams.c.replaced_at.is_(None))
+    query = sa.select(*_STREAM_COLUMNS).where(streams.c.replaced_at.is_(None))
+    if vhost is not None:
+        query = query.where(streams.c.vhost == vhost)
     if names is not None:
         wanted = sa.any_(sa.literal(list(names), sa.ARRAY(sa.Text)))
         is_named = streams.c.name == wanted
@@ -323,8 +326,8 @@ def streams_named(
     return [StreamRow(**row._mapping) for row in connection.execute(query.order_by(streams.c.name))]
 
 
-def check_recorded(connection: sa.Connection, vhost: str, names: Collection[str]) -> None:
-    """Make sure that each name is that of a recorded stream, or of a super stream with one.
+def check_recorded(connection: sa.Connection, vhost: str | None, names: Collection[str]) -> None:
+    """Make sure that each name is that of a recorded stream, or of a super stream with one. No vhost: in any.
 
     Raises:
         StreamNotFound: one is not; it names the one that is most alike.
