@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 import sqlalchemy as sa
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.utils import is_remote
 
 from relatum.checks import checked_count, checked_names, shown
@@ -25,7 +26,7 @@ from relatum.recording.backfilling import Plan, edges_of, plan_backfill
 from relatum.recording.filler import Filler, Pace
 from relatum.recording.ranges import Segment
 from relatum.store.database import as_engine
-from relatum_spark._where import GivenBroker, broker_of, database_url, names_of, open_reader
+from relatum_spark._where import GivenBroker, broker_of, database_url, in_tasks, names_of, open_reader
 
 SLICE_OFFSETS: Final = 100_000
 """Offsets a slice has at most: some seconds of work, so that little is repeated and all slots end together."""
@@ -62,7 +63,7 @@ def backfill(
 
     Args:
         spark: The session.
-        streams: A stream or several; a super stream stands for its partitions.
+        streams: A stream or several; a super stream means its partitions.
         keys: Names of defined keys; None: all that are in force, and the time unless it is switched off.
         broker: The broker; None takes RELATUM_BROKER_URL. Executors connect to it too.
         database: PostgreSQL's URL; None takes RELATUM_DATABASE_URL. Executors connect to it too.
@@ -118,7 +119,11 @@ def backfill(
             count = len(parts) if messages_per_s is None else min(at_once, len(parts))
             pace = None if messages_per_s is None else messages_per_s / count
             tasks = [parts[number::count] for number in range(count)]
-            for row in _rows(spark, Filling(target, url, lacking, tasks, pace)):
+            filled = in_tasks(spark, Filling(target, url, lacking, pace), tasks, from_arrow_schema(_FILLED))
+            for row in filled.collect():
+                if row.error is not None:
+                    # Written by `Filling`, in a task of this job.
+                    raise pickle.loads(row.error)  # noqa: S301
                 done[row.stream].update(messages=row.messages, rows=row.rows)
             # Live recording may only now have begun to record a key: plan again until nothing is lacking.
             lacking = plans(to_end=False)
@@ -146,35 +151,30 @@ def cut(plans: Sequence[Plan], *, at_once: int, slice_offsets: int) -> list[Part
 
 @dataclass(frozen=True)
 class Filling:
-    """What the tasks do: numbers of tasks in, a row for each slice out. Can be pickled."""
+    """Fills slices in a task, with one reader and one engine. Can be pickled."""
 
     broker: Broker = field(repr=False)
     database: str = field(repr=False)
     plans: dict[str, Plan]
-    tasks: list[list[Part]]
     messages_per_s: float | None
     """Messages that each task reads a second, at most."""
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield pa.RecordBatch.from_pylist(self._fill(self.tasks[number]), schema=_FILLED)
+    def __call__(self, parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:
+        """Yield a row for each slice.
 
-    def _fill(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
-        """Fill slices with one reader and one engine.
-
-        What may pass is raised, so that Spark tries again; another error is the only row, and the driver raises it.
+        A transient error is raised, so that Spark tries again; another one is the only row, and the driver raises it.
         """
         try:
             pace = Pace(self.messages_per_s, threading.Event())
             with as_engine(self.database) as engine, open_reader(self.broker) as reader:
-                return [self._fill_one(engine, reader, stream, segment, pace) for stream, segment in parts]
+                rows = [self._fill(engine, reader, stream, segment, pace) for stream, segment in parts]
         except Transient:
             raise
         except RelatumError as error:
-            return [{"error": pickle.dumps(error)}]
+            rows = [{"error": pickle.dumps(error)}]
+        yield pa.RecordBatch.from_pylist(rows, schema=_FILLED)
 
-    def _fill_one(
+    def _fill(
         self, engine: sa.Engine, reader: StreamReader, stream: str, segment: Segment, pace: Pace
     ) -> dict[str, Any]:
         done: Counter[str] = Counter()
@@ -185,14 +185,3 @@ class Filling:
         plan = self.plans[stream]
         Filler(engine, reader, plan.stream, plan.definitions, on_commit=count, pace=pace).complete(segment)
         return {"stream": stream, "messages": done["messages"], "rows": done["rows"]}
-
-
-def _rows(spark: SparkSession, work: Filling) -> list[Row]:
-    """Run the tasks, and collect a row for each slice. Spark Connect has `mapInArrow` too, and no RDDs."""
-    numbers = spark.range(0, len(work.tasks), 1, len(work.tasks))
-    rows = numbers.mapInArrow(work, "stream string, messages long, rows long, error binary").collect()
-    for row in rows:
-        if row.error is not None:
-            # Written by `Filling`, in a task of this job.
-            raise pickle.loads(row.error)  # noqa: S301
-    return rows

@@ -95,7 +95,7 @@ def _numbered(spark: SparkSession, rows: DataFrame) -> DataFrame:
         starts.append((stream, number - first))
         number += last - first + 1
     if number > INTEGER_MAX:
-        raise InvalidInput("the offsets of these streams lie too far apart to be numbered in 64 bits")
+        raise InvalidInput("the offsets of these streams are too far apart to be numbered in 64 bits")
     shifts = spark.createDataFrame(starts, "stream string, shift long")
     joined = rows.join(F.broadcast(shifts), "stream")
     return joined.withColumn("node", F.col("offset") + F.col("shift")).drop("shift")

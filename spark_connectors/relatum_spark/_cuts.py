@@ -74,7 +74,7 @@ def _by_place(connection: sa.Connection, asked: dict[str, Any], extents: Sequenc
         rows = connection.execute(_ROWS_A_PAGE, asked | {"part": part, "pages": pages})
         seen |= dict.fromkeys(((part, page) for page in pages), 0) | {(part, page): count for page, count in rows}
     if not any(seen.values()):
-        # Rows may lie anywhere: the work of looking through the pages is shared evenly.
+        # Rows may be anywhere: the work of looking through the pages is shared evenly.
         seen = dict.fromkeys(seen, 1)
     tasks = min(tasks, sum(pages for _, pages in extents) // PAGES_A_PART)
     cuts = cuts_of(sorted(seen.items()), tasks)

@@ -1,8 +1,8 @@
 """Enriching a streaming query: each row of a micro-batch with its relata, through the relationship table.
 
-No state store and no watermark: what has no relata yet waits in a directory and is looked up again with each later
-batch. What a batch decided is written down before any of it is given out, so that a batch that is run again gives the
-same rows, whatever the table holds by then.
+No state store and no watermark: a row without relata waits in a directory and is looked up again with each later batch.
+A batch's decisions are written before any row is passed on, so that a batch that runs again gives the same rows,
+whatever was recorded since.
 """
 
 import re
@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from relatum.checks import checked_choice, checked_count
 from relatum.errors import ConfigurationError, InvalidInput, StreamReplaced
@@ -27,6 +27,7 @@ from relatum.keys import InvalidValue, KeyDefinition, Place
 from relatum.store.database import as_engine, sql
 from relatum.store.parts import part_may_hold_values
 from relatum.store.translation import translated_errors
+from relatum_spark._columns import schema
 from relatum_spark._resolve import resolve
 from relatum_spark._table import status_of_missing
 from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, names_of, open_reader, span_us
@@ -40,12 +41,14 @@ PROBED_ROWS: Final = 1000
 BATCHES_KEPT: Final = 10
 """Batches whose decisions are kept: the last one is needed, the others serve a query that is wound back by hand."""
 
-_CARRIED: Final = [
-    StructField("relatum_parts", ArrayType(StringType())),
-    StructField("relatum_moment_us", LongType()),
-    StructField("relatum_seen_us", LongType()),
-    StructField("relatum_attempts", IntegerType()),
-]
+_CARRIED: Final = pa.schema(
+    [
+        ("relatum_parts", pa.list_(pa.string())),
+        ("relatum_moment_us", pa.int64()),
+        ("relatum_seen_us", pa.int64()),
+        ("relatum_attempts", pa.int32()),
+    ]
+)
 """Columns behind the user's that a row waits with: its value's parts, its time, when it was first seen, lookups."""
 
 _DECIDED: Final = pa.schema(
@@ -57,9 +60,9 @@ _DECIDED: Final = pa.schema(
         ("relatum_offset", pa.int64()),
     ]
 )
-"""Columns that a lookup adds: whether the row is tried again, why there is none, and where the relatum is."""
+"""Columns that a lookup adds: whether the row waits, why there is no relatum, and where the relatum is."""
 
-_ADDED: Final = [*_CARRIED, *from_arrow_schema(_DECIDED).fields]
+_ADDED: Final = from_arrow_schema(pa.schema([*_CARRIED, *_DECIDED])).fields
 
 _ISO: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
@@ -173,17 +176,20 @@ class Enrichment:
             definition = definitions_of(self._database, [self._on])[0]
             rows = self._carried(df, definition)
             columns = StructType([*df.schema.fields, *_ADDED])
-            if not decisions.is_decided(batch_id):
-                before = decisions.last_before(batch_id)
-                if before is not None:
-                    waiting = decisions.read(before, columns).where("relatum_waits")
+            decided = decisions.decided()
+            if batch_id not in decided:
+                before = [batch for batch in decided if batch < batch_id]
+                if before:
+                    waiting = decisions.read(max(before), columns).where("relatum_waits")
                     rows = rows.unionByName(waiting.select(*map(_column, rows.columns)))
                 lookup = self._lookup(definition, rows.columns)
                 # By numbers: Spark finds no column with a dot in its name here.
                 numbered = rows.toDF(*(f"_{n}" for n in range(len(rows.columns))))
                 decisions.write(batch_id, numbered.mapInArrow(lookup, columns))
-            write(self._given_out(decisions.read(batch_id, columns), df.columns), batch_id)
-            decisions.forget(batch_id)
+            write(self._with_payloads(decisions.read(batch_id, columns), df.columns), batch_id)
+            for batch in decided:
+                if batch <= batch_id - BATCHES_KEPT:
+                    decisions.forget(batch)
 
         return run
 
@@ -195,17 +201,16 @@ class Enrichment:
         if self._within_us is not None:
             moment = F.unix_micros(_column(self._time_column))
         carried = [parts, moment, F.lit(_now_us()), F.lit(0)]
-        return df.select("*", *(each.alias(field.name) for each, field in zip(carried, _CARRIED, strict=True)))
+        return df.select("*", *(each.alias(name) for each, name in zip(carried, _CARRIED.names, strict=True)))
 
     def _check_columns(self, df: DataFrame) -> None:
-        needed = [*self._value_columns, *([self._time_column] if self._within_us is not None else [])]
-        for name in needed:
+        times = () if self._within_us is None else (self._time_column,)
+        for name in (*self._value_columns, *times):
             if name not in df.columns:
                 raise InvalidInput(f"there is no column {name!r}; there are {', '.join(df.columns)}")
         taken = {name.lower() for name in df.columns}
-        added = {"status", "attempts", *(field.name for field in _ADDED)}
-        related = ("stream", "offset", "timestamp", "value", "headers", "properties")
-        added |= {f"{self._prefix}{name}" for name in related}
+        added = {f"{self._prefix}{name}" for name in schema().names}
+        added |= {"status", "attempts", *(field.name for field in _ADDED)}
         clashing = sorted(name for name in added if name.lower() in taken)
         if clashing:
             raise InvalidInput(f"the columns {', '.join(clashing)} are there already: rename them, or give a prefix=")
@@ -247,7 +252,7 @@ class Enrichment:
         own_at = (names.index("stream"), names.index("offset")) if {"stream", "offset"} <= set(names) else None
         return _Lookup(self, definition, seen_since_us, missing, is_trusted, own_at)
 
-    def _given_out(self, decided: DataFrame, names: Sequence[str]) -> DataFrame:
+    def _with_payloads(self, decided: DataFrame, names: Sequence[str]) -> DataFrame:
         """Return the rows that wait no longer, with the payloads of their relata."""
         rows = decided.where(~F.col("relatum_waits"))
         if self._how == "inner":
@@ -324,15 +329,17 @@ class _Decisions:
     def path(self, batch: int) -> str:
         return f"{self._root}/batch-{batch}"
 
-    def is_decided(self, batch: int) -> bool:
-        return bool(self._files.exists(self._path(f"{self.path(batch)}/{_MARK}")))
-
-    def last_before(self, batch: int) -> int | None:
-        """Return the last batch before one that was decided."""
-        return max((each for each in self._batches() if each < batch and self.is_decided(each)), default=None)
+    def decided(self) -> list[int]:
+        """Return the batches whose decisions are complete."""
+        root = self._path(self._root)
+        if not self._files.exists(root):
+            return []
+        names = [str(each.getPath().getName()) for each in self._files.listStatus(root)]
+        batches = [int(found[1]) for found in map(_BATCH_NAME.match, names) if found]
+        return [batch for batch in batches if self._files.exists(self._path(f"{self.path(batch)}/{_MARK}"))]
 
     def write(self, batch: int, rows: DataFrame) -> None:
-        """Write a batch's decisions. What an attempt that was killed left there is overwritten."""
+        """Write a batch's decisions. What a killed attempt left there is overwritten."""
         rows.write.mode("overwrite").parquet(self.path(batch))
         self._files.create(self._path(f"{self.path(batch)}/{_MARK}"), True).close()
 
@@ -341,17 +348,7 @@ class _Decisions:
         return self._session.read.schema(columns).parquet(self.path(batch))
 
     def forget(self, batch: int) -> None:
-        """Delete the decisions that no replay of this batch or of one of the last before it can need."""
-        for each in self._batches():
-            if each <= batch - BATCHES_KEPT:
-                self._files.delete(self._path(self.path(each)), True)
-
-    def _batches(self) -> list[int]:
-        root = self._path(self._root)
-        if not self._files.exists(root):
-            return []
-        names = [str(each.getPath().getName()) for each in self._files.listStatus(root)]
-        return [int(found[1]) for found in map(_BATCH_NAME.match, names) if found]
+        self._files.delete(self._path(self.path(batch)), True)
 
 
 # --- in the tasks -----------------------------------------------------------------------------------------

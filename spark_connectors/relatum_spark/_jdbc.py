@@ -14,7 +14,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from relatum.errors import ConfigurationError
-from relatum.store.address import DatabaseAddress, parse_database
+from relatum.store.address import parse_database
 
 JAR_VARIABLE: Final = "RELATUM_JDBC_JAR"
 DRIVER: Final = "org.postgresql.Driver"
@@ -109,9 +109,19 @@ def jdbc_options(database: str) -> dict[str, str]:
     """
     address = parse_database(database)
     given = address.parameters
-    user = given.get("user") or _default("user")
+    # What libpq would take: from the environment, and as user the name of the system's.
+    defaults = {each.keyword.decode(): (each.val or b"").decode() for each in psycopg.pq.Conninfo.get_defaults()}
+    user = given.get("user") or defaults["user"]
+    hosts = []
+    for host, port in address.hosts():
+        if not host or host.startswith(("/", "@")):
+            raise ConfigurationError(
+                "the JDBC driver cannot use a Unix socket: give the database's URL a host "
+                "(postgresql://user@localhost/…)"
+            )
+        hosts.append(f"{f'[{host}]' if ':' in host else host}:{port or defaults['port'] or '5432'}")
     options = {
-        "url": f"jdbc:postgresql://{','.join(_hosts(address))}/{quote(given.get('dbname') or user, safe='')}",
+        "url": f"jdbc:postgresql://{','.join(hosts)}/{quote(given.get('dbname') or user, safe='')}",
         "driver": DRIVER,
         "fetchsize": str(FETCH_ROWS),
         "tcpKeepAlive": "true",
@@ -121,8 +131,7 @@ def jdbc_options(database: str) -> dict[str, str]:
         "prepareThreshold": "0",
         "user": user,
     }
-    password = given["password"] if "password" in given else _default("password")
-    if password:
+    if password := given.get("password", defaults["password"]):
         options["password"] = password
     for name, text in given.items():
         if name in _PROPERTIES:
@@ -132,24 +141,3 @@ def jdbc_options(database: str) -> dict[str, str]:
         elif name not in _PASSED_OVER:
             raise ConfigurationError(f"the JDBC driver has no option for {name!r} of the database's URL; leave it out")
     return options
-
-
-def _default(keyword: str) -> str:
-    """What libpq would take: from the environment, or the name of the system's user."""
-    for option in psycopg.pq.Conninfo.get_defaults():
-        if option.keyword == keyword.encode():
-            return (option.val or b"").decode()
-    return ""
-
-
-def _hosts(address: DatabaseAddress) -> list[str]:
-    """The hosts with their ports, as a JDBC URL lists them."""
-    default = _default("port") or "5432"
-    listed = []
-    for host, port in address.hosts():
-        if not host or host.startswith(("/", "@")):
-            raise ConfigurationError(
-                "the JDBC driver cannot use a Unix socket: give the database's URL a host (postgresql://user@localhost/…)"
-            )
-        listed.append(f"{f'[{host}]' if ':' in host else host}:{port or default}")
-    return listed

@@ -20,7 +20,7 @@ from relatum_spark._sides import (
     key_columns,
     keys_of,
     prefixed,
-    presented,
+    result_columns,
     side_of,
 )
 from relatum_spark._table import connected, status_of_missing
@@ -80,7 +80,7 @@ def related_pairs(
     relations = inputs.sides(spark, sides, keys)
     joined = _paired(relations[0], relations[1], key_columns(keys), span)
     joined, more = inputs.with_payloads(joined, keys, "left", "right", wanted=payloads)
-    return presented(joined, on, "left", "right", more=more)
+    return result_columns(joined, on, "left", "right", more=more)
 
 
 def as_of(
@@ -122,11 +122,8 @@ def as_of(
         where there is no match.
 
     Raises:
-        InvalidInput: an argument is wrong; nothing was run.
         StreamNotFound: a stream or super stream of that name was never recorded, or without a key does not exist.
-        KeyNotDefined: a key of that name is not in force.
-        ConfigurationError: a broker, a database or the JDBC driver is missing.
-        DatabaseUnavailable: PostgreSQL does not answer.
+        RelatumError: any other error of `related_pairs`.
     """
     sides, keys = _sides(left, right), () if on is None else keys_of(on)
     tolerance_us = None if tolerance is None else span_us("tolerance", tolerance)
@@ -137,7 +134,7 @@ def as_of(
         relations[0], relations[1], key_columns(keys), direction, tolerance_us, allow_exact_matches=allow_exact_matches
     )
     joined, more = inputs.with_payloads(joined, keys, "left", "right", wanted=payloads)
-    return presented(joined, on, "left", "right", more=more)
+    return result_columns(joined, on, "left", "right", more=more)
 
 
 def unmatched(
@@ -181,12 +178,10 @@ def unmatched(
         left_headers, left_properties and left_status.
 
     Raises:
-        InvalidInput: an argument is wrong; nothing was run.
         StreamNotFound: a left stream was never recorded; a right one is unknown to the broker too.
         StreamReplaced: a right stream is not the one that was recorded; a recorder puts that right.
-        KeyNotDefined: a key of that name is not in force.
-        ConfigurationError: a broker, a database or the JDBC driver is missing.
-        DatabaseUnavailable, BrokerUnavailable: one does not answer.
+        BrokerUnavailable: the broker does not answer.
+        RelatumError: any other error of `related_pairs`.
     """
     sides, keys, span = _sides(left, right), keys_of(on), _span_of(within, before, after)
     age_us = None if older_than is None else span_us("older_than", older_than)
@@ -198,7 +193,7 @@ def unmatched(
         lefts = lefts.where(F.col("time_us") <= time.time_ns() // 1000 - age_us)
     alone = _without(lefts, rights, key_columns(keys), span)
     alone, more = inputs.with_payloads(alone, keys, "left", wanted=payloads)
-    return presented(alone.withColumn("status", F.lit(str(status))), on, "left", more=["status", *more])
+    return result_columns(alone.withColumn("status", F.lit(str(status))), on, "left", more=["status", *more])
 
 
 def _sides(left: Any, right: Any) -> list[Side]:
@@ -209,7 +204,7 @@ def _span_of(within: Any, before: Any, after: Any) -> Span | None:
     """Return the span of time that is asked for; None for any."""
     if within is not None:
         if before is not None or after is not None:
-            raise InvalidInput("within= stands for before= and after= of the same length: give it alone")
+            raise InvalidInput("within= means before= and after= of the same length: give it alone")
         both = span_us("within", within)
         return both, both
     if before is None and after is None:
@@ -224,7 +219,7 @@ def _paired(left: DataFrame, right: DataFrame, keys: Sequence[str], span: Span |
     """Join two sides' relations where all keys are equal and the times are near enough; no message with itself.
 
     A span is joined by slices of time as long as the span: a value that thousands of messages carry gives as many
-    candidates as lie near each other, not thousands times thousands. `how` is "inner" for the pairs, "left_semi" for
+    candidates as are near each other, not thousands times thousands. `how` is "inner" for the pairs, "left_semi" for
     the left relations that have any, "left_anti" for those that have none.
     """
     left, right = prefixed(left, keys, "left"), prefixed(right, keys, "right")
@@ -245,7 +240,7 @@ def _paired(left: DataFrame, right: DataFrame, keys: Sequence[str], span: Span |
 def _sliced(left: DataFrame, right: DataFrame, span: Span) -> tuple[DataFrame, DataFrame]:
     """Add a column `slice` that is equal in one row of every pair that is near enough.
 
-    A right message lies in one slice; a left one is looked for in each slice its span touches, which are two or three.
+    A right message is in one slice; a left one is looked for in each slice its span touches, which are two or three.
     """
     before, after = span
     length = max(before + after, 1)
@@ -297,8 +292,8 @@ def _nearest(
 ) -> DataFrame:
     """Return left relations, each with its right one: columns `left_…` and `right_…`, null where there is none.
 
-    Both sides are put into one order and gone through once, each left row taking the last right row that was met: the
-    work grows with the rows, never with their products, however many carry one value.
+    Both sides are sorted together and read once, and each left row takes the last right row before it: the work grows
+    with the rows, never with their products, however many carry one value.
     """
     columns = [*keys, *PLACE, "time_us"]
     itself = F.struct(*PLACE, "time_us")
@@ -308,14 +303,14 @@ def _nearest(
     )
     both = both.withColumn("candidate", F.when(~F.col("is_left"), itself))
     found = {
-        step: _last_met(step, keys, allow_exact_matches=allow_exact_matches)
+        step: _last_right_row(step, keys, allow_exact_matches=allow_exact_matches)
         for step in ("backward", "forward")
         if direction in (step, "nearest")
     }
     both = both.select("*", *(column.alias(step) for step, column in found.items())).where("is_left")
     match = F.col(next(iter(found)))
     if direction == "nearest":
-        # Of two equally near the earlier, as in pandas: an equal time is met by both.
+        # Of two equally near the earlier, as in pandas: both directions find an equal time.
         distances = {step: F.abs(F.col("time_us") - F.col(step)["time_us"]) for step in found}
         is_later = F.col("backward").isNull() | (distances["forward"] < distances["backward"])
         match = F.when(is_later, F.coalesce("forward", "backward")).otherwise(F.col("backward"))
@@ -331,11 +326,11 @@ def _nearest(
     )
 
 
-def _last_met(step: str, keys: Sequence[str], *, allow_exact_matches: bool) -> Column:
-    """Return the last right row before each row, going through time forwards or backwards.
+def _last_right_row(step: str, keys: Sequence[str], *, allow_exact_matches: bool) -> Column:
+    """Return the last right row before each row, in the order of time or against it.
 
     Messages of one time come in the order of partition and offset, as in lookups by time. Whether a right row of the
-    same time is met depends on which side comes first there.
+    same time counts depends on which side is sorted first.
     """
     turn = F.asc if step == "backward" else F.desc
     at_once = F.asc("is_left") if allow_exact_matches else F.desc("is_left")

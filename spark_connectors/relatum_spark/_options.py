@@ -69,6 +69,8 @@ class Options:
     broker: Broker
     database: str | None = field(default=None, repr=False)
     """None where no option needs it."""
+    streams: tuple[str, ...] = ()
+    """Empty where a super stream is given."""
     super_stream: str | None = None
     poll_timeout_s: float = POLL_TIMEOUT_MS / 1000
 
@@ -86,8 +88,6 @@ class Options:
 class SourceOptions(Options):
     """The options of a read; docs/spark.md describes each."""
 
-    streams: tuple[str, ...] = ()
-    """Empty where a super stream is given."""
     starting: Place = Place("startingOffsets", EARLIEST)
     ending: Place = Place("endingOffsets", LATEST)
     is_latest_allowed: bool = False
@@ -115,14 +115,10 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
     given = _Given(options)
     if streaming and (name := given.first(*_BATCH_ALONE)):
         instead = "; `relatum_spark.Enrichment` looks up in each micro-batch" if name in ("key", "keyValues") else ""
-        raise InvalidInput(f"option {name}: a streaming query has none; it is a batch's alone{instead}")
-    keys, key, values, database = given.names("keys"), given.text("key"), _key_values(given), given.text("database")
-    streams, super_stream = _streams(given)
+        raise InvalidInput(f"option {name} is for batches only, not for a streaming query{instead}")
+    keys, key, values = given.names("keys"), given.text("key"), _key_values(given)
     parsed = SourceOptions(
-        broker=broker_of(given.text("broker"), given.text("streamUrl")),
-        database=database_url(database) if keys or key or database else None,
-        streams=streams,
-        super_stream=super_stream,
+        **_shared(given, "stream", "streams", "superStream", needs_database=bool(keys or key)),
         starting=_place(given, "starting", LATEST if streaming else EARLIEST),
         ending=_place(given, "ending", LATEST),
         is_latest_allowed=given.one_of("startingOffsetsByTimestampStrategy", "error", "latest") == "latest",
@@ -135,7 +131,6 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
         keys=keys,
         key=key,
         key_values=values,
-        poll_timeout_s=given.number("pollTimeoutMs", POLL_TIMEOUT_MS) / 1000,
         batch_rows=given.number("batchRows", ROWS_MAX),
         batch_bytes=given.number("batchBytes", BYTES_MAX),
     )
@@ -147,8 +142,6 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
 class SinkOptions(Options):
     """The options of a write; docs/spark.md describes each."""
 
-    stream: str | None
-    """None where a super stream is given."""
     routing_key: str | None
     key_columns: tuple[str, ...]
     producer_name: str
@@ -162,12 +155,9 @@ class SinkOptions(Options):
 def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -> SinkOptions:
     """Parse the options of a write. Errors as of `parse_options`."""
     given = _Given(options)
-    write_id, batch_id, database = given.text("writeId"), given.text("batchId"), given.text("database")
+    write_id = given.text("writeId")
     parsed = SinkOptions(
-        broker=broker_of(given.text("broker"), given.text("streamUrl")),
-        database=None if database is None else database_url(database),
-        stream=given.text("stream"),
-        super_stream=given.text("superStream"),
+        **_shared(given, "stream", "superStream"),
         routing_key=given.text("routingKey"),
         key_columns=given.names("keyColumns"),
         producer_name=given.text("producerName") or PRODUCER_NAME,
@@ -175,21 +165,18 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -
         batch_id=given.number("batchId", 0, least=0, most=EPOCH_MAX),
         confirm_timeout_s=given.number("confirmTimeoutMs", CONFIRM_TIMEOUT_MS) / 1000,
         in_flight_max=given.number("maxInFlight", IN_FLIGHT_MAX),
-        poll_timeout_s=given.number("pollTimeoutMs", POLL_TIMEOUT_MS) / 1000,
     )
     given.check_names()
-    if (parsed.stream is None) == (parsed.super_stream is None):
-        raise InvalidInput("which stream? Give one of the options stream and superStream")
     if (parsed.super_stream is None) != (parsed.routing_key is None):
         raise InvalidInput(
-            "the options superStream and routingKey come together: routingKey names the column whose value says which"
-            " stream of the super stream a row goes to"
+            "the options superStream and routingKey come together: routingKey names the column whose value selects the"
+            " stream of the super stream for a row"
         )
     if streaming and (name := given.first("writeId", "batchId")):
         raise InvalidInput(f"option {name}: a streaming query has ids of its own")
     if write_id is None and given.has("writeId"):
         raise InvalidInput("option writeId is empty: nothing would be recognised as written before")
-    if batch_id is not None and write_id is None:
+    if write_id is None and given.has("batchId"):
         raise InvalidInput("option batchId counts the writes of one writeId: give that too")
     check_names(parsed.producer_name, parsed.write_id)
     return parsed
@@ -251,25 +238,44 @@ class _Given:
             raise InvalidInput(f"option {option}: {text!r} is not a list of names, each there once")
         return tuple(names)
 
-    def json_list(self, option: str) -> list[Any]:
+    def json(self, option: str, kind: type, what: str) -> Any:
+        """Return a JSON value of a kind; `what` describes it in the error."""
         text = self.text(option) or ""
         try:
-            values = json.loads(text)
+            value = json.loads(text, object_pairs_hook=_each_once)
         except ValueError as error:
-            raise InvalidInput(f"option {option}: {text!r} is not a JSON list: {error}") from None
-        if not isinstance(values, list):
-            raise InvalidInput(f"option {option}: {text!r} is not a JSON list")
+            raise InvalidInput(f"option {option}: {text!r} is not {what}: {error}") from None
+        if not isinstance(value, kind):
+            raise InvalidInput(f"option {option}: {text!r} is not {what}")
+        return value
+
+    def json_list(self, option: str) -> list[Any]:
+        values: list[Any] = self.json(option, list, "a JSON list")
         return values
 
 
-def _streams(given: _Given) -> tuple[tuple[str, ...], str | None]:
-    """Return the streams named, or the super stream."""
-    stream, streams, super_stream = given.text("stream"), given.names("streams"), given.text("superStream")
-    found = [name for name in ("stream", "streams", "superStream") if given.text(name) is not None]
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _shared(given: _Given, *streams: str, needs_database: bool = False) -> dict[str, Any]:
+    """Return the fields of `Options`; exactly one of the options `streams` must be given."""
+    found = [name for name in streams if given.text(name) is not None]
     if len(found) != 1:
         what = " and ".join(found) + " are both given" if found else "none is given"
-        raise InvalidInput(f"which stream? Give one of the options stream, streams and superStream; {what}")
-    return streams if stream is None else (stream,), super_stream
+        raise InvalidInput(f"which stream? Give one of the options {', '.join(streams)}; {what}")
+    database, stream = given.text("database"), given.text("stream")
+    names = given.names("streams") if "streams" in streams else ()
+    return {
+        "broker": broker_of(given.text("broker"), given.text("streamUrl")),
+        "database": database_url(database) if needs_database or database else None,
+        "streams": names if stream is None else (stream,),
+        "super_stream": given.text("superStream"),
+        "poll_timeout_s": given.number("pollTimeoutMs", POLL_TIMEOUT_MS) / 1000,
+    }
 
 
 def _key_values(given: _Given) -> tuple[object, ...]:
@@ -299,38 +305,24 @@ def _place(given: _Given, side: str, default: int) -> Place:
     if moment is not None:
         return Place(by_moment, moment, is_moment=True)
     if moments is not None:
-        return Place(by_moments, _numbers(moments, by_moments, 0), is_moment=True)
+        return Place(by_moments, _numbers(given, by_moments, 0), is_moment=True)
     if offsets is None:
         return Place(by_offset, default)
     words = {"latest": LATEST} | ({"earliest": EARLIEST} if side == "starting" else {})
     if (word := offsets.strip().lower()) in words:
         return Place(by_offset, words[word])
-    numbers = _numbers(offsets, by_offset, EARLIEST)
+    numbers = _numbers(given, by_offset, EARLIEST)
     if side == "ending" and EARLIEST in numbers.values():
         raise InvalidInput(f"option {by_offset}: {offsets!r} ends at -2, the beginning")
     return Place(by_offset, numbers)
 
 
-def _numbers(text: str, option: str, least: int) -> dict[str, int]:
+def _numbers(given: _Given, option: str, least: int) -> dict[str, int]:
     """Read numbers by stream from JSON such as `{"orders": 120}`."""
-    try:
-        numbers = json.loads(text, object_pairs_hook=_each_once)
-    except json.JSONDecodeError:
-        raise InvalidInput(f'option {option}: {text!r} is none of its words, nor JSON like {{"orders": 0}}') from None
-    except ValueError as error:
-        raise InvalidInput(f"option {option}: {error}") from None
-    if not isinstance(numbers, dict):
-        raise InvalidInput(f"option {option}: {text!r} is not a JSON object of numbers by stream")
+    numbers: dict[str, int] = given.json(option, dict, 'JSON like {"orders": 0}')
     for stream, number in numbers.items():
         if type(number) is not int or not least <= number <= INTEGER_MAX:
             raise InvalidInput(
                 f"option {option}: {number!r} of the stream {stream!r} must be a whole number >= {least}"
             )
     return numbers
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a stream is named twice")
-    return found

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
-from relatum.errors import InvalidInput, OffsetExpired, RelatumError, StreamNotFound, Transient
+from relatum.errors import InvalidInput, OffsetExpired, OffsetNotFound, RelatumError, StreamNotFound, Transient
 from relatum.reading import StreamBounds, StreamReader
 from relatum.waiting import Outages
 from relatum_spark._options import EARLIEST, LATEST, Options, Place, SourceOptions
@@ -66,9 +66,18 @@ class Tails:
             self._outages.forget(_QUESTION)
             raise
 
-    def partitions(self, super_stream: str) -> list[str]:
-        """Return the streams of a super stream; none where there is no such super stream."""
-        return self.ask(lambda reader: reader.partitions(super_stream))
+    def streams(self, known: Iterable[str] = ()) -> list[str]:
+        """Return the streams that the options name; raises `StreamNotFound` for a super stream that does not exist.
+
+        `known` are streams that were read before: of a super stream they count even after they were removed from it.
+        """
+        name = self._options.super_stream
+        if name is None:
+            return list(self._options.streams)
+        found = list(dict.fromkeys((*self.ask(lambda reader: reader.partitions(name)), *known)))
+        if not found:
+            raise StreamNotFound(f"there is no super stream {name!r}", stream=name)
+        return found
 
     def bounds(self, stream: str, *, read_to: int | None = None) -> StreamBounds | None:
         """Return the first and the last offset; None where there is no such stream.
@@ -137,20 +146,21 @@ def check_named(options: SourceOptions, streams: list[str]) -> None:
                 raise InvalidInput(f"option {place.option}: the stream {stream!r} is not among those read")
 
 
-def no_super_stream(name: str | None) -> StreamNotFound:
-    """Return the error for a super stream that does not exist."""
-    return StreamNotFound(f"there is no super stream {name!r}", stream=name)
+def lose(options: SourceOptions, kind: Callable[..., RelatumError], message: str, **fields: Any) -> None:
+    """Raise an error about what is lost; without `failOnDataLoss` log it."""
+    if options.fail_on_data_loss:
+        raise kind(f"{message}; set failOnDataLoss to false to continue without it", **fields)
+    _log.warning("reading continues after a loss: %s", message)
 
 
-def expired(lost: "Slice", first: int, remedy: str = "") -> OffsetExpired:
-    """Return the error for offsets that retention has dropped; `first` is the first one available."""
-    return OffsetExpired(
-        f"retention has dropped the offsets {lost.start} to {lost.stop - 1} of the stream {lost.stream!r}; "
-        f"the first one available is {first}{remedy}",
-        stream=lost.stream,
-        offset=lost.start,
-        first=first,
-    )
+def lose_range(options: SourceOptions, lost: "Slice", why: str, *, first: int | None = None) -> None:
+    """`lose` offsets; `first` is the first one available where retention has dropped them."""
+    message = f"offsets {lost.start} to {lost.stop - 1} of {lost.stream} are lost: {why}"
+    if first is None:
+        lose(options, OffsetNotFound, message, stream=lost.stream, offset=lost.start)
+    else:
+        message += f"; the first one available is {first}"
+        lose(options, OffsetExpired, message, stream=lost.stream, offset=lost.start, first=first)
 
 
 # --- ranges of offsets ------------------------------------------------------------------------------------
@@ -158,11 +168,13 @@ def expired(lost: "Slice", first: int, remedy: str = "") -> OffsetExpired:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Offsets of one stream, from `start` to before `stop`. There may be gaps between them."""
+    """What one task reads of a stream: offsets from `start` to before `stop`. There may be gaps between them."""
 
     stream: str
     start: int
     stop: int
+    offsets: tuple[int, ...] | None = None
+    """Those to read, ascending; None for all."""
 
     def __len__(self) -> int:
         return max(0, self.stop - self.start)

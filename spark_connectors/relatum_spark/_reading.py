@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from relatum import MessageId
 from relatum.checks import seconds_text
-from relatum.errors import InvalidRelationshipKey, OffsetExpired, OffsetNotFound, ReadTimeout, RelatumError
+from relatum.errors import InvalidRelationshipKey, OffsetNotFound, ReadTimeout, RelatumError
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message, RecordBatch, StreamReader
 from relatum.recording.extractor import Extractor
 from relatum_spark._columns import ColumnBuilder, rows_of
 from relatum_spark._options import SourceOptions
-from relatum_spark._planning import Slice, expired
+from relatum_spark._planning import Slice, lose_range
 
 _log: Final = logging.getLogger("relatum.spark")
 
@@ -50,18 +50,10 @@ class KeyFilter:
                 yield batch if len(rows) == len(batch) else rows_of(batch, rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one task reads: a range of a stream, or only those of its offsets that the table names."""
-
-    wanted: Slice
-    offsets: tuple[int, ...] | None = None
-
-
-def read_part(
-    options: SourceOptions, keys: Sequence[KeyDefinition], part: Part | None, *, only: KeyFilter | None = None
+def read_slice(
+    options: SourceOptions, keys: Sequence[KeyDefinition], wanted: Slice | None, only: KeyFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a part, read over a connection of its own; `keys` are those of `options.keys`.
+    """Yield the rows of a slice, read over a connection of its own; `keys` are those of `options.keys`.
 
     Where there are no partitions Spark reads None, once.
 
@@ -69,28 +61,28 @@ def read_part(
         OffsetExpired: retention has dropped some of it, and `failOnDataLoss` is true.
         ReadTimeout: the broker gave nothing in time; safe to repeat, as all transient errors are.
     """
-    if part is None:
+    if wanted is None:
         return
     columns = ColumnBuilder(value=options.include_value, headers=options.include_headers, keys=keys)
     with options.open_reader() as reader:
-        if part.offsets is not None:
-            yield from _picked(reader, options, part, columns, only)
+        if wanted.offsets is not None:
+            yield from _picked(reader, options, wanted, columns, only)
             return
-        found = _read_slice(reader, part.wanted, options)
+        found = _scanned(reader, wanted, options)
         passing = found if only is None else only.passing(found)
         yield from columns.batches(passing, rows_max=options.batch_rows, bytes_max=options.batch_bytes)
 
 
 def _picked(
-    reader: StreamReader, options: SourceOptions, part: Part, columns: ColumnBuilder, only: KeyFilter | None
+    reader: StreamReader, options: SourceOptions, wanted: Slice, columns: ColumnBuilder, only: KeyFilter | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages at the part's offsets that pass the filter: what the table says is checked."""
-    ids = [MessageId(part.wanted.stream, offset) for offset in part.offsets or ()]
+    """Yield the messages at a slice's offsets that pass the filter: the table's answer is checked."""
+    ids = [MessageId(wanted.stream, offset) for offset in wanted.offsets or ()]
     for place, found in zip(ids, reader.read_many(ids), strict=True):
         if isinstance(found, RelatumError):
             if options.fail_on_data_loss or not isinstance(found, OffsetNotFound):
                 raise found
-            _log_loss(Slice(place.stream, place.offset, place.offset + 1), found)
+            _log.warning("offset %d of %s is lost, reading continues: %s", place.offset, place.stream, found)
         elif only is None or only.passes(found):
             columns.add_message(found)
             if len(columns) >= options.batch_rows or columns.bytes >= options.batch_bytes:
@@ -99,12 +91,12 @@ def _picked(
         yield columns.take()
 
 
-def _read_slice(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterator[RecordBatch]:
+def _scanned(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterator[RecordBatch]:
     """Yield the records of a slice in batches, ascending.
 
-    Streams in good health have gaps; offsets count as lost where the broker says that the stream begins behind them.
-    It moves a reader forward without a word, at the start as in the middle. With `failOnDataLoss` a loss is an error,
-    after what lies before it was given; else a warning, and reading goes on behind it.
+    Healthy streams have gaps; offsets count as lost where the broker says that the stream begins after them. It moves a
+    reader forward silently, at the start as in the middle. With `failOnDataLoss` a loss is an error, raised after the
+    messages before it were given; else a warning, and reading continues after it.
     """
     expected = before = wanted.start
     while expected < wanted.stop:
@@ -126,24 +118,15 @@ def _read_slice(reader: StreamReader, wanted: Slice, options: SourceOptions) -> 
 
 
 def _is_lost(reader: StreamReader, gap: Slice, options: SourceOptions) -> bool:
-    """Whether a gap is one of lost offsets, which is an error or logged; a stream in good health has others."""
+    """Whether a gap is one of lost offsets, which is an error or logged; healthy streams have others."""
     first, last = reader.bounds(gap.stream)
-    error: OffsetNotFound
     if first is None or last is None:
-        message = f"the stream {gap.stream!r} is empty: its offsets {gap.start} to {gap.stop - 1} are gone"
-        error = OffsetExpired(message, stream=gap.stream, offset=gap.start, first=gap.stop)
+        lose_range(options, gap, "the stream is empty", first=gap.stop)
     elif first > gap.start:
-        error = expired(Slice(gap.stream, gap.start, min(first, gap.stop)), first)
+        dropped = Slice(gap.stream, gap.start, min(first, gap.stop))
+        lose_range(options, dropped, "retention has dropped them", first=first)
     elif last < gap.start:
-        ended = f"the stream {gap.stream!r} ends at offset {last}, before {gap.start}"
-        error = OffsetNotFound(f"{ended}: it was declared again or lost its tail", stream=gap.stream, offset=gap.start)
+        lose_range(options, gap, f"the stream ends at offset {last}; it was declared again or lost its tail")
     else:
         return False
-    if options.fail_on_data_loss:
-        raise error
-    _log_loss(gap, error)
     return True
-
-
-def _log_loss(lost: Slice, error: OffsetNotFound) -> None:
-    _log.warning("offsets %d to %d of %s are lost, reading goes on: %s", lost.start, lost.stop - 1, lost.stream, error)

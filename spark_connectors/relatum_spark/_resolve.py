@@ -1,7 +1,7 @@
-"""Payloads for places: any DataFrame with streams and offsets gets the messages that lie there.
+"""Payloads for places: any DataFrame with streams and offsets gets the messages there.
 
-Rows are brought together by stretches of a stream and sorted, so that a task reads neighbours in one go; what lies
-between them is read across or jumped over, whichever is cheaper, and only the messages asked for are decoded.
+Rows are brought together by stretches of a stream and sorted, so that a task reads neighbours together; messages
+between them are read too or skipped, whichever is cheaper, and only those asked for are decoded.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,8 +20,7 @@ from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetExpired,
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.reading import Broker, Message, StreamReader, UnreadableRecord
-from relatum_spark._columns import ColumnBuilder
-from relatum_spark._schema import schema
+from relatum_spark._columns import ColumnBuilder, schema
 from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, open_reader
 
 STRETCH_BITS: Final = 14
@@ -70,12 +69,12 @@ def resolve(
     | --- | --- |
     | `found` | the message is in the other columns |
     | `expired` | retention has dropped it |
-    | `not_found` | no message lies there: past the end, or an offset the broker used itself |
+    | `not_found` | no message is there: past the end, or an offset the broker used itself |
     | `no_stream` | there is no stream of that name |
     | `unproven` | no message, which proves nothing: it may have expired, or this node is behind |
     | `refused` | the broker refuses this user to read the stream |
     | `unreadable` | its batch is packed by a codec that is not installed, or is broken |
-    | `replaced` | with `check`: what lies there is another message, the stream was deleted and declared again |
+    | `replaced` | with `check`: another message is there, the stream was deleted and declared again |
     | null | the row's stream or offset is null: nothing was asked for |
 
     Args:

@@ -6,25 +6,23 @@ time in microseconds since 1970, null where it has none). Payloads are read at t
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.datasource import InputPartition
 
 from relatum.checks import checked_count
 from relatum.errors import InvalidInput
 from relatum.reading import Broker
-from relatum.store.catalog import streams_named
+from relatum.store.catalog import check_recorded, streams_named
+from relatum_spark._columns import schema
 from relatum_spark._format import BatchReader
 from relatum_spark._options import SourceOptions
 from relatum_spark._resolve import resolve
-from relatum_spark._schema import schema
-from relatum_spark._table import PARTITIONS_MAX, Snapshot, check_recorded, connected, database_of, relationships
-from relatum_spark._where import BROKER_VARIABLE, GivenBroker, broker_of, names_of, open_reader
+from relatum_spark._table import PARTITIONS_MAX, Snapshot, connected, database_of, relationships
+from relatum_spark._where import BROKER_VARIABLE, GivenBroker, broker_of, in_tasks, names_of, open_reader
 
 GivenSide: TypeAlias = str | Sequence[str] | DataFrame
 """A stream, a super stream (its partitions), several of them, or a frame with `stream` and `offset` columns."""
@@ -33,7 +31,7 @@ GivenKeys: TypeAlias = str | Sequence[str]
 """The name of a key, or of several that must all be equal."""
 
 PLACE: Final = ("stream", "offset")
-"""The columns that say where a message lies."""
+"""The columns that say where a message is."""
 
 PARTITIONS: Final = 8
 """Tasks that read the table at once, unless another number is given."""
@@ -133,10 +131,9 @@ class Inputs:
         if not isinstance(side, tuple):
             return None
         with connected(self.database, self.snapshot) as connection:
-            rows = streams_named(connection, self.vhost, side)
-        if is_known:
-            check_recorded(side, [name for row in rows for name in (row.name, row.super_stream)])
-        return [row.name for row in rows]
+            if is_known:
+                check_recorded(connection, self.vhost, side)
+            return [row.name for row in streams_named(connection, self.vhost, side)]
 
     def times(self, spark: SparkSession, side: Side) -> DataFrame:
         """Return the places and times of all messages of a side, read from the streams: `stream`, `offset`, `time_us`.
@@ -153,10 +150,8 @@ class Inputs:
             options = SourceOptions(
                 broker=self.broker, streams=tuple(streams), include_value=False, include_headers=False
             )
-            source = BatchReader(options, ())
-            parts = tuple(source.partitions())
-            numbers = spark.range(0, len(parts), 1, max(len(parts), 1))
-            messages = numbers.mapInArrow(_TimeReader(source, parts), schema(value=False, headers=False))
+            source = BatchReader(options)
+            messages = in_tasks(spark, source.read, source.partitions(), schema(value=False, headers=False))
         return messages.select(*PLACE, F.unix_micros("timestamp").alias("time_us"))
 
     def with_payloads(
@@ -179,19 +174,6 @@ class Inputs:
             )
             more += [f"{side}_{name}" for name in _RESOLVED]
         return joined, more
-
-
-@dataclass(frozen=True, slots=True)
-class _TimeReader:
-    """What a task that reads times does: a part's number in, places and times out. Can be pickled."""
-
-    source: BatchReader
-    parts: tuple[InputPartition, ...]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from self.source.read(self.parts[number])
 
 
 def key_columns(keys: Sequence[str]) -> list[str]:
@@ -222,7 +204,7 @@ def prefixed(relations: DataFrame, keys: Sequence[str], prefix: str) -> DataFram
     return relations.select(*keys, *columns)
 
 
-def presented(joined: DataFrame, on: GivenKeys | None, *sides: str, more: Sequence[str] = ()) -> DataFrame:
+def result_columns(joined: DataFrame, on: GivenKeys | None, *sides: str, more: Sequence[str] = ()) -> DataFrame:
     """Return a joined frame as callers see it: `value`, place and time of each side, then the other columns named.
 
     `value` is text where one key was named, an array in the order of the keys where a list was given, and left out

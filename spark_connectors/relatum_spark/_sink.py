@@ -40,11 +40,11 @@ from relatum.store.database import as_engine
 from relatum.store.translation import translated_errors
 from relatum.superstreams import partition_of
 from relatum.wire import frames
+from relatum_spark._columns import PROPERTIES
 from relatum_spark._encode import encode_content, is_new_layout
 from relatum_spark._options import SinkOptions, parse_sink_options
-from relatum_spark._planning import Tails, no_super_stream
+from relatum_spark._planning import Tails
 from relatum_spark._publisher import PUBLISHERS_MAX, Publisher, connect
-from relatum_spark._schema import PROPERTIES
 from relatum_spark._sequence import Numbering, other_rows, reference_of
 
 _log: Final = logging.getLogger("relatum.spark")
@@ -198,11 +198,9 @@ class _Writer:
         _check_columns(schema, parsed)
         definitions, keys = _keys(parsed)
         with Tails(parsed, patience_s=parsed.poll_timeout_s if self._is_streaming else 0) as tails:
-            if parsed.stream is not None:
-                tails.existing(parsed.stream, tails.bounds(parsed.stream))
-                streams = [parsed.stream]
-            elif not (streams := tails.partitions(parsed.super_stream or "")):
-                raise no_super_stream(parsed.super_stream)
+            streams = tails.streams()
+            for stream in parsed.streams:
+                tails.existing(stream, tails.bounds(stream))
             version, frame_bytes = tails.ask(lambda _: _limits(parsed))
         if len(streams) > PUBLISHERS_MAX:
             raise InvalidInput(

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from relatum.errors import OffsetNotFound, RelatumError, StreamNotFound, StreamReplaced
+from relatum.errors import OffsetNotFound, StreamNotFound, StreamReplaced
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX
 from relatum.reading import StreamBounds
 from relatum_spark._options import SourceOptions
-from relatum_spark._planning import Slice, Tails, check_named, expired, no_super_stream, plan_end, slices
-from relatum_spark._reading import Part, read_part
+from relatum_spark._planning import Slice, Tails, check_named, lose, lose_range, plan_end, slices
+from relatum_spark._reading import read_slice
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
@@ -63,7 +63,6 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bounds: dict[str, StreamBounds | None] = {}
         """The ends of streams as they were last seen; None for one that does not exist."""
         self._emptied: set[str] = set()
-        self._remedy = "; set failOnDataLoss to false to go on without" if options.fail_on_data_loss else ""
         if options.max_offsets_per_trigger is not None and not HAS_ADMISSION:
             _log.warning(
                 "Spark before 4.2 does not tell a source which trigger a query has: with maxOffsetsPerTrigger, a run "
@@ -81,8 +80,6 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             bounds = self._ask_listed({})
             check_named(self._options, list(bounds))
-            if not bounds:
-                raise no_super_stream(self._options.super_stream)
             self._initial = {stream: self._begin(stream, found) for stream, found in bounds.items()}
         return dict(self._initial)
 
@@ -95,7 +92,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = self._held[stream] = found.end if self._target is None else self._target.get(stream, found.end)
         elif begin > found.end:
             raise OffsetNotFound(
-                f"offset {begin} lies beyond the end of the stream {stream!r}, which is {found.end}: begin with an "
+                f"offset {begin} is beyond the end of the stream {stream!r}, which is {found.end}: begin with an "
                 "offset up to that, or with latest",
                 stream=stream,
                 offset=begin,
@@ -136,21 +133,22 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if bounds is not None or self._options.fail_on_data_loss:
                     kept[stream] = self._tails.existing(stream, bounds).first or 0
             elif bounds is None:
-                self._lost(StreamNotFound(f"the stream {stream!r} was deleted{self._remedy}", stream=stream))
+                lose(self._options, StreamNotFound, f"the stream {stream!r} was deleted", stream=stream)
             elif bounds.last is None:
                 kept[stream] = start[stream]
                 self._emptied.add(stream)
             elif self._begins_anew(stream, start[stream], bounds):
                 message = (
                     f"the stream {stream!r} was read up to {start[stream] - 1}, but now has offsets {bounds.first} to "
-                    f"{bounds.last}: it was declared again or lost its tail{self._remedy}"
+                    f"{bounds.last}: it was declared again or lost its tail"
                 )
-                self._lost(StreamReplaced(message, stream=stream))
+                lose(self._options, StreamReplaced, message, stream=stream)
                 kept[stream] = bounds.first or 0
             else:
                 first = bounds.first or 0
                 if first > start[stream]:
-                    self._lost(expired(Slice(stream, start[stream], first), first, self._remedy))
+                    lost = Slice(stream, start[stream], first)
+                    lose_range(self._options, lost, "retention has dropped them", first=first)
                 begins[stream] = max(first, start[stream])
                 ends[stream] = min(bounds.end, self._allowed(stream, start[stream], held))
         return kept | plan_end(begins, ends, limit)
@@ -169,11 +167,6 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         frozen = INTEGER_MAX if self._target is None else self._target.get(stream, start)
         return min(frozen, held[stream]) if held.get(stream) == start else frozen
 
-    def _lost(self, error: RelatumError) -> None:
-        if self._options.fail_on_data_loss:
-            raise error
-        _log.warning("going on after a loss: %s", error)
-
     def reportLatestOffset(self) -> Offset | None:
         """Return the end of each stream, for the progress of the query. Since Spark 4.2, after `latestOffset`."""
         ends = {stream: bounds.end for stream, bounds in self._bounds.items() if bounds is not None}
@@ -186,12 +179,12 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._position, options = end, self._options
         ranges = [Slice(stream, start[stream], stop) for stream, stop in sorted(end.items()) if stream in start]
         if not options.fail_on_data_loss:
-            ranges = [self._left(each) for each in ranges if len(each)]
+            ranges = [self._without_lost(each) for each in ranges if len(each)]
         cut = slices(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
-        return [InputPartition(Part(wanted)) for wanted in cut]
+        return [InputPartition(each) for each in cut]
 
-    def _left(self, wanted: Slice) -> Slice:
-        """Leave out of a range what is known to be lost, so that no task is made for it."""
+    def _without_lost(self, wanted: Slice) -> Slice:
+        """Leave out offsets that are known to be lost, so that no task is made for them."""
         stream = wanted.stream
         if stream not in self._bounds:
             self._bounds[stream] = self._tails.bounds(stream, read_to=wanted.start)
@@ -201,17 +194,14 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a slice; runs in a task."""
-        return read_part(self._options, self._keys, partition.value)
+        return read_slice(self._options, self._keys, partition.value)
 
     def _ask_listed(self, start: Offset) -> dict[str, StreamBounds | None]:
         """Ask for the ends of the streams named; of a super stream also of those that were taken out of it."""
-        listed = list(self._options.streams)
-        if self._options.super_stream is not None:
-            listed = list(dict.fromkeys((*self._tails.partitions(self._options.super_stream), *start)))
-        # Of a stream that is known to have lain empty, nothing is doubtful.
+        # An answer about a stream that was empty needs no second question.
         return {
             stream: self._tails.bounds(stream, read_to=None if stream in self._emptied else start.get(stream))
-            for stream in listed
+            for stream in self._tails.streams(known=start)
         }
 
     def stop(self) -> None:

@@ -1,7 +1,8 @@
 """The relationship table as a DataFrame and as a catalog of Spark SQL, and one state of it for several reads."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,10 +13,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from relatum.checks import checked_count, checked_name, shown
-from relatum.errors import ConfigurationError, InvalidInput, StreamNotFound
+from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading import StreamReader
+from relatum.store.catalog import check_recorded, streams_named
 from relatum.store.coverage import TIME, coverage_of, covered
-from relatum.store.database import as_engine, make_engine, sql
+from relatum.store.database import as_engine, make_engine
 from relatum.store.translation import translated_errors
 from relatum_consumer import Status
 from relatum_consumer.lookups.catalog import Catalog
@@ -25,15 +27,12 @@ from relatum_spark._cuts import predicates_of
 from relatum_spark._jdbc import jdbc_options, require_driver
 from relatum_spark._where import database_url, definitions_in, names_of
 
-Bound = tuple[int, int, int, int]
-"""A stream's id, a key's, and offsets [from, to) that are recorded."""
-
 COLUMNS: Final = ("key", "value", "vhost", "stream", "stream_offset", "time")
 
 PARTITIONS_MAX: Final = 10_000
 
 LIMIT_S: Final = 3600.0
-"""Seconds a snapshot lives unless told otherwise: an hour of held-back vacuum does no harm yet."""
+"""Seconds a snapshot lives by default: an hour of held-back vacuum does no harm yet."""
 
 _CATALOG: Final = "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog"
 
@@ -51,7 +50,7 @@ def relationships(
     """Return the relationship table: one row for each key of each recorded message, as in `relatum.relations`.
 
     Without a snapshot the rows are those recorded when this is called, whenever the DataFrame is used and however
-    often: later ones are left out by their offsets. No transaction stays open. Rows that are pruned meanwhile, since
+    often: later ones are left out by their offsets. No transaction stays open. Rows that are pruned later, since
     retention took their messages, may be missing in some tasks and not in others; with a snapshot they are not. It is
     good for a day: by then PostgreSQL may have rows of streams that are kept for long in another part of the table.
 
@@ -85,9 +84,10 @@ def relationships(
     options = jdbc_options(url)
     require_driver(spark)
     with connected(url, snapshot) as connection:
-        stream_ids = _stream_ids(connection, stream_names, vhost)
+        check_recorded(connection, vhost, stream_names or ())
+        stream_ids = sorted(row.stream_id for row in streams_named(connection, vhost, stream_names))
         key_ids = [definition.key_id for definition in definitions_in(connection, key_names)]
-        bounds = _bounds(connection, stream_ids, key_ids)
+        table = _table(connection, stream_ids, key_ids)
         predicates = predicates_of(connection, stream_ids, key_ids, partitions, is_steady=snapshot is not None)
     # For nested loops the planner would scan a part of the table once for each stream and key.
     options["sessionInitStatement"] = "SET enable_nestloop = off"
@@ -96,7 +96,7 @@ def relationships(
             "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
             f"SET TRANSACTION SNAPSHOT '{snapshot.snapshot_id}'; SET enable_nestloop = off"
         )
-    frame = spark.read.jdbc(options.pop("url"), _table(bounds), predicates=predicates, properties=options)
+    frame = spark.read.jdbc(options.pop("url"), table, predicates=predicates, properties=options)
     # Made here and not in SQL: Spark would push filters on it down as text without a time zone.
     return frame.withColumn("time", F.timestamp_micros("time_us")).select(*COLUMNS)
 
@@ -234,29 +234,6 @@ def connected(url: str, snapshot: Snapshot | None) -> Iterator[sa.Connection]:
 # --- what is read -----------------------------------------------------------------------------------------
 
 
-_PRESENT: Final = sql("""
-    SELECT stream_id, name, super_stream FROM relatum.streams
-    WHERE replaced_at IS NULL AND (:vhost::text IS NULL OR vhost = :vhost::text)
-        AND (:names::text[] IS NULL OR name = ANY (:names::text[]) OR super_stream = ANY (:names::text[]))
-    ORDER BY stream_id""")
-
-
-def _stream_ids(connection: sa.Connection, names: Sequence[str] | None, vhost: str | None) -> list[int]:
-    """Return the ids of present streams and of the partitions of super streams."""
-    rows = connection.execute(_PRESENT, {"vhost": vhost, "names": None if names is None else list(names)}).all()
-    check_recorded(names or (), [name for row in rows for name in (row.name, row.super_stream)])
-    return [row.stream_id for row in rows]
-
-
-def check_recorded(names: Iterable[str], known: Sequence[str | None]) -> None:
-    """Refuse names that no recorded stream or super stream has."""
-    for name in names:
-        if name not in known:
-            raise StreamNotFound(
-                f"no stream {name!r} was recorded: see `relatum record` and `relatum backfill`", stream=name
-            )
-
-
 def status_of_missing(
     reader: StreamReader,
     connection: sa.Connection,
@@ -278,24 +255,22 @@ def status_of_missing(
     return evidence(catalog, names, key_ids).status(is_found=False, was_read=False, is_whole=True)
 
 
-def _bounds(connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequence[int]) -> list[Bound]:
-    """Return what is recorded now. Rows in it never change; they are only pruned, with the messages they are of."""
-    rows = coverage_of(connection, stream_ids)
-    by_stream = {stream_id: [row for row in rows if row.stream_id == stream_id] for stream_id in stream_ids}
-    return [
+def _table(connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequence[int]) -> str:
+    """Return the table that Spark reads: the view's columns, and those that predicates cut by.
+
+    It has the rows that are recorded now: they never change, and are pruned with their messages. Its text has numbers
+    and no names of users. Streams and keys are joined by id and not by whether they are in force, so that one that is
+    replaced while tasks run is not missing for some of them only.
+    """
+    by_stream = defaultdict(list)
+    for row in coverage_of(connection, stream_ids):
+        by_stream[row.stream_id].append(row)
+    bounds = [
         (stream_id, key_id, *offsets)
         for stream_id in stream_ids
         for key_id in key_ids
         for offsets in covered(by_stream[stream_id], key_id)
     ]
-
-
-def _table(bounds: Sequence[Bound]) -> str:
-    """Return the table that Spark reads: the view's columns, and those that predicates cut by.
-
-    It holds numbers and no text of users. Streams and keys are joined by id and not by whether they are in force, so
-    that one that is replaced while tasks run is not there for some of them only.
-    """
     columns = list(zip(*bounds, strict=True)) or [(), (), (), ()]
     arrays = ", ".join(
         "'{" + ",".join(map(str, column)) + "}'::" + kind + "[]"

@@ -3,7 +3,8 @@
 import gc
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
@@ -20,6 +21,10 @@ from relatum.store.database import as_engine
 from relatum.store.translation import translated_errors
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
     from relatum_spark._table import Snapshot
 
 BROKER_VARIABLE: Final = "RELATUM_BROKER_URL"
@@ -120,3 +125,27 @@ def spare_collections() -> None:
     if os.environ.get(_WORKER_REUSED):
         gc.collect()
         gc.freeze()
+
+
+@dataclass(frozen=True, slots=True)
+class _EachInATask:
+    """A function of items' numbers, as `mapInArrow` takes it. Can be pickled."""
+
+    function: Callable[[Any], Iterable["pa.RecordBatch"]]
+    items: tuple[Any, ...]
+
+    def __call__(self, batches: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self.function(self.items[number])
+
+
+def in_tasks(
+    spark: "SparkSession",
+    function: Callable[[Any], Iterable["pa.RecordBatch"]],
+    items: Sequence[Any],
+    schema: "StructType",
+) -> "DataFrame":
+    """Return what a function makes of some items, each in a task of its own. Spark Connect has no RDDs for that."""
+    numbers = spark.range(0, len(items), 1, max(len(items), 1))
+    return numbers.mapInArrow(_EachInATask(function, tuple(items)), schema)

@@ -91,10 +91,21 @@ _SET_SUPER_STREAMS: Final = sql("""
 _IS_PRESENT: Final = "vhost = :vhost::text AND replaced_at IS NULL"
 _IS_NAMED: Final = "name = ANY (:names::text[])"
 
-_PRESENT, _NAMED, _NAMED_WITH_PARTITIONS = (
-    sql(f"SELECT {STREAM_COLUMNS} FROM relatum.streams WHERE {_IS_PRESENT}{among} ORDER BY name")
-    for among in ("", f" AND {_IS_NAMED}", f" AND ({_IS_NAMED} OR super_stream = ANY (:names::text[]))")
-)
+_AMONG: Final = {
+    "all": "",
+    "named": f" AND {_IS_NAMED}",
+    "with partitions": f" AND ({_IS_NAMED} OR super_stream = ANY (:names::text[]))",
+}
+
+_STREAMS: Final = {
+    (is_of_any_vhost, among): sql(
+        f"SELECT {STREAM_COLUMNS} FROM relatum.streams "
+        f"WHERE {'replaced_at IS NULL' if is_of_any_vhost else _IS_PRESENT}{condition} ORDER BY name"
+    )
+    for is_of_any_vhost in (False, True)
+    for among, condition in _AMONG.items()
+}
+"""Present streams, by whether they are of any virtual host, and which are wanted."""
 
 _SET_RECORD_TIME: Final = sql(f"""
     UPDATE relatum.streams SET record_time = :on::boolean WHERE {_IS_PRESENT} AND name = :name::text""")
@@ -328,18 +339,20 @@ def lock_stream(connection: sa.Connection, stream_id: int, *, key_share: bool = 
 
 
 def streams_named(
-    connection: sa.Connection, vhost: str, names: Sequence[str] | None, *, partitions: bool = True
+    connection: sa.Connection, vhost: str | None, names: Sequence[str] | None, *, partitions: bool = True
 ) -> list[StreamRow]:
     """Present generations of the named streams and of the partitions of named super streams; all where None.
 
+    `vhost`: None for all virtual hosts.
     `partitions`: False leaves out the partitions of super streams that are not named themselves.
     """
-    query = _PRESENT if names is None else _NAMED_WITH_PARTITIONS if partitions else _NAMED
-    return [StreamRow(*row) for row in connection.execute(query, {"vhost": vhost, "names": list(names or ())})]
+    among = "all" if names is None else "with partitions" if partitions else "named"
+    parameters = {"vhost": vhost, "names": list(names or ())}
+    return [StreamRow(*row) for row in connection.execute(_STREAMS[vhost is None, among], parameters)]
 
 
-def check_recorded(connection: sa.Connection, vhost: str, names: Collection[str]) -> None:
-    """Make sure that each name is that of a recorded stream, or of a super stream with one.
+def check_recorded(connection: sa.Connection, vhost: str | None, names: Collection[str]) -> None:
+    """Make sure that each name is that of a recorded stream, or of a super stream with one. No vhost: in any.
 
     Raises:
         StreamNotFound: one is not; it names the one that is most alike.

@@ -97,7 +97,7 @@ class Source:
 def wanted(partition: Any) -> tuple[str, int, int, tuple[int, ...] | None]:
     """What a task reads: stream, first offset, the one to end before, and the offsets alone that the table names."""
     part = partition.value
-    return part.wanted.stream, part.wanted.start, part.wanted.stop, part.offsets
+    return part.stream, part.start, part.stop, part.offsets
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ def test_ranges_of_offsets(source: Source, caplog: pytest.LogCaptureFixture) -> 
             source.offsets(**beyond)
         with caplog.at_level(logging.WARNING, "relatum.spark"):
             assert source.offsets(failOnDataLoss="false", **beyond) == rest
-        assert "are not there" in caplog.text
+        assert "beyond the end" in caplog.text
         assert "failOnDataLoss" not in caplog.text
     with pytest.raises(InvalidInput, match="other"):
         source.offsets(startingOffsets='{"other": 1}')

@@ -205,7 +205,7 @@ class Planner:
 
     def slices(self, start: dict[str, int], end: dict[str, int]) -> list[tuple[str, int, int]]:
         """What the tasks of a batch read: stream, first offset, and the one to end before."""
-        wanted = [partition.value.wanted for partition in self.reader.partitions(start, end)]
+        wanted = [partition.value for partition in self.reader.partitions(start, end)]
         return [(each.stream, each.start, each.stop) for each in wanted]
 
     def read(self, start: dict[str, int], end: dict[str, int]) -> list[dict[str, Any]]:
