@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum_consumer.groups._assembly import Member, assemble, distinct, in_arrival
-from relatum_consumer.groups._finding import Batches, Scan
-from relatum_consumer.groups._options import BATCH_MESSAGES, GROUPS_AT_ONCE, GroupOptions
+from relatum_consumer.groups._finding import GROUPS_AT_ONCE, batches
+from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions
 from relatum_consumer.groups._view import View
 from relatum_consumer.lookups.servers import Servers
 
@@ -52,7 +52,7 @@ def test_an_expired_number_that_is_there_again_is_there() -> None:
     rows = [Member(ID, 1, True, "a", 1, None), Member(ID, 1, True, "a", 9, None)]
     group = assemble(ID, rows, floors={"a": 5})
     assert group.is_complete
-    assert group.anomalies == ()
+    assert group.position.anomalies == ()
     assert [member.offset for member in group.members] == [9]
 
 
@@ -75,10 +75,7 @@ def test_large_groups_behind_small_ones_do_not_make_a_batch_large() -> None:
     def nobody() -> Any:
         raise AssertionError("no message is read")
 
-    view = View(Servers(answer, nobody), 1, {1: "s"}, {"s": 0}, {"s": len(groups) + 50})
-    batches = Batches(view, Scan(view, "logical", None), GroupOptions(("s",)))
-    counts = []
-    while (batch := batches.next()) is not None:
-        counts.append(sum(len(group.rows) for group in batch))
+    view = View(Servers(answer, nobody), 1, {"s": 1}, {"s": 0}, {"s": len(groups) + 50})
+    counts = [sum(len(group.members) for group in batch) for batch in batches(view, GroupOptions(("s",)))]
     assert sum(counts) == sum(sizes.values())
     assert max(counts) < BATCH_MESSAGES + 50 * GROUPS_AT_ONCE
