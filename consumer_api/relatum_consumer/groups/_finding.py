@@ -171,10 +171,10 @@ def _completed(
     """The groups that are complete with what came, and were not before `low` of the stream."""
     beginning = Beginning.of(options.start)
     ids = list(dict.fromkeys(member.group_id for member in touched))
-    for group_id, members in view.members_of(ids).items() if ids else ():
-        group = assemble(group_id, members, options.order, view.floors)
+    for group_id, rows in view.members_of(ids).items() if ids else ():
+        group = assemble(group_id, rows, options.order, view.floors)
         if group.was_complete and beginning.admits(group.head):
-            before = [member for member in members if member.stream != stream or member.offset < low]
+            before = [row for row in rows if row[3] != stream or row[4] < low]
             if not assemble(group_id, before).was_complete:
                 yield group
 

@@ -17,7 +17,7 @@ from relatum.membership import GROUP_KEY, GroupPosition, Membership, checked_gro
 from relatum.reading import StreamBounds
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum_consumer.groups._assembly import Assembled, GroupOrder, Member, assemble
+from relatum_consumer.groups._assembly import Assembled, GroupOrder, Row, assemble, named
 from relatum_consumer.groups._group import Group, GroupPage, GroupReport
 from relatum_consumer.groups._options import check_order
 from relatum_consumer.groups._reading import as_group, floor_of, read_group, read_on
@@ -59,8 +59,8 @@ def assembled(
     if known is not None:
         view.gaps = tuple(known.uncovered)
         view.add_unrecorded(group_id)
-    members = view.members_of([group_id]).get(group_id, [])
-    group = assemble(group_id, members, order, _floors(catalog.servers, members, is_named=names is not None))
+    rows = view.members_of([group_id]).get(group_id, [])
+    group = assemble(group_id, rows, order, _floors(catalog.servers, rows, is_named=names is not None))
     streams = {stream.name for stream in recorded} | {*(names or ()), *(known.streams if known else ())}
     if names is None:
         streams |= {stream.super_stream for stream in recorded if stream.super_stream is not None}
@@ -72,10 +72,10 @@ def assembled(
     }
 
 
-def _floors(servers: Servers, members: Sequence[Member], *, is_named: bool) -> dict[str, int]:
+def _floors(servers: Servers, rows: Sequence[Row], *, is_named: bool) -> dict[str, int]:
     """The first retained offset of each stream that has members."""
     floors: dict[str, int] = {}
-    streams = sorted({member.stream for member in members})
+    streams = sorted({row[3] for row in rows})
     for stream, bounds in all_ends(servers, streams, is_named=is_named).items():
         if bounds is None:
             floors[stream] = INTEGER_MAX
@@ -94,11 +94,11 @@ def position(catalog: Catalog, group_id: str, streams: Names, *, complete: bool)
 
 def settled(servers: Servers, group: Assembled, *, is_named: bool) -> GroupPosition:
     """A group's position; copies that an exchange routed to other streams are no duplicates."""
-    numbers = {member.sequence for member in group.duplicates}
-    disputed = tuple(member for member in group.members if member.sequence in numbers)
-    if len({member.stream for member in disputed + group.duplicates}) < 2:
+    numbers = {member.sequence for member in named(group.duplicates)}
+    disputed = tuple(member for member in named(group.rows) if member.sequence in numbers)
+    if len({member.stream for member in named(disputed + group.duplicates)}) < 2:
         return group.position
-    alone = replace(group, members=disputed, expired=())
+    alone = replace(group, rows=disputed, expired=())
     with closing(read_on(servers, alone.retained)) as reading:
         read, messages = read_group(reading, alone, "logical", is_named=is_named)
     if read is not alone:
@@ -144,12 +144,12 @@ def incomplete(catalog: Catalog, streams: Names, older_than: timedelta | float, 
     ids = iter(_suspects(view, before))
     reports: list[GroupReport] = []
     while part := list(islice(ids, _IDS_AT_ONCE)):
-        for group_id, members in view.members_of(part).items():
-            found = assemble(group_id, members, "physical", view.floors)
+        for group_id, rows in view.members_of(part).items():
+            found = assemble(group_id, rows, "physical", view.floors)
             times = _times(found)
             # What is gone altogether is no cause for concern, nor are duplicates alone. What retention has begun to
             # take is no whole group any more, whether or not its rows have been pruned.
-            is_whole = not found.members or (found.is_complete and found.flaw is None)
+            is_whole = not found.rows or (found.is_complete and found.flaw is None)
             if not is_whole and (not times or min(times) < before):
                 reports.append(_report(catalog.servers, found, is_named=names is not None))
     return sorted(reports, key=lambda each: (each.first_seen is not None, each.first_seen, each.group_id))
@@ -200,7 +200,7 @@ def newest(catalog: Catalog, streams: Names, before: str | None, limit: int) -> 
         for group_id in ids:
             found = assemble(group_id, members.get(group_id, ()), "physical", view.floors)
             # What is gone altogether is none any more.
-            if found.members:
+            if found.rows:
                 reports.append(_report(catalog.servers, found, is_named=names is not None))
         at = (ids[-1] or None) if len(ids) == wanted else None
         if at is None or len(reports) == most:
@@ -256,7 +256,7 @@ def _suspects(view: View, before: int) -> list[str]:
 
 
 def _times(found: Assembled) -> list[int]:
-    members = (*found.retained, *found.expired)
+    members = named((*found.retained, *found.expired))
     return [member.time_us for member in members if member.time_us is not None]
 
 
@@ -264,6 +264,6 @@ def _report(servers: Servers, found: Assembled, *, is_named: bool) -> GroupRepor
     """What is known of a group."""
     times = _times(found)
     first, last = (moment(min(times)), moment(max(times))) if times else (None, None)
-    members = sorted(found.retained, key=lambda each: (each.time_us or 0, each.stream, each.offset))
+    members = sorted(named(found.retained), key=lambda each: (each.time_us or 0, each.stream, each.offset))
     position = settled(servers, found, is_named=is_named)
     return GroupReport(found.group_id, position, first, last, tuple(member.id for member in members))

@@ -7,11 +7,12 @@ from itertools import islice
 from typing import Final
 
 from relatum.errors import GroupConflict, RelatumError, StreamUnavailable, Transient
+from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.membership import GROUP_KEY, Anomaly, membership, value_of
 from relatum.reading import Message, StreamBounds
 from relatum.recording import Extractor
-from relatum_consumer.groups._assembly import Assembled, GroupOrder, Member, assemble
+from relatum_consumer.groups._assembly import Assembled, GroupOrder, Row, assemble
 from relatum_consumer.groups._group import Group, sequence_of
 from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions
 from relatum_consumer.lookups.answering import first_retained
@@ -54,7 +55,7 @@ def read_groups(
     All are read in one pass. `is_named`: A stream that was deleted is an error.
     """
     sound = [group for group in groups if group.is_complete and group.flaw is None]
-    with closing(read_on(servers, [member for group in sound for member in group.retained])) as reading:
+    with closing(read_on(servers, [row for group in sound for row in group.retained])) as reading:
         for group in groups:
             if not group.was_complete:
                 yield None
@@ -70,14 +71,14 @@ def read_groups(
                 yield conflict(group.group_id, Anomaly.DUPLICATE) if is_refused else found
 
 
-def read_on(servers: Servers, members: Sequence[Member]) -> Generator[Message | RelatumError, None, None]:
-    """For each member the message, or the error that says why there is none, by one batched read.
+def read_on(servers: Servers, rows: Sequence[Row]) -> Generator[Message | RelatumError, None, None]:
+    """For each row the message, or the error that says why there is none, by one batched read.
 
     If its connection is lost, it goes on where it was, on a new one.
     """
     at = failures = 0
-    while at < len(members):
-        ids = (member[3:5] for member in islice(members, at, None))
+    while at < len(rows):
+        ids = (row[3:5] for row in islice(rows, at, None))
         with closing(servers.read_many(ids, window=BATCH_MESSAGES)) as found:
             try:
                 for each in found:
@@ -98,20 +99,20 @@ def read_group(
     """
     messages: list[Message] = []
     floors: dict[str, int] = {}
-    for member, found in zip(group.retained, islice(reading, len(group.retained)), strict=True):
+    for row, found in zip(group.retained, islice(reading, len(group.retained)), strict=True):
         if isinstance(found, Message):
-            check(member, found)
+            check(row, found)
             messages.append(found)
         else:
-            first = first_retained(member.id, found, is_named=is_named)
-            floors[member.stream] = max(first, floors.get(member.stream, 0))
+            first = first_retained(MessageId(*row[3:5]), found, is_named=is_named)
+            floors[row[3]] = max(first, floors.get(row[3], 0))
     if not floors:
         return group, messages
-    for member in group.expired:
-        floors[member.stream] = max(floors.get(member.stream, 0), member.offset + 1)
+    for _, _, _, stream, offset, _ in group.expired:
+        floors[stream] = max(floors.get(stream, 0), offset + 1)
     again = assemble(group.group_id, (*group.retained, *group.expired), order, floors)
     read = {message.id: message for message in messages}
-    return again, [read[member.id] for member in again.retained]
+    return again, [read[MessageId(*row[3:5])] for row in again.retained]
 
 
 def as_group(group: Assembled, messages: Sequence[Message]) -> Group:
@@ -120,13 +121,13 @@ def as_group(group: Assembled, messages: Sequence[Message]) -> Group:
     A message that an exchange routed to several streams is in each of them and is no duplicate: its copies have the
     same `message_id` and are in different streams.
     """
-    count = len(group.members)
+    count = len(group.rows)
     chosen, position = tuple(messages[:count]), group.position
     duplicates = without_copies(chosen, messages[count:]) if len(messages) > count else ()
     if group.duplicates and not duplicates:
         sound = tuple(each for each in position.anomalies if each is not Anomaly.DUPLICATE)
         position = replace(position, anomalies=sound)
-    return Group(group.group_id, chosen, position, duplicates, tuple(member.id for member in group.expired))
+    return Group(group.group_id, chosen, position, duplicates, tuple(MessageId(*row[3:5]) for row in group.expired))
 
 
 def without_copies(chosen: Sequence[Message], others: Sequence[Message]) -> tuple[Message, ...]:
@@ -158,20 +159,22 @@ def floor_of(stream: str, bounds: StreamBounds) -> int:
     )
 
 
-def check(member: Member, message: Message) -> None:
+def check(row: Row, message: Message) -> None:
     """Check that a message is what its row says.
 
     Raises:
         StreamReplaced: it is another one.
     """
-    group_id, sequence, last, stream, offset, recorded_us = member
-    if message.raw is not None:
+    group_id, sequence, last, stream, offset, recorded_us = row
+    raw = message.raw
+    if raw is not None:
         # What a recorder would write down of it today, without decoding the rest.
-        time_us, _, values, _, _ = _RECORDED.from_record(message.raw, message.chunk_ms)
-        expected = [(0, value_of(group_id, sequence, last))]
-        if values == expected and (recorded_us is None or time_us in (recorded_us, None)):
+        time_us, _, values, _, _ = _RECORDED.from_record(raw, message.chunk_ms)
+        if values == [(0, value_of(group_id, sequence, last))] and (
+            recorded_us is None or time_us in (recorded_us, None)
+        ):
             return
-    if membership(message.headers) != member[:3]:
+    if membership(message.headers) != row[:3]:
         raise replaced(stream, offset)
     # A row that was recorded over AMQP 0.9.1 may lack the time; what both have must agree.
     if recorded_us is not None and message.time_us not in (recorded_us, None):

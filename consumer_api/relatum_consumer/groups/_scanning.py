@@ -10,7 +10,7 @@ from typing import Final
 from relatum.limits import INTEGER_MAX
 from relatum.store.coverage import CoverageRow, Range, merged, missing
 from relatum.store.database import sql
-from relatum_consumer.groups._assembly import Assembled, Member, assemble, in_arrival
+from relatum_consumer.groups._assembly import Assembled, Member, assemble, in_arrival, named
 from relatum_consumer.groups._consumer import SharedConsumer, scanned_of
 from relatum_consumer.groups._view import View, group_key
 from relatum_consumer.lookups.catalog import Catalog
@@ -178,9 +178,9 @@ class Scanner:
         rows: list[tuple[int, int, int, str, str]] = []
         outside = []
         for group in self.groups(group_ids):
-            if not group.members:
+            if not group.rows:
                 continue
-            first = group.head or in_arrival(group.retained)[0]
+            first = group.head or named(in_arrival(group.retained))[0]
             number = self._view.numbers[first.stream]
             if group.head is not None and not self._consumer.admits(first, number):
                 outside.append(group.group_id)

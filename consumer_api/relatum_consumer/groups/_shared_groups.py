@@ -16,7 +16,7 @@ from relatum.publishing import REASON_CHARACTERS_MAX, Burial, DeadLetters
 from relatum.reading import BrokerAddress, Message, StreamBounds
 from relatum.store.members import renewal_s
 from relatum.waiting import Outages, Pauses, ended, has_passed, may_repeat, pause
-from relatum_consumer.groups._assembly import Assembled
+from relatum_consumer.groups._assembly import Assembled, named
 from relatum_consumer.groups._claims import DEAD, OPEN, READY, Claim, Claims
 from relatum_consumer.groups._consumer import SharedGroupsStatistics, check_dead_letters, find_consumer
 from relatum_consumer.groups._finding import Idle
@@ -319,7 +319,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
 
     def _given_up(self, reason: str, group: Assembled) -> _GivenUp:
         """A group that is not given, with what is left of its messages, in its order."""
-        ids = [member.id for member in group.retained]
+        ids = [member.id for member in named(group.retained)]
         if self._letters is None or not ids:
             return _GivenUp(reason)
         messages = [each for each in self._catalog.servers.read(ids) if isinstance(each, Message)]

@@ -15,11 +15,11 @@ import sqlalchemy as sa
 
 from relatum.errors import InvalidInput, KeyNotDefined
 from relatum.limits import GROUP_ID_BYTES, INTEGER_MAX
-from relatum.membership import GROUP_KEY, membership, parse_value
+from relatum.membership import GROUP_KEY, Membership, membership, parse_value
 from relatum.reading import Message
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_offsets, part_may_hold_values
-from relatum_consumer.groups._assembly import Member, by_group, distinct, new_member, stream_and_offset
+from relatum_consumer.groups._assembly import Member, Row, by_group, distinct, stream_and_offset
 from relatum_consumer.lookups.answer import UnreadableStream
 from relatum_consumer.lookups.catalog import Catalog, PresentStream
 from relatum_consumer.lookups.proof import Uncovered, evidence
@@ -37,24 +37,27 @@ _HIGH: Final = "wanted.group_id || '}' COLLATE \"C\""
 """`}` is the character after `|`. All values of a group, `<group id>|<sequence>|<last>`, lie between the two: they are
 one short range of the index `relationships_lookup`."""
 
-# Offset 0 keeps PostgreSQL from joining it in another way than group by group. And of a stream that was never analyzed
-# PostgreSQL expects no row: for each group it would look through all of the stream, by the index of offsets, which
-# cannot be used for `stream_id + 0`.
+# An aggregate inside keeps PostgreSQL from joining it in another way than group by group. And of a stream that was
+# never analyzed PostgreSQL expects no row: for each group it would look through all of the stream, by the index of
+# offsets, which cannot be used for `stream_id + 0`.
 MEMBERS: Final = sql(
     f"""
-    SELECT found.value, found.stream_id, found.stream_offset, found.time_us
+    SELECT wanted.group_id, found.*
     FROM unnest(:group_ids::text[]) AS wanted (group_id)
     CROSS JOIN LATERAL (
-      SELECT r.value, r.stream_id, r.stream_offset, r.time_us
+      SELECT
+        array_agg(substr(r.value, {GROUP_ID_LENGTH + 2})) AS places, array_agg(r.stream_id) AS stream_ids,
+        array_agg(r.stream_offset) AS stream_offsets, array_agg(r.time_us) AS times_us
       FROM relatum.relationships r
       WHERE r.key_id = :key_id::smallint AND r.value >= {_LOW} AND r.value < {_HIGH}
         AND {part_may_hold_values("r", ":key_id::smallint", _LOW, _HIGH)}
         AND r.stream_id + 0 = ANY (:stream_ids::int[])
-      OFFSET 0
     ) AS found
+    WHERE found.places IS NOT NULL
     """
 )
-"""Rows of the groups `group_ids` in the streams `stream_ids`: value, stream id, offset, time, in no order.
+"""The rows of each of the groups `group_ids` in the streams `stream_ids`: the group's id, and arrays, in no order, of
+values without that id, stream ids, offsets and times. A group is one row: each row costs the driver.
 
 One probe a group, for the range of values that begin with its id, of each part that may hold it: one or two, where ids
 are in the order of time.
@@ -148,25 +151,25 @@ class View:
                     members[offset] = Member(*place, stream, offset, time_us)
         return [members[offset] for offset in sorted(members)]
 
-    def members_of(self, group_ids: Sequence[str]) -> dict[str, list[Member]]:
-        """All members of groups, by group; those of none are left out."""
+    def members_of(self, group_ids: Sequence[str]) -> dict[str, list[Row]]:
+        """The rows of all members of groups, by group; those of none are left out."""
         rows = self.servers.rows(
             MEMBERS,
             {"key_id": self.key_id, "group_ids": list(group_ids), "stream_ids": list(self.numbers.values())},
         )
         streams = {number: (name, self.stops[name]) for name, number in self.numbers.items()}
-        groups: dict[str, list[Member]] = defaultdict(list)
+        groups: dict[str, list[Row]] = defaultdict(list)
         # The same few dozen in all groups: each is parsed once.
-        ends: dict[str, tuple[int, bool] | None] = {}
-        for value, number, offset, time_us in rows:
-            # All begin with the id of one of the groups.
-            group_id, end = value[:GROUP_ID_LENGTH], value[GROUP_ID_LENGTH:]
-            if end not in ends:
-                place = parse_value(value)
-                ends[end] = None if place is None else place[1:]
-            stream, stop = streams[number]
-            if (numbered := ends[end]) is not None and offset < stop:
-                groups[group_id].append(new_member(Member, (group_id, *numbered, stream, offset, time_us)))
+        known: dict[str, Membership | None] = {}
+        for group_id, *columns in rows:
+            members = groups[group_id]
+            for place, number, offset, time_us in zip(*columns, strict=True):
+                if place not in known:
+                    known[place] = parse_value(f"{group_id}|{place}")
+                found = known[place]
+                stream, stop = streams[number]
+                if found is not None and offset < stop:
+                    members.append((group_id, found[1], found[2], stream, offset, time_us))
         for group_id in group_ids if self._unrecorded_groups else ():
             if held := self._unrecorded_groups.get(group_id):
                 groups[group_id] = distinct((*groups[group_id], *held))
