@@ -27,7 +27,7 @@ from relatum.membership import GROUP_KEY
 from relatum.reading import StreamReader
 from relatum.recording import prune
 from relatum_consumer import AsyncRelations, Relations
-from relatum_consumer.groups import GroupConsumer, SharedGroup, _member
+from relatum_consumer.groups import GroupConsumer, SharedGroup
 from tests.support import (
     broker_connection,
     declare_stream,
@@ -281,7 +281,7 @@ def test_who_follows_is_told_when_it_lasts(
     place: Place, relations: Relations, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, without an end of the reading."""
-    monkeypatch.setattr(_member, "CHECKS_S", 0.3)
+    monkeypatch.setattr("relatum_consumer.groups._shared_groups.UNRECORDED_S", (0.3, 60.0))
     place.put_recorded(*whole_group(1, 2))
     place.put(*whole_group(2, 1))
     found = []

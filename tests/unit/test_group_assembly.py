@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum_consumer.groups._assembly import Member, assemble, distinct, in_arrival
-from relatum_consumer.groups._finding import Batches, Scan
-from relatum_consumer.groups._options import BATCH_MESSAGES, GROUPS_AT_ONCE, GroupOptions
+from relatum_consumer.groups._finding import GROUPS_AT_ONCE, batches
+from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions
 from relatum_consumer.groups._view import View
 from relatum_consumer.lookups.servers import Servers
 
@@ -29,7 +29,7 @@ def test_arrival_keeps_each_stream_s_own_order(rows: Sequence[Member]) -> None:
     arrived = in_arrival(rows)
     assert sorted(arrived, key=id) == sorted(rows, key=id)
     for stream in "abc":
-        offsets = [member.offset for member in arrived if member.stream == stream]
+        offsets = [row[4] for row in arrived if row[3] == stream]
         assert offsets == sorted(offsets)
 
 
@@ -39,8 +39,8 @@ def test_a_group_does_not_depend_on_the_order_of_its_rows(rows: list[Member], ra
     group = assemble(ID, rows, order)  # type: ignore[arg-type]
     random.shuffle(rows)  # type: ignore[attr-defined]
     assert assemble(ID, rows, order) == group  # type: ignore[arg-type]
-    assert sorted((*group.members, *group.duplicates), key=place) == sorted(rows, key=place)
-    numbers = [member.sequence for member in group.members]
+    assert sorted((*group.rows, *group.duplicates), key=place) == sorted(rows, key=place)
+    numbers = [row[1] for row in group.rows]
     assert sorted(numbers) == sorted({row.sequence for row in rows})
     if order == "logical":
         assert numbers == sorted(numbers)
@@ -52,8 +52,8 @@ def test_an_expired_number_that_is_there_again_is_there() -> None:
     rows = [Member(ID, 1, True, "a", 1, None), Member(ID, 1, True, "a", 9, None)]
     group = assemble(ID, rows, floors={"a": 5})
     assert group.is_complete
-    assert group.anomalies == ()
-    assert [member.offset for member in group.members] == [9]
+    assert group.position.anomalies == ()
+    assert [row[4] for row in group.rows] == [9]
 
 
 def test_large_groups_behind_small_ones_do_not_make_a_batch_large() -> None:
@@ -62,23 +62,20 @@ def test_large_groups_behind_small_ones_do_not_make_a_batch_large() -> None:
     sizes = dict(groups)
     firsts = [(f"{id_}|1|{'true' if size == 1 else 'false'}", at, None) for at, (id_, size) in enumerate(groups)]
 
-    def rows_of(id_: str) -> list[tuple[str, int, int, None]]:
-        size = sizes[id_]
-        at = int(id_, 16)
-        return [(f"{id_}|{n}|{'true' if n == size else 'false'}", 1, at + n - 1, None) for n in range(1, size + 1)]
+    def rows_of(id_: str) -> tuple[str, list[str], list[int], list[int], list[None]]:
+        size, at = sizes[id_], int(id_, 16)
+        places = [f"{n}|{'true' if n == size else 'false'}" for n in range(1, size + 1)]
+        return id_, places, [1] * size, list(range(at, at + size)), [None] * size
 
     def answer(_: Any, asked: Any) -> list[Any]:
         if "group_ids" in asked:
-            return [row for id_ in asked["group_ids"] for row in rows_of(id_)]
+            return [rows_of(id_) for id_ in asked["group_ids"]]
         return firsts[asked["low"] : asked["high"]]
 
     def nobody() -> Any:
         raise AssertionError("no message is read")
 
-    view = View(Servers(answer, nobody), 1, {1: "s"}, {"s": 0}, {"s": len(groups) + 50})
-    batches = Batches(view, Scan(view, "logical", None), GroupOptions(("s",)))
-    counts = []
-    while (batch := batches.next()) is not None:
-        counts.append(sum(len(group.rows) for group in batch))
+    view = View(Servers(answer, nobody), 1, {"s": 1}, {"s": 0}, {"s": len(groups) + 50})
+    counts = [sum(len(group.rows) for group in batch) for batch in batches(view, GroupOptions(("s",)))]
     assert sum(counts) == sum(sizes.values())
     assert max(counts) < BATCH_MESSAGES + 50 * GROUPS_AT_ONCE

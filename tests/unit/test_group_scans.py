@@ -1,4 +1,4 @@
-"""Which parts of a stream a consumer has still to look at, and how much of them at once."""
+"""Which parts of a stream a consumer has still to look at."""
 
 from datetime import UTC, datetime
 
@@ -6,13 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.store.coverage import CoverageRow
-from relatum_consumer.groups._scanning import (
-    WINDOW_OFFSETS_MAX,
-    WINDOW_OFFSETS_MIN,
-    WINDOW_ROWS,
-    next_width,
-    stretches,
-)
+from relatum_consumer.groups._scanning import stretches
 
 KEY = 7
 
@@ -52,16 +46,3 @@ def test_a_stretch_grows_the_range_before_it() -> None:
     """Ranges do not multiply while a stream grows."""
     (found,) = stretches([row(1, 0, 50)], [(0, 20)], KEY)
     assert (found.grows, found.start, found.stop) == (0, 20, 50)
-
-
-def test_windows_follow_how_dense_groups_are() -> None:
-    """Larger while there is little in them, smaller where there is much, within bounds."""
-    width = WINDOW_ROWS
-    for _ in range(30):
-        width = next_width(width, 0, is_full=True)
-    assert width == WINDOW_OFFSETS_MAX
-    assert next_width(width, 0, is_full=False) == width, "the end of a stream says nothing of it"
-    for _ in range(30):
-        width = next_width(width, 2 * WINDOW_ROWS + 1, is_full=True)
-    assert width == WINDOW_OFFSETS_MIN
-    assert next_width(5_000, WINDOW_ROWS, is_full=True) == 5_000

@@ -5,6 +5,7 @@ The methods are those of `Relations` and `AsyncRelations`: `groups`, `group`, `g
 """
 
 from relatum_consumer.groups._assembly import GroupOrder
+from relatum_consumer.groups._async_shared_groups import AsyncSharedGroup, AsyncSharedGroups
 from relatum_consumer.groups._consumer import (
     GroupConsumerStatus,
     GroupMemberStatus,
@@ -20,7 +21,7 @@ from relatum_consumer.groups._options import (
     OnDuplicate,
     SharingArguments,
 )
-from relatum_consumer.groups._shared_groups import AsyncSharedGroup, AsyncSharedGroups, SharedGroup, SharedGroups
+from relatum_consumer.groups._shared_groups import SharedGroup, SharedGroups
 
 __all__ = [
     "AsyncSharedGroup",

@@ -4,22 +4,25 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MIN
-from relatum.membership import Anomaly, GroupPosition, Membership, assess
+from relatum.membership import Anomaly, GroupPosition, assess
 
 GroupOrder: TypeAlias = Literal["logical", "physical"]
 
+_FINAL: Final = (Anomaly.EXPIRED, Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
+"""What a complete group cannot recover from; the first that applies is reported."""
+
 
 Row: TypeAlias = tuple[str, int, bool, str, int, int | None]
-"""The fields of a `Member`. A hundred thousand are held at once: Python's garbage collector visits each object of a
-class again and again, and a plain tuple of texts and numbers but once."""
+"""The fields of a `Member`. A hundred thousand are held at once, and Python's garbage collector, which visits each
+object of a class again and again, leaves out plain tuples of texts and numbers: a tenth of the time."""
 
 
 class Member(NamedTuple):
-    """A message of a group as the table has it."""
+    """A message of a group, as the table has it. The first three fields are those of a `Membership`."""
 
     group_id: str
     sequence: int
@@ -30,16 +33,16 @@ class Member(NamedTuple):
 
     @property
     def id(self) -> MessageId:
-        """Where the message lies."""
+        """Where the message is."""
         return MessageId(self.stream, self.offset)
 
-    @property
-    def membership(self) -> Membership:
-        """Its place in the group."""
-        return Membership(*self[:3])
+
+def named(rows: Iterable[Row]) -> list[Member]:
+    """Rows as members."""
+    return [Member(*row) for row in rows]
 
 
-_STREAM_AND_OFFSET: Final = itemgetter(3, 4)
+stream_and_offset: Final = itemgetter(3, 4)
 
 
 class Place(NamedTuple):
@@ -55,7 +58,7 @@ class Place(NamedTuple):
 
 
 NEVER_US: Final = INTEGER_MIN
-"""Comes before all times: where nothing in a stream had a time so far."""
+"""Sorts before all times: nothing in the stream has had a time so far."""
 
 
 class Clock:
@@ -64,32 +67,29 @@ class Clock:
     def __init__(self) -> None:
         self._reached: dict[str, int] = {}
 
-    def place(self, stream: str, offset: int, time_us: int | None) -> Place:
+    def place(self, row: Row) -> Place:
         """The place of a stream's next message; one of unknown time arrived when the one before it did."""
+        _, _, _, stream, offset, time_us = row
         reached = self._reached.get(stream, NEVER_US)
         if time_us is not None and time_us > reached:
             self._reached[stream] = reached = time_us
         return Place(reached, stream, offset)
 
 
-_AnyRow = TypeVar("_AnyRow", bound=Row)
-
-
-def in_arrival(members: Iterable[_AnyRow]) -> list[_AnyRow]:
-    """The members in the order they arrived: in a stream by offset; streams merged by time, then by name."""
-    by_offset = sorted(members, key=_STREAM_AND_OFFSET)
+def in_arrival(rows: Iterable[Row]) -> list[Row]:
+    """The rows in the order they arrived: in a stream by offset; streams merged by time, then by name."""
+    by_offset = sorted(rows, key=stream_and_offset)
     if not by_offset or by_offset[0][3] == by_offset[-1][3]:
         return by_offset
-    clock = Clock()
-    return sorted(by_offset, key=lambda member: clock.place(*member[3:]))
+    return sorted(by_offset, key=Clock().place)
 
 
-def distinct(members: Iterable[_AnyRow]) -> list[_AnyRow]:
-    """The members, each once.
+def distinct(rows: Iterable[Row]) -> list[Row]:
+    """The rows, each once.
 
     A row and the message it is of, read before it was recorded, may differ in what they know of the time.
     """
-    return list({member[3:5]: member for member in members}.values())
+    return list({stream_and_offset(row): row for row in rows}.values())
 
 
 def by_group(members: Iterable[Member]) -> dict[str, list[Member]]:
@@ -108,30 +108,25 @@ class Assembled:
         group_id: Its id.
         position: How far it is, and what is wrong with it.
         rows: Those retained, one for each number, the one that arrived first; in the order asked for.
-        duplicate_rows: Others of the same numbers, in the order of arrival.
+        duplicates: Others of the same numbers, in the order of arrival.
         expired: Those that retention has dropped, in the order of arrival.
         was_complete: Whether each number from 1 to the last is there, or was until retention dropped it.
         head: The member whose place is the group's: in logical order the first of number 1, in physical order the
-            first of all; None where there is none.
+            first of all; None if there is none.
     """
 
     group_id: str
     position: GroupPosition
     rows: tuple[Row, ...]
-    duplicate_rows: tuple[Row, ...] = ()
-    expired: tuple[Member, ...] = ()
+    duplicates: tuple[Row, ...] = ()
+    expired: tuple[Row, ...] = ()
     was_complete: bool = True
     head: Member | None = None
 
     @property
-    def members(self) -> tuple[Member, ...]:
-        """The rows as members."""
-        return tuple(Member(*row) for row in self.rows)
-
-    @property
-    def duplicates(self) -> tuple[Member, ...]:
-        """The rows of duplicates as members."""
-        return tuple(Member(*row) for row in self.duplicate_rows)
+    def retained(self) -> tuple[Row, ...]:
+        """The rows whose messages can be read, in the order they are read in: duplicates last."""
+        return self.rows + self.duplicates if self.duplicates else self.rows
 
     @property
     def is_complete(self) -> bool:
@@ -139,38 +134,37 @@ class Assembled:
         return self.position.is_complete
 
     @property
-    def anomalies(self) -> tuple[Anomaly, ...]:
-        """What is wrong with it besides being incomplete."""
-        return self.position.anomalies
+    def flaw(self) -> Anomaly | None:
+        """Why the group must not be given even if it is complete; None if it is sound."""
+        anomalies = self.position.anomalies
+        return next((each for each in _FINAL if each in anomalies), None) if anomalies else None
 
 
 def assemble(
-    group_id: str, members: Iterable[Row], order: GroupOrder = "logical", floors: Mapping[str, int] | None = None
+    group_id: str, rows: Iterable[Row], order: GroupOrder = "logical", floors: Mapping[str, int] | None = None
 ) -> Assembled:
-    """A group out of its rows, which come in any order, each once."""
-    arrived = in_arrival(members)
+    """A group from its rows, which come in any order, each once.
+
+    `floors`: The first retained offset, by stream.
+    """
+    arrived = in_arrival(rows)
     expired: list[Row] = []
-    if floors:
-        expired = [row for row in arrived if _is_expired(row, floors)]
-        if expired:
-            arrived = [row for row in arrived if not _is_expired(row, floors)]
+    if floors and any(row[4] < floors.get(row[3], 0) for row in arrived):
+        expired = [row for row in arrived if row[4] < floors.get(row[3], 0)]
+        arrived = [row for row in arrived if row[4] >= floors.get(row[3], 0)]
     chosen: dict[int, Row] = {}
     duplicates = tuple(row for row in arrived if chosen.setdefault(row[1], row) is not row)
     # A dictionary keeps the order things came in: that of arrival.
-    rows = list(chosen.values()) if order == "physical" else [chosen[number] for number in sorted(chosen)]
-    head = next(iter(rows), None) if order == "physical" else chosen.get(1)
+    ordered = list(chosen.values()) if order == "physical" else [chosen[number] for number in sorted(chosen)]
+    head = next(iter(ordered), None) if order == "physical" else chosen.get(1)
     there, gone = [row[:3] for row in arrived], [row[:3] for row in expired]
     position = assess(group_id, there, expired=gone)
     return Assembled(
         group_id,
         position,
-        tuple(rows),
+        tuple(ordered),
         duplicates,
-        tuple(Member(*row) for row in expired),
+        tuple(expired),
         assess(group_id, there + gone).is_complete if gone else position.is_complete,
         None if head is None else Member(*head),
     )
-
-
-def _is_expired(row: Row, floors: Mapping[str, int]) -> bool:
-    return row[4] < floors.get(row[3], 0)

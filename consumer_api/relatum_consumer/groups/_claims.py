@@ -1,23 +1,17 @@
 """The claims of a member: groups that it was given, renewed, and what became of each."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.errors import ClaimLost, DatabaseUnavailable, GroupConflict
-from relatum.membership import GroupPosition
-from relatum.publishing import REASON_CHARACTERS_MAX, Burial, DeadLetters
-from relatum.reading import Message
+from relatum.errors import ClaimLost, DatabaseUnavailable
 from relatum.store.database import sql
 from relatum.store.members import RENEWED
-from relatum_consumer.groups._group import Group
 from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.waiting import Rest
-
-NEVER_ACKNOWLEDGED: Final = "never_acknowledged"
-"""Why a group is given up that was given as often as its consumer allows."""
 
 
 @dataclass(slots=True)
@@ -33,42 +27,6 @@ class Claim:
     first_offset: int
     good_until: float
     """When the lease runs out, by the monotonic clock; another may have the group then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A group to be given to the caller."""
-
-    claim: Claim
-    group: Group
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """A group that is not given: its messages become dead letters, where they have a place."""
-
-    claim: Claim
-    reason: str
-    position: GroupPosition
-    messages: tuple[Message, ...] = ()
-
-    @property
-    def headers(self) -> dict[str, str | int | bool]:
-        """What dead letters say besides the reason."""
-        missing = ",".join(f"{first}-{last}" for first, last in self.position.missing)
-        return {"relatum_dead_group_missing": missing[:REASON_CHARACTERS_MAX]} if missing else {}
-
-    def burial(self, letters: DeadLetters) -> Burial:
-        """What makes its messages dead letters. One that cannot be one at any time is named in the log, and passed."""
-        return Burial(letters, [(message, self.reason) for message in self.messages], **self.headers)
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A group that is not sound and must not be passed over: the error is raised at its turn."""
-
-    claim: Claim
-    error: GroupConflict
 
 
 ACKNOWLEDGE_PAUSE_S: Final = 0.25
@@ -206,23 +164,25 @@ class Claims:
         self.forget(claim)
         return bool(rows)
 
-    def acknowledge(self, claim: Claim, began: float) -> Rest | None:
-        """The group is done; what to rest before asking again where the database does not answer.
+    def acknowledging(self, claim: Claim) -> Iterator[Rest]:
+        """End a claim as done, with a rest before each repetition while the database does not answer.
 
-        `began`: When it was asked for first, as of `time.monotonic`: it is tried for as long as the lease may hold.
+        It is repeated for as long as the lease may hold.
         """
-        try:
-            is_done = self.end(claim, DONE) or self._was_done(claim)
-        except DatabaseUnavailable:
-            if self.is_closed or time.monotonic() > began + self._lease_s:
-                raise
-            return Rest(ACKNOWLEDGE_PAUSE_S)
-        if is_done:
-            return None
-        raise ClaimLost(
-            f"the group {claim.group_id} is not this member's any more; it was not acknowledged",
-            group_id=claim.group_id,
-        )
+        until = time.monotonic() + self._lease_s
+        while True:
+            try:
+                is_done = self.end(claim, DONE) or self._was_done(claim)
+                break
+            except DatabaseUnavailable:
+                if self.is_closed or time.monotonic() > until:
+                    raise
+            yield Rest(ACKNOWLEDGE_PAUSE_S)
+        if not is_done:
+            raise ClaimLost(
+                f"the group {claim.group_id} is not this member's any more; it was not acknowledged",
+                group_id=claim.group_id,
+            )
 
     def _was_done(self, claim: Claim) -> bool:
         """Whether this very claim ended before: the answer to that may have been lost."""

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from relatum.errors import AccessRefused, ConfigurationError, NotAStream, NotFound, StreamNotFound
 from relatum.metrics import Counter, Gauge, reported
@@ -12,10 +12,8 @@ from relatum.reading import StreamBounds
 from relatum.store.coverage import Range, merged, missing
 from relatum.store.database import sql
 from relatum_consumer.groups._assembly import GroupOrder, Member
-from relatum_consumer.groups._finding import Beginning
-from relatum_consumer.groups._options import SharedOptions, check_name
+from relatum_consumer.groups._options import Beginning, GroupOptions, check_name
 from relatum_consumer.lookups.answer import UnreadableStream
-from relatum_consumer.lookups.arguments import time_us_of
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import all_ends
 from relatum_consumer.lookups.servers import Servers
@@ -62,19 +60,29 @@ BY_NAME: Final = sql(
 )
 
 
-def find_consumer(catalog: Catalog, options: SharedOptions) -> SharedConsumer:
-    """The consumer that is asked for, as the first member made it."""
-    consumer = by_name(catalog, options.consumer.name)
+def find_consumer(catalog: Catalog, name: str, options: GroupOptions) -> SharedConsumer:
+    """The consumer of a name, as the first member made it."""
+    names = None if options.names is None else sorted(set(options.names))
+    consumer = by_name(catalog, name)
     if consumer is None:
-        values = {"vhost": catalog.vhost, "name": options.consumer.name}
-        catalog.servers.rows(ADD, values | _wanted(catalog, options))
-        consumer = by_name(catalog, options.consumer.name)
+        start, present = Beginning.of(options.start), catalog.streams(options.names)
+        wanted = {
+            "vhost": catalog.vhost,
+            "name": name,
+            "streams": names,
+            "ordering": options.order,
+            "start_offset": start.offset or None,
+            "start_us": start.since_us,
+            "start_stream_id": present[0].stream_id if start.offset and len(present) == 1 else None,
+        }
+        catalog.servers.rows(ADD, wanted)
+        consumer = by_name(catalog, name)
     assert consumer is not None, "it was made, here or by another member"
-    if consumer.names != _sorted(options.names) or consumer.order != options.order:
+    if consumer.names != (None if names is None else tuple(names)) or consumer.order != options.order:
         streams = "all streams" if consumer.names is None else ", ".join(consumer.names)
         raise ConfigurationError(
-            f"the consumer {options.consumer.name!r} reads {streams} in {consumer.order} order: its members ask for "
-            f"the same; another name begins anew"
+            f"the consumer {name!r} reads {streams} in {consumer.order} order: its members ask for the same; "
+            "another name begins anew"
         )
     return consumer
 
@@ -103,24 +111,6 @@ def by_name(catalog: Catalog, name: str) -> SharedConsumer | None:
     return SharedConsumer(consumer_id, None if names is None else tuple(names), order, start, start_stream_id)
 
 
-def _wanted(catalog: Catalog, options: SharedOptions) -> dict[str, Any]:
-    """What a new consumer is to be."""
-    start = options.start
-    present = catalog.streams(options.names)
-    offset = None if isinstance(start, datetime) else start
-    return {
-        "streams": None if options.names is None else list(_sorted(options.names) or ()),
-        "ordering": options.order,
-        "start_offset": offset,
-        "start_us": time_us_of(start) if isinstance(start, datetime) else None,
-        "start_stream_id": present[0].stream_id if offset is not None and len(present) == 1 else None,
-    }
-
-
-def _sorted(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    return None if names is None else tuple(sorted(set(names)))
-
-
 SCANS: Final = sql(
     """
     SELECT stream_id, from_offset, to_offset
@@ -138,16 +128,6 @@ def scanned_of(servers: Servers, consumer: SharedConsumer, stream_ids: Iterable[
     for stream_id, start, stop in servers.rows(SCANS, parameters):
         found[stream_id].append((start, stop))
     return found
-
-
-@dataclass(slots=True)
-class SharedGroupsCounts:
-    """The counters of one member, written where it iterates or acknowledges."""
-
-    given: int = 0
-    redelivered: int = 0
-    acknowledged: int = 0
-    given_up: int = 0
 
 
 @reported("consumer")

@@ -88,10 +88,8 @@ class GroupReport:
     places: tuple[MessageId, ...]
 
 
-class IncompleteGroupReport(GroupReport):
-    """A group that is not complete, or not sound."""
-
-    __slots__ = ()
+IncompleteGroupReport = GroupReport
+"""A group that is not complete, or not sound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +97,10 @@ class GroupPage:
     """Groups as they are recorded, the newest first.
 
     Attributes:
-        groups: They, complete or not, by their ids, which begin with the time they were made at.
-        next: What to give as `before` for those that are older; None where there are none.
-        unrecorded: What the streams retain and is not recorded by the key of groups: groups of which a part lies there
-            show as not complete, and those that lie there wholly are not listed.
+        groups: The groups, complete or not, by their ids, which begin with the time they were made at.
+        next: The argument `before` for the next page; None if this is the last.
+        unrecorded: The ranges that streams retain and that are not recorded by the key of groups. A group with a part
+            there shows as not complete; one that is there wholly is not listed.
     """
 
     groups: tuple[GroupReport, ...]

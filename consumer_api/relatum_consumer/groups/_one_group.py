@@ -7,46 +7,30 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Any, Final
 
 from relatum.checks import checked_count, checked_name, checked_seconds
 from relatum.errors import InvalidInput
 from relatum.keys import moment
 from relatum.limits import INTEGER_MAX
-from relatum.membership import (
-    GROUP_KEY,
-    Anomaly,
-    GroupPosition,
-    Membership,
-    checked_group_id,
-    checked_sequence,
-)
+from relatum.membership import GROUP_KEY, GroupPosition, Membership, checked_group_id, checked_sequence
 from relatum.reading import StreamBounds
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum_consumer.groups._assembly import Assembled, GroupOrder, Member, Row, assemble
-from relatum_consumer.groups._group import Group, GroupPage, GroupReport, IncompleteGroupReport
+from relatum_consumer.groups._assembly import Assembled, GroupOrder, Row, assemble, named
+from relatum_consumer.groups._group import Group, GroupPage, GroupReport
 from relatum_consumer.groups._options import check_order
-from relatum_consumer.groups._reading import (
-    Reading,
-    all_of,
-    as_group,
-    floor_of,
-    raised,
-    read_members,
-    without_copies,
-)
-from relatum_consumer.groups._view import View, group_key, look, member_of
+from relatum_consumer.groups._reading import as_group, floor_of, read_group, read_on
+from relatum_consumer.groups._view import View, group_key, look
 from relatum_consumer.lookups.answer import Answer
 from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, again_if_replaced
 from relatum_consumer.lookups.arguments import Names, names_of
 from relatum_consumer.lookups.by_key import Question, answer
-from relatum_consumer.lookups.catalog import Catalog, PresentStream, Wanted
-from relatum_consumer.lookups.proof import Evidence, all_ends, evidence
+from relatum_consumer.lookups.catalog import Catalog, Wanted
+from relatum_consumer.lookups.proof import all_ends, evidence
 from relatum_consumer.lookups.servers import Servers
 
 _Names = tuple[str, ...] | None
-_Report = TypeVar("_Report", bound=GroupReport)
 
 _IDS_AT_ONCE = 1_000
 """Groups whose rows are asked for at once for a report."""
@@ -61,10 +45,10 @@ _BEHIND_ALL = "g"
 # --- one group --------------------------------------------------------------------------------------------
 
 
-def standing(
+def assembled(
     catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder = "logical", complete: bool
-) -> Assembled:
-    """A group as it is now."""
+) -> tuple[Assembled, dict[str, Any]]:
+    """A group as it is now; and which streams its position is of, without which nobody could go on from it."""
     key_id = group_key(catalog)
     catalog.check_names(names)
     known = evidence(catalog, names, [key_id]) if complete else None
@@ -72,34 +56,26 @@ def standing(
     if names is None and not recorded:
         catalog.nothing_recorded()
     view = View.of_table(catalog.servers, key_id, recorded)
-    unrecorded: list[Member] = []
-    for gap in known.uncovered if known else ():
-        found: list[Member] = catalog.servers.scan(gap.stream, gap.start, gap.stop, member_of)
-        unrecorded += [member for member in found if member.group_id == group_id]
-    view.hold(unrecorded)
-    members = view.members_of([group_id]).get(group_id, [])
-    floors = _floors(catalog.servers, members, is_named=names is not None)
-    group = assemble(group_id, members, order, floors)
-    return replace(group, position=_said_of(group.position, recorded, names, known))
-
-
-def _said_of(
-    position: GroupPosition, recorded: Sequence[PresentStream], names: _Names, known: Evidence | None
-) -> GroupPosition:
-    """A position that says which streams it is of: without that, nobody could go on from it."""
+    if known is not None:
+        view.gaps = tuple(known.uncovered)
+        view.add_unrecorded(group_id)
+    rows = view.members_of([group_id]).get(group_id, [])
+    group = assemble(group_id, rows, order, _floors(catalog.servers, rows, is_named=names is not None))
     streams = {stream.name for stream in recorded} | {*(names or ()), *(known.streams if known else ())}
     if names is None:
         streams |= {stream.super_stream for stream in recorded if stream.super_stream is not None}
     refused = {each.stream for each in known.unreadable_streams} if known else set()
-    is_proven = known is not None and not known.unproven and not refused
-    is_of_all = names is None and not refused
-    return replace(position, streams=tuple(sorted(streams - refused)), is_of_all=is_of_all, is_proven=is_proven)
+    return group, {
+        "streams": tuple(sorted(streams - refused)),
+        "is_of_all": names is None and not refused,
+        "is_proven": known is not None and not known.unproven and not refused,
+    }
 
 
-def _floors(servers: Servers, members: Sequence[Row], *, is_named: bool) -> dict[str, int]:
+def _floors(servers: Servers, rows: Sequence[Row], *, is_named: bool) -> dict[str, int]:
     """The first retained offset of each stream that has members."""
     floors: dict[str, int] = {}
-    streams = sorted({row[3] for row in members})
+    streams = sorted({row[3] for row in rows})
     for stream, bounds in all_ends(servers, streams, is_named=is_named).items():
         if bounds is None:
             floors[stream] = INTEGER_MAX
@@ -112,24 +88,22 @@ def _floors(servers: Servers, members: Sequence[Row], *, is_named: bool) -> dict
 def position(catalog: Catalog, group_id: str, streams: Names, *, complete: bool) -> GroupPosition:
     """How far a group is."""
     names = names_of("streams", streams)
-    group = standing(catalog, checked_group_id(group_id), names, complete=complete)
-    return settled(catalog.servers, group, is_named=names is not None)
+    found, searched = assembled(catalog, checked_group_id(group_id), names, complete=complete)
+    return replace(settled(catalog.servers, found, is_named=names is not None), **searched)
 
 
 def settled(servers: Servers, group: Assembled, *, is_named: bool) -> GroupPosition:
     """A group's position; copies that an exchange routed to other streams are no duplicates."""
-    found = group.position
-    assert found is not None, "a group has a position"
-    numbers = {member.sequence for member in group.duplicates}
-    disputed = [member for member in group.members if member.sequence in numbers]
-    if len({member.stream for member in (*disputed, *group.duplicates)}) < 2:
-        return found
-    members = (*disputed, *group.duplicates)
-    with closing(Reading(servers, members)) as reading:
-        messages, gone = read_members(reading, members, is_named=is_named)
-    if gone or without_copies(messages[: len(disputed)], messages[len(disputed) :]):
-        return found
-    return replace(found, anomalies=tuple(each for each in found.anomalies if each is not Anomaly.DUPLICATE))
+    numbers = {member.sequence for member in named(group.duplicates)}
+    disputed = tuple(member for member in named(group.rows) if member.sequence in numbers)
+    if len({member.stream for member in named(disputed + group.duplicates)}) < 2:
+        return group.position
+    alone = replace(group, rows=disputed, expired=())
+    with closing(read_on(servers, alone.retained)) as reading:
+        read, messages = read_group(reading, alone, "logical", is_named=is_named)
+    if read is not alone:
+        return group.position
+    return as_group(alone, messages).position
 
 
 def group(catalog: Catalog, group_id: str, streams: Names, order: GroupOrder, *, complete: bool) -> Group:
@@ -141,17 +115,10 @@ def group(catalog: Catalog, group_id: str, streams: Names, order: GroupOrder, *,
 
 
 def _group(catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder, complete: bool) -> Group:
-    found = standing(catalog, group_id, names, order=order, complete=complete)
-    while True:
-        members = all_of(found)
-        with closing(Reading(catalog.servers, members)) as reading:
-            messages, floors = read_members(reading, members, is_named=names is not None)
-        if not floors:
-            return as_group(found, messages)
-        # Retention took some meanwhile; each round knows a first offset better, so they end.
-        again = assemble(group_id, (*members, *found.expired), order, raised(found, floors))
-        said = {name: getattr(found.position, name) for name in ("streams", "is_of_all", "is_proven")}
-        found = replace(again, position=replace(again.position, **said))
+    found, searched = assembled(catalog, group_id, names, order=order, complete=complete)
+    with closing(read_on(catalog.servers, found.retained)) as reading:
+        found, messages = read_group(reading, found, order, is_named=names is not None)
+    return as_group(replace(found, position=replace(found.position, **searched)), messages)
 
 
 def grouped(catalog: Catalog, group_id: str, sequence: int, streams: Names, *, complete: bool) -> Answer:
@@ -165,26 +132,26 @@ def grouped(catalog: Catalog, group_id: str, sequence: int, streams: Names, *, c
     return answer(catalog, question, complete=complete)
 
 
-# --- groups that are not complete -------------------------------------------------------------------------
+# --- many groups, as reports ------------------------------------------------------------------------------
 
 
-def incomplete(
-    catalog: Catalog, streams: Names, older_than: timedelta | float, *, complete: bool
-) -> list[IncompleteGroupReport]:
+def incomplete(catalog: Catalog, streams: Names, older_than: timedelta | float, *, complete: bool) -> list[GroupReport]:
     """The groups that are not complete, or not sound, and whose first message is old enough; oldest first."""
     seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
     names, age_s = names_of("streams", streams), checked_seconds("older_than", seconds)
     before = time.time_ns() // 1_000 - round(age_s * 1_000_000)
     view = look(catalog, names, complete=complete)
     ids = iter(_suspects(view, before))
-    reports: list[IncompleteGroupReport] = []
+    reports: list[GroupReport] = []
     while part := list(islice(ids, _IDS_AT_ONCE)):
-        members = view.members_of(part)
-        for group_id, rows in members.items():
+        for group_id, rows in view.members_of(part).items():
             found = assemble(group_id, rows, "physical", view.floors)
-            if _is_due(found, before):
-                place = settled(catalog.servers, found, is_named=names is not None)
-                reports.append(report(group_id, place, found, IncompleteGroupReport))
+            times = _times(found)
+            # What is gone altogether is no cause for concern, nor are duplicates alone. What retention has begun to
+            # take is no whole group any more, whether or not its rows have been pruned.
+            is_whole = not found.rows or (found.is_complete and found.flaw is None)
+            if not is_whole and (not times or min(times) < before):
+                reports.append(_report(catalog.servers, found, is_named=names is not None))
     return sorted(reports, key=lambda each: (each.first_seen is not None, each.first_seen, each.group_id))
 
 
@@ -233,9 +200,8 @@ def newest(catalog: Catalog, streams: Names, before: str | None, limit: int) -> 
         for group_id in ids:
             found = assemble(group_id, members.get(group_id, ()), "physical", view.floors)
             # What is gone altogether is none any more.
-            if found.members:
-                place = settled(catalog.servers, found, is_named=names is not None)
-                reports.append(report(group_id, place, found, GroupReport))
+            if found.rows:
+                reports.append(_report(catalog.servers, found, is_named=names is not None))
         at = (ids[-1] or None) if len(ids) == wanted else None
         if at is None or len(reports) == most:
             break
@@ -279,8 +245,8 @@ publishers set the same headers.
 
 def _suspects(view: View, before: int) -> list[str]:
     """Ids of groups that the table does not show as whole, and of those that are not recorded yet."""
-    floors = [view.floors[stream] for stream in view.stream_ids.values()]
-    parameters = {"key_id": view.key_id, "stream_ids": list(view.stream_ids), "floors": floors}
+    floors = [view.floors[stream] for stream in view.numbers]
+    parameters = {"key_id": view.key_id, "stream_ids": list(view.numbers.values()), "floors": floors}
     rows = view.servers.rows(UNFINISHED, parameters | {"before": before, "limit": ANSWER_MESSAGES_MAX + 1})
     if len(rows) > ANSWER_MESSAGES_MAX:
         raise InvalidInput(
@@ -289,27 +255,15 @@ def _suspects(view: View, before: int) -> list[str]:
     return list(dict.fromkeys([*(group_id for (group_id,) in rows), *view.unrecorded_groups]))
 
 
-def _is_due(found: Assembled, before: int) -> bool:
-    """Whether a group counts as one that should be complete by now.
-
-    What is gone altogether is no cause for concern, nor are duplicates alone. Of what retention has begun to take there
-    is no whole group any more, whether or not its rows have been pruned.
-    """
-    if not found.members:
-        return False
-    sound = found.is_complete and set(found.position.anomalies) <= {Anomaly.DUPLICATE}
-    times = _times(found)
-    return not sound and (not times or min(times) < before)
-
-
 def _times(found: Assembled) -> list[int]:
-    rows = (*found.members, *found.duplicates, *found.expired)
-    return [member.time_us for member in rows if member.time_us is not None]
+    members = named((*found.retained, *found.expired))
+    return [member.time_us for member in members if member.time_us is not None]
 
 
-def report(group_id: str, place: GroupPosition, found: Assembled, kind: type[_Report]) -> _Report:
+def _report(servers: Servers, found: Assembled, *, is_named: bool) -> GroupReport:
     """What is known of a group."""
     times = _times(found)
     first, last = (moment(min(times)), moment(max(times))) if times else (None, None)
-    lying = sorted((*found.members, *found.duplicates), key=lambda each: (each.time_us or 0, each.stream, each.offset))
-    return kind(group_id, place, first, last, tuple(member.id for member in lying))
+    members = sorted(named(found.retained), key=lambda each: (each.time_us or 0, each.stream, each.offset))
+    position = settled(servers, found, is_named=is_named)
+    return GroupReport(found.group_id, position, first, last, tuple(member.id for member in members))

@@ -1,6 +1,6 @@
 """Reading assembled groups: one pass over the streams for many of them, every message checked against its row."""
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -12,112 +12,122 @@ from relatum.limits import INTEGER_MAX
 from relatum.membership import GROUP_KEY, Anomaly, membership, value_of
 from relatum.reading import Message, StreamBounds
 from relatum.recording.extractor import Extractor
-from relatum_consumer.groups._assembly import Assembled, Row, assemble
+from relatum_consumer.groups._assembly import Assembled, GroupOrder, Row, assemble
 from relatum_consumer.groups._group import Group, sequence_of
-from relatum_consumer.groups._options import BATCH_MESSAGES, READ_RETRIES, GroupOptions
+from relatum_consumer.groups._options import BATCH_MESSAGES, GroupOptions
 from relatum_consumer.lookups.answering import first_retained
 from relatum_consumer.lookups.catalog import replaced
 from relatum_consumer.lookups.servers import Servers
 
+READ_RETRIES: Final = 1
+"""How often a batch is gone on with on a new connection: the broker closes one while its groups are being handled."""
+
 _RECORDED: Final = Extractor([GROUP_KEY])
 
-FINAL = (Anomaly.EXPIRED, Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
-"""What a group cannot recover from, in the order in which it is named."""
-
-
-def is_sound(group: Assembled, options: GroupOptions) -> bool:
-    """Whether nothing is wrong with a group that it cannot recover from.
-
-    Raises:
-        GroupConflict: there is, and it must not be passed over.
-    """
-    anomaly = next((each for each in FINAL if each in group.anomalies), None)
-    if anomaly is not None and options.on_conflict == "raise":
-        raise conflict(group.group_id, anomaly)
-    return anomaly is None
-
-
-def _passes(group: Assembled, options: GroupOptions) -> bool:
-    """Whether a group is to be given; `GroupConflict` as of `is_sound`."""
-    return group.was_complete and is_sound(group, options)
+_WRONG: Final = {
+    Anomaly.DUPLICATE: "several messages have one number",
+    Anomaly.TWO_LASTS: "several numbers are marked as the last",
+    Anomaly.PAST_LAST: "there are numbers past the last",
+    Anomaly.EXPIRED: "retention has dropped a message of it",
+}
 
 
 def conflict(group_id: str, anomaly: Anomaly) -> GroupConflict:
     """The error for a group that is not sound."""
-    what = {
-        Anomaly.DUPLICATE: "several messages have one number",
-        Anomaly.TWO_LASTS: "several numbers are marked as the last",
-        Anomaly.PAST_LAST: "there are numbers past the last",
-        Anomaly.EXPIRED: "retention has dropped a message of it",
-    }
-    return GroupConflict(f"the group {group_id} is not sound: {what[anomaly]}", group_id=group_id, anomaly=anomaly)
+    return GroupConflict(f"the group {group_id} is not sound: {_WRONG[anomaly]}", group_id=group_id, anomaly=anomaly)
 
 
-def deliver(servers: Servers, groups: Sequence[Assembled], options: GroupOptions) -> Generator[Group, None, None]:
-    """Give those of the groups that are whole and sound, one after the other, reading them all in one pass."""
-    rows = [row for group in groups if _is_readable(group) for row in all_of(group)]
-    with closing(Reading(servers, rows)) as reading:
+def deliver(servers: Servers, groups: Sequence[Assembled], options: GroupOptions) -> Iterator[Group]:
+    """The groups that are whole and sound; `GroupConflict` at the turn of one that is whole and not sound."""
+    with closing(read_groups(servers, groups, options, is_named=options.names is not None)) as read:
+        for found in read:
+            if isinstance(found, Group):
+                yield found
+            elif found is not None and (options.on_conflict == "raise" or found.anomaly == Anomaly.DUPLICATE):
+                raise found
+
+
+def read_groups(
+    servers: Servers, groups: Sequence[Assembled], options: GroupOptions, *, is_named: bool
+) -> Generator[Group | GroupConflict | None, None, None]:
+    """For each group, in order: the group, or the conflict for which it must not be given; None if it is not complete.
+
+    All are read in one pass. `is_named`: A stream that was deleted is an error.
+    """
+    sound = [group for group in groups if group.is_complete and group.flaw is None]
+    with closing(read_on(servers, [row for group in sound for row in group.retained])) as reading:
         for group in groups:
-            if not _is_readable(group):
-                # It is not given; but what is wrong with it is said at its turn.
-                _passes(group, options)
-                continue
-            given = read_group(reading, group, options)
-            if given is not None:
-                yield given
+            if not group.was_complete:
+                yield None
+            elif group.flaw is not None:
+                yield conflict(group.group_id, group.flaw)
+            else:
+                read, messages = read_group(reading, group, options.order, is_named=is_named)
+                if read.flaw is not None:
+                    yield conflict(group.group_id, read.flaw)
+                    continue
+                found = as_group(read, messages)
+                is_refused = found.duplicates and options.on_duplicate == "raise"
+                yield conflict(group.group_id, Anomaly.DUPLICATE) if is_refused else found
 
 
-def _is_readable(group: Assembled) -> bool:
-    return group.is_complete and not any(anomaly in group.anomalies for anomaly in FINAL)
+def read_on(servers: Servers, rows: Sequence[Row]) -> Generator[Message | RelatumError, None, None]:
+    """For each row the message, or the error that says why there is none, by one batched read.
+
+    If its connection is lost, it goes on where it was, on a new one.
+    """
+    at = failures = 0
+    while at < len(rows):
+        ids = (row[3:5] for row in islice(rows, at, None))
+        with closing(servers.read_many(ids, window=BATCH_MESSAGES)) as found:
+            try:
+                for each in found:
+                    yield each
+                    at, failures = at + 1, 0
+            except Transient:
+                failures += 1
+                if failures > READ_RETRIES:
+                    raise
 
 
-def all_of(group: Assembled) -> tuple[Row, ...]:
-    """A group's retained members in the order they are read in: duplicates last."""
-    return group.rows + group.duplicate_rows
+def read_group(
+    reading: Iterator[Message | RelatumError], group: Assembled, order: GroupOrder, *, is_named: bool
+) -> tuple[Assembled, list[Message]]:
+    """The next group of a reading, and its messages: those of `retained`, each checked.
 
-
-def read_group(reading: "Reading", group: Assembled, options: GroupOptions) -> Group | None:
-    """The next group of a reading; None where it is to be passed over, now that its messages are known."""
-    members = all_of(group)
-    messages, floors = read_members(reading, members, is_named=options.is_named)
-    if floors:
-        # Retention took a message between the look at the stream's first offset and the reading.
-        group = assemble(group.group_id, (*members, *group.expired), options.order, raised(group, floors))
-        if not _passes(group, options):
-            return None
-        # Nothing is missing: each number that retention took is that of another message, too.
-        read = {message.id: message for message in messages}
-        messages = [read[MessageId(*row[3:5])] for row in all_of(group)]
-    found = as_group(group, messages)
-    if found.duplicates and options.on_duplicate == "raise":
-        raise conflict(group.group_id, Anomaly.DUPLICATE)
-    return found
-
-
-def raised(group: Assembled, floors: Mapping[str, int]) -> dict[str, int]:
-    """The first retained offsets with what was known of them before, from what of a group has expired."""
-    highest = dict(floors)
-    for member in group.expired:
-        highest[member.stream] = max(highest.get(member.stream, 0), member.offset + 1)
-    return highest
+    The group is another one if retention took a message between the look at the stream's first offset and the reading.
+    """
+    messages: list[Message] = []
+    floors: dict[str, int] = {}
+    for row, found in zip(group.retained, islice(reading, len(group.retained)), strict=True):
+        if isinstance(found, Message):
+            check(row, found)
+            messages.append(found)
+        else:
+            first = first_retained(MessageId(*row[3:5]), found, is_named=is_named)
+            floors[row[3]] = max(first, floors.get(row[3], 0))
+    if not floors:
+        return group, messages
+    for _, _, _, stream, offset, _ in group.expired:
+        floors[stream] = max(floors.get(stream, 0), offset + 1)
+    again = assemble(group.group_id, (*group.retained, *group.expired), order, floors)
+    read = {message.id: message for message in messages}
+    return again, [read[MessageId(*row[3:5])] for row in again.retained]
 
 
 def as_group(group: Assembled, messages: Sequence[Message]) -> Group:
-    """A group and its messages, those of `all_of(group)`.
+    """A group and its messages, those of `retained`.
 
-    A message that an exchange routed to several streams lies in each of them and is no duplicate: its copies have the
-    same `message_id` and lie in different streams.
+    A message that an exchange routed to several streams is in each of them and is no duplicate: its copies have the
+    same `message_id` and are in different streams.
     """
-    chosen, others = tuple(messages[: len(group.rows)]), messages[len(group.rows) :]
-    position = group.position
-    duplicates: tuple[Message, ...] = ()
-    if others:
-        duplicates = without_copies(chosen, others)
-        if not duplicates:
-            sound = tuple(each for each in position.anomalies if each is not Anomaly.DUPLICATE)
-            position = replace(position, anomalies=sound)
-    expired = tuple(member.id for member in group.expired)
-    return Group(group.group_id, chosen, position, duplicates, expired)
+    count = len(group.rows)
+    chosen, position = tuple(messages[:count]), group.position
+    duplicates = without_copies(chosen, messages[count:]) if len(messages) > count else ()
+    if group.duplicates and not duplicates:
+        sound = tuple(each for each in position.anomalies if each is not Anomaly.DUPLICATE)
+        position = replace(position, anomalies=sound)
+    return Group(group.group_id, chosen, position, duplicates, tuple(MessageId(*row[3:5]) for row in group.expired))
 
 
 def without_copies(chosen: Sequence[Message], others: Sequence[Message]) -> tuple[Message, ...]:
@@ -137,65 +147,8 @@ def _is_copy(message: Message, other: Message) -> bool:
     return name is not None and name == other.properties.message_id and message.stream != other.stream
 
 
-# --- reading ----------------------------------------------------------------------------------------------
-
-
-class Reading:
-    """Members read one after the other, by one batched read.
-
-    The broker closes a connection that is not read from while the groups of a batch are being handled; then it is
-    gone on with where it was, on a new one. To be closed.
-    """
-
-    def __init__(self, servers: Servers, members: Sequence[Row]) -> None:
-        self._servers = servers
-        self._members = members
-        self._at = 0
-        self._messages: Generator[Message | RelatumError, None, None] | None = None
-
-    def take(self, count: int) -> list[Message | RelatumError]:
-        """The next so many messages, or for each the error that says why there is none."""
-        if count == 0:
-            return []
-        failures = 0
-        while True:
-            try:
-                if self._messages is None:
-                    ids = (row[3:5] for row in islice(self._members, self._at, None))
-                    self._messages = self._servers.read_many(ids, window=BATCH_MESSAGES)
-                results = list(islice(self._messages, count))
-            except Transient:
-                self.close()
-                failures += 1
-                if failures > READ_RETRIES:
-                    raise
-            else:
-                self._at += count
-                return results
-
-    def close(self) -> None:
-        """Let the connection go."""
-        messages, self._messages = self._messages, None
-        if messages is not None:
-            messages.close()
-
-
-def read_members(reading: Reading, members: Collection[Row], *, is_named: bool) -> tuple[list[Message], dict[str, int]]:
-    """The next members of a reading, each checked; and the first retained offsets of streams that dropped some."""
-    messages: list[Message] = []
-    floors: dict[str, int] = {}
-    for row, found in zip(members, reading.take(len(members)), strict=True):
-        if isinstance(found, Message):
-            check(row, found)
-            messages.append(found)
-        else:
-            first = first_retained(MessageId(*row[3:5]), found, is_named=is_named)
-            floors[row[3]] = max(first, floors.get(row[3], 0))
-    return messages, floors
-
-
 def floor_of(stream: str, bounds: StreamBounds) -> int:
-    """The first offset that a stream retains; of one without any message, that is behind all that it ever had."""
+    """The first offset that a stream retains; of one without any message, that is after all that it ever had."""
     if bounds.first is not None:
         return bounds.first
     if bounds.is_sure:
@@ -207,17 +160,19 @@ def floor_of(stream: str, bounds: StreamBounds) -> int:
 
 
 def check(row: Row, message: Message) -> None:
-    """See that a message is what its row says.
+    """Check that a message is what its row says.
 
     Raises:
         StreamReplaced: it is another one.
     """
     group_id, sequence, last, stream, offset, recorded_us = row
-    if message.raw is not None:
+    raw = message.raw
+    if raw is not None:
         # What a recorder would write down of it today, without decoding the rest.
-        time_us, _, values, _, _ = _RECORDED.from_record(message.raw, message.chunk_ms)
-        expected = [(0, value_of(group_id, sequence, last))]
-        if values == expected and (recorded_us is None or time_us in (recorded_us, None)):
+        time_us, _, values, _, _ = _RECORDED.from_record(raw, message.chunk_ms)
+        if values == [(0, value_of(group_id, sequence, last))] and (
+            recorded_us is None or time_us in (recorded_us, None)
+        ):
             return
     if membership(message.headers) != row[:3]:
         raise replaced(stream, offset)

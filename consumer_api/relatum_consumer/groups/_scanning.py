@@ -1,27 +1,24 @@
 """How a consumer learns of groups: each recorded part of its streams is looked at once, by the first member there."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from relatum.limits import INTEGER_MAX
 from relatum.store.coverage import CoverageRow, Range, merged, missing
 from relatum.store.database import sql
-from relatum_consumer.groups._assembly import Assembled, Member, assemble, in_arrival
+from relatum_consumer.groups._assembly import Assembled, Member, assemble, in_arrival, named
 from relatum_consumer.groups._consumer import SharedConsumer, scanned_of
-from relatum_consumer.groups._finding import rows_between
 from relatum_consumer.groups._view import View, group_key
-from relatum_consumer.lookups.catalog import Catalog, PresentStream
+from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import coverage_by_stream
 
-WINDOW_OFFSETS_MIN: Final = 1_000
-"""Offsets of the smallest window: where each message is one of a group of its own, a thousand groups are looked at."""
-
-WINDOW_OFFSETS_MAX: Final = 1_000_000
-"""Offsets of the largest window, for streams in which few messages are in groups."""
-
-WINDOW_ROWS: Final = 4_000
-"""Rows a window is to have; the next is made larger or smaller accordingly."""
+WINDOW_OFFSETS: Final = 32_768
+"""Offsets of a stream that are scanned at once. Each message may be of another group, so as many groups are written
+down in one statement; a stream that has few groups takes a millisecond for each window."""
 
 GROUPS_AT_ONCE: Final = 500
 """Groups whose rows are asked for in one statement, and held until it is clear what each of them is."""
@@ -36,7 +33,7 @@ class Stretch:
         coverage_id: The range of the coverage it is in; that must still be there when it counts as scanned.
         grows: The beginning of the scanned range that ends where this begins; where there is none, its own beginning.
         start: Its first offset.
-        stop: The offset behind it.
+        stop: The offset after its last.
     """
 
     stream_id: int
@@ -61,7 +58,7 @@ def stretches(rows: Iterable[CoverageRow], scanned: Sequence[Range], key_id: int
 def _upsert(where: str) -> str:
     """Write groups down. They only ever go forward: a member with older rows cannot take back what another found.
 
-    What became of a group whose first message lay in a stream that was declared again, and so is none of `present`,
+    What became of a group whose first message was in a stream that was declared again, and so is none of `present`,
     says nothing of a group in the new one.
     """
     return f"""
@@ -124,126 +121,78 @@ class Scanner:
 
     def __init__(self, catalog: Catalog, consumer: SharedConsumer) -> None:
         self._catalog = catalog
+        self._servers = catalog.servers
         self._consumer = consumer
-        self._width = WINDOW_ROWS
         self._view = View.of_table(catalog.servers, 0, ())
-        self._stream_ids: dict[str, int] = {}
-        self._by_offset = False
+        self.scanned_at = -math.inf
+        """When it was last run, as of `time.monotonic`."""
 
-    @property
-    def present(self) -> Mapping[int, str]:
-        """The streams read, as they were at the last look: names by number."""
-        return self._view.stream_ids
+    def stream_of(self, stream_id: int) -> str | None:
+        """The name of a stream, as of the last scan; None if it is not read any more."""
+        return next((name for name, number in self._view.numbers.items() if number == stream_id), None)
 
-    def run(self) -> bool:
-        """Scan up to where the streams are recorded now; whether there was anything."""
-        present = self._look()
-        rows = coverage_by_stream(self._catalog.servers, present)
-        scanned = scanned_of(self._catalog.servers, self._consumer, self._view.stream_ids)
-        is_any = False
+    def run(self) -> None:
+        """Scan up to where the streams are recorded now."""
+        began = time.monotonic()
+        key_id = group_key(self._catalog)
+        self._catalog.check_names(self._consumer.names)
+        present = self._catalog.streams(self._consumer.names)
+        # What is not recorded yet is not in the table; what is, counts up to wherever it is recorded by then.
+        self._view = View.of_table(self._servers, key_id, present)
+        rows = coverage_by_stream(self._servers, present)
+        scanned = scanned_of(self._servers, self._consumer, self._view.numbers.values())
         for stream in present:
-            low = self._consumer.low(stream.stream_id)
-            of_stream = rows.get(stream.stream_id, [])
-            for stretch in stretches(of_stream, scanned.get(stream.stream_id, []), self._view.key_id, low):
-                is_any = True
+            number, low = stream.stream_id, self._consumer.low(stream.stream_id)
+            for stretch in stretches(rows.get(number, ()), scanned.get(number, ()), key_id, low):
                 if not self._scan(stream.name, stretch):
                     break  # Another member did; what is left shows at the next look.
-        return is_any
+        self.scanned_at = began
 
-    def groups(self, group_ids: Iterable[str]) -> dict[str, Assembled]:
-        """Groups as their rows show them now; one of which there are none is incomplete."""
-        ids = sorted(set(group_ids))
-        found: dict[str, Assembled] = {}
-        for at in range(0, len(ids), GROUPS_AT_ONCE):
-            part = ids[at : at + GROUPS_AT_ONCE]
+    def groups(self, group_ids: Iterable[str]) -> Iterator[Assembled]:
+        """Groups as their rows show them now, each once; one of which there are none is incomplete."""
+        ids = iter(sorted(set(group_ids)))
+        while part := list(islice(ids, GROUPS_AT_ONCE)):
             members = self._view.members_of(part)
             for group_id in part:
-                found[group_id] = assemble(group_id, members.get(group_id, ()), self._consumer.order)
-        return found
+                yield assemble(group_id, members.pop(group_id, ()), self._consumer.order)
 
-    def write_down_again(self, group_ids: Iterable[str]) -> None:
-        """Write down what groups are now, outside any window: where what was written may be older."""
-        noted = Noted()
-        self._note(noted, self.groups(group_ids))
-        self._catalog.servers.rows(WRITE_DOWN_AGAIN, self._parameters(noted))
-
-    def _look(self) -> list[PresentStream]:
-        key_id = group_key(self._catalog)
-        names = self._consumer.names
-        self._catalog.check_names(names)
-        present = self._catalog.streams(names)
-        # What is not recorded yet is not in the table; what is, counts up to wherever it is recorded by then.
-        self._view = View.of_table(self._catalog.servers, key_id, present)
-        self._stream_ids = {stream.name: stream.stream_id for stream in present}
-        self._by_offset = names is not None and len(names) == 1 and names[0] in self._stream_ids
-        return present
+    def write_down_again(self, group_id: str) -> None:
+        """Write down what a group is now, outside any window: where what was written may be older."""
+        self._servers.rows(WRITE_DOWN_AGAIN, self._states([group_id]))
 
     def _scan(self, stream: str, stretch: Stretch) -> bool:
-        """Scan a stretch, window after window; False where another member was first."""
-        at = stretch.start
-        while at < stretch.stop:
-            to = min(stretch.stop, at + self._width)
-            rows = rows_between(self._view, stream, at, to, firsts_only=False)
-            touched = {member.membership.group_id for member in rows}
-            noted = Noted()
-            ids = sorted(touched)
-            for first in range(0, len(ids), GROUPS_AT_ONCE):
-                self._note(noted, self.groups(ids[first : first + GROUPS_AT_ONCE]))
+        """Scan a stretch, window after window; False if another member was first."""
+        for at in range(stretch.start, stretch.stop, WINDOW_OFFSETS):
+            to = min(stretch.stop, at + WINDOW_OFFSETS)
+            touched = self._view.between(stream, at, to)
             window = {"from_offset": stretch.grows, "expected": at, "to_offset": to}
             source = {"stream_id": stretch.stream_id, "coverage_id": stretch.coverage_id}
-            ((counted,),) = self._catalog.servers.rows(
-                WRITE_DOWN,
-                {**self._parameters(noted), **window, **source, "outside": noted.outside},
-            )
+            states = self._states(member.group_id for member in touched)
+            ((counted,),) = self._servers.rows(WRITE_DOWN, states | window | source)
             if not counted:
                 return False
-            self._width = next_width(self._width, len(rows), is_full=to - at == self._width)
-            at = to
         return True
 
-    def _note(self, noted: "Noted", groups: Mapping[str, Assembled]) -> None:
-        for group_id, group in groups.items():
-            arrived = in_arrival((*group.members, *group.duplicates))
-            if not arrived:
+    def _states(self, group_ids: Iterable[str]) -> dict[str, object]:
+        """What is to be written down of groups, as the statements take it."""
+        rows: list[tuple[int, int, int, str, str]] = []
+        outside = []
+        for group in self.groups(group_ids):
+            if not group.rows:
                 continue
-            first = group.head or arrived[0]
-            stream_id = self._stream_ids[first.stream]
-            if group.head is not None and not self._consumer.admits(group.head, stream_id):
-                noted.outside.append(group_id)
-                continue
-            state = "ready" if group.is_complete else "open"
-            noted.rows.append((self._rank(first), first.offset, stream_id, state, group_id))
+            first = group.head or named(in_arrival(group.retained))[0]
+            number = self._view.numbers[first.stream]
+            if group.head is not None and not self._consumer.admits(first, number):
+                outside.append(group.group_id)
+            else:
+                state = "ready" if group.is_complete else "open"
+                rows.append((self._rank(first), first.offset, number, state, group.group_id))
+        names = ("ranks", "first_offsets", "stream_ids", "states", "group_ids")
+        columns = {name: [row[at] for row in rows] for at, name in enumerate(names)}
+        mine = {"consumer_id": self._consumer.consumer_id, "present": list(self._view.numbers.values())}
+        return columns | mine | {"outside": outside}
 
     def _rank(self, first: Member) -> int:
-        if self._by_offset:
+        if self._consumer.names == (first.stream,):
             return first.offset
         return INTEGER_MAX if first.time_us is None else first.time_us
-
-    def _parameters(self, noted: "Noted") -> dict[str, object]:
-        known = {"consumer_id": self._consumer.consumer_id, "present": list(self._view.stream_ids)}
-        return known | noted.columns
-
-
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """What is to be written down of groups."""
-
-    rows: list[tuple[int, int, int, str, str]] = field(default_factory=list)
-    """Rank, first offset, stream id, state and id of each group."""
-    outside: list[str] = field(default_factory=list)
-    """Groups that stand before the consumer's start."""
-
-    @property
-    def columns(self) -> dict[str, object]:
-        """The rows as a statement takes them."""
-        names = ("ranks", "first_offsets", "stream_ids", "states", "group_ids")
-        return {name: [row[at] for row in self.rows] for at, name in enumerate(names)}
-
-
-def next_width(width: int, rows: int, *, is_full: bool) -> int:
-    """How many offsets the next window has, after one of so many with so many rows."""
-    if rows > 2 * WINDOW_ROWS:
-        return max(WINDOW_OFFSETS_MIN, width // 2)
-    if is_full and 2 * rows < WINDOW_ROWS:
-        return min(WINDOW_OFFSETS_MAX, 2 * width)
-    return width

@@ -1,31 +1,54 @@
-"""The faces of consumers that share groups: blocking, and asyncio, which calls it in threads."""
+"""One member of a consumer that shares groups: what it is given next, what it acknowledges, and what is given up."""
 
-import asyncio
 import logging
-import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass
-from types import TracebackType
-from typing import Any, Self
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Final
 
 from relatum import metrics
 from relatum.closing import Closing, Keeper
-from relatum.errors import RelatumError, Transient
+from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transient
+from relatum.membership import Anomaly
 from relatum.processes import new_holder, of_one_process
-from relatum.publishing import DeadLetters
-from relatum.reading import BrokerAddress
+from relatum.publishing import REASON_CHARACTERS_MAX, Burial, DeadLetters
+from relatum.reading import BrokerAddress, Message, StreamBounds
 from relatum.store.members import renewal_s
-from relatum.waiting import Outages, ended, pause
-from relatum_consumer.groups._claims import Given
-from relatum_consumer.groups._consumer import SharedGroupsStatistics
+from relatum.waiting import Outages, Pauses, ended, has_passed, may_repeat, pause
+from relatum_consumer.groups._assembly import Assembled, named
+from relatum_consumer.groups._claims import DEAD, OPEN, READY, Claim, Claims
+from relatum_consumer.groups._consumer import SharedGroupsStatistics, check_dead_letters, find_consumer
+from relatum_consumer.groups._finding import Idle
 from relatum_consumer.groups._group import Group
-from relatum_consumer.groups._member import SharedReading
-from relatum_consumer.groups._options import SharedOptions
+from relatum_consumer.groups._options import GroupOptions
+from relatum_consumer.groups._reading import conflict, floor_of, read_groups
+from relatum_consumer.groups._scanning import Scanner
+from relatum_consumer.groups._view import group_key
 from relatum_consumer.lookups.catalog import Catalog
+from relatum_consumer.lookups.proof import ends_of, evidence
 from relatum_consumer.lookups.waiting import Rest
 
 logger = logging.getLogger("relatum.groups")
+
+POLL_S_MAX: Final = 0.25
+"""The longest pause between two looks for groups, in seconds; there may be many members, and each looks."""
+
+SCANS_S: Final = 0.05
+"""Seconds between two looks at the streams, while there are groups to be given."""
+
+MESSAGES_AT_ONCE: Final = 10_000
+"""Messages after which a member reads no further group ahead; what it has read is held in memory."""
+
+DEAD_LETTERS_S: Final = 1.0
+"""Seconds until dead letters that were not taken are tried again, at least."""
+
+UNRECORDED_S: Final = (5.0, 60.0)
+"""Seconds until a member that has no group looks for messages that nobody records, and between two such looks: each
+asks the broker for the ends of streams."""
+
+NEVER_ACKNOWLEDGED: Final = "never_acknowledged"
+"""Why a group is given up that was given as often as its consumer allows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
@@ -37,11 +60,11 @@ class SharedGroup(Group):
     """
 
     deliveries: int
-    _given: Given
+    _claim: Claim
     _shared: "SharedGroups"
 
     def acknowledge(self) -> None:
-        """Say that the group is done: it is never given again. Any thread may, and again: that changes nothing.
+        """Say that the group is done: it is never given again. Any thread may. Idempotent.
 
         Where PostgreSQL does not answer, it is asked again for as long as the lease holds.
 
@@ -50,17 +73,22 @@ class SharedGroup(Group):
                 done with it is done again.
             DatabaseUnavailable: PostgreSQL does not answer; acknowledging again is safe.
         """
-        began = time.monotonic()
-        while (rest := self._acknowledge(began)) is not None:
+        for rest in self._acknowledging():
             pause(rest.seconds)
 
-    def _acknowledge(self, began: float) -> Rest | None:
+    def _acknowledging(self) -> Iterator[Rest]:
         shared = self._shared
-        is_first = shared._reading.claims.has(self._given.claim)
-        rest = shared._reading.claims.acknowledge(self._given.claim, began)
-        if rest is None:
-            shared._reading.counts.acknowledged += is_first
-        return rest
+        is_first = shared._claims.has(self._claim)
+        yield from shared._claims.acknowledging(self._claim)
+        shared._counts["acknowledged"] += is_first
+
+
+@dataclass(frozen=True, slots=True)
+class _GivenUp:
+    """A group that is not given: its messages become dead letters, if they have a place."""
+
+    reason: str
+    burial: Burial | None = None
 
 
 class SharedGroups(Closing, Iterator[SharedGroup]):
@@ -70,17 +98,31 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
     also after its end was reached.
     """
 
-    def __init__(self, catalog: Catalog, address: BrokerAddress, options: SharedOptions) -> None:
+    def __init__(self, catalog: Catalog, address: BrokerAddress, options: GroupOptions) -> None:
+        assert options.consumer is not None, "it is shared"
         consumer = options.consumer
-        self._name = consumer.name
+        self._catalog = catalog
+        self._options = options
+        self._consumer = consumer
+        self._who = f"the consumer {consumer.name!r} of groups"
         self._outages = Outages(logger, broker=str(address))
         stream = consumer.dead_letter_stream
-        letters = None if stream is None else DeadLetters(address, stream)
-        self._reading = SharedReading(catalog, options, consumer.member or new_holder(), self._outages, letters)
+        self._letters = None if stream is None else DeadLetters(address, stream)
+        self._claims = Claims(catalog.servers, consumer.member or new_holder(), float(consumer.lease_s))
+        self._scanner: Scanner | None = None
+        self._waiting: deque[Claim] = deque()
+        """Claimed, and not read yet."""
+        self._outcomes: deque[tuple[Claim, Group | GroupConflict | _GivenUp]] = deque()
+        """What was read and is still to be given, raised or given up at its turn."""
+        self._idle = Idle(options.idle_timeout_s, POLL_S_MAX)
+        self._pauses = Pauses()
+        self._unrecorded: set[str] = set()
+        """Streams that nobody records, of which it was warned."""
+        self._look_for_unrecorded_at = time.monotonic() + UNRECORDED_S[0]
+        self._counts = dict.fromkeys(("given", "redelivered", "acknowledged", "given_up"), 0)
         self._keeper: Keeper | None = None
-        self._renew_s = renewal_s(consumer.lease_s)
         of_one_process(self, "a consumer of groups")
-        metrics.report(self, consumer=self._name)
+        metrics.report(self, consumer=consumer.name)
 
     def __next__(self) -> SharedGroup:
         """Give the next group.
@@ -90,57 +132,62 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             StreamNotFound: there is no stream, or no dead-letter stream, of a name that was given.
             PublishError: the dead-letter stream does not take a message; the group was given back.
         """
-        self._reading.begin()
+        self._begin()
         while isinstance(found := self._take(), Rest):
             pause(found.seconds)
         if found is None:
             raise StopIteration
         return found
 
+    def _begin(self) -> None:
+        """The next group is asked for: from now on it is counted how long there is none."""
+        self._idle.begin()
+
     def _take(self) -> SharedGroup | Rest | None:
-        """The next group; None at the end, and a rest where there is none now."""
-        self._keep()
-        outcome = self._reading.next()
-        if outcome is None:
-            if not self._reading.claims.held:
-                self.close()
+        """The next group; None at the end, and a rest if there is none now."""
+        if self._claims.is_closed:
             return None
-        if isinstance(outcome, Rest):
-            return outcome
-        group, claim = outcome.group, outcome.claim
-        self._reading.counts.given += 1
-        self._reading.counts.redelivered += claim.number > 1
-        return SharedGroup(
-            group.group_id,
-            group.messages,
-            group.position,
-            group.duplicates,
-            group.expired,
-            deliveries=claim.number,
-            _given=outcome,
-            _shared=self,
-        )
+        if self._keeper is None:
+            every_s = renewal_s(self._consumer.lease_s)
+            self._keeper = Keeper(self, SharedGroups._renew, every_s=every_s, name="relatum-leases")
+        is_end = not self._options.follow or self._idle.is_over
+        try:
+            found = self._next()
+            if found is None:
+                self._warn_of_unrecorded(is_end=is_end)
+        except (Transient, StreamReplaced) as error:
+            # With follow=True the member waits until the servers are back and a recorder has put the stream right.
+            if not self._options.follow or has_passed():
+                raise
+            self._outages.failed(self._who, error)
+            # Recorders' leases have run out, too: that nobody records proves nothing for a while.
+            self._look_for_unrecorded_at = time.monotonic() + UNRECORDED_S[1]
+            found = None
+        else:
+            self._outages.over(self._who)
+        if found is None and not is_end:
+            return self._idle.rest()
+        if found is None and not self._claims.held:
+            self.close()
+        if isinstance(found, SharedGroup):
+            self._counts["given"] += 1
+            self._counts["redelivered"] += found.deliveries > 1
+        return found
 
     def _put_back(self, group: SharedGroup) -> None:
-        """The caller was cancelled before it got the group: the group is the next one again."""
-        self._reading.counts.given -= 1
-        self._reading.counts.redelivered -= group.deliveries > 1
-        self._reading.put_back(group._given)
+        """The caller was cancelled before it got the group: it is the next again."""
+        self._counts["given"] -= 1
+        self._counts["redelivered"] -= group.deliveries > 1
+        self._outcomes.appendleft((group._claim, group))
 
     def statistics(self) -> SharedGroupsStatistics:
         """What this member has counted, and how many groups it holds. It asks nobody."""
-        return SharedGroupsStatistics(**asdict(self._reading.counts), held=len(self._reading.claims.held))
-
-    def _keep(self) -> None:
-        """See that leases are renewed."""
-        if self._keeper is None and not self._reading.claims.is_closed:
-            renew = SharedGroups._renew
-            self._keeper = Keeper(self, renew, every_s=self._renew_s, name="relatum-leases")
+        return SharedGroupsStatistics(**self._counts, held=len(self._claims.held))
 
     def _renew(self) -> None:
-        who = f"renewing the leases of the consumer {self._name!r} of groups"
+        who = f"renewing the leases of {self._who}"
         try:
-            self._reading.claims.renew()
+            self._claims.renew()
         except Transient:
             pass  # There are two more before the lease runs out; then the groups are let go.
         except Exception as error:  # noqa: BLE001 - it is tried again; the leases run out where they must
@@ -150,100 +197,197 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
 
     def close(self) -> None:
         """Give back what was not acknowledged: other members get it at once. The iteration is over."""
-        if self._reading.claims.is_closed:
+        if self._claims.is_closed:
             return
-        self._reading.claims.is_closed = True
+        self._claims.is_closed = True
         if self._keeper is not None:
             self._keeper.end()
         try:
-            self._reading.claims.give_back()
+            self._claims.give_back()
         except RelatumError as error:
-            text = "groups of the consumer %r could not be given back, and are free when their lease has run out: %s"
-            logger.info(text, self._name, ended(error))
+            text = "groups of %s could not be given back, and are free when their lease has run out: %s"
+            logger.info(text, self._who, ended(error))
         metrics.retire(self)
 
+    # --- the next group -----------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
-class AsyncSharedGroup(Group):
-    """A group that is this member's until it is acknowledged, or the member dies.
+    def _next(self) -> SharedGroup | Rest | None:
+        """What is to be given next; None if there is nothing now."""
+        while True:
+            while self._outcomes:
+                # Taken off only when that is sure: where the database goes away, it is the next again.
+                claim, outcome = self._outcomes[0]
+                is_mine = self._claims.is_mine(claim)
+                if is_mine and isinstance(outcome, GroupConflict):
+                    self._refuse(outcome)
+                if is_mine and isinstance(outcome, Group) and self._consumer.deliveries_max is not None:
+                    is_mine = self._claims.count_given(claim)
+                self._outcomes.popleft()
+                if is_mine and isinstance(outcome, _GivenUp):
+                    return self._give_up(claim, outcome)
+                if is_mine and isinstance(outcome, Group):
+                    return self._shared(claim, outcome)
+            if not self._waiting:
+                self._claim()
+                if not self._waiting:
+                    return None
+            self._read()
 
-    Attributes:
-        deliveries: How often the group was claimed; from 2 on it may have been handled before.
-    """
+    def _shared(self, claim: Claim, group: Group) -> SharedGroup:
+        known = {each.name: getattr(group, each.name) for each in fields(Group)}
+        return SharedGroup(**known, deliveries=claim.number, _claim=claim, _shared=self)
 
-    deliveries: int
-    _group: SharedGroup
-    _call: Callable[..., Awaitable[Any]]
+    def _claim(self) -> None:
+        """Claim what there is; if that is nothing, with what the streams hold by now."""
+        if self._scanner is None:
+            # A consumer is made once it is sure that its dead letters have a place.
+            check_dead_letters(self._catalog.servers, self._consumer.dead_letter_stream)
+            consumer = find_consumer(self._catalog, self._consumer.name, self._options)
+            self._claims.bind(consumer.consumer_id)
+            self._scanner = Scanner(self._catalog, consumer)
+        is_fresh = time.monotonic() - self._scanner.scanned_at < SCANS_S
+        if not is_fresh:
+            self._scanner.run()
+        claims = self._claims.take(self._consumer.prefetch)
+        if is_fresh and not claims:
+            self._scanner.run()
+            claims = self._claims.take(self._consumer.prefetch)
+        self._waiting.extend(claims)
 
-    async def acknowledge(self) -> None:
-        """Say that the group is done; as `SharedGroup.acknowledge`. Any task may, and again: that changes nothing."""
-        began = time.monotonic()
-        while (rest := await self._call(self._group._acknowledge, began)) is not None:  # noqa: ASYNC110
-            await asyncio.sleep(rest.seconds)
+    # --- reading what was claimed -------------------------------------------------------------------------
 
+    def _read(self) -> None:
+        """Read the groups claimed, as many as may be held at once, in one pass."""
+        assert self._scanner is not None, "nothing is claimed before that is known"
+        self._waiting = deque(claim for claim in self._waiting if self._claims.has(claim))
+        groups = {group.group_id: group for group in self._scanner.groups(each.group_id for each in self._waiting)}
+        part: list[Assembled] = []
+        messages = 0
+        for claim in self._waiting:
+            if messages < MESSAGES_AT_ONCE:
+                part.append(groups[claim.group_id])
+                messages += len(groups[claim.group_id].retained)
+        # Where this raises, the broker or the database went away: that group and what follows it is read again.
+        most = self._consumer.deliveries_max
+        found = read_groups(self._catalog.servers, part, self._options, is_named=False)
+        for group, read in zip(part, found, strict=True):
+            claim = self._waiting[0]
+            if read is None:
+                self._not_whole(claim, group)
+            elif most is not None and claim.given >= most:
+                self._outcomes.append((claim, self._given_up(NEVER_ACKNOWLEDGED, group)))
+            elif isinstance(read, GroupConflict):
+                self._conflict(claim, group, read)
+            else:
+                self._outcomes.append((claim, read))
+            self._waiting.popleft()
 
-class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
-    """The groups of one member of a consumer. Iterate in one task; an asynchronous context manager.
+    def _not_whole(self, claim: Claim, group: Assembled) -> None:
+        """A group was complete and is not: retention dropped a part, or its stream lost its end or was replaced."""
+        assert self._scanner is not None, "it was claimed"
+        stream = self._scanner.stream_of(claim.stream_id)
+        if stream is None:
+            # It was in a stream that was deleted; what comes of it in a new one is another group.
+            self._claims.end(claim, DEAD)
+            return
+        bounds = ends_of(self._catalog.servers, stream, is_named=False)
+        floor = floor_of(stream, bounds) if isinstance(bounds, StreamBounds) else None
+        if bounds is None or (floor is not None and floor > claim.first_offset):
+            self._conflict(claim, group, conflict(claim.group_id, Anomaly.EXPIRED))
+        else:
+            self._claims.end(claim, OPEN)
+            # It may have been recorded again: the member that scanned it saw it claimed and left it alone.
+            self._scanner.write_down_again(claim.group_id)
 
-    The leases of the groups given and not acknowledged are renewed in the background for as long as this is open, also
-    after its end was reached. A task that is cancelled while it waits for a group loses none.
-    """
+    def _conflict(self, claim: Claim, group: Assembled, error: GroupConflict) -> None:
+        if self._options.on_conflict == "raise":
+            self._outcomes.append((claim, error))
+        elif self._options.on_conflict == "skip":
+            self._claims.end(claim, DEAD)
+        else:
+            self._outcomes.append((claim, self._given_up(error.anomaly, group)))
 
-    def __init__(
-        self,
-        call: Callable[..., Awaitable[Any]],
-        read: Callable[..., Awaitable[Any]],
-        end: Callable[[Callable[[], object]], Awaitable[None]],
-        shared: SharedGroups,
-    ) -> None:
-        self._call = call
-        self._read = read
-        self._end = end
-        self._shared = shared
-        self._taking = threading.Lock()
-        of_one_process(self, "a consumer of groups")
+    def _refuse(self, error: GroupConflict) -> None:
+        """Give back what was claimed and not given, and raise."""
+        for claim in [*(claim for claim, _ in self._outcomes), *self._waiting]:
+            self._claims.end(claim, READY)
+        self._outcomes.clear()
+        self._waiting.clear()
+        raise error
 
-    async def __anext__(self) -> AsyncSharedGroup:
-        """Give the next group; as `SharedGroups.__next__`."""
-        self._shared._reading.begin()
-        found: SharedGroup | Rest | None
-        while isinstance(found := await self._read(self._take, returned=self._put_back), Rest):  # noqa: ASYNC110
-            await asyncio.sleep(found.seconds)
-        if found is None:
-            raise StopAsyncIteration
-        return AsyncSharedGroup(
-            found.group_id,
-            found.messages,
-            found.position,
-            found.duplicates,
-            found.expired,
-            deliveries=found.deliveries,
-            _group=found,
-            _call=self._call,
-        )
+    # --- groups that are given up -------------------------------------------------------------------------
 
-    def _take(self) -> SharedGroup | Rest | None:
-        # After a task was cancelled, its thread may go on for a moment.
-        with self._taking:
-            return self._shared._take()
+    def _given_up(self, reason: str, group: Assembled) -> _GivenUp:
+        """A group that is not given, with what is left of its messages, in its order."""
+        ids = [member.id for member in named(group.retained)]
+        if self._letters is None or not ids:
+            return _GivenUp(reason)
+        messages = [each for each in self._catalog.servers.read(ids) if isinstance(each, Message)]
+        missing = ",".join(f"{first}-{last}" for first, last in group.position.missing)
+        headers = {"relatum_dead_group_missing": missing[:REASON_CHARACTERS_MAX]} if missing else {}
+        return _GivenUp(reason, Burial(self._letters, [(message, reason) for message in messages], **headers))
 
-    def _put_back(self, found: SharedGroup | Rest | None) -> None:
-        if isinstance(found, SharedGroup):
-            with self._taking:
-                self._shared._put_back(found)
+    def _give_up(self, claim: Claim, given_up: _GivenUp) -> Rest:
+        """Publish a group's messages as dead letters, if they have a place; gives the rest before the next group.
 
-    def statistics(self) -> SharedGroupsStatistics:
-        """What this member has counted, and how many groups it holds. It asks nobody."""
-        return self._shared.statistics()
+        If they are not taken, the group's turn comes again; a member that follows waits until the servers are back.
+        """
+        who = f"publishing dead letters of the group {claim.group_id}, of {self._who},"
+        try:
+            if given_up.burial is not None and self._letters is not None:
+                # They are rare: a connection that is kept for the next ones is one more to lose.
+                with self._letters:
+                    given_up.burial.run()
+            was_mine = self._claims.end(claim, DEAD)
+        except Exception as error:
+            if self._options.follow and may_repeat(error):
+                self._outages.failed(who, error)
+                self._outcomes.appendleft((claim, given_up))
+                return Rest(DEAD_LETTERS_S + self._pauses.after(error))
+            self._give_back(claim)
+            raise
+        self._pauses = Pauses()
+        self._outages.over(who)
+        self._counts["given_up"] += 1
+        if was_mine and given_up.reason == NEVER_ACKNOWLEDGED:
+            stream = self._consumer.dead_letter_stream
+            logger.warning(
+                "the group %s was given %d times by the consumer %r and never acknowledged: it is dead, %s",
+                claim.group_id,
+                claim.given,
+                self._consumer.name,
+                "and only in its streams" if stream is None else f"and in the stream {stream!r}",
+            )
+        self._begin()
+        return Rest(0.0)
 
-    async def aclose(self) -> None:
-        """Give back what was not acknowledged: other members get it at once. The iteration is over."""
-        await self._end(self._shared.close)
+    def _give_back(self, claim: Claim) -> None:
+        try:
+            self._claims.end(claim, READY)
+        except RelatumError as error:
+            self._claims.forget(claim)
+            text = "the group %s of %s could not be given back, and is free when its lease has run out: %s"
+            logger.info(text, claim.group_id, self._who, ended(error))
 
-    async def __aenter__(self) -> Self:
-        return self
+    # --- what is not recorded -----------------------------------------------------------------------------
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
+    def _warn_of_unrecorded(self, *, is_end: bool) -> None:
+        """Warn of messages that nobody records, once for each stream: their groups are not given."""
+        now = time.monotonic()
+        if now < self._look_for_unrecorded_at and not is_end:
+            return
+        self._look_for_unrecorded_at = now + UNRECORDED_S[1]
+        try:
+            known = evidence(self._catalog, self._options.names, [group_key(self._catalog)])
+            streams = known.unrecorded_streams(self._catalog)
+        except RelatumError:
+            return  # The next look for groups fails of it, too; a hint is no reason to end.
+        for stream in streams:
+            if stream not in self._unrecorded:
+                self._unrecorded.add(stream)
+                logger.warning(
+                    "%d messages of the stream %r are not recorded, and nobody records it: `relatum record %s`",
+                    sum(gap.stop - gap.start for gap in known.uncovered if gap.stream == stream),
+                    stream,
+                    stream,
+                )

@@ -1,7 +1,7 @@
-"""The streams that are read, as they stand: their ends, what is recorded of them, and the members that are not.
+"""The streams that are read: their ends, what is recorded of them, and the members that are not recorded.
 
 The order of the steps is that of every proof: the ends are taken from the broker first, the coverage after that. What
-lay in the streams at that moment is then in the table or is read from the stream itself.
+was in the streams at that moment is then in the table or is read from the stream itself.
 """
 
 import logging
@@ -11,18 +11,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self
 
+import sqlalchemy as sa
+
 from relatum.errors import InvalidInput, KeyNotDefined
 from relatum.limits import GROUP_ID_BYTES, INTEGER_MAX
-from relatum.membership import GROUP_KEY, membership, parse_value
+from relatum.membership import GROUP_KEY, Membership, membership, parse_value
 from relatum.reading import Message
 from relatum.store.database import sql
-from relatum.store.parts import part_may_hold_values
-from relatum_consumer.groups._assembly import Member, Row, by_group, distinct
-from relatum_consumer.groups._options import UNRECORDED_MEMBERS_MAX
+from relatum.store.parts import part_may_hold_offsets, part_may_hold_values
+from relatum_consumer.groups._assembly import Member, Row, by_group, distinct, stream_and_offset
 from relatum_consumer.lookups.answer import UnreadableStream
 from relatum_consumer.lookups.catalog import Catalog, PresentStream
 from relatum_consumer.lookups.proof import Uncovered, evidence
 from relatum_consumer.lookups.servers import Servers
+
+UNRECORDED_MEMBERS_MAX: Final = 500_000
+"""Messages of groups that are not recorded yet and are held by their places, 200 bytes each: a recorder is to blame,
+or a back-fill is due, if there are more."""
 
 GROUP_ID_LENGTH: Final = 2 * GROUP_ID_BYTES
 """Characters of a group's id."""
@@ -32,28 +37,54 @@ _HIGH: Final = "wanted.group_id || '}' COLLATE \"C\""
 """`}` is the character after `|`. All values of a group, `<group id>|<sequence>|<last>`, lie between the two: they are
 one short range of the index `relationships_lookup`."""
 
-# Offset 0 keeps PostgreSQL from joining it in another way than group by group. And of a stream that was never analyzed
-# PostgreSQL expects no row: for each group it would look through all of the stream, by the index of offsets, which
-# cannot be used for `stream_id + 0`.
+# An aggregate inside keeps PostgreSQL from joining it in another way than group by group. And of a stream that was
+# never analyzed PostgreSQL expects no row: for each group it would look through all of the stream, by the index of
+# offsets, which cannot be used for `stream_id + 0`.
 MEMBERS: Final = sql(
     f"""
-    SELECT found.value, found.stream_id, found.stream_offset, found.time_us
+    SELECT wanted.group_id, found.*
     FROM unnest(:group_ids::text[]) AS wanted (group_id)
     CROSS JOIN LATERAL (
-      SELECT r.value, r.stream_id, r.stream_offset, r.time_us
+      SELECT
+        array_agg(substr(r.value, {GROUP_ID_LENGTH + 2})) AS places, array_agg(r.stream_id) AS stream_ids,
+        array_agg(r.stream_offset) AS stream_offsets, array_agg(r.time_us) AS times_us
       FROM relatum.relationships r
       WHERE r.key_id = :key_id::smallint AND r.value >= {_LOW} AND r.value < {_HIGH}
         AND {part_may_hold_values("r", ":key_id::smallint", _LOW, _HIGH)}
         AND r.stream_id + 0 = ANY (:stream_ids::int[])
-      OFFSET 0
     ) AS found
+    WHERE found.places IS NOT NULL
     """
 )
-"""Rows of the groups `group_ids` in the streams `stream_ids`: value, stream id, offset, time, in no order.
+"""The rows of each of the groups `group_ids` in the streams `stream_ids`: the group's id, and arrays, in no order, of
+values without that id, stream ids, offsets and times. A group is one row: each row costs the driver.
 
 One probe a group, for the range of values that begin with its id, of each part that may hold it: one or two, where ids
 are in the order of time.
 """
+
+
+def _rows_between(condition: str = "") -> sa.TextClause:
+    in_parts = part_may_hold_offsets("r", ":stream_id::int", ":low::bigint", ":high::bigint")
+    return sql(
+        f"""
+        SELECT r.value, r.stream_offset, r.time_us
+        FROM relatum.relationships r
+        WHERE r.stream_id = :stream_id::int
+          AND r.stream_offset >= :low::bigint AND r.stream_offset < :high::bigint
+          AND r.key_id = :key_id::smallint
+          AND {in_parts} {condition}
+        ORDER BY r.stream_offset
+        """
+    )
+
+
+# Rows arrive in the order of offsets, so what a part of a stream holds is found by the index `relationships_offsets`.
+ROWS_BETWEEN: Final = _rows_between()
+"""Rows of the key `key_id` in one stream from offset `low` to before `high`: value, offset, time, by offset."""
+
+FIRSTS_BETWEEN: Final = _rows_between("AND split_part(r.value, '|', 2) = '1'")
+"""The same, of number 1."""
 
 logger = logging.getLogger("relatum.groups")
 
@@ -65,69 +96,90 @@ class View:
     Attributes:
         servers: What is asked.
         key_id: The number of the key of groups.
-        stream_ids: Streams by their number in the database.
+        numbers: The streams' numbers in the database, by name.
         floors: The first retained offset by stream.
         stops: The offset by stream before which messages count.
-        unrecorded: Members that are in the streams and not in the table, by stream, in the order of offsets.
-        unrecorded_groups: The same by group.
         gaps: What is retained and not in the table.
     """
 
     servers: Servers
     key_id: int
-    stream_ids: dict[int, str]
+    numbers: dict[str, int]
     floors: dict[str, int]
     stops: dict[str, int]
-    unrecorded: dict[str, list[Member]] = field(default_factory=dict)
-    unrecorded_groups: dict[str, list[Member]] = field(default_factory=dict)
     gaps: tuple[Uncovered, ...] = ()
+    _unrecorded: list[Member] = field(default_factory=list)
+    _unrecorded_groups: dict[str, list[Member]] = field(default_factory=dict)
 
     @classmethod
     def of_table(cls, servers: Servers, key_id: int, recorded: Sequence[PresentStream]) -> Self:
         """All that the table has of streams, whatever they retain."""
-        names = {stream.stream_id: stream.name for stream in recorded}
-        return cls(servers, key_id, names, {}, dict.fromkeys(names.values(), INTEGER_MAX))
+        numbers = {stream.name: stream.stream_id for stream in recorded}
+        return cls(servers, key_id, numbers, {}, dict.fromkeys(numbers, INTEGER_MAX))
 
-    def hold(self, members: Iterable[Member]) -> None:
-        """Count members that are not in the table."""
-        self.unrecorded = defaultdict(list)
-        for member in sorted(members, key=lambda each: (each.stream, each.offset)):
-            self.unrecorded[member.stream].append(member)
-        self.unrecorded_groups = by_group(each for held in self.unrecorded.values() for each in held)
+    @property
+    def unrecorded_groups(self) -> Iterable[str]:
+        """The ids of the groups that have members which are not in the table."""
+        return self._unrecorded_groups
 
-    def unrecorded_between(self, stream: str, low: int, high: int) -> Sequence[Member]:
-        """Those of a stream from one offset to before another."""
-        held = self.unrecorded.get(stream, [])
-        return held[bisect_left(held, low, key=_offset) : bisect_left(held, high, key=_offset)]
+    def add_unrecorded(self, group_id: str | None = None) -> None:
+        """Read what is not in the table for the members that are there: all, or those of one group."""
+        found: list[Member] = []
+        for gap in self.gaps:
+            members = self.servers.scan(gap.stream, gap.start, gap.stop, _member_of)
+            found += members if group_id is None else (each for each in members if each.group_id == group_id)
+            if len(found) > UNRECORDED_MEMBERS_MAX:
+                raise InvalidInput(
+                    f"more than {UNRECORDED_MEMBERS_MAX:,} messages of groups are not recorded yet: run a recorder or "
+                    "a back-fill, or ask with complete=False for what is recorded"
+                )
+        self._unrecorded = sorted(found, key=stream_and_offset)
+        self._unrecorded_groups = by_group(self._unrecorded)
+
+    def between(self, stream: str, low: int, high: int, *, firsts_only: bool = False) -> list[Member]:
+        """The members in a part of a stream, in the order of offsets; `firsts_only` those of number 1."""
+        held = self._unrecorded
+        first, stop = (bisect_left(held, (stream, at), key=stream_and_offset) for at in (low, high))
+        members = {each.offset: each for each in held[first:stop] if not firsts_only or each.sequence == 1}
+        if (number := self.numbers.get(stream)) is not None:
+            rows = self.servers.rows(
+                FIRSTS_BETWEEN if firsts_only else ROWS_BETWEEN,
+                {"key_id": self.key_id, "stream_id": number, "low": low, "high": high},
+            )
+            for value, offset, time_us in rows:
+                if (place := parse_value(value)) is not None:
+                    members[offset] = Member(*place, stream, offset, time_us)
+        return [members[offset] for offset in sorted(members)]
 
     def members_of(self, group_ids: Sequence[str]) -> dict[str, list[Row]]:
-        """All rows of groups, by group; those of none are left out."""
+        """The rows of all members of groups, by group; those of none are left out."""
         rows = self.servers.rows(
             MEMBERS,
-            {"key_id": self.key_id, "group_ids": list(group_ids), "stream_ids": list(self.stream_ids)},
+            {"key_id": self.key_id, "group_ids": list(group_ids), "stream_ids": list(self.numbers.values())},
         )
-        names, stops = self.stream_ids, self.stops
+        streams = {number: (name, self.stops[name]) for name, number in self.numbers.items()}
         groups: dict[str, list[Row]] = defaultdict(list)
-        # Of all groups the same few dozen: taken apart once each.
-        ends: dict[str, tuple[int, bool] | None] = {}
-        for value, stream_id, offset, time_us in rows:
-            # All begin with the id of one of the groups.
-            group_id, end = value[:GROUP_ID_LENGTH], value[GROUP_ID_LENGTH:]
-            if end not in ends:
-                place = parse_value(value)
-                ends[end] = None if place is None else place[1:]
-            stream = names[stream_id]
-            if (numbered := ends[end]) is not None and offset < stops[stream]:
-                groups[group_id].append((group_id, *numbered, stream, offset, time_us))
-        if self.unrecorded_groups:
-            for group_id in group_ids:
-                if held := self.unrecorded_groups.get(group_id):
-                    groups[group_id] = distinct((*groups[group_id], *held))
+        # The same few dozen in all groups: each is parsed once.
+        known: dict[str, Membership | None] = {}
+        for group_id, *columns in rows:
+            members = groups[group_id]
+            for place, number, offset, time_us in zip(*columns, strict=True):
+                if place not in known:
+                    known[place] = parse_value(f"{group_id}|{place}")
+                found = known[place]
+                stream, stop = streams[number]
+                if found is not None and offset < stop:
+                    members.append((group_id, found[1], found[2], stream, offset, time_us))
+        for group_id in group_ids if self._unrecorded_groups else ():
+            if held := self._unrecorded_groups.get(group_id):
+                groups[group_id] = distinct((*groups[group_id], *held))
         return groups
 
 
-def _offset(member: Member) -> int:
-    return member.offset
+def _member_of(message: Message) -> Member | None:
+    """A message as a member of its group; None if it is in no group."""
+    place = membership(message.headers)
+    return None if place is None else Member(*place, message.stream, message.offset, message.time_us)
 
 
 def group_key(catalog: Catalog) -> int:
@@ -148,55 +200,30 @@ def group_key(catalog: Catalog) -> int:
 
 
 def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> View:
-    """The streams as they stand now."""
+    """The streams as they are now; `complete` also reads what is retained and not recorded."""
     key_id = group_key(catalog)
     catalog.check_names(names)
-    streams = evidence(catalog, names, [key_id], needs_firsts=True, is_proof=complete)
-    for refused in streams.refused:
-        say_left_out(refused)
-    gaps = streams.uncovered
+    known = evidence(catalog, names, [key_id], needs_firsts=True, is_proof=complete)
+    for refused in known.refused:
+        warn_left_out(refused)
     view = View(
         catalog.servers,
         key_id,
-        {stream.stream_id: stream.name for stream in streams.recorded if stream.name in streams.ends},
-        {stream: ends.first or 0 for stream, ends in streams.ends.items()},
-        {stream: ends.end for stream, ends in streams.ends.items()},
+        {stream.name: stream.stream_id for stream in known.recorded if stream.name in known.ends},
+        {stream: ends.first or 0 for stream, ends in known.ends.items()},
+        {stream: ends.end for stream, ends in known.ends.items()},
+        tuple(known.uncovered),
     )
-    view.gaps = tuple(gaps)
     if complete:
-        view.hold(_unrecorded(view, gaps))
-    else:
-        _leave_out(view, gaps)
+        view.add_unrecorded()
+        return view
+    # Each stream ends where its recorded part does.
+    for gap in reversed(view.gaps):
+        if gap.stop >= view.stops[gap.stream]:
+            view.stops[gap.stream] = gap.start
     return view
 
 
-def say_left_out(found: UnreadableStream) -> None:
-    """Say that groups are given without a stream's messages: those that have some there are not complete."""
+def warn_left_out(found: UnreadableStream) -> None:
+    """Warn that groups are given without a stream's messages: those that have some there are not complete."""
     logger.warning("the stream %r is left out: %s", found.stream, found.reason)
-
-
-def _leave_out(view: View, gaps: Sequence[Uncovered]) -> None:
-    """Let each stream end where its recorded part does."""
-    for gap in reversed(gaps):
-        if gap.stop >= view.stops[gap.stream]:
-            view.stops[gap.stream] = gap.start
-
-
-def _unrecorded(view: View, gaps: Sequence[Uncovered]) -> list[Member]:
-    members: list[Member] = []
-    for gap in gaps:
-        stop = min(gap.stop, view.stops[gap.stream])
-        if gap.start < stop:
-            members += view.servers.scan(gap.stream, gap.start, stop, member_of)
-        if len(members) > UNRECORDED_MEMBERS_MAX:
-            raise InvalidInput(
-                f"more than {UNRECORDED_MEMBERS_MAX:,} messages of groups are not recorded yet: run a recorder or a "
-                "back-fill, or ask with complete=False for what is recorded"
-            )
-    return members
-
-
-def member_of(message: Message) -> Member | None:
-    """A message's place in its group and in its stream; None where it is in no group."""
-    place = membership(message.headers)
-    return None if place is None else Member(*place, message.stream, message.offset, message.time_us)

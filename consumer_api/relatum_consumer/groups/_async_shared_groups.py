@@ -1,0 +1,92 @@
+"""The asyncio face of a member of a consumer that shares groups: the blocking one, called in threads."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, fields
+from types import TracebackType
+from typing import Any, Self
+
+from relatum.processes import of_one_process
+from relatum_consumer.groups._consumer import SharedGroupsStatistics
+from relatum_consumer.groups._group import Group
+from relatum_consumer.groups._shared_groups import SharedGroup, SharedGroups
+from relatum_consumer.lookups.waiting import Rest
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class AsyncSharedGroup(Group):
+    """A group that is this member's until it is acknowledged, or the member dies.
+
+    Attributes:
+        deliveries: How often the group was claimed; from 2 on it may have been handled before.
+    """
+
+    deliveries: int
+    _group: SharedGroup
+    _call: Callable[..., Awaitable[Any]]
+
+    async def acknowledge(self) -> None:
+        """Say that the group is done; as `SharedGroup.acknowledge`. Any task may. Idempotent."""
+        rests = self._group._acknowledging()
+        while (rest := await self._call(next, rests, None)) is not None:  # noqa: ASYNC110
+            await asyncio.sleep(rest.seconds)
+
+
+class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
+    """The groups of one member of a consumer. Iterate in one task; an asynchronous context manager.
+
+    The leases of the groups given and not acknowledged are renewed in the background for as long as this is open, also
+    after its end was reached. A task that is cancelled while it waits for a group loses none.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Awaitable[Any]],
+        read: Callable[..., Awaitable[Any]],
+        end: Callable[[Callable[[], object]], Awaitable[None]],
+        shared: SharedGroups,
+    ) -> None:
+        self._call = call
+        self._read = read
+        self._end = end
+        self._shared = shared
+        self._taking = threading.Lock()
+        of_one_process(self, "a consumer of groups")
+
+    async def __anext__(self) -> AsyncSharedGroup:
+        """Give the next group; as `SharedGroups.__next__`."""
+        self._shared._begin()
+        found: SharedGroup | Rest | None
+        while isinstance(found := await self._read(self._take, returned=self._put_back), Rest):  # noqa: ASYNC110
+            await asyncio.sleep(found.seconds)
+        if found is None:
+            raise StopAsyncIteration
+        known = {each.name: getattr(found, each.name) for each in fields(Group)}
+        return AsyncSharedGroup(**known, deliveries=found.deliveries, _group=found, _call=self._call)
+
+    def _take(self) -> SharedGroup | Rest | None:
+        # After a task was cancelled, its thread may go on for a moment.
+        with self._taking:
+            return self._shared._take()
+
+    def _put_back(self, found: SharedGroup | Rest | None) -> None:
+        if isinstance(found, SharedGroup):
+            with self._taking:
+                self._shared._put_back(found)
+
+    def statistics(self) -> SharedGroupsStatistics:
+        """What this member has counted, and how many groups it holds. It asks nobody."""
+        return self._shared.statistics()
+
+    async def aclose(self) -> None:
+        """Give back what was not acknowledged: other members get it at once. The iteration is over."""
+        await self._end(self._shared.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
