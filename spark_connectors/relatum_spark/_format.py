@@ -8,7 +8,7 @@ or in the partition. Connections are opened where they are used and never travel
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import sqlalchemy as sa
