@@ -76,8 +76,8 @@ class CollectorLoop:
         """Cancels executors that run in an application's event loop."""
         self.lease_s = lease_s
         self._leave = leave
-        # Apart, so that the lease waits for nothing, and storing for no broker that does not answer. One more than calls
-        # at once: a thread is free a moment after its call has ended.
+        # Apart, so that the lease waits for nothing, and storing for no broker that does not answer. One more than
+        # calls at once: a thread is free a moment after its call has ended.
         self._keeping = Threads(3, f"{name}-lease")
         self._storing = Threads(2, f"{name}-stores")
         self._changed = asyncio.Event()
