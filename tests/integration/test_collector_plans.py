@@ -11,8 +11,8 @@ from sqlalchemy.dialects.postgresql import psycopg as dialect
 
 from relatum.collecting import _collector_members as member_statements
 from relatum.collecting import _collector_status as status_statements
-from relatum.collecting import _collector_store as statements
 from relatum.outcomes._outcome_values import OUTCOMES_BY_ID
+from tests.support.collectors import statements
 from tests.support.plans import nodes_of, plan_of_statement
 
 ROWS = 100_000
