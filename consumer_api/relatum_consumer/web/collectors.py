@@ -61,13 +61,11 @@ class CollectorAnswer:
     """A collector, and a page of its messages: finished ones the latest first, others by stream and offset.
 
     `looked_to`: up to when, going back, finished ones were looked through; there may be more in the next page.
-    A `message_id` is a digest where `are_ids_masked`; reasons are left out where bodies, or any key, are masked.
+    A `message_id` is a digest where the property is masked; reasons are left out where bodies, or any key, are masked.
     """
 
     collector: CollectorStatus
-    state: str
     results: tuple[Outcome, ...]
-    are_ids_masked: bool
     looked_to: datetime | None
     next: str | None
 
@@ -95,23 +93,18 @@ async def collector(site: Site, asked: CollectorAsked) -> CollectorAnswer:
         raise NotFound(f"there is no collector {asked.name!r} any more")
     return CollectorAnswer(
         collector=status,
-        state=asked.state,
         results=tuple(_masked(site, each) for each in page.outcomes),
-        are_ids_masked=_are_ids_masked(site),
         looked_to=page.looked_to,
         next=None if page.next is None else cursor_of(*page.next),
     )
 
 
-def _are_ids_masked(site: Site) -> bool:
-    return site.masking.is_masked_place("property", "message_id")
-
-
 def _masked(site: Site, outcome: Outcome) -> Outcome:
     """An outcome alone, as it is shown: executors say in a reason what they like."""
+    is_masked = site.masking.is_masked_place("property", "message_id")
     return replace(
         outcome,
-        message_id=site.masking.digest(outcome.message_id) if _are_ids_masked(site) else outcome.message_id,
+        message_id=site.masking.digest(outcome.message_id) if is_masked else outcome.message_id,
         reason=None if site.masking.hides_reasons else outcome.reason,
         others=(),
     )
@@ -127,9 +120,7 @@ class OutcomeAsked(Asked):
 class OutcomeAnswer:
     """What became of the message in each collector: the least advanced first; unknown where none has taken it."""
 
-    message_id: str
     outcomes: tuple[Outcome, ...]
-    are_ids_masked: bool
 
 
 @endpoint(
@@ -143,8 +134,7 @@ async def outcome(site: Site, asked: OutcomeAsked) -> OutcomeAnswer:
     if not message_id:
         raise InvalidInput("id is missing: the message's property message_id")
     found = await site.in_thread(outcome_of, site, message_id)
-    rows = tuple(_masked(site, each) for each in (found, *found.others))
-    return OutcomeAnswer(rows[0].message_id, rows, _are_ids_masked(site))
+    return OutcomeAnswer(tuple(_masked(site, each) for each in (found, *found.others)))
 
 
 def message_id_of(message: Message) -> str:
