@@ -33,7 +33,7 @@ from relatum_consumer.web.guards import Gate, TokenNeeded
 from relatum_consumer.web.links import MCP_PATH, Links
 from relatum_consumer.web.options import WebOptions, of_extra
 from relatum_consumer.web.problems import Problem
-from relatum_consumer.web.rendering import Rendering, StaticFile, static_files, version_of
+from relatum_consumer.web.rendering import Rendering, static_files, version_of
 from relatum_consumer.web.schemas import openapi
 from relatum_consumer.web.site import Site
 
@@ -106,7 +106,9 @@ class _Tools:
         await self._rendering.problem(problem, scope)(scope, receive, send)
 
 
-def _routes(options: WebOptions, rendering: Rendering, links: Links, static: dict[str, StaticFile]) -> list[Route]:
+def _routes(
+    options: WebOptions, rendering: Rendering, links: Links, static: dict[str, tuple[bytes, str]]
+) -> list[Route]:
     described = openapi(ENDPOINTS, options.root_path, version_of_package("relatum"))
 
     async def description(_: Request) -> Response:
@@ -119,7 +121,8 @@ def _routes(options: WebOptions, rendering: Rendering, links: Links, static: dic
             return Response("there is no such file\n", 404, media_type="text/plain")
         is_present = request.path_params["version"] == links.version
         kept = "public, max-age=31536000, immutable" if is_present else "no-cache"
-        return Response(file.content, headers={"Cache-Control": kept}, media_type=file.media_type)
+        content, kind = file
+        return Response(content, headers={"Cache-Control": kept}, media_type=kind)
 
     routes = [Route("/api/openapi.json", description), Route("/static/{version}/{file}", static_file)]
     if options.mcp:

@@ -60,13 +60,11 @@ class CollectorAsked(Asked):
 class CollectorAnswer:
     """A collector, and a page of its messages: finished ones the latest first, others by stream and offset.
 
-    A `message_id` is a digest where `are_ids_masked`; reasons are left out where bodies, or any key, are masked.
+    A `message_id` is a digest where the property is masked; reasons are left out where bodies, or any key, are masked.
     """
 
     collector: CollectorStatus
-    state: str
     results: tuple[Outcome, ...]
-    are_ids_masked: bool
     next: str | None
 
 
@@ -93,22 +91,17 @@ async def collector(site: Site, asked: CollectorAsked) -> CollectorAnswer:
         raise NotFound(f"there is no collector {asked.name!r} any more")
     return CollectorAnswer(
         collector=status,
-        state=asked.state,
         results=tuple(_masked(site, each) for each in page.outcomes),
-        are_ids_masked=_are_ids_masked(site),
         next=None if page.next is None else cursor_of(*page.next),
     )
 
 
-def _are_ids_masked(site: Site) -> bool:
-    return site.masking.is_masked_place("property", "message_id")
-
-
 def _masked(site: Site, outcome: Outcome) -> Outcome:
     """An outcome alone, as it is shown: executors say in a reason what they like."""
+    is_masked = site.masking.is_masked_place("property", "message_id")
     return replace(
         outcome,
-        message_id=site.masking.digest(outcome.message_id) if _are_ids_masked(site) else outcome.message_id,
+        message_id=site.masking.digest(outcome.message_id) if is_masked else outcome.message_id,
         reason=None if site.masking.hides_reasons else outcome.reason,
         others=(),
     )
@@ -124,9 +117,7 @@ class OutcomeAsked(Asked):
 class OutcomeAnswer:
     """What became of the message in each collector: the least advanced first; unknown where none has taken it."""
 
-    message_id: str
     outcomes: tuple[Outcome, ...]
-    are_ids_masked: bool
 
 
 @endpoint(
@@ -140,8 +131,7 @@ async def outcome(site: Site, asked: OutcomeAsked) -> OutcomeAnswer:
     if not message_id:
         raise InvalidInput("id is missing: the message's property message_id")
     found = await site.in_thread(outcome_of, site, message_id)
-    rows = tuple(_masked(site, each) for each in (found, *found.others))
-    return OutcomeAnswer(rows[0].message_id, rows, _are_ids_masked(site))
+    return OutcomeAnswer(tuple(_masked(site, each) for each in (found, *found.others)))
 
 
 def message_id_of(message: Message) -> str:

@@ -72,13 +72,12 @@ class SuperStreamAsked(Asked):
 class SuperStreamAnswer:
     """A super stream, a page of its contexts by name, its latest moves, and who consumes it in order, by name.
 
-    A context's name is a digest where `is_masked`; else it is a value of `key`, where there is such a key. `consumers`
-    is None while the broker, which has the streams' ends, does not answer.
+    A context's name is a digest where the header is masked. It is a value of `key`, where there is such a key.
+    `consumers` is None while the broker, which has the streams' ends, does not answer.
     """
 
     super_stream: ContextsStatus
     contexts: tuple[Assignment, ...]
-    is_masked: bool
     latest: tuple[Move, ...]
     consumers: dict[str, SerialStatus] | None
     key: str | None
@@ -104,7 +103,6 @@ async def super_stream(site: Site, asked: SuperStreamAsked) -> SuperStreamAnswer
             replace(each, context=site.masking.digest(each.context)) if is_masked else each
             for each in found[: asked.limit]
         ),
-        is_masked=is_masked,
         latest=tuple(latest),
         consumers=await site.with_broker(("consumers", asked.name), CONTEXTS_KEPT_S, ask, lambda: None),
         key=next((key for key, each in site.definitions.items() if [*each.sources] == sources), None),

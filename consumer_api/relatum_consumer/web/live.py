@@ -1,5 +1,6 @@
 """What is new: the recorded messages that arrived last."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -7,7 +8,7 @@ from typing import Final
 from pydantic import Field
 
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound
-from relatum.keys import InvalidValue, KeyDefinition, described
+from relatum.keys import InvalidValue, described
 from relatum.reading import Agreement, Message, agreement_of
 from relatum.recording.overview import RecordedEnd, recorded_ends
 from relatum_consumer.web.endpoint import endpoint, gathered
@@ -50,12 +51,12 @@ async def live(site: Site, asked: LiveAsked) -> LiveAnswer:
 
 async def _live(site: Site, asked: LiveAsked) -> LiveAnswer:
     await site.keys()
-    definition, value = _wanted(site, asked)
+    is_wanted = _wanted(site, asked)
     ask = partial(site.in_thread, recorded_ends, site.database, site.address.vhost, asked.stream, check=True)
     ends = await site.lately(("ends", asked.stream), KEPT_S, ask)
     looked = ends[:STREAMS_LOOKED]
     read = await gathered((partial(_latest, site, end) for end in looked), STREAMS_LOOKED)
-    found = [each for messages in read for each in messages if _has_value(each, definition, value)]
+    found = [each for messages in read for each in messages if is_wanted(each)]
     found.sort(key=lambda message: (message.chunk_ms or 0, message.stream, message.offset), reverse=True)
     return LiveAnswer(
         results=message_rows(site, found[: asked.limit]),
@@ -64,30 +65,23 @@ async def _live(site: Site, asked: LiveAsked) -> LiveAnswer:
     )
 
 
-def _wanted(site: Site, asked: LiveAsked) -> tuple[KeyDefinition | None, str | None]:
-    """The key that messages are to have, and its canonical value; None for any."""
+def _wanted(site: Site, asked: LiveAsked) -> Callable[[Message], bool]:
+    """Whether a message has the value that is asked for, or any of the key."""
     if not asked.key:
         if asked.value:
             raise InvalidInput("key is missing: the name of the key whose value it is")
-        return None, None
+        return lambda _: True
     definition = site.definitions.get(asked.key)
     if definition is None:
         raise KeyNotDefined(f"no key {asked.key!r} is defined", key=asked.key)
     if not asked.value:
-        return definition, None
+        return lambda message: bool(definition.values_of(message))
     try:
-        return definition, definition.canonical_query(asked.value if definition.is_composite else asked.value[0])
+        value = definition.canonical_query(asked.value if definition.is_composite else asked.value[0])
     except InvalidValue as error:
-        raise InvalidInput(
-            f"no message can carry this value of the key {asked.key!r}: {described(error.reason)}"
-        ) from error
-
-
-def _has_value(message: Message, definition: KeyDefinition | None, value: str | None) -> bool:
-    if definition is None:
-        return True
-    values = definition.values_of(message)
-    return bool(values) if value is None else value in values
+        reason = described(error.reason)
+        raise InvalidInput(f"no message can carry this value of the key {asked.key!r}: {reason}") from error
+    return lambda message: value in definition.values_of(message)
 
 
 async def _latest(site: Site, end: RecordedEnd) -> list[Message]:

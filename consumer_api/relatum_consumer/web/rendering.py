@@ -7,7 +7,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any, Final
@@ -37,27 +36,16 @@ _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
-@dataclass(frozen=True, slots=True)
-class StaticFile:
-    """A file of the page's own."""
-
-    content: bytes
-    media_type: str
-
-
-def static_files() -> dict[str, StaticFile]:
-    """All static files by name; they are small, and kept."""
+def static_files() -> dict[str, tuple[bytes, str]]:
+    """The page's own files by name: content and type. They are small, and kept."""
     found = sorted(files(__package__).joinpath("static").iterdir(), key=lambda file: file.name)
     kinds = {file.name: TYPES.get(file.name.rpartition(".")[2]) for file in found}
-    return {file.name: StaticFile(file.read_bytes(), kind) for file in found if (kind := kinds[file.name])}
+    return {file.name: (file.read_bytes(), kind) for file in found if (kind := kinds[file.name])}
 
 
-def version_of(static: Mapping[str, StaticFile]) -> str:
+def version_of(static: Mapping[str, tuple[bytes, str]]) -> str:
     """A sum over all static files: another one as soon as one of them is another."""
-    whole = hashlib.sha256()
-    for name, file in static.items():
-        whole.update(f"{name}\0{len(file.content)}\0".encode() + file.content)
-    return whole.hexdigest()[:16]
+    return hashlib.sha256(repr(sorted(static.items())).encode()).hexdigest()[:16]
 
 
 class Rendering:
