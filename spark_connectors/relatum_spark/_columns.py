@@ -10,7 +10,8 @@ from pyspark.sql.types import DataType, MapType, StringType, StructType
 
 from relatum.errors import InvalidInput
 from relatum.keys import KeyDefinition
-from relatum.reading import Message, RecordBatch, message_time
+from relatum.limits import TIME_US_MAX
+from relatum.reading import Message, RecordBatch
 from relatum.recording.extractor import Extractor
 from relatum_spark._records import PROPERTY_NAMES, read_body, read_record, read_times
 
@@ -88,47 +89,64 @@ class ColumnBuilder:
 
     def add_batch(self, batch: RecordBatch) -> None:
         """Add all records of a batch."""
-        self._add(batch.stream, batch.offsets, batch.records, batch.chunk_ms)
-
-    def add_message(self, message: Message) -> None:
-        """Add one message, of a stream."""
-        assert message.raw is not None, "a stream's message has its bytes"
-        self._add(message.stream, [message.offset], [message.raw], message.chunk_ms)
-
-    def _add(self, stream: str, offsets: Sequence[int], records: Sequence[bytes], chunk_ms: int | None) -> None:
-        streams = self._streams
-        before = streams.pop()[1] if streams and streams[-1][0] == stream else 0
-        streams.append((stream, before + len(records)))
-        self._offsets.extend(offsets)
-        self.bytes += EMPTY_ROW_BYTES * len(records)
-        if self._with_value or self._with_headers:
-            self.bytes += sum(map(len, records))
-        chunk_us, _ = message_time(None, None, None, chunk_ms)
+        records, chunk_us = batch.records, _chunk_us(batch.chunk_ms)
         if self._with_headers:
             for record in records:
-                time_us, body, headers, properties = read_record(record, chunk_us)
-                self._put_properties(len(self._times), properties)
-                self._times.append(time_us)
-                self._values.append(body)
-                self._header_names.extend(headers)
-                self._header_texts.extend(headers.values())
-                self._header_ends.append(len(self._header_names))
+                self._add_record(record, chunk_us)
         else:
             self._times.extend(read_times(records, chunk_us))
             if self._with_value:
                 self._values.extend(map(read_body, records))
+        self._offsets.extend(batch.offsets)
+        self._note(batch.stream, len(records))
+        if self._with_value or self._with_headers:
+            self.bytes += sum(map(len, records))
         if self._keys:
-            found = [dict(self._extractor.from_record(record, chunk_ms).values) for record in records]
-            for number, column in enumerate(self._key_values):
-                column.extend([values.get(number) for values in found])
+            self._add_keys(records, batch.chunk_ms)
 
-    def _put_properties(self, row: int, found: dict[str, Any]) -> None:
-        """Set properties of a row; a column is only as long as the last row that set it."""
-        for name, value in found.items():
+    def add_message(self, message: Message) -> None:
+        """Add one message, of a stream."""
+        raw, chunk_us = message.raw, _chunk_us(message.chunk_ms)
+        assert raw is not None, "a stream's message has its bytes"
+        if self._with_headers:
+            self._add_record(raw, chunk_us)
+        else:
+            self._times.extend(read_times((raw,), chunk_us))
+            if self._with_value:
+                self._values.append(read_body(raw))
+        self._offsets.append(message.offset)
+        self._note(message.stream, 1)
+        self.bytes += len(raw)
+        if self._keys:
+            self._add_keys((raw,), message.chunk_ms)
+
+    def _add_record(self, raw: bytes, chunk_us: int | None) -> None:
+        time_us, body, headers, properties = read_record(raw, chunk_us)
+        row = len(self._times)
+        for name, value in properties.items():
+            # A column is only as long as the last row that set it.
             column = self._properties[name]
             if (missing := row - len(column)) > 0:
                 column.extend([None] * missing)
             column.append(value)
+        self._times.append(time_us)
+        if self._with_value:
+            self._values.append(body)
+        self._header_names.extend(headers)
+        self._header_texts.extend(headers.values())
+        self._header_ends.append(len(self._header_names))
+
+    def _add_keys(self, records: Sequence[bytes], chunk_ms: int | None) -> None:
+        found = [dict(self._extractor.from_record(record, chunk_ms).values) for record in records]
+        for number, column in enumerate(self._key_values):
+            column.extend([values.get(number) for values in found])
+
+    def _note(self, stream: str, count: int) -> None:
+        self.bytes += EMPTY_ROW_BYTES * count
+        streams = self._streams
+        if streams and streams[-1][0] == stream:
+            count += streams.pop()[1]
+        streams.append((stream, count))
 
     def take(self) -> pa.RecordBatch:
         """Return everything added as a record batch, and empty the builder."""
@@ -162,6 +180,10 @@ class ColumnBuilder:
             column.extend([None] * (rows - len(column)))
             arrays.append(pa.array(column, field.type))
         return pa.StructArray.from_arrays(arrays, fields=fields)
+
+
+def _chunk_us(chunk_ms: int | None) -> int | None:
+    return chunk_ms * 1000 if chunk_ms is not None and 0 <= chunk_ms * 1000 <= TIME_US_MAX else None
 
 
 def _pieces(batch: RecordBatch, rows_max: int, bytes_max: int) -> Iterator[tuple[RecordBatch, int]]:

@@ -12,15 +12,17 @@ from typing import Any, Final, Self, TypeVar
 
 from relatum.errors import InvalidInput, OffsetExpired, OffsetNotFound, RelatumError, StreamNotFound, Transient
 from relatum.reading import StreamBounds, StreamReader
-from relatum.waiting import Outages
+from relatum.waiting import Outages, backoff
 from relatum_spark._options import EARLIEST, LATEST, Options, Place, SourceOptions
 
 _log: Final = logging.getLogger("relatum.spark")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-_PAUSE_S_MIN: Final = 0.1
 _PAUSE_S_MAX: Final = 2.0
-"""Between two attempts to reach a broker that is away."""
+"""Seconds between two attempts to reach a broker that is away, at most."""
+
+_DOUBT_PAUSE_S: Final = 0.1
+"""Seconds between two questions about a stream whose end is doubtful."""
 
 _CONFIRM_S: Final = 2.0
 """For how long a stream must be missing, empty or shorter than it was, to be believed: a broker that has just started,
@@ -45,26 +47,24 @@ class Tails:
 
     def ask(self, question: Callable[[StreamReader], _Result]) -> _Result:
         """Return the answer to a question; raises `Transient` where the broker was away for `patience_s`."""
-        limit, pause_s = time.monotonic() + self._patience_s, _PAUSE_S_MIN
-        try:
-            while True:
-                try:
-                    if self._reader is None:
-                        self._reader = self._options.open_reader()
-                    answer = question(self._reader)
-                except Transient as error:
+        limit, pauses = time.monotonic() + self._patience_s, backoff(_PAUSE_S_MAX)
+        while True:
+            pause_s = next(pauses)
+            try:
+                if self._reader is None:
+                    self._reader = self._options.open_reader()
+                answer = question(self._reader)
+            except RelatumError as error:
+                if isinstance(error, Transient):
                     self.close()
-                    if time.monotonic() + pause_s > limit:
-                        raise
-                    self._outages.failed(_QUESTION, error)
-                else:
-                    self._outages.over(_QUESTION)
-                    return answer
-                time.sleep(pause_s)
-                pause_s = min(_PAUSE_S_MAX, 2 * pause_s)
-        except BaseException:
-            self._outages.forget(_QUESTION)
-            raise
+                    if time.monotonic() + pause_s <= limit:
+                        self._outages.failed(_QUESTION, error)
+                        time.sleep(pause_s)
+                        continue
+                self._outages.forget(_QUESTION)
+                raise
+            self._outages.over(_QUESTION)
+            return answer
 
     def streams(self, known: Iterable[str] = ()) -> list[str]:
         """Return the streams that the options name; raises `StreamNotFound` for a super stream that does not exist.
@@ -97,7 +97,7 @@ class Tails:
             elif now - doubted_at > _CONFIRM_S:
                 return found
             self.close()
-            time.sleep(_PAUSE_S_MIN)
+            time.sleep(_DOUBT_PAUSE_S)
 
     def existing(self, stream: str, bounds: StreamBounds | None) -> StreamBounds:
         """Return the bounds of a stream, or raise `StreamNotFound`, which says where the name is a super stream's."""

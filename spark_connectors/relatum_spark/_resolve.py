@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ByteType, IntegerType, LongType, ShortType, StringType, StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from relatum.checks import checked_count, shown
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetExpired, OffsetNotFound
@@ -106,9 +106,9 @@ def resolve(
     if offset_column is None:
         offset_column = "stream_offset" if "offset" not in df.columns and "stream_offset" in df.columns else "offset"
     checks = dict(check or {})
-    _check_column(df.schema, offset_column, (LongType, IntegerType, ShortType, ByteType), "an integer")
+    _check_column(df.schema, offset_column, ("byte", "short", "integer", "long"), "an integer")
     for name in (stream_column, *checks.values()):
-        _check_column(df.schema, name, (StringType,), "text")
+        _check_column(df.schema, name, ("string",), "text")
     if partitions is not None:
         checked_count("partitions", partitions, otherwise=", or None")
         if keep_order:
@@ -152,11 +152,11 @@ def _gathered(df: DataFrame, numbers: list[str], resolver: "Resolver", partition
     return gathered.sortWithinPartitions(stream, offset)
 
 
-def _check_column(columns: StructType, name: str, types: tuple[type, ...], what: str) -> None:
+def _check_column(columns: StructType, name: str, types: tuple[str, ...], what: str) -> None:
     if columns.names.count(name) != 1:
         raise InvalidInput(f"one column {name!r} is needed; there are {', '.join(columns.names)}")
     kind = columns[name].dataType
-    if not isinstance(kind, types):
+    if kind.typeName() not in types:
         raise InvalidInput(f"the column {name!r} must be {what}, not {kind.simpleString()}")
 
 

@@ -15,21 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import DataType, MapType, StructType
 
 from relatum.errors import ConfigurationError, Conflict, InvalidInput, InvalidRelationshipKey
 from relatum.headers import RECEIPT_HEADER, TIME_HEADER
@@ -53,24 +39,27 @@ _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 """Spark's local properties a task of a streaming query sees: the id its checkpoint keeps, the micro-batch's number."""
 
-_INTEGERS: Final = (ByteType, ShortType, IntegerType, LongType)
-_KEY_TYPES: Final = (StringType, BinaryType, BooleanType, TimestampType, *_INTEGERS)
-_HEADER_TYPES: Final = (*_KEY_TYPES, FloatType, DoubleType)
-_COLUMN_TYPES: Final[dict[str, tuple[type[DataType], ...]]] = {
-    "value": (StringType, BinaryType),
-    "timestamp": (TimestampType,),
-    "headers": (MapType,),
-    "properties": (StructType,),
+_INTEGERS: Final = ("byte", "short", "integer", "long")
+_KEY_TYPES: Final = ("string", "binary", "boolean", "timestamp", *_INTEGERS)
+_HEADER_TYPES: Final = (*_KEY_TYPES, "float", "double")
+_COLUMN_TYPES: Final = {
+    "value": ("string", "binary"),
+    "timestamp": ("timestamp",),
+    "headers": ("map",),
+    "properties": ("struct",),
 }
-"""The columns of a message, and the types each may have."""
+"""The columns of a message, and Spark's names of the types each may have."""
 
 _PROPERTY_TYPES: Final = {
-    each.name: _INTEGERS if isinstance(each.dataType, IntegerType) else (type(each.dataType),)
+    each.name: _INTEGERS if each.dataType.typeName() == "integer" else (each.dataType.typeName(),)
     for each in PROPERTIES.fields
 }
 
-_NUMBERS: Final = {"double": SkipReason.FLOAT, "float": SkipReason.FLOAT, "decimal": SkipReason.DECIMAL}
-"""Why no key can be a number that is not whole, by Spark's name of its type."""
+_NO_KEYS: Final = {
+    **{"double": SkipReason.FLOAT, "float": SkipReason.FLOAT, "decimal": SkipReason.DECIMAL},
+    **{"struct": SkipReason.NESTED, "map": SkipReason.NESTED},
+}
+"""Why no key can have some types."""
 
 _SPOOL_BYTES: Final = 64 << 20
 """Bytes of messages a task holds in memory; what is more goes to a temporary file."""
@@ -146,20 +135,20 @@ def _check_columns(schema: StructType, options: SinkOptions) -> None:
     for needed in ("value", options.routing_key):
         if needed is not None and needed not in types:
             raise InvalidInput(f"there is no column {needed!r} to write")
+    checks: list[tuple[str, DataType, tuple[str, ...]]]
     checks = [(name, types[name], kinds) for name, kinds in _COLUMN_TYPES.items() if name in types]
     if isinstance(headers := types.get("headers"), MapType):
-        checks += [("headers", headers.keyType, (StringType,)), ("headers", headers.valueType, _HEADER_TYPES)]
+        checks += [("headers", headers.keyType, ("string",)), ("headers", headers.valueType, _HEADER_TYPES)]
     if isinstance(properties := types.get("properties"), StructType):
         for each in properties.fields:
             if each.name not in _PROPERTY_TYPES:
                 raise InvalidInput(f"there is no property {each.name!r}; there are {', '.join(_PROPERTY_TYPES)}")
             checks.append((f"properties.{each.name}", each.dataType, _PROPERTY_TYPES[each.name]))
     if options.routing_key is not None:
-        checks.append((options.routing_key, types[options.routing_key], (StringType, BinaryType, *_INTEGERS)))
+        checks.append((options.routing_key, types[options.routing_key], ("string", "binary", *_INTEGERS)))
     for name, kind, kinds in checks:
-        if not isinstance(kind, kinds):
-            names = ", ".join(each.typeName() for each in kinds)
-            raise InvalidInput(f"the column {name!r} is {kind.simpleString()}; it must be one of {names}")
+        if kind.typeName() not in kinds:
+            raise InvalidInput(f"the column {name!r} is {kind.simpleString()}; it must be one of {', '.join(kinds)}")
     for name in options.key_columns:
         _check_key(name, types.get(name))
     if unknown := types.keys() - {*_COLUMN_TYPES, *options.key_columns, options.routing_key}:
@@ -172,9 +161,8 @@ def _check_columns(schema: StructType, options: SinkOptions) -> None:
 def _check_key(name: str, kind: DataType | None) -> None:
     if kind is None or name in (*_COLUMN_TYPES, TIME_HEADER, RECEIPT_HEADER):
         raise InvalidInput(f"option keyColumns: there is no column {name!r} that can be a key's")
-    if not isinstance(kind, _KEY_TYPES):
-        other = SkipReason.NESTED if isinstance(kind, StructType | MapType) else SkipReason.UNSUPPORTED
-        reason = _NUMBERS.get(kind.typeName(), other)
+    if kind.typeName() not in _KEY_TYPES:
+        reason = _NO_KEYS.get(kind.typeName(), SkipReason.UNSUPPORTED)
         raise InvalidRelationshipKey(
             f"the column {name!r} is {kind.simpleString()}, which no key can be: {reason}; cast it to a text, a whole"
             " number or a timestamp",
