@@ -31,7 +31,7 @@ class Stretch:
     Attributes:
         stream_id: The stream.
         coverage_id: The range of the coverage it is in; that must still be there when it counts as scanned.
-        grows: The beginning of the scanned range that ends where this begins; where there is none, its own beginning.
+        grows: The beginning of the scanned range that ends where this begins; if there is none, its own beginning.
         start: Its first offset.
         stop: The offset after its last.
     """
