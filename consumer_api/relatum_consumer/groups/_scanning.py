@@ -16,7 +16,7 @@ from relatum_consumer.groups._view import View, group_key
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import coverage_by_stream
 
-WINDOW_OFFSETS: Final = 32_768
+WINDOW_OFFSETS: Final = 8_192
 """Offsets of a stream that are scanned at once. Each message may be of another group, so as many groups are written
 down in one statement; a stream that has few groups takes a millisecond for each window."""
 
