@@ -91,8 +91,11 @@ def given_until(
 # --- giving and acknowledging -----------------------------------------------------------------------------
 
 
-def test_each_complete_group_is_given_until_it_is_acknowledged(place: Place, relations: Relations) -> None:
+def test_each_complete_group_is_given_until_it_is_acknowledged(
+    place: Place, relations: Relations, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the order of their first messages; what was acknowledged is not given again, and incomplete ones never."""
+    monkeypatch.setattr("relatum_consumer.groups._scanning.WINDOW_OFFSETS", 2)
     messages = [*whole_group(1, 3), *whole_group(2, 2), of_group(3, 1), of_group(3, 3, last=True)]
     mixed = shuffled(messages, 1)
     place.put_recorded(*mixed)

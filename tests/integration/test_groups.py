@@ -87,9 +87,10 @@ def scattered(seed: int, streams: list[str]) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_groups_are_what_a_naive_reader_of_everything_finds(
-    place: Place, streams: list[str], relations: Relations, count: int
+    place: Place, streams: list[str], relations: Relations, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Complete groups, each once, in order, members in order, whatever of it is recorded."""
+    """Complete groups, each once, in order, members in order, whatever of it is recorded, from many windows."""
+    monkeypatch.setattr("relatum_consumer.groups._finding.WINDOW_OFFSETS", 7)
     messages = scattered(count, streams[:count])
     half = {stream: len(each) // 2 for stream, each in messages.items()}
     for stream, each in messages.items():

@@ -1,4 +1,4 @@
-"""Reading message groups: whole, in order, found through the table whatever order their messages lie in.
+"""Reading message groups: whole and in order, found through the table, in whatever order their messages are stored.
 
 The methods are those of `Relations` and `AsyncRelations`: `groups`, `group`, `grouped`, `group_position`,
 `incomplete_groups`, `group_consumer_status`.

@@ -46,7 +46,7 @@ stream_and_offset: Final = itemgetter(3, 4)
 
 
 class Place(NamedTuple):
-    """Where a message stands in the order of arrival over streams.
+    """The position of a message in the order of arrival over streams.
 
     `reached_us` is the latest time in its stream up to the message. So a stream's own order is that of its offsets,
     whatever the messages' times are, and streams are merged by time.

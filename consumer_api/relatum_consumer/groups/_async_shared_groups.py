@@ -76,7 +76,7 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
                 self._shared._put_back(found)
 
     def statistics(self) -> SharedGroupsStatistics:
-        """What this member has counted, and how many groups it holds. It asks nobody."""
+        """What this member has counted, and how many groups it holds. No I/O."""
         return self._shared.statistics()
 
     async def aclose(self) -> None:

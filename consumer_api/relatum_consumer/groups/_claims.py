@@ -152,7 +152,7 @@ class Claims:
             del self.held[claim.group_id]
 
     def count_given(self, claim: Claim) -> bool:
-        """Write down that a group is given; False where it is another's by now. Again, it changes nothing."""
+        """Record that a group is given; False if it is another's by now. Idempotent."""
         rows = self._servers.rows(COUNT_GIVEN, self._this(claim) | {"given": claim.given + 1})
         if not rows:
             self.forget(claim)

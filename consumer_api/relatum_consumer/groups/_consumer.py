@@ -34,7 +34,7 @@ class SharedConsumer:
         return self.start.offset if self.start_stream_id in (None, stream_id) else 0
 
     def admits(self, head: Member, stream_id: int) -> bool:
-        """Whether a group is one of this consumer's, which depends on where it stands."""
+        """Whether a group is one of this consumer's, which depends on its place."""
         return Beginning(self.low(stream_id), self.start.since_us).admits(head)
 
 
@@ -102,7 +102,7 @@ def check_dead_letters(servers: Servers, name: str | None) -> None:
 
 
 def by_name(catalog: Catalog, name: str) -> SharedConsumer | None:
-    """A consumer as the database has it; None where there is none of that name."""
+    """A consumer as the database has it; None if there is none of that name."""
     rows = catalog.servers.rows(BY_NAME, {"vhost": catalog.vhost, "name": name})
     if not rows:
         return None
@@ -195,9 +195,9 @@ class GroupConsumerStatus:
         streams: The streams and super streams it reads; None for all that are recorded.
         order: The order of its groups.
         counts: How many groups are open (not complete), ready, claimed, done and dead.
-        oldest_waiting_at: Since when the oldest group that is ready or claimed is known; None where there is none.
+        oldest_waiting_at: Since when the oldest group that is ready or claimed is known; None for no group.
         oldest_open_at: The same of those that are open.
-        members: Who has claimed groups, by name. A member that has none is not listed.
+        members: The members that have claimed groups, by name.
         sources: The recorded streams it reads, by name.
     """
 
@@ -240,7 +240,7 @@ HOLDERS: Final = sql(
     ORDER BY holder
     """
 )
-"""Who has claimed groups: holder, number, the first lease that ends, whether it is still good."""
+"""The members that have claimed groups: holder, number, the first lease that ends, whether it still holds."""
 
 
 def consumer_status(catalog: Catalog, name: str) -> GroupConsumerStatus:
@@ -280,7 +280,7 @@ def _sources(catalog: Catalog, consumer: SharedConsumer) -> tuple[GroupSourceSta
 
 
 def _lag(bounds: StreamBounds | UnreadableStream | None, known: Sequence[Range], low: int) -> int | None:
-    """How many offsets a stream holds, from the consumer's start on, that were not scanned; None where nobody says."""
+    """How many offsets a stream holds, from the consumer's start on, that were not scanned; None if unknown."""
     if not isinstance(bounds, StreamBounds):
         return None
     if bounds.first is None or bounds.last is None:

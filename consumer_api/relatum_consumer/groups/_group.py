@@ -37,7 +37,7 @@ class Group(Sequence[Message]):
         return self.position.is_complete
 
     def at(self, sequence: int) -> Message | None:
-        """The message of a number; None where there is none."""
+        """The message of a number; None if there is none."""
         # A whole group in logical order has it at its place.
         likely = self.messages[sequence - 1 : sequence] if sequence > 0 else ()
         return next((message for message in (*likely, *self.messages) if sequence_of(message) == sequence), None)
@@ -64,7 +64,7 @@ class Group(Sequence[Message]):
 
 
 def sequence_of(message: Message) -> int | None:
-    """A message's number in its group; None where it is in none."""
+    """A message's number in its group; None if it is in no group."""
     place = membership(message.headers)
     return None if place is None else place.sequence
 
@@ -78,7 +78,7 @@ class GroupReport:
         position: What is there, what is missing, and what is wrong.
         first_seen: The time of its earliest message; None where no message of it has a time.
         last_seen: The time of its latest message; None where no message of it has a time.
-        places: Where its messages lie, in the order of arrival.
+        places: The ids of its messages, in the order of arrival.
     """
 
     group_id: str

@@ -149,7 +149,7 @@ class GroupMethods:
             complete: True (default) also reads what is retained and not recorded yet.
 
         Returns:
-            The group; without any message where there is none.
+            The group; without messages if there are none.
 
         Raises:
             InvalidGroup: that is no group's id.
@@ -159,7 +159,7 @@ class GroupMethods:
         return self._finish("group", look_ups.group, self._catalog, group_id, streams, order, complete=complete)
 
     def grouped(self, group_id: str, sequence: int, *, streams: Names = None, complete: bool = False) -> Answer:
-        """The messages of one number of a group: one, or several where it has duplicates, oldest first.
+        """The messages of one number of a group: one, or several if it has duplicates, oldest first.
 
         Args:
             group_id: 48 hexadecimal digits.

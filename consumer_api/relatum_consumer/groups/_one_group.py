@@ -48,7 +48,7 @@ _BEHIND_ALL = "g"
 def assembled(
     catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder = "logical", complete: bool
 ) -> tuple[Assembled, dict[str, Any]]:
-    """A group as it is now; and which streams its position is of, without which nobody could go on from it."""
+    """A group as it is now, and the fields of its position that say which streams were searched."""
     key_id = group_key(catalog)
     catalog.check_names(names)
     known = evidence(catalog, names, [key_id]) if complete else None
@@ -155,7 +155,7 @@ def incomplete(catalog: Catalog, streams: Names, older_than: timedelta | float, 
     return sorted(reports, key=lambda each: (each.first_seen is not None, each.first_seen, each.group_id))
 
 
-# Each step is by the id alone: what lies between it and its values is no group's.
+# Each step is by the id alone: no other group has values between the id and its own values.
 NEWEST: Final = sql(
     f"""
     WITH RECURSIVE walk (group_id, step) AS (
@@ -191,7 +191,7 @@ def newest(catalog: Catalog, streams: Names, before: str | None, limit: int) -> 
     if not most:
         return GroupPage((), before, view.gaps)
     reports: list[GroupReport] = []
-    # Groups of other streams and virtual hosts come among them; a page ends after so many, however few are meant.
+    # Groups of other streams and virtual hosts are among them: a page ends after some rounds even if it is not full.
     for _ in range(_ROUNDS):
         wanted = most - len(reports)
         rows = catalog.servers.rows(NEWEST, {"key_id": view.key_id, "before": at, "most": wanted})
@@ -212,8 +212,8 @@ _SEQUENCE: Final = "split_part(r.value, '|', 2)"
 _IS_RETAINED: Final = "r.stream_offset >= (:floors::bigint[])[array_position(:stream_ids::int[], r.stream_id)]"
 """A subscript and no join: which would tempt the planner to read the rows stream by stream, or again and again."""
 
-# Other publishers may set the same headers to anything: what no message of a group has must not stand for a number that
-# is missing. To look at length and digits is a tenth of what a regular expression costs.
+# Other publishers may set the same headers to anything: such a value must not count as a number that is missing. A
+# look at length and digits costs a tenth of a regular expression.
 UNFINISHED: Final = sql(
     f"""
     SELECT split_part(r.value, '|', 1) AS group_id

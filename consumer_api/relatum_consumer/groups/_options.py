@@ -11,9 +11,9 @@ from relatum_consumer.groups._assembly import GroupOrder, Member
 from relatum_consumer.lookups.arguments import time_us_of
 
 BATCH_MESSAGES: Final = 131_072
-"""Messages of the groups that are read in one pass. Groups that lie mixed over so many messages are read as fast as
-those that lie one behind the other; `read_many` holds 64 MiB of them at most, and reads others again; a group at the
-end of a batch may go beyond it."""
+"""Messages of the groups that are read in one pass. Groups whose messages are mixed over that many are read as fast
+as groups stored one after the other; `read_many` holds 64 MiB of them at most and reads the others again. The last
+group of a batch may go beyond it."""
 
 OnDuplicate: TypeAlias = Literal["first", "raise"]
 """What becomes of a number that several messages have."""
@@ -63,7 +63,7 @@ DELIVERIES_MAX: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class GroupConsumer:
-    """A consumer that shares groups among its members, and goes on where it was: `groups(…, consumer=…)`.
+    """A consumer that shares groups among its members and keeps its position: `groups(…, consumer=…)`.
 
     Members are all those that read under one name, in any number of processes. Each group is at one member at a time,
     until that one acknowledges it; what a member had when it died is another's once its lease has run out.
@@ -76,9 +76,9 @@ class GroupConsumer:
             is renewed in the background, so handling a group may take longer.
         prefetch: Groups claimed and read at once, from 1 to 1,000; default 10.
         dead_letter_stream: The stream for dead letters; it must exist.
-        deliveries_max: How often a group is given, by all members together, that nobody acknowledges; from 1 to
-            1,000,000. Then it is dead: its messages go to the dead-letter stream, where there is one, and a warning of
-            the logger `relatum.groups` tells of it either way. None (default): again and again.
+        deliveries_max: How often a group that is never acknowledged is given, by all members together; from 1 to
+            1,000,000. Then it is dead: its messages go to the dead-letter stream, if there is one, and the logger
+            `relatum.groups` warns of it either way. None (default): no limit.
 
     Raises:
         InvalidInput: an option cannot be one, or lacks another that it needs.
@@ -105,13 +105,13 @@ class GroupConsumer:
 
 
 def check_name(what: str, name: Any) -> None:
-    """See that a name is one."""
+    """Refuse what is no name."""
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARACTERS_MAX or "\0" in name:
         raise InvalidInput(f"{what} is text of 1 to {NAME_CHARACTERS_MAX} characters")
 
 
 def consumer_of(given: str | GroupConsumer) -> GroupConsumer:
-    """The consumer that is meant."""
+    """A consumer by its name, or as given."""
     if isinstance(given, str):
         return GroupConsumer(given)
     if not isinstance(given, GroupConsumer):
@@ -175,7 +175,7 @@ class Beginning:
         return cls(since_us=time_us_of(start)) if isinstance(start, datetime) else cls(start or 0)
 
     def admits(self, head: Member | None) -> bool:
-        """Whether a group is meant whose place is that of a member."""
+        """Whether a group with this head is to be read."""
         if head is None or head.offset < self.offset:
             return False
         return self.since_us is None or (head.time_us is not None and head.time_us >= self.since_us)

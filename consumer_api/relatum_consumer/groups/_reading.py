@@ -74,7 +74,7 @@ def read_groups(
 def read_on(servers: Servers, rows: Sequence[Row]) -> Generator[Message | RelatumError, None, None]:
     """For each row the message, or the error that says why there is none, by one batched read.
 
-    If its connection is lost, it goes on where it was, on a new one.
+    If its connection is lost, it continues on a new one.
     """
     at = failures = 0
     while at < len(rows):

@@ -16,7 +16,7 @@ from relatum_consumer.groups._view import View, group_key
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import coverage_by_stream
 
-WINDOW_OFFSETS: Final = 32_768
+WINDOW_OFFSETS: Final = 8_192
 """Offsets of a stream that are scanned at once. Each message may be of another group, so as many groups are written
 down in one statement; a stream that has few groups takes a millisecond for each window."""
 
@@ -31,7 +31,7 @@ class Stretch:
     Attributes:
         stream_id: The stream.
         coverage_id: The range of the coverage it is in; that must still be there when it counts as scanned.
-        grows: The beginning of the scanned range that ends where this begins; where there is none, its own beginning.
+        grows: The beginning of the scanned range that ends where this begins; if there is none, its own beginning.
         start: Its first offset.
         stop: The offset after its last.
     """

@@ -117,7 +117,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         self._idle = Idle(options.idle_timeout_s, POLL_S_MAX)
         self._pauses = Pauses()
         self._unrecorded: set[str] = set()
-        """Streams that nobody records, of which it was warned."""
+        """Streams that nobody records, already reported by a warning."""
         self._look_for_unrecorded_at = time.monotonic() + UNRECORDED_S[0]
         self._counts = dict.fromkeys(("given", "redelivered", "acknowledged", "given_up"), 0)
         self._keeper: Keeper | None = None
@@ -140,11 +140,11 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         return found
 
     def _begin(self) -> None:
-        """The next group is asked for: from now on it is counted how long there is none."""
+        """The next group is asked for: the idle time begins."""
         self._idle.begin()
 
     def _take(self) -> SharedGroup | Rest | None:
-        """The next group; None at the end, and a rest if there is none now."""
+        """The next group; None at the end, a rest if no group is ready."""
         if self._claims.is_closed:
             return None
         if self._keeper is None:
@@ -160,7 +160,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             if not self._options.follow or has_passed():
                 raise
             self._outages.failed(self._who, error)
-            # Recorders' leases have run out, too: that nobody records proves nothing for a while.
+            # Recorders' leases ran out as well: until they are renewed, a stream may only seem to have no recorder.
             self._look_for_unrecorded_at = time.monotonic() + UNRECORDED_S[1]
             found = None
         else:
@@ -181,7 +181,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         self._outcomes.appendleft((group._claim, group))
 
     def statistics(self) -> SharedGroupsStatistics:
-        """What this member has counted, and how many groups it holds. It asks nobody."""
+        """What this member has counted, and how many groups it holds. No I/O."""
         return SharedGroupsStatistics(**self._counts, held=len(self._claims.held))
 
     def _renew(self) -> None:

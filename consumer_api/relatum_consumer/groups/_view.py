@@ -91,7 +91,7 @@ logger = logging.getLogger("relatum.groups")
 
 @dataclass(slots=True)
 class View:
-    """The streams meant, and how far they are read.
+    """The streams to read, and how far they are read.
 
     Attributes:
         servers: What is asked.
