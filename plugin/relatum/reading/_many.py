@@ -3,7 +3,7 @@
 import time
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
@@ -39,17 +39,14 @@ KEPT_BYTES_MAX: Final = 32 << 20
 class KeptChunks:
     """The chunks that one caller has met, of any streams; valid for one answer, since they are not read again.
 
-    Attributes:
-        visited: Streams of which messages were sought in an earlier round of questions, whether or not they had to be
-            read for it; who asks in rounds adds them. They are read ahead: more of them will be sought, and mostly
-            further on, as what belongs together was published one after the other.
+    Who keeps chunks asks in rounds, so streams are read ahead: more messages will be sought, and mostly further on, as
+    what belongs together was published one after the other.
     """
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._chunks: dict[str, list[Chunk]] = {}
-        self.visited: set[str] = set()
         self._oldest: deque[tuple[str, Chunk]] = deque()
 
     def keep(self, stream: str, chunk: Chunk) -> None:
@@ -131,9 +128,8 @@ class ManyReader:
 
     def _read(self) -> None:
         """Read a part. Nothing stays attached."""
-        visited: Collection[str] = self._kept.visited if self._kept is not None else ()
         self._plans = {
-            stream: StreamPlan(offsets, self._density(stream), is_ahead=stream in visited)
+            stream: StreamPlan(offsets, self._density(stream), is_ahead=self._kept is not None)
             for stream, valid in self._part.wanted.items()
             if (offsets := self._not_kept(stream, valid))
         }

@@ -97,8 +97,8 @@ class Density:
 
     @property
     def chunks_ahead(self) -> int:
-        """How many chunks beyond what is asked for take about as long as the attach that they may save."""
-        return min(FIRST_CHUNKS_MAX, int(self.ratio)) if self.is_known else UNKNOWN_CHUNKS
+        """How many chunks beyond what is asked for take about as long as two attaches: they may save more."""
+        return min(FIRST_CHUNKS_MAX, int(2 * self.ratio)) if self.is_known else UNKNOWN_CHUNKS
 
 
 class PlannedAttach(NamedTuple):
@@ -306,15 +306,17 @@ class Part:
             if held is None:
                 self.rest = self._places[number:]
                 break
-            is_message = isinstance(held, tuple)
-            if given and (taken >= TAKEN_BYTES or not is_message):
-                yield given
-                given, taken = [], 0
-            if is_message:
+            if isinstance(held, tuple):
+                if taken >= TAKEN_BYTES:
+                    yield given
+                    given, taken = [], 0
                 given.append(message(stream, offset, *held))
                 taken += RECORD_BYTES + len(held[0])
-            else:
-                yield [held]
+                continue
+            if given:
+                yield given
+                given, taken = [], 0
+            yield [held]
         if given:
             yield given
 
