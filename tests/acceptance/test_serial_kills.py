@@ -21,6 +21,7 @@ import psycopg
 import pytest
 
 import relatum_migrations
+from relatum import Broker
 from relatum.contexts import SerializationContexts, verify
 from relatum.errors import Conflict
 from relatum.local import LocalServers
@@ -72,6 +73,11 @@ class Servers:
     line: str
     super_stream: str = field(default_factory=lambda: unique_name("accounts"))
     incarnations: int = 0
+
+    @property
+    def broker(self) -> Broker:
+        """The broker, as functions take it."""
+        return Broker(self.broker_url, stream_url=self.stream_url)
 
     @property
     def partitions(self) -> list[str]:
@@ -184,9 +190,7 @@ def kill_at_random(
 
 def contexts_of(servers: Servers) -> SerializationContexts:
     """The contexts, to be moved by the test itself."""
-    return SerializationContexts(
-        servers.super_stream, servers.database_url, broker=servers.broker_url, stream_url=servers.stream_url
-    )
+    return SerializationContexts(servers.super_stream, servers.database_url, broker=servers.broker)
 
 
 def wait_for_moves(servers: Servers) -> None:
@@ -216,8 +220,7 @@ def assert_nothing_lost(servers: Servers) -> tuple[int, int]:
     assert not found, f"{len(found)} faults of {count} messages: {found[:20]}"
     report = verify(
         servers.super_stream,
-        broker=servers.broker_url,
-        stream_url=servers.stream_url,
+        broker=servers.broker,
         database=servers.database_url,
     )
     assert report.ok, report.findings
