@@ -11,7 +11,6 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, ov
 from relatum.closing import AsyncClosing
 from relatum.errors import AccessRefused, ConnectionsInUse, NotFound, UsedAfterClose
 from relatum.ids import MessageId
-from relatum.processes import after_fork
 from relatum.reading import CONNECTIONS_MAX, Broker, Message
 from relatum.store.database import AnyDatabase
 from relatum.waiting import Deadline, NoThreadInTime, Parts, Threads, in_thread, left_s, within
@@ -41,9 +40,6 @@ PART_S: Final = 0.005
 PART_ITEMS: Final = 100
 """What a part of an iteration has at most."""
 
-TURN_S: Final = 0.01
-"""Seconds between two looks whether an iteration may begin, where as many have begun as may."""
-
 ASIDE_THREADS: Final = 4
 """Threads for what must not wait for lookups: closing, and asking whether the servers are well."""
 
@@ -52,21 +48,19 @@ def _called(
     method: Callable[Concatenate[Relations, _Arguments], _Result],
     *,
     is_limited: bool = True,
-    reads_many: bool = False,
 ) -> Callable[Concatenate["AsyncRelations", _Arguments], Coroutine[Any, Any, _Result]]:
     """A method of `Relations`, called in a thread: with its arguments and its documentation.
 
     Args:
         method: The method.
         is_limited: It ends within `timeout_s`, the wait for a thread included.
-        reads_many: It holds a connection to the broker while it asks for others.
     """
 
     @wraps(method)
     async def called(self: "AsyncRelations", /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
         call = partial(method, self._relations, *args, **options)
         with within(self._timeout_s if is_limited else None):
-            return await (self._lent_once if reads_many else self._in_thread)(call)
+            return await self._in_thread(call)
 
     called.__qualname__ = f"AsyncRelations.{method.__name__}"
     return called
@@ -105,15 +99,8 @@ class AsyncRelations(AsyncClosing):
         # What waits may have to share a proof that takes long: lookups do not wait for that.
         self._for_waits = Threads(max(1, broker_connections_max // 2), "relatum-lookups-waits")
         self._aside = Threads(ASIDE_THREADS, "relatum-lookups-aside")
-        self._lent_max = max(1, broker_connections_max * 3 // 4)
-        self._lent = 0
         self._ending = Deadline(None)
         self._is_closed = False
-        after_fork(self, AsyncRelations._renew)
-
-    def _renew(self) -> None:
-        """In a child: iterations under way are the parent's."""
-        self._lent = 0
 
     @classmethod
     async def open(cls, broker: str | Broker, database: AnyDatabase, **options: Any) -> Self:
@@ -158,8 +145,8 @@ class AsyncRelations(AsyncClosing):
     keys = _called(Relations.keys)
     streams = _called(Relations.streams)
     values = _called(Relations.values)
-    group = _called(Relations.group, reads_many=True)
-    grouped = _called(Relations.grouped, reads_many=True)
+    group = _called(Relations.group)
+    grouped = _called(Relations.grouped)
     group_position = _called(Relations.group_position)
     group_consumers = _called(Relations.group_consumers)
     group_consumer_status = _called(Relations.group_consumer_status)
@@ -227,7 +214,7 @@ class AsyncRelations(AsyncClosing):
         """
         if consumer is not None:
             shared = self._relations.groups(streams, consumer=consumer, **options)
-            return AsyncSharedGroups(self._in_thread, self._lent_once, self._end, shared)
+            return AsyncSharedGroups(self._in_thread, self._end, shared)
         given = self._relations._groups(names_of("streams", streams), **options)
         return self._in_parts(lambda: given)
 
@@ -265,54 +252,16 @@ class AsyncRelations(AsyncClosing):
 
     async def _in_parts(self, begin: Callable[[], Generator[_Item | Rest, None, None]]) -> AsyncGenerator[_Item, None]:
         """What an iteration gives, taken in parts, each by one call; between two no thread is held."""
-        parts, has_turn = Parts(_in_lists(begin)), False
+        parts = Parts(_in_lists(begin))
         try:
-            while True:
-                if not has_turn:
-                    await self._lend()
-                    has_turn = True
-                part = await self._in_thread(parts.take)
-                if part is None:
-                    return
+            while (part := await self._in_thread(parts.take)) is not None:
                 for item in part:
-                    if not isinstance(item, Rest):
+                    if isinstance(item, Rest):
+                        await asyncio.sleep(item.seconds)
+                    else:
                         yield item
-                        continue
-                    self._lent, has_turn = self._lent - 1, False
-                    await asyncio.sleep(item.seconds)
         finally:
-            try:
-                await self._end(parts.close)
-            finally:
-                self._lent -= has_turn
-
-    async def _lend(self) -> None:
-        """Wait for a turn to have a connection that may be held without a thread.
-
-        What has one needs a thread to go on and give it back. So there are less of them than threads: else all threads
-        could wait for connections that are held so.
-        """
-        until = time.monotonic() + left_s(self._timeout_s)
-        while self._lent >= self._lent_max:
-            if time.monotonic() >= until:
-                raise ConnectionsInUse(
-                    f"{self._lent_max} iterations have a connection to the broker, and none of them went on in time: "
-                    "close those that are left early, or set broker_connections_max= higher",
-                    limit=self._threads.most,
-                    waiting=0,
-                )
-            await asyncio.sleep(TURN_S)
-        self._lent += 1
-
-    async def _lent_once(
-        self, function: Callable[..., _Result], *args: Any, returned: Callable[[_Result], object] | None = None
-    ) -> _Result:
-        """As `_in_thread`, for a call that reads many messages."""
-        await self._lend()
-        try:
-            return await self._in_thread(function, *args, returned=returned)
-        finally:
-            self._lent -= 1
+            await self._end(parts.close)
 
     async def _end(self, close: Callable[[], object]) -> None:
         """Close something in a thread, to its end, whatever becomes of this task."""

@@ -56,7 +56,7 @@ class Relations(GroupMethods, Closing):
         database_connections_max: Connections to PostgreSQL at most, kept once opened. A call waits for one within
             `timeout_s`. None (default): 10, or twice the `?pool_size=` of the URL. A `Database` has its own limit.
         broker_connections_max: Connections to the broker at most, to all its nodes together; 2 or more, default 16. A
-            call waits for one within `timeout_s`; an iteration that reads streams holds one.
+            call waits for one within `timeout_s`.
 
     Every lookup may raise, besides what its method names:
 

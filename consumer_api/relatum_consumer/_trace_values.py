@@ -100,29 +100,42 @@ class Directions:
 _VALUE: Final = 'wanted.value COLLATE "C"'
 _WANTED: Final = "unnest(:key_ids::smallint[], :values::text[]) AS wanted (key_id, value)"
 
+FEW_PARTS: Final = 3
+"""Closed parts that are all asked for each value: to look up which of them may hold it takes as long as two probes."""
+
 
 @lru_cache(maxsize=64)
 def rows_of_values(names: int | None) -> sa.TextClause:
     """Rows of values, `most` of each: key id, value, stream, offset, time.
 
-    One probe of each part's index a value. Rows of other virtual hosts and of replaced streams count, with a stream
-    of NULL: where a value has `most` rows and some are such, `rows_by_stream` knows. So do those of other streams where
-    so many `names` are meant.
+    One probe of each part's index a value, of the parts that may hold values of the key between the least and the
+    greatest, or, where these are many, that value. Rows of other virtual hosts and of replaced streams count, with a
+    stream of NULL: where a value has `most` rows and some are such, `rows_by_stream` knows. So do those of other
+    streams where so many `names` are meant.
     """
+    held = "SELECT min(held.part) AS first, max(held.part) AS last FROM relatum.part_keys held WHERE"
+    is_few = f"around.last - around.first < {FEW_PARTS}"
+    first, last = (f"CASE WHEN {is_few} THEN around.{each} ELSE parts.{each} END" for each in ("first", "last"))
     # The limit inside keeps PostgreSQL from joining it in another way than value by value, by the index.
     return sql(
         f"""
-        SELECT wanted.key_id, wanted.value, s.name, found.stream_offset, found.time_us
-        FROM {_WANTED}
+        SELECT given.key_id, wanted.value, s.name, found.stream_offset, found.time_us
+        FROM (
+          SELECT key_id, array_agg(value) AS among, min(value COLLATE "C") AS low, max(value COLLATE "C") AS high
+          FROM {_WANTED}
+          GROUP BY key_id
+        ) AS given
         CROSS JOIN LATERAL (
-          SELECT min(held.part) AS first, max(held.part) AS last
-          FROM relatum.part_keys held
-          WHERE held.key_id = wanted.key_id AND held.low <= {_VALUE} AND held.high >= {_VALUE}
+          {held} held.key_id = given.key_id AND held.low <= given.high AND held.high >= given.low
+        ) AS around
+        CROSS JOIN LATERAL unnest(given.among) AS wanted (value)
+        CROSS JOIN LATERAL (
+          {held} NOT {is_few} AND held.key_id = given.key_id AND held.low <= {_VALUE} AND held.high >= {_VALUE}
         ) AS parts
         CROSS JOIN LATERAL (
           SELECT r.stream_id, r.stream_offset, r.time_us
           FROM relatum.relationships r
-          WHERE r.key_id = wanted.key_id AND r.value = {_VALUE} AND {part_is_between("r", "parts.first", "parts.last")}
+          WHERE r.key_id = given.key_id AND r.value = {_VALUE} AND {part_is_between("r", first, last)}
           LIMIT :most::bigint
         ) AS found
         LEFT JOIN relatum.streams s ON s.stream_id = found.stream_id AND {streams_meant(names)}
@@ -158,14 +171,15 @@ def parameters_of(
     return named(names) | {"vhost": vhost, "most": most} | arrays | span
 
 
-def places_of(catalog: Catalog, names: Sequence[str] | None, values: Iterable[Value], most: int) -> dict[Value, Places]:
+def places_of(catalog: Catalog, names: Sequence[str] | None, values: Sequence[Value], most: int) -> dict[Value, Places]:
     """Where messages of each value are, of any time, so many at most."""
     count = None if names is None else len(names)
-    found, others = _select(catalog, rows_of_values(count), parameters_of(catalog.vhost, names, values, most), most)
+    parameters = parameters_of(catalog.vhost, names, values, most)
+    found, others = _by_value(catalog.servers.rows(rows_of_values(count), parameters), most)
     unsure = [value for value, more in others.items() if more + len(found.get(value, ())) >= most]
     if unsure:
-        statement = rows_by_stream(count, bounded=False)
-        meant, _ = _select(catalog, statement, parameters_of(catalog.vhost, names, unsure, most), most)
+        parameters = parameters_of(catalog.vhost, names, unsure, most)
+        meant, _ = _by_value(catalog.servers.rows(rows_by_stream(count, bounded=False), parameters), most)
         found |= {value: meant.get(value, {}) for value in unsure}
     return found
 
@@ -175,16 +189,15 @@ def places_in_time(
 ) -> dict[Value, Places]:
     """The same of times in a span, from `since` to before `until`; None for no bound."""
     statement = rows_by_stream(None if names is None else len(names), bounded=True)
-    return _select(catalog, statement, parameters_of(catalog.vhost, names, values, most, **span), most)[0]
+    rows = catalog.servers.rows(statement, parameters_of(catalog.vhost, names, values, most, **span))
+    return _by_value(rows, most)[0]
 
 
-def _select(
-    catalog: Catalog, statement: sa.TextClause, parameters: dict[str, Any], most: int
-) -> tuple[dict[Value, Places], Counter[Value]]:
+def _by_value(rows: Iterable[Any], most: int) -> tuple[dict[Value, Places], Counter[Value]]:
     """Places by value; and how many rows of each value are of streams that are not meant."""
     found: dict[Value, Places] = {}
     others: Counter[Value] = Counter()
-    for key_id, value, stream, offset, time_us in catalog.servers.rows(statement, parameters):
+    for key_id, value, stream, offset, time_us in rows:
         if stream is None:
             others[key_id, value] += 1
         elif (places := found.get((key_id, value))) is None:

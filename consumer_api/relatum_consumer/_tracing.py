@@ -50,9 +50,10 @@ class _Bounds:
 
 
 class _Met(NamedTuple):
-    """A message that was read, and how many hops it is from the start."""
+    """A message that was read, its time if it has one, and how many hops it is from the start."""
 
     message: Message
+    time_us: int | None
     values: tuple[Value, ...]
     hops: int
 
@@ -181,7 +182,7 @@ class _Course:
 
     def _take(self, where: MessageId, message: Message, hop: int, values: tuple[Value, ...]) -> None:
         hops = 0 if self._is_copy is not None and self._is_copy(message) else hop
-        self._met[where] = _Met(message, values, hops)
+        self._met[where] = _Met(message, message.time_us, values, hops)
         self._frontier += values
 
     # --- one hop ------------------------------------------------------------------------------------------
@@ -282,7 +283,6 @@ class _Course:
             else:
                 asked.append(row)
         verified(self._catalog, asked, take, self._lost, is_named=self._names is not None, kept=self._kept)
-        self._kept.visited.update(row.id.stream for row in asked)
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -312,5 +312,5 @@ class _Course:
         return found
 
     def _rank(self, where: MessageId) -> tuple[bool, int, MessageId]:
-        time_us = self._met[where].message.time_us
+        time_us = self._met[where].time_us
         return time_us is None, time_us or 0, where

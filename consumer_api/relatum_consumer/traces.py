@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from relatum.documents import document, field_names
 from relatum.ids import MessageId
@@ -29,8 +29,7 @@ _SEVERITY: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
+class Edge(NamedTuple):
     """One message names another: it came from that one.
 
     Attributes:
@@ -46,8 +45,7 @@ class Edge:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
+class Shared(NamedTuple):
     """Messages that share a key's value: two or more, by time, stream and offset. It has no direction."""
 
     key: str
@@ -85,8 +83,7 @@ class Stop:
     value: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What one hop asked and found.
 
     Attributes:

@@ -20,7 +20,7 @@ from relatum import contexts as room
 from relatum.collecting import ExecutorOptions
 from relatum.keys import as_definitions
 from relatum.reading import AsyncStreamReader, Message, Properties, ReaderStatistics, StreamReader
-from relatum.reading._plan import Window
+from relatum.reading._plan import Part
 from relatum.recording.embedded import EmbeddedRecorder
 from relatum_consumer import AsyncRelations, Expectation, GroupConsumer, Relations
 
@@ -378,4 +378,4 @@ def test_what_cannot_be_meant_is_refused_by_its_name(case: str) -> None:
 def test_ids_are_pairs(ids: Any) -> None:
     """What is no pair of a name and an offset is refused, before a connection is taken for it."""
     with pytest.raises(errors.InvalidInput):
-        Window(ids, 10).open()
+        Part(ids)

@@ -10,10 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum import MessageId
 from relatum.errors import OffsetNotFound
 from relatum.reading import ATTACHES_MAX, KeptChunks, Message, SocketConnection
-from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, RECORD_BYTES, Density, PlannedAttach, StreamPlan, Window
+from relatum.reading._plan import (
+    ATTACH_S,
+    BYTE_S,
+    CHUNK_S,
+    RECORD_BYTES,
+    WINDOW_BYTES_MAX,
+    Density,
+    Part,
+    Place,
+    PlannedAttach,
+    StreamPlan,
+)
 from relatum.wire import Chunk, Login
 from relatum.wire import _frames as frames
 from relatum.wire._frames import Code, Command
@@ -168,69 +178,58 @@ def test_ids_of_subscriptions_are_not_used_before_they_are_free(connection: Sock
     assert [connection.next_subscription() for _ in range(2)] == [0, 2]
 
 
-def records(window: Window, offsets: list[int], size: int) -> None:
-    """Give a window records of a chunk, which say where they lie."""
-    window.put_records("s", offsets, [b"%-*d" % (size, offset) for offset in offsets], 7)
+def read(asked: list[Place], size: int, bytes_max: int, record: bytes) -> tuple[list[Place], list[bool]]:
+    """Read ids part by part, as a batched read does, each in any order: what is given, and which parts were full."""
+    given: list[Place] = []
+    are_full: list[bool] = []
+    most, rest = size, asked
+    while rest:
+        part = Part(rest[:size], bytes_max)
+        places = [(stream, offset) for stream, offsets in part.wanted.items() for offset in offsets]
+        random.Random(len(are_full)).shuffle(places)
+        for stream, offset in places:
+            part.put_records(stream, [offset], [record], 7)
+        given += [message.id for messages in part.results() for message in messages]
+        are_full.append(part.is_full)
+        rest, size = part.rest + rest[size:], part.following_size(most)
+    return given, are_full
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 20)), max_size=60), st.integers(1, 70))
-def test_window_gives_results_in_the_order_asked_for(asked: list[tuple[str, int]], size: int) -> None:
-    """However results come in, they go out in the order of the ids, each as often as it was asked for."""
-    window = Window([MessageId(*each) for each in asked], size)
-    out = []
-    while wanted := window.open():
-        ids = [MessageId(stream, offset) for stream, offsets in wanted.items() for offset in offsets]
-        random.Random(0).shuffle(ids)
-        for each in ids:
-            window.put_records(each.stream, [each.offset], [b"x"], 7)
-            out += [result.id for result in window.ready() if isinstance(result, Message)]
-        window.close()
-    assert out == asked
+def test_results_come_in_the_order_asked_for(asked: list[Place], size: int) -> None:
+    """However records come in, they go out in the order of the ids, each as often as it was asked for."""
+    assert read(asked, size, WINDOW_BYTES_MAX, b"x")[0] == asked
 
 
 @given(st.lists(st.integers(0, 30), max_size=60), st.integers(1, 1200))
-def test_window_holds_bounded_bytes_and_still_ends(asked: list[int], bytes_max: int) -> None:
+def test_a_part_holds_bounded_bytes_and_reading_still_ends(asked: list[int], bytes_max: int) -> None:
     """With little memory, and messages larger than it, all results still come, in order."""
-    window = Window([MessageId("s", each) for each in asked], 16, bytes_max)
-    out, rounds = [], 0
-    while wanted := window.open():
-        rounds += 1
-        assert rounds < 5 * len(asked) + 10
-        for offset in wanted["s"]:
-            records(window, [offset], 100)
-            out += [result.offset for result in window.ready() if isinstance(result, Message)]
-            held = sum(result is not None for result in window._results["s"].values())
-            assert held <= max(1, bytes_max // (RECORD_BYTES + 100))
-        window.close()
-    assert out == asked
+    places = [("s", offset) for offset in asked]
+    given, are_full = read(places, 16, bytes_max, bytes(100))
+    assert given == places
+    assert len(are_full) < 5 * len(asked) + 10
+    part = Part(places or [("s", 0)], bytes_max)
+    part.put_records("s", part.wanted["s"], [bytes(100)] * len(part.wanted["s"]), 7)
+    held = len(part.wanted["s"]) - len(part.missing())
+    assert held == min(len(part.wanted["s"]), max(1, bytes_max // (RECORD_BYTES + 100)))
 
 
-def test_window_is_read_in_parts_that_can_be_held() -> None:
+def test_ids_are_read_in_parts_that_can_be_held() -> None:
     """One part shows what can be held; those after it are as large as that, and none is begun in vain."""
-    count, size = 1_000, 2_000
-    asked = random.Random(1).sample(range(count), count)
-    window = Window([("s", offset) for offset in asked], count, 250_000)
-    given: list[int] = []
-    parts = full = 0
-    while wanted := window.open():
-        parts += 1
-        for at in range(0, len(wanted["s"]), 10):
-            if not window.is_full:
-                records(window, wanted["s"][at : at + 10], size)
-            given += [message.offset for message in window.ready()]
-        full += window.is_full
-        window.close()
+    asked = [("s", offset) for offset in random.Random(1).sample(range(1_000), 1_000)]
+    given, are_full = read(asked, 1_000, 250_000, bytes(2_000))
     assert given == asked
-    assert full == 1
-    assert parts < 4 * count * size / 250_000
+    assert are_full.count(True) == 1
+    assert len(are_full) < 4 * 1_000 * 2_000 / 250_000
 
 
 def test_numbers_that_are_no_offsets_are_answered_at_once() -> None:
-    """They are never asked for."""
-    window = Window([MessageId("s", -1), MessageId("s", 5), MessageId("s", 2**63)], 10)
-    assert window.open() == {"s": [5]}
-    (first,) = window.ready()
-    assert isinstance(first, OffsetNotFound)
+    """They are never asked for, and what is no message comes by itself."""
+    part = Part([("s", 5), ("s", -1), ("s", 5), ("s", 2**63)])
+    assert part.wanted == {"s": [5]}
+    part.put_records("s", [5], [b""], 7)
+    kinds = [[type(each) for each in results] for results in part.results()]
+    assert kinds == [[Message], [OffsetNotFound], [Message], [OffsetNotFound]]
 
 
 # --- chunks that are kept, found by the offsets they hold ---------------------------------------------------

@@ -43,12 +43,10 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
     def __init__(
         self,
         call: Callable[..., Awaitable[Any]],
-        read: Callable[..., Awaitable[Any]],
         end: Callable[[Callable[[], object]], Awaitable[None]],
         shared: SharedGroups,
     ) -> None:
         self._call = call
-        self._read = read
         self._end = end
         self._shared = shared
         self._taking = threading.Lock()
@@ -58,7 +56,7 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         """Give the next group; as `SharedGroups.__next__`."""
         self._shared._begin()
         found: SharedGroup | Rest | None
-        while isinstance(found := await self._read(self._take, returned=self._put_back), Rest):  # noqa: ASYNC110
+        while isinstance(found := await self._call(self._take, returned=self._put_back), Rest):  # noqa: ASYNC110
             await asyncio.sleep(found.seconds)
         if found is None:
             raise StopAsyncIteration

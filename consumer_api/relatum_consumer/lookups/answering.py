@@ -206,7 +206,7 @@ def verified(
     for row, message in zip(rows, catalog.servers.read([row.id for row in rows], kept) if rows else (), strict=True):
         if isinstance(message, Message):
             # A row that was recorded over AMQP 0.9.1 may lack the time; what both have must agree.
-            is_other = row.time_us is not None and message.time_us is not None and row.time_us != message.time_us
+            is_other = row.time_us is not None and message.time_us not in (None, row.time_us)
             result = None if is_other else carried(row, message)
             if result is not None:
                 found.append(result)

@@ -102,8 +102,7 @@ class AsyncStreamReader(AsyncClosing):
 
         `ids` is iterated in a thread, some way ahead of what was given.
         """
-        many = self._reader._many(ids, window)
-        return self._in_parts(many.run(), Use.LENT, lambda: many.holds_connections)
+        return self._in_parts(self._reader._many(ids, window), Use.ANSWER)
 
     def iterate(
         self,
@@ -193,12 +192,10 @@ class AsyncStreamReader(AsyncClosing):
         except NoThreadInTime as error:
             raise ReadTimeout(f"The time of the call is over: {error}.") from None
 
-    async def _in_parts(
-        self, given: Generator[list[_Item], None, None], use: Use, holds: Callable[[], bool] = lambda: True
-    ) -> AsyncGenerator[_Item, None]:
+    async def _in_parts(self, given: Generator[list[_Item], None, None], use: Use) -> AsyncGenerator[_Item, None]:
         """What an iteration gives, taken in parts, each by one call; between two no thread is used.
 
-        `holds`: Whether it holds a connection between two parts; if not, others have its turn.
+        What only asks holds no connection between two parts, and others have its turn.
         """
         parts, has_turn, count = Parts(given), False, 0
         threads = self._following if use is Use.FOLLOW else self._threads
@@ -210,7 +207,7 @@ class AsyncStreamReader(AsyncClosing):
                 part = await self._in_thread(threads, parts.take)
                 if part is None:
                     return
-                if not holds():
+                if use is Use.ANSWER:
                     self._turns.leave(use)
                     has_turn = False
                 for item in part:

@@ -4,6 +4,7 @@ import contextlib
 import math
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -75,7 +76,12 @@ class SocketConnection:
     def __init__(self, stream: socket.socket, login: Login) -> None:
         self._socket = stream
         self._slice_s = LOOK_S
-        stream.settimeout(LOOK_S)
+        # The kernel's time-outs cost nothing; those of Python, which TLS needs, are a system call more each time.
+        self._has_kernel_timeouts = not isinstance(stream, ssl.SSLSocket)
+        stream.settimeout(None if self._has_kernel_timeouts else LOOK_S)
+        if self._has_kernel_timeouts:
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                stream.setsockopt(socket.SOL_SOCKET, option, _timeval(LOOK_S))
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._attaches = 0
         self.session = StreamSession(login)
@@ -182,17 +188,24 @@ class SocketConnection:
         """What has come, valid until the next call; nothing where the other side hung up. 0 takes what is there."""
         until = time.monotonic() + timeout_s
         self._wait_for(min(timeout_s, LOOK_S))
+        flags = socket.MSG_DONTWAIT if self._has_kernel_timeouts and not timeout_s else 0
         while True:
             try:
-                return self._buffer[: self._socket.recv_into(self._buffer)]
+                return self._buffer[: self._socket.recv_into(self._buffer, 0, flags)]
             except (BlockingIOError, ssl.SSLWantReadError, TimeoutError) as error:
                 self._wait_for(slice_s(until, error))
 
     def _wait_for(self, seconds: float) -> None:
         """Have the next call wait for so long. To say so costs a system call, so it is said where it changes."""
-        if seconds != self._slice_s:
-            self._slice_s = seconds
+        if seconds == self._slice_s:
+            return
+        if not self._has_kernel_timeouts:
             self._socket.settimeout(seconds)
+        elif seconds:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
+        else:
+            return  # To the kernel, none would be for ever.
+        self._slice_s = seconds
 
     def _received(self, data: memoryview) -> list[Event]:
         if not data:
@@ -303,6 +316,12 @@ class SocketConnection:
         with contextlib.suppress(OSError):
             self.flush(GOODBYE_S)
         self.abandon()
+
+
+def _timeval(seconds: float) -> bytes:
+    """A time-out as the kernel takes it."""
+    whole = int(seconds)
+    return struct.pack("@ll", whole, max(1, round((seconds - whole) * 1_000_000)))
 
 
 def stream_connection(address: BrokerAddress, timeout_s: float, heartbeat_s: int = HEARTBEAT_S) -> SocketConnection:

@@ -217,7 +217,7 @@ class Leaders:
         most = min(LANES_MAX, math.ceil(len(streams) / BOUNDS_OF_LANE))
         with ExitStack() as stack:
             connections = [stack.enter_context(self._nodes.connection(Use.ANSWER, node))]
-            while len(connections) < most and (further := self._nodes.further(stack, Use.ANSWER, node)) is not None:
+            while len(connections) < most and (further := self._nodes.further(stack, node)) is not None:
                 connections.append(further)
             asked = []
             for number, connection in enumerate(connections):

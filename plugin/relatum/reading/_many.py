@@ -1,11 +1,12 @@
-"""Reading many messages: several attaches in flight, over several connections, and the results in order."""
+"""Reading many messages: several attaches in flight, over several connections; then the results in order."""
 
 import time
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from relatum.errors import AccessRefused, NotFound, StreamNotHere
@@ -13,7 +14,7 @@ from relatum.reading._attach import Attach
 from relatum.reading._connection import SocketConnection
 from relatum.reading._message import Message
 from relatum.reading._nodes import Nodes
-from relatum.reading._plan import Density, PlannedAttach, Result, StreamPlan, Window
+from relatum.reading._plan import Density, Part, Place, PlannedAttach, Result, StreamPlan
 from relatum.reading._pool import Use
 from relatum.wire import Chunk, Code, Event, Start, StartSpec, records_at
 
@@ -38,17 +39,14 @@ KEPT_BYTES_MAX: Final = 32 << 20
 class KeptChunks:
     """The chunks that one caller has met, of any streams; valid for one answer, since they are not read again.
 
-    Attributes:
-        visited: Streams of which messages were sought in an earlier round of questions, whether or not they had to be
-            read for it; who asks in rounds adds them. They are read ahead: more of them will be sought, and mostly
-            further on, as what belongs together was published one after the other.
+    Who keeps chunks asks in rounds, so streams are read ahead: more messages will be sought, and mostly further on, as
+    what belongs together was published one after the other.
     """
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._chunks: dict[str, list[Chunk]] = {}
-        self.visited: set[str] = set()
         self._oldest: deque[tuple[str, Chunk]] = deque()
 
     def keep(self, stream: str, chunk: Chunk) -> None:
@@ -101,58 +99,60 @@ class _Lane:
 
 
 class ManyReader:
-    """Reads the ids of a window at the connected node.
+    """Reads many ids at the connected node, part by part; between two parts it holds no connection.
 
     `settle` finds out what a result that is no message amounts to: the leader's answer, another name.
     """
 
     def __init__(
-        self,
-        nodes: Nodes,
-        use: Use,
-        window: Window,
-        settle: Callable[[Result | StreamNotHere], Result],
-        kept: KeptChunks | None = None,
+        self, nodes: Nodes, settle: Callable[[Result | StreamNotHere], Result], kept: KeptChunks | None = None
     ) -> None:
         self._nodes = nodes
-        self._use = use
-        self._window = window
         self._settle = settle
         self._kept = kept
+        self._part = Part([])
         self._plans: dict[str, StreamPlan] = {}
         self._lanes: list[_Lane] = []
         self._may_widen = True
-        self._rest: list[Result] = []
-        """Results that have come, from the first on that is to be settled."""
 
-    @property
-    def holds_connections(self) -> bool:
-        """Whether something is under way; else what is given next has come already, or is not asked for yet."""
-        return bool(self._lanes)
+    def run(self, ids: Iterable[Place], window: int) -> Generator[list[Result], None, None]:
+        """The results in the order of the ids, some at a time; so many ids are planned together."""
+        source, rest, size = iter(ids), list[Place](), window
+        while places := rest[:size] + list(islice(source, max(0, size - len(rest)))):
+            part = self._part = Part(places)
+            self._read()
+            for results in part.results():
+                # Settling takes a connection: reads that held theirs meanwhile could wait for each other.
+                yield results if isinstance(results[0], Message) else [self._settle(results[0])]
+            rest, size = part.rest + rest[size:], part.following_size(window)
 
-    def run(self) -> Generator[list[Result], None, None]:
-        """Read part after part until no id is left, and give results in their order, as many at a time as are there.
-
-        Left early, nothing stays attached.
-        """
+    def _read(self) -> None:
+        """Read a part. Nothing stays attached."""
+        self._plans = {
+            stream: StreamPlan(offsets, self._density(stream), is_ahead=self._kept is not None)
+            for stream, valid in self._part.wanted.items()
+            if (offsets := self._not_kept(stream, valid))
+        }
+        self._may_widen = True
         try:
-            while wanted := self._window.open():
-                visited: Collection[str] = self._kept.visited if self._kept is not None else ()
-                self._plans = {
-                    stream: StreamPlan(offsets, self._density(stream), is_ahead=stream in visited)
-                    for stream, valid in wanted.items()
-                    if (offsets := self._not_kept(stream, valid))
-                }
-                if self._plans:
-                    self._may_widen = True
-                    yield from self._part()
-                    # Before the last results: the caller may pause here, ask something else, or never go on.
-                    self._give_back()
-                self._explain()
-                yield from self._ready()
-                self._window.close()
+            while self._plans:
+                self._renew()
+                self._ask()
+                busy = [lane for lane in self._lanes if lane.in_flight]
+                if not busy:
+                    break
+                # In turns: while one is waited for, the broker works on the others, and what it sends is held.
+                for lane in busy:
+                    self._send(beside=lane)
+                    lane.connection.deadline = time.monotonic() + self._nodes.limit_s
+                    self._take(lane, lane.connection.exchange())
         finally:
             self._give_back()
+        if not self._part.is_full:
+            for stream, offset in self._part.missing():
+                # Whoever settles the results asks the leader why.
+                message = f"This node has no message at offset {offset} of {stream!r}."
+                self._part.put(stream, offset, StreamNotHere(message, stream=stream, offset=offset))
 
     def _give_back(self) -> None:
         lanes, self._lanes = self._lanes, []
@@ -169,7 +169,7 @@ class ManyReader:
         """Take what was kept of a stream; the offsets that are left."""
         taken: set[int] = set()
         for chunk, inside in self._kept.holding(stream, offsets) if self._kept is not None else ():
-            self._window.put_records(stream, inside, records_at(chunk, inside), chunk.time_ms)
+            self._part.put_records(stream, inside, records_at(chunk, inside), chunk.time_ms)
             taken.update(inside)
         return [offset for offset in offsets if offset not in taken] if taken else offsets
 
@@ -179,21 +179,6 @@ class ManyReader:
             densities.clear()
         return densities.setdefault(stream, Density())
 
-    def _part(self) -> Generator[list[Result], None, None]:
-        while True:
-            self._renew()
-            self._ask()
-            busy = [lane for lane in self._lanes if lane.in_flight]
-            if not busy:
-                return
-            # In turns: while one is waited for, the broker works on the others, and what it sends is held.
-            for lane in busy:
-                if self._window.lacks_any:
-                    yield from self._ready()
-                self._send(beside=lane)
-                lane.connection.deadline = time.monotonic() + self._nodes.limit_s
-                self._take(lane, lane.connection.exchange())
-
     def _send(self, beside: _Lane | None = None) -> None:
         """Send what there is to send, on all lanes but one."""
         for lane in self._lanes:
@@ -202,19 +187,6 @@ class ManyReader:
 
     # --- connections ----------------------------------------------------------------------------------------
 
-    def _first_lane(self) -> _Lane:
-        with ExitStack() as stack:
-            connection = stack.enter_context(self._nodes.connection(self._use))
-            return _Lane(stack.pop_all(), connection)
-
-    def _further_lane(self) -> _Lane | None:
-        """Another connection; None where others may need what connections there are, or none can be had."""
-        # The broker has something to do meanwhile.
-        self._send()
-        stack = ExitStack()
-        connection = self._nodes.further(stack, self._use)
-        return _Lane(stack, connection) if connection is not None else None
-
     def _renew(self) -> None:
         """Give worn connections back, and have at least one."""
         for lane in self._lanes.copy():
@@ -222,17 +194,25 @@ class ManyReader:
                 self._lanes.remove(lane)
                 lane.stack.close()
         if not self._lanes:
-            self._lanes.append(self._first_lane())
+            with ExitStack() as stack:
+                connection = stack.enter_context(self._nodes.connection(Use.ANSWER))
+                self._lanes.append(_Lane(stack.pop_all(), connection))
 
     def _lane(self) -> _Lane:
-        """Where to send the next attach: where the least are under way, on a further connection where that are many."""
+        """Where to send the next attach: where the least are under way, on a further connection where that are many.
+
+        None is added where others may need what connections there are, or none can be had.
+        """
         least = min((lane for lane in self._lanes if lane.has_room), key=lambda lane: len(lane.in_flight))
         if self._may_widen and len(self._lanes) < LANES_MAX and len(least.in_flight) >= LANE_ATTACHES:
-            further = self._further_lane()
-            if further is not None:
-                least = further
-                self._lanes.append(further)
-            self._may_widen = further is not None
+            # The broker has something to do meanwhile.
+            self._send()
+            stack = ExitStack()
+            connection = self._nodes.further(stack)
+            self._may_widen = connection is not None
+            if connection is not None:
+                least = _Lane(stack, connection)
+                self._lanes.append(least)
         return least
 
     # --- attaches and what comes of them ----------------------------------------------------------------------
@@ -240,7 +220,7 @@ class ManyReader:
     def _ask(self) -> None:
         """Send attaches until enough are in flight, each stream in its turn."""
         for stream, plan in self._plans.items():
-            while not self._window.is_full and any(lane.has_room for lane in self._lanes):
+            while not self._part.is_full and any(lane.has_room for lane in self._lanes):
                 request = plan.next_request()
                 if request is None:
                     break
@@ -274,7 +254,7 @@ class ManyReader:
 
     def _went_on(self, attach: Attach, request: PlannedAttach) -> bool:
         """Ask for what a subscription needs beside what was asked for; whether there was any."""
-        if attach.is_done or self._window.is_full or attach.reached is None:
+        if attach.is_done or self._part.is_full or attach.reached is None:
             return False
         ahead = attach.granted - attach.chunks_seen
         chunks = self._plans[attach.stream].more(request, attach.reached, attach.chunks_seen, ahead)
@@ -290,7 +270,7 @@ class ManyReader:
         attach.reached = chunk.last_offset
         size = chunk.data_end - chunk.data_start
         offsets = self._plans[stream].arrived(request, chunk.first_offset, chunk.record_count, size)
-        self._window.put_records(stream, offsets, records_at(chunk, offsets), chunk.time_ms)
+        self._part.put_records(stream, offsets, records_at(chunk, offsets), chunk.time_ms)
 
     def _close(self, attach: Attach, request: PlannedAttach, is_at_end: bool) -> None:
         plan = self._plans[attach.stream]
@@ -300,33 +280,10 @@ class ManyReader:
             # Handed on one by one: who holds the connections reads them on another node.
             for offset in [*request.offsets, *plan.abandon()]:
                 elsewhere = StreamNotHere(str(error), stream=attach.stream, offset=offset)
-                self._window.put(attach.stream, offset, elsewhere)
+                self._part.put(attach.stream, offset, elsewhere)
             return
         except (NotFound, AccessRefused) as error:
             for offset in [*request.offsets, *plan.abandon()]:
-                self._window.put(attach.stream, offset, error)
+                self._part.put(attach.stream, offset, error)
             return
         plan.answered(request, None if is_at_end else attach.reached)
-
-    def _explain(self) -> None:
-        """Hand on each id that got no message: who holds the connections asks the leader why."""
-        if self._window.is_full:
-            return
-        for stream, offset in self._window.missing():
-            message = f"This node has no message at offset {offset} of {stream!r}."
-            self._window.put(stream, offset, StreamNotHere(message, stream=stream, offset=offset))
-
-    def _ready(self) -> Generator[list[Result], None, None]:
-        """Give what has come, up to a result that is no message while connections are held.
-
-        Settling it takes another connection: reads that held theirs meanwhile could wait for each other.
-        """
-        while results := self._rest or self._window.ready():
-            place = next((n for n, each in enumerate(results) if not isinstance(each, Message)), len(results))
-            self._rest = results[place:]
-            if place:
-                yield results[:place]
-            if self._rest:
-                if self._lanes:
-                    return
-                yield [self._settle(self._rest.pop(0))]

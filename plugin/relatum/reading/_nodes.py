@@ -220,14 +220,14 @@ class Nodes:
                     yield connection
                     return
 
-    def further(self, stack: contextlib.ExitStack, use: Use, node: Node = None) -> SocketConnection | None:
+    def further(self, stack: contextlib.ExitStack, node: Node = None) -> SocketConnection | None:
         """A further connection for one caller, until the stack is closed.
 
         None where others may need the rest, or none can be opened: the caller goes on with what it has.
         """
-        if self._pool.has_plenty(use):
+        if self._pool.has_plenty:
             with contextlib.suppress(Transient, AccessRefused):
-                return stack.enter_context(self.connection(use, node))
+                return stack.enter_context(self.connection(Use.ANSWER, node))
         return None
 
     def link(self, node: Node) -> SocketConnection:

@@ -1,4 +1,4 @@
-"""A batched read: which offsets are read in one go, in how many chunks, and what is held until its turn. Pure.
+"""A batched read: which offsets are read in one go, in how many chunks, and what is held until all has come. Pure.
 
 Attaching costs about as much as reading on over many small chunks or a few large ones. How many records lie in a
 chunk is a stream's own affair, so the plan starts with one attach, learns from the chunks that come, and decides each
@@ -8,12 +8,11 @@ chunk is assumed, not measured (decision 4).
 
 import math
 from bisect import bisect_right
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from relatum.checks import checked_name, shown
+from relatum.checks import checked_name
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetNotFound, StreamNotHere
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
@@ -98,8 +97,8 @@ class Density:
 
     @property
     def chunks_ahead(self) -> int:
-        """How many chunks beyond what is asked for take about as long as the attach that they may save."""
-        return min(FIRST_CHUNKS_MAX, int(self.ratio)) if self.is_known else UNKNOWN_CHUNKS
+        """How many chunks beyond what is asked for take about as long as two attaches: they may save more."""
+        return min(FIRST_CHUNKS_MAX, int(2 * self.ratio)) if self.is_known else UNKNOWN_CHUNKS
 
 
 class PlannedAttach(NamedTuple):
@@ -194,12 +193,12 @@ WINDOW_MAX: Final = 1_000_000
 """The most ids that can be planned together: each takes some hundred bytes before anything is read."""
 
 WINDOW_BYTES_MAX: Final = 64 << 20
-"""Bytes of records held for ids that are not their turn yet; past it, the window is read in smaller parts."""
+"""Bytes of records held for ids that are planned together; past it, they are read in smaller parts."""
 
 TAKEN_BYTES: Final = 1 << 20
 """Bytes of results that are handed on together, about: whoever goes through them holds them all."""
 
-_Place: TypeAlias = tuple[str, int]
+Place: TypeAlias = tuple[str, int]
 
 Result: TypeAlias = Message | NotFound | AccessRefused
 """What comes of one id: its message, or why there is none."""
@@ -214,63 +213,42 @@ A hundred thousand are held at once, and Python's garbage collector, which visit
 plain tuples of bytes and numbers: so messages are made when it is their turn."""
 
 
-class Window:
-    """Takes ids from an iterable part by part, and gives back their results in the order of the ids.
+class Part:
+    """Ids that are read together, and what came of them.
 
     Some thousand ids pass through in the time of one attach, so this is written to do little for each.
+
+    Attributes:
+        wanted: The offsets to read by stream, ascending.
+        rest: The ids from the first on that has no result, once `results` has given those before it.
+        is_full: More came than can be held: some was dropped, and is to be asked for again.
     """
 
-    def __init__(self, ids: Iterable[tuple[str, int]], messages_max: int, bytes_max: int = WINDOW_BYTES_MAX) -> None:
-        given: object = ids
-        if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-            raise InvalidInput(f"ids= takes pairs of a stream's name and an offset (MessageId), not {shown(ids)}")
-        self._source = iter(ids)
-        self._waiting: deque[_Place] = deque()
-        self._asked: deque[_Place] = deque()
-        # What this part asks for, by stream and offset: its result, None until it comes.
-        self._results: dict[str, dict[int, _Held | None]] = {}
-        self._repeats: dict[_Place, int] = {}
-        self._held = 0
-        self._lacking = 0
-        # Messages of this part that came, and their bytes; how many bytes can be held, once that is known.
-        self._came = self._came_bytes = 0
-        self._room: int | None = None
-        self._messages_max = max(1, messages_max)
-        self._part = self._messages_max
+    def __init__(self, places: list[Place], bytes_max: int = WINDOW_BYTES_MAX) -> None:
+        self._places = places
         self._bytes_max = bytes_max
+        self._held = self._came = self._came_bytes = 0
+        self.rest: list[Place] = []
         self.is_full = False
-
-    def open(self) -> dict[str, list[int]]:
-        """Begin the next part: the offsets to read by stream, ascending; no stream when all ids are done."""
-        self.is_full = False
-        self._came = self._came_bytes = 0
-        asked = self._asked
-        while len(asked) < self._part and self._waiting:
-            asked.append(self._waiting.popleft())
-        asked.extend(islice(self._source, self._part - len(asked)))
-        results: dict[str, dict[int, _Held | None]] = {}
+        # By stream and offset: the result, None until it comes.
+        self._results: dict[str, dict[int, _Held | None]] = {}
         try:
-            for stream, offset in asked:
-                if stream in results:
-                    results[stream][offset] = None
+            for stream, offset in places:
+                if stream in self._results:
+                    self._results[stream][offset] = None
                 else:
-                    results[stream] = {offset: None}
+                    self._results[stream] = {offset: None}
         except (TypeError, ValueError):
             raise InvalidInput("ids= takes pairs of a stream's name and an offset (MessageId)") from None
-        for stream in results:
-            checked_name("stream", stream)
-        self._results = results
-        self._lacking = sum(map(len, results.values()))
-        if self._lacking < len(asked):
-            self._repeats = {place: uses - 1 for place, uses in Counter(asked).items() if uses > 1}
-        for offsets in results.values():
-            # One look at the types of all: most are plain integers.
-            if set(map(type, offsets)) != {int}:
-                check_integers(offsets)
-        return {stream: self._valid(stream, sorted(offsets)) for stream, offsets in results.items()}
+        self.wanted = {checked_name("stream", stream): self._valid(stream) for stream in self._results}
 
-    def _valid(self, stream: str, offsets: list[int]) -> list[int]:
-        """Those of some offsets that a message can have; the others get their error at once."""
+    def _valid(self, stream: str) -> list[int]:
+        """The offsets that a message can have; the others get their error at once."""
+        results = self._results[stream]
+        # One look at the types of all: most are plain integers.
+        if set(map(type, results)) != {int}:
+            check_integers(results)
+        offsets = sorted(results)
         if offsets[0] >= 0 and offsets[-1] <= INTEGER_MAX:
             return offsets
         valid = []
@@ -284,15 +262,14 @@ class Window:
         return valid
 
     def put(self, stream: str, offset: int, error: NotFound | AccessRefused | StreamNotHere) -> None:
-        """Hold why there is no message until its turn."""
+        """Hold why there is no message."""
         results = self._results[stream]
         # None: it is asked for and has not come.
         if results.get(offset, 0) is None:
-            self._lacking -= 1
             results[offset] = error
 
     def put_records(self, stream: str, offsets: list[int], records: Iterable[bytes], time_ms: int) -> None:
-        """Hold messages of a chunk until their turn; what is too much is dropped, and asked for again."""
+        """Hold messages of a chunk; what is too much is dropped."""
         results, bytes_max = self._results[stream], self._bytes_max
         held = self._held
         for offset, record in zip(offsets, records, strict=True):
@@ -306,16 +283,10 @@ class Window:
                 continue
             held += size
             results[offset] = record, time_ms
-            self._lacking -= 1
         self._held = held
 
-    @property
-    def lacks_any(self) -> bool:
-        """Whether an id of this part has no result yet."""
-        return self._lacking > 0
-
     def missing(self) -> list[MessageId]:
-        """The ids of this part without a result, ascending."""
+        """The ids without a result, ascending."""
         return sorted(
             MessageId(stream, offset)
             for stream, results in self._results.items()
@@ -323,45 +294,34 @@ class Window:
             if held is None
         )
 
-    def ready(self) -> list[Any]:
-        """The next results whose turn it is, which are held no longer; nothing where it is none's turn."""
-        asked, repeats, of_streams = self._asked, self._repeats, self._results
-        given: list[Any] = []
-        message = Message.from_record
-        freed = taken = 0
-        while asked and taken < TAKEN_BYTES:
-            stream, offset = asked[0]
-            results = of_streams[stream]
-            held = results[offset]
-            if held is None:
-                break
-            size = 0
-            if isinstance(held, tuple):
-                size = RECORD_BYTES + len(held[0])
-                given.append(message(stream, offset, *held))
-            else:
-                given.append(held)
-            taken += size
-            place = asked.popleft()
-            if repeats and repeats.get(place):
-                repeats[place] -= 1
-                continue
-            del results[offset]
-            freed += size
-        self._held -= freed
-        return given
+    def results(self) -> Iterator[list[Any]]:
+        """The results in the order of the ids, up to the first that has none.
 
-    def close(self) -> None:
-        """End the part. After it was too large, what is not done goes back, and the next one is what can be held."""
+        Messages come about `TAKEN_BYTES` at a time, what is none alone.
+        """
+        given: list[Any] = []
+        message, of_streams, taken = Message.from_record, self._results, 0
+        for number, (stream, offset) in enumerate(self._places):
+            held = of_streams[stream][offset]
+            if held is None:
+                self.rest = self._places[number:]
+                break
+            if isinstance(held, tuple):
+                if taken >= TAKEN_BYTES:
+                    yield given
+                    given, taken = [], 0
+                given.append(message(stream, offset, *held))
+                taken += RECORD_BYTES + len(held[0])
+                continue
+            if given:
+                yield given
+                given, taken = [], 0
+            yield [held]
+        if given:
+            yield given
+
+    def following_size(self, most: int) -> int:
+        """How many ids the next part should have, so that what comes of them can be held."""
         each = max(1, self._came_bytes // max(1, self._came))
-        if not self._asked:
-            fitting = self._messages_max if self._room is None else self._room // each
-            self._part = max(1, min(self._messages_max, self._part * 2, fitting))
-            return
-        self._room = self._held * 3 // 4
-        self._part = max(1, min(self._part // 2, self._room // each))
-        self._waiting.extendleft(reversed(self._asked))
-        self._asked.clear()
-        self._results.clear()
-        self._repeats.clear()
-        self._held = 0
+        fitting = self._bytes_max * 3 // 4 // each
+        return max(1, min(most, fitting, len(self._places) // 2 if self.is_full else most))

@@ -188,13 +188,10 @@ class Pool(Generic[_Node, _Connection]):
         """The idle connections."""
         return [connection for _, connection in self._idle]
 
-    def has_plenty(self, use: Use) -> bool:
-        """Whether a call may have a further connection: less than half of them are in use, and nobody waits.
-
-        For an iteration less than a quarter, since it may stand still for ever.
-        """
-        share = 4 if use is Use.LENT else 2
-        return share * self._turns.in_use < self._turns.limit and not self._turns.waiting
+    @property
+    def has_plenty(self) -> bool:
+        """Whether a call may have a further connection: less than half of them are in use, and nobody waits."""
+        return 2 * self._turns.in_use < self._turns.limit and not self._turns.waiting
 
     def statistics(self) -> ReaderStatistics:
         """The present figures."""

@@ -7,10 +7,19 @@ from functools import partial
 from typing import Final, Self, TypeVar
 
 from relatum import metrics
-from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, seconds_text
+from relatum.checks import (
+    checked_count,
+    checked_name,
+    checked_names,
+    checked_seconds,
+    checked_text,
+    seconds_text,
+    shown,
+)
 from relatum.closing import Closing
 from relatum.errors import (
     AccessRefused,
+    InvalidInput,
     NotFound,
     OffsetExpired,
     ReadTimeout,
@@ -29,7 +38,7 @@ from relatum.reading._leaders import Leaders
 from relatum.reading._many import KeptChunks, ManyReader
 from relatum.reading._message import Message
 from relatum.reading._nodes import Node, Nodes, missing
-from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result, Window
+from relatum.reading._plan import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Turns, Use, check_limit
 from relatum.reading._scan import CREDIT, RecordBatch, Scan, Start, batches_of
 from relatum.waiting import current, has_passed
@@ -132,24 +141,23 @@ class StreamReader(Closing):
         """The messages of many ids, in the order of the ids; neighbours are read together.
 
         Each id gives its message, or the `NotFound` or `AccessRefused` error that says why there is none, as a value.
-        Memory is bounded: at most `window` messages and 64 MiB are held. What comes past that before its turn is read
-        again.
+        Memory is bounded: at most `window` messages and 64 MiB are held; what comes past that is read again. No
+        connection is held between two results.
 
         Args:
             ids: What to read; any order, any number, from any streams; may repeat.
             window: Ids planned together.
         """
-        return _each(self._many(ids, window).run())
+        return _each(self._many(ids, window))
 
     def _many(
-        self,
-        ids: Iterable[tuple[str, int]],
-        window: int,
-        use: Use = Use.LENT,
-        kept: KeptChunks | None = None,
-    ) -> ManyReader:
+        self, ids: Iterable[tuple[str, int]], window: int, kept: KeptChunks | None = None
+    ) -> Generator[list[Result], None, None]:
         checked_count("window", window, most=WINDOW_MAX)
-        return ManyReader(self._nodes, use, Window(ids, window), partial(self._settled, {}), kept)
+        given: object = ids
+        if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+            raise InvalidInput(f"ids= takes pairs of a stream's name and an offset (MessageId), not {shown(ids)}")
+        return ManyReader(self._nodes, partial(self._settled, {}), kept).run(ids, window)
 
     def _settled(self, begins: dict[str, int], result: Result | StreamNotHere) -> Result:
         """What a batched read's result that is no message amounts to: the leader's answer, another name.
@@ -175,14 +183,12 @@ class StreamReader(Closing):
     def read_all(self, ids: Iterable[tuple[str, int]], *, kept: KeptChunks | None = None) -> list[Result]:
         """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
 
-        Unlike an iteration it holds no connection while its caller does something else.
-
         Args:
             ids: As for `read_many`.
             kept: Chunks that were read before and are not read again; those that are read now join them. None reads
                 all.
         """
-        return list(_each(self._many(ids, WINDOW_MESSAGES, Use.ANSWER, kept).run()))
+        return list(_each(self._many(ids, WINDOW_MESSAGES, kept)))
 
     def iterate(
         self,
