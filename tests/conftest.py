@@ -132,12 +132,6 @@ def is_long(pytestconfig: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
-def kills(is_long: bool) -> int:
-    """How often a party is killed at random moments: a few times, and in a long run as often as can be waited for."""
-    return 50 if is_long else 2
-
-
-@pytest.fixture(scope="session")
 def replays(is_long: bool) -> int:
     """How often it is done again what must not count twice."""
     return 20 if is_long else 3
