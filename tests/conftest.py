@@ -132,6 +132,12 @@ def is_long(pytestconfig: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
+def harm_s(is_long: bool) -> float:
+    """Seconds for which servers and processes are harmed at random, once each kind was done: RELATUM_HARM_S, or 0."""
+    return float(os.environ.get("RELATUM_HARM_S", 1200 if is_long else 0))
+
+
+@pytest.fixture(scope="session")
 def replays(is_long: bool) -> int:
     """How often it is done again what must not count twice."""
     return 20 if is_long else 3

@@ -14,9 +14,6 @@ from relatum.local import LocalServer, LocalServers
 from tests.support import stream_available, wait_until
 from tests.support.proxy import Proxy
 
-HARM_S = 1200.0
-"""Seconds for which an engine is harmed in a long run."""
-
 LINE_HARMS = ("cut", "freeze", "lose answers of")
 """What happens to a line: its connections end; nothing arrives for now; or answers do not, and the connections end."""
 

@@ -1,6 +1,5 @@
 """What several files of acceptance tests use."""
 
-import os
 import random
 from collections.abc import Iterator
 
@@ -9,7 +8,7 @@ import pytest
 import relatum_migrations
 from relatum.local import LocalServers
 from tests.acceptance._command import Relatum
-from tests.acceptance._harm import HARM_S, Harm
+from tests.acceptance._harm import Harm
 
 
 @pytest.fixture
@@ -19,9 +18,8 @@ def relatum(amqp_url: str, stream_url: str, database_url: str) -> Relatum:
 
 
 @pytest.fixture
-def harm(private_servers: LocalServers, chance: random.Random, is_long: bool) -> Iterator[Harm]:
-    """Servers of this test's own, with the schema, to be harmed: RELATUM_HARM_S says for how many seconds at least."""
+def harm(private_servers: LocalServers, chance: random.Random, harm_s: float) -> Iterator[Harm]:
+    """Servers of this test's own, with the schema, to be harmed."""
     relatum_migrations.upgrade(private_servers.database_url)
-    lasts_s = float(os.environ.get("RELATUM_HARM_S", HARM_S if is_long else 0))
-    with Harm(private_servers, chance, lasts_s) as harm:
+    with Harm(private_servers, chance, harm_s) as harm:
         yield harm
