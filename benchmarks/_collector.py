@@ -8,9 +8,8 @@ import sys
 import threading
 from typing import Final
 
-from relatum import MessageCollector
+from relatum import Broker, MessageCollector
 from relatum.collecting import Bulk, ExecutorOptions
-from relatum.reading import BrokerAddress
 
 LOOK_S: Final = 0.05
 
@@ -25,8 +24,8 @@ def main(broker_url: str, stream_url: str, database_url: str, name: str, bytes_m
     def hold(bulk: Bulk) -> None:
         is_over.wait()
 
-    address = BrokerAddress.parse(broker_url, stream_url)
-    collector = MessageCollector(name, database=database_url, broker=address, streams=streams, bytes_max=int(bytes_max))
+    broker = Broker(broker_url, stream_url=stream_url)
+    collector = MessageCollector(name, database=database_url, broker=broker, streams=streams, bytes_max=int(bytes_max))
     collector.register_executor("order", hold, ExecutorOptions(queue_bulks=QUEUE_BULKS))
     collector.start()
     while streams and collector.statistics().held_bytes < int(bytes_max):

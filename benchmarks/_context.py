@@ -19,9 +19,8 @@ from psycopg import sql
 
 from benchmarks import _streams as streams
 from benchmarks._recorder import catch_up
-from relatum import limits
+from relatum import Broker, limits
 from relatum.local import LocalPostgreSQL, LocalRabbitMQ
-from relatum.reading import BrokerAddress
 from relatum.store.catalog import add_keys
 from relatum.store.database import as_engine
 from relatum_migrations import upgrade
@@ -74,7 +73,7 @@ class Context:
         self.rows = rows
         self.is_quick = is_quick
         self.say = say
-        self.address = BrokerAddress.parse(broker_url, stream_url)
+        self.broker = Broker(broker_url, stream_url=stream_url)
         self._server_url = server_url
         self._suffix = uuid.uuid4().hex[:8]
         self._streams: dict[str, str] = {}
@@ -93,7 +92,7 @@ class Context:
             self.say(f"writing {messages:,} messages: {name}")
             stream = self.empty_stream(name, is_filtered=is_filtered)
             write(stream)
-            streams.wait_written(self.address, stream, messages)
+            streams.wait_written(self.broker, stream, messages)
         return self._streams[name]
 
     def empty_stream(self, name: str, *, is_filtered: bool = False) -> str:

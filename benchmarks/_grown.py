@@ -69,12 +69,12 @@ def related(context: Context, small: sa.Engine, large: sa.Engine, grown: Grown) 
         "growth-questions", lambda name: streams.write_one_by_one(context.broker_url, name, numbers), len(numbers)
     )
     real = context.orders(REAL_MESSAGES)
-    with StreamReader.open(context.address) as reader:
+    with StreamReader.open(context.broker) as reader:
         questions = list(reader.iterate(name))
     taken: tuple[list[float], list[float]] = ([], [])
     with (
-        Relations(context.address, _url(small)) as few,
-        Relations(context.address, _url(large)) as many,
+        Relations(context.broker, _url(small)) as few,
+        Relations(context.broker, _url(large)) as many,
     ):
         for number, message in zip(numbers, questions, strict=True):
             for relations, seconds in zip((few, many), taken, strict=True):
@@ -125,7 +125,7 @@ def bounded(context: Context, small: sa.Engine, large: sa.Engine, grown: Grown) 
     """What must not grow with the table, in turns with the same at 1,000,000 rows."""
     real, hot = context.orders(REAL_MESSAGES), context.orders(HOT_MESSAGES)
     of_hot = f"`find` of a value of {HOT_MESSAGES // HOSTS + grown.rows // 2 // HOSTS:,} messages, limit {HOT_LIMIT}"
-    with Relations(context.address, _url(small)) as few, Relations(context.address, _url(large)) as many:
+    with Relations(context.broker, _url(small)) as few, Relations(context.broker, _url(large)) as many:
 
         def find(engine: sa.Engine) -> None:
             relations = few if engine is small else many
@@ -135,10 +135,10 @@ def bounded(context: Context, small: sa.Engine, large: sa.Engine, grown: Grown) 
 
         asked: Sequence[tuple[str, Callable[[sa.Engine], object]]] = (
             (of_hot, find),
-            ("`status` of a stream", lambda engine: status(context.address, engine.url, [real])),
+            ("`status` of a stream", lambda engine: status(context.broker, engine.url, [real])),
             (
                 "`verify --sample` of a stream, a window",
-                lambda engine: verify(context.address, engine.url, [real], sample=0.01),
+                lambda engine: verify(context.broker, engine.url, [real], sample=0.01),
             ),
         )
         for what, ask in asked:

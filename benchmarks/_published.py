@@ -96,7 +96,7 @@ def ids_in(context: Context, stream: str) -> Callable[[], list[Any]]:
     """What gives the ids of all messages in a stream."""
 
     def read() -> list[Any]:
-        with StreamReader.open(context.address) as reader:
+        with StreamReader.open(context.broker) as reader:
             return [message.properties.message_id for message in reader.iterate(stream)]
 
     return read

@@ -12,7 +12,8 @@ import pika
 import rstream
 from pika.adapters.blocking_connection import BlockingConnection
 
-from relatum.reading import BrokerAddress, StreamReader
+from relatum import Broker
+from relatum.reading import StreamReader
 
 BODY_BYTES: Final = 200
 HOSTS: Final = 50
@@ -86,10 +87,10 @@ def delete(amqp_url: str, stream: str) -> None:
         connection.channel().queue_delete(stream)
 
 
-def wait_written(address: BrokerAddress, stream: str, messages: int) -> None:
+def wait_written(broker: Broker, stream: str, messages: int) -> None:
     """Wait until the broker shows the last of a new stream's messages; nothing else may have used its offsets."""
     limit = time.monotonic() + SETTLE_S
-    with StreamReader.open(address) as reader:
+    with StreamReader.open(broker) as reader:
         while (last := reader.bounds(stream).last) != messages - 1:
             assert time.monotonic() < limit, f"{stream} ends at {last} instead of {messages - 1}"
             time.sleep(0.02)

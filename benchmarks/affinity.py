@@ -142,7 +142,7 @@ def _check(context: Context, name: str) -> None:
 
 def _sets_in(context: Context, name: str) -> dict[tuple[str, str], list[int]]:
     sets: dict[tuple[str, str], list[int]] = {}
-    with StreamReader.open(context.address) as reader:
+    with StreamReader.open(context.broker) as reader:
         for stream in reader.partitions(name):
             for message in reader.iterate(stream):
                 sets.setdefault((stream, message.headers["affinity_set"]), []).append(int(message.body))

@@ -134,7 +134,7 @@ def collect(context: Context, database: str, stream: str, count: int, name: str)
         if consumed >= count:
             is_done.set()
 
-    collector = MessageCollector(name, database=database, broker=context.address, streams=[stream])
+    collector = MessageCollector(name, database=database, broker=context.broker, streams=[stream])
     collector.register_executor("order", book, ExecutorOptions(bulk_messages=BULK_MESSAGES, joins_transaction=True))
     with collector:
         assert is_done.wait(LIMIT_S), f"{consumed} of {count} messages consumed"
@@ -152,7 +152,7 @@ def collect(context: Context, database: str, stream: str, count: int, name: str)
 def consume_singly(context: Context, database: str, stream: str, count: int) -> None:
     """What is done without a collector: read, and for each message write it and its end in one transaction."""
     with (
-        StreamReader.open(context.address) as reader,
+        StreamReader.open(context.broker) as reader,
         psycopg.connect(database, autocommit=True, prepare_threshold=1) as connection,
     ):
         for message in islice(reader.iterate(stream), count):

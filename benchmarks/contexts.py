@@ -101,7 +101,7 @@ def _row(taken: dict[str, list[float]], way: str, how: str, rounds: int, aim: fl
 def _check(context: Context, name: str) -> None:
     """Each context lies in one partition."""
     where: dict[str, set[str]] = {}
-    with StreamReader.open(context.address) as reader:
+    with StreamReader.open(context.broker) as reader:
         for stream in reader.partitions(name):
             for message in reader.iterate(stream):
                 where.setdefault(message.headers["serialization_context"], set()).add(stream)

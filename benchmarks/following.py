@@ -83,7 +83,7 @@ def _follow(context: Context, names: Sequence[str], messages: int, *, caught_up:
             has_all.set()
 
     loop = ComponentLoop("relatum-bench-follower", logging.getLogger("relatum.bench"))
-    follower = StreamFollower(loop, context.address, take)
+    follower = StreamFollower(loop, context.broker, take)
     loop.start()
     for name in names:
         loop.call(follower.follow, name, 0)
@@ -104,7 +104,7 @@ def _one(context: Context, what: str) -> Iterator[Row]:
         _follow(context, [name], messages)
 
     def read() -> None:
-        with StreamReader.open(context.address) as reader, closing(reader.batches(name)) as batches:  # type: ignore[type-var]
+        with StreamReader.open(context.broker) as reader, closing(reader.batches(name)) as batches:  # type: ignore[type-var]
             taken = 0
             while taken < messages:
                 taken += len(next(batches) or ())

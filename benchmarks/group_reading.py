@@ -49,7 +49,7 @@ def _compare(context: Context, groups: int, what: str) -> Iterator[Row]:
     messages = groups * SIZE
     stream, database = _recorded(context, groups, streams.BODY_BYTES)
     context.say(what)
-    with StreamReader.open(context.address) as reader, Relations(context.address, database) as relations:
+    with StreamReader.open(context.broker) as reader, Relations(context.broker, database) as relations:
         # All hand over every body: a message that nobody looks into is not decoded. Groups are checked by headers.
         ways: dict[str, Way] = {
             "groups": lambda: _by_group(relations, stream, groups),
@@ -82,9 +82,9 @@ def _received(context: Context, what: str) -> Row:
     """A chunk is received whole, and each holds messages of some of the groups: so the least is the stream once."""
     stream, database = _recorded(context, LARGE_GROUPS, LARGE_BYTES)
     context.say(what)
-    with StreamReader.open(context.address) as reader, _counted() as once:
+    with StreamReader.open(context.broker) as reader, _counted() as once:
         size = sum(len(message.body) for message in reader.iterate(stream))
-    with Relations(context.address, database) as relations, _counted() as received:
+    with Relations(context.broker, database) as relations, _counted() as received:
         assert _by_group(relations, stream, LARGE_GROUPS) == size
     context.drop_database(database)
     ratio = received[0] / size

@@ -119,7 +119,7 @@ def _publish_by_hand(channel: BlockingChannel, stream: str, count: int) -> None:
 def _check(context: Context, stream: str, each: int) -> None:
     """Both published everything, and every group is complete."""
     limit = time.monotonic() + streams.SETTLE_S
-    with StreamReader.open(context.address) as reader:
+    with StreamReader.open(context.broker) as reader:
         while True:
             places = [membership(message.headers) for message in reader.iterate(stream)]
             if len(places) == len(WAYS) * each:

@@ -113,7 +113,7 @@ def _watch(connection: psycopg.Connection[tuple[int]], stream: str, count: int) 
 
 def _lags(context: Context, stream: str, published: list[float], seen: list[tuple[int, float]]) -> list[float]:
     """Seconds from each publish to the first look that found it recorded."""
-    with StreamReader.open(context.address) as reader:
+    with StreamReader.open(context.broker) as reader:
         offset_of = {int(message.body): message.offset for message in reader.iterate(stream)}
     ends = [end for end, _ in seen]
     return [seen[bisect.bisect_right(ends, offset_of[number])][1] - moment for number, moment in enumerate(published)]

@@ -82,7 +82,7 @@ def _case(context: Context, size: int, stack: ExitStack) -> Case:
     name = context.stream(
         f"questions-{size}", lambda name: streams.write_one_by_one(context.broker_url, name, numbers), QUESTIONS
     )
-    with StreamReader.open(context.address) as reader:
+    with StreamReader.open(context.broker) as reader:
         questions = list(reader.iterate(name))
     database = stack.enter_context(psycopg.connect(table.database_url, autocommit=True))
     row = database.execute(KEY_AND_STREAM, [table.stream]).fetchone()
@@ -91,7 +91,7 @@ def _case(context: Context, size: int, stack: ExitStack) -> Case:
         table,
         numbers,
         questions,
-        stack.enter_context(Relations(context.address, table.database_url)),
+        stack.enter_context(Relations(context.broker, table.database_url)),
         database,
         stack.enter_context(BareStreamClient(context.stream_url)),
         *row,

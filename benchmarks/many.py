@@ -62,7 +62,7 @@ def _compare(context: Context, stream: str, messages: int, gap: int, what: str) 
     # One in each stretch: this dense, and not evenly spread.
     offsets = [begin + number * gap + chooser.randrange(gap) for number in range(IDS)]
     asked = chooser.sample(offsets, IDS)
-    with StreamReader.open(context.address) as reader:
+    with StreamReader.open(context.broker) as reader:
         ways: dict[str, Way] = {
             "many": lambda: _many(reader, stream, asked),
             "each": lambda: [reader.read(stream, offset) for offset in offsets],

@@ -17,7 +17,7 @@ import aio_pika
 from benchmarks._context import Context
 from benchmarks._results import Row
 from benchmarks._timing import median, milliseconds, percentile
-from relatum import AsyncContextRouter, SerialConsumer
+from relatum import AsyncContextRouter, Broker, SerialConsumer
 from relatum.contexts import SerializationContexts, verify
 from relatum.superstreams import declare_super_stream, delete_super_stream
 
@@ -216,8 +216,7 @@ class Place:
     """A super stream with a database of its own."""
 
     super_stream: str
-    broker_url: str
-    stream_url: str
+    broker: Broker
     database: str
     names: list[str] = field(default_factory=list)
 
@@ -226,33 +225,28 @@ class Place:
         """Its partitions."""
         return [f"{self.super_stream}-{place}" for place in range(PARTITIONS)]
 
-    @property
-    def urls(self) -> dict[str, Any]:
-        """What routers, consumers and movers are given alike."""
-        return {"broker": self.broker_url, "stream_url": self.stream_url}
-
     def contexts(self) -> SerializationContexts:
         """The contexts, to be moved."""
-        return SerializationContexts(self.super_stream, self.database, **self.urls)
+        return SerializationContexts(self.super_stream, self.database, broker=self.broker)
 
 
 @contextmanager
 def _place(context: Context, contexts: int) -> Iterator[Place]:
     """A new super stream; what was done there is checked before it is deleted."""
     name, database = f"relatum-bench-moving-{uuid.uuid4().hex[:8]}", context.new_database()
-    declare_super_stream(context.broker_url, name, PARTITIONS)
+    declare_super_stream(context.broker, name, PARTITIONS)
     try:
-        place = Place(name, context.broker_url, context.stream_url, database, [f"plane-{n}" for n in range(contexts)])
+        place = Place(name, context.broker, database, [f"plane-{n}" for n in range(contexts)])
         with place.contexts() as made:
             # So that the load begins as it goes on: without a first message of each context.
             for number, stream in enumerate(place.streams):
                 made.assign(place.names[number::PARTITIONS], stream)
         yield place
-        report = verify(name, database=database, **place.urls)
+        report = verify(name, broker=place.broker, database=database)
         assert report.ok, report.findings[:5]
     finally:
         context.drop_database(database)
-        delete_super_stream(context.broker_url, name)
+        delete_super_stream(context.broker, name)
 
 
 class Load:
@@ -317,8 +311,8 @@ async def _publish_paced(
 ) -> dict[str, tuple[str, float]]:
     due: dict[str, tuple[str, float]] = {}
     running: set[asyncio.Task[Any]] = set()
-    connection = await aio_pika.connect(place.broker_url)
-    async with connection, AsyncContextRouter(place.super_stream, place.database, **place.urls) as router:
+    connection = await aio_pika.connect(place.broker.url)
+    async with connection, AsyncContextRouter(place.super_stream, place.database, broker=place.broker) as router:
         channel = await connection.channel()
         sender.send("begun")
         at = time.monotonic()
@@ -339,7 +333,7 @@ async def _publish_paced(
 def _consume(place: Place, stop: Event, sender: Connection) -> None:
     """In a process: consume until told to stop and nothing more comes; send back when each message was consumed."""
     consumed: dict[str, float] = {}
-    with SerialConsumer(place.super_stream, "bench", database=place.database, **place.urls) as consumer:
+    with SerialConsumer(place.super_stream, "bench", broker=place.broker, database=place.database) as consumer:
         sender.send("begun")
         while True:
             was_told = stop.is_set()

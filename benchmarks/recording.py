@@ -140,7 +140,7 @@ def _against_reading(context: Context) -> Iterator[Row]:
 def read_alone(context: Context, stream: str, messages: int) -> tuple[float, int]:
     """Seconds the recorder's reader takes to read a stream when nothing is done with it, and how many chunks it has."""
     read = chunks = 0
-    with StreamReader.open(context.address) as reader:
+    with StreamReader.open(context.broker) as reader:
         start = time.perf_counter()
         for batch in reader.batches(stream, "first", follow=False):
             if batch is not None:

@@ -83,7 +83,7 @@ class _Consuming:
         self._names += 1
         size = count = 0
         with SerialConsumer(
-            self._super_stream, f"c{self._names}", database=self._database, broker=self._context.address
+            self._super_stream, f"c{self._names}", database=self._database, broker=self._context.broker
         ) as consumer:
             for batch in consumer.batches():
                 size += sum(len(message.body) for message in batch)
@@ -95,7 +95,7 @@ class _Consuming:
 
 
 def _read(context: Context, stream: str) -> int:
-    with StreamReader.open(context.address) as reader:
+    with StreamReader.open(context.broker) as reader:
         return sum(len(message.body) for message in reader.iterate(stream))
 
 
@@ -112,7 +112,7 @@ def _read_side_by_side(context: Context, names: list[str]) -> int:
 def _write(context: Context, stream: str, numbers: range) -> None:
     with BareStreamClient(context.stream_url) as client:
         client.publish_all(stream, (_encoded(number) for number in numbers))
-    streams.wait_written(context.address, stream, len(numbers))
+    streams.wait_written(context.broker, stream, len(numbers))
 
 
 def _encoded(number: int) -> bytes:

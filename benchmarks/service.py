@@ -102,7 +102,7 @@ def _case(context: Context) -> Iterator[Case]:
         database.execute("VACUUM ANALYZE")
         row = database.execute(KEY_AND_STREAM, [stream]).fetchone()
         assert row is not None
-    with StreamReader.open(context.address) as reader:
+    with StreamReader.open(context.broker) as reader:
         questions = list(reader.iterate(asked))
     yield Case(context, stream, large, database_url, large_url, numbers, questions, *row)
     for url in (database_url, large_url):
@@ -189,7 +189,7 @@ def _in_threads(ask: Ask, at_once: int) -> None:
 
 
 def _ours(case: Case, stack: ExitStack) -> Ask:
-    relations = stack.enter_context(Relations(case.context.address, case.database_url, database_connections_max=POOL))
+    relations = stack.enter_context(Relations(case.context.broker, case.database_url, database_connections_max=POOL))
 
     def ask(index: int) -> None:
         answer = relations.related(case.questions[index % QUESTIONS], to=case.stream, by="order_id")
@@ -219,7 +219,7 @@ def _bare(case: Case, stack: ExitStack) -> Ask:
 
 async def _with_tasks(case: Case, rounds: int) -> dict[tuple[str, int], Taken]:
     taken: dict[tuple[str, int], Taken] = {}
-    relations = AsyncRelations(case.context.address, case.database_url, database_connections_max=POOL)
+    relations = AsyncRelations(case.context.broker, case.database_url, database_connections_max=POOL)
 
     async def ours(index: int) -> None:
         answer = await relations.related(case.questions[index % QUESTIONS], to=case.stream, by="order_id")
@@ -301,7 +301,7 @@ async def _waits(case: Case) -> list[Row]:
     async with AsyncExitStack() as stack:
         # Counted from before they are made: they hold on to what runs a statement.
         statements = stack.enter_context(_counted())
-        relations = AsyncRelations(case.context.address, case.database_url, database_connections_max=POOL)
+        relations = AsyncRelations(case.context.broker, case.database_url, database_connections_max=POOL)
         await stack.enter_async_context(relations)
 
         async def wait(index: int) -> None:
@@ -367,7 +367,7 @@ async def _hold(case: Case) -> Row:
         longest, last = max(longest, now - last), now
         handle[0] = loop.call_soon(tick)
 
-    async with AsyncRelations(case.context.address, case.large_database_url) as relations:
+    async with AsyncRelations(case.context.broker, case.large_database_url) as relations:
         value = streams.order_id(0)
         await relations.find("order_id", value, streams=case.large_stream, limit=1)
         with no_collection():

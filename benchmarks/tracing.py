@@ -42,9 +42,9 @@ def _compare(context: Context, what: str) -> Iterator[Row]:
     names = []
     for number in range(STREAMS):
         names.append(context.stream(f"trace-{number}", lambda name, n=number: _write(context, name, n, each), each))
-        backfill(context.address, database, names[-1])
+        backfill(context.broker, database, names[-1])
     ids = [MessageId(names[number % STREAMS], number // STREAMS * GAP) for number in range(MESSAGES)]
-    with Relations(context.address, database) as relations:
+    with Relations(context.broker, database) as relations:
         start = relations.read(*ids[0])
         for kind, width in WAYS.items():
             context.say(f"{what}, {kind}")

@@ -13,7 +13,6 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, LiteralString
 from urllib.parse import urlsplit, urlunsplit
@@ -25,6 +24,7 @@ import pytest
 import sqlalchemy as sa
 from pika import BlockingConnection
 
+from relatum import Broker
 from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
 from relatum.reading import StreamReader
 from relatum.store.database import make_engine
@@ -191,14 +191,6 @@ def caplog(caplog: pytest.LogCaptureFixture, earlier: Threads) -> pytest.LogCapt
     return caplog
 
 
-@dataclass(frozen=True)
-class Broker:
-    """A broker's two URLs."""
-
-    amqp_url: str
-    stream_url: str
-
-
 @pytest.fixture(scope="session")
 def docker_compose_file(pytestconfig: pytest.Config) -> str:
     """The project's own compose file."""
@@ -239,7 +231,7 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     amqp_url = os.environ.get("RELATUM_TEST_AMQP_URL")
     stream_url = os.environ.get("RELATUM_TEST_STREAM_URL")
     if amqp_url:
-        yield Broker(amqp_url, stream_url or _stream_url(amqp_url))
+        yield Broker(amqp_url, stream_url=stream_url or _stream_url(amqp_url))
     elif stream_url:
         pytest.fail("RELATUM_TEST_STREAM_URL needs RELATUM_TEST_AMQP_URL of the same broker", pytrace=False)
     elif request.config.getoption("--docker"):
@@ -249,7 +241,7 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         amqp, stream = services.port_for("rabbitmq", 5672), services.port_for("rabbitmq", 5552)
         yield Broker(
             f"amqp://{credentials}@{host}:{amqp}/",
-            f"rabbitmq-stream://{credentials}@{host}:{stream}/",
+            stream_url=f"rabbitmq-stream://{credentials}@{host}:{stream}/",
         )
     else:
         with (
@@ -257,7 +249,7 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             LocalRabbitMQ(directory, start_timeout_s=START_S) as server,
             StreamReader.open(server.broker_url) as READERS[server.broker_url],
         ):
-            yield Broker(server.broker_url, server.stream_url)
+            yield Broker(server.broker_url, stream_url=server.stream_url)
 
 
 def _stream_url(amqp_url: str) -> str:
@@ -270,19 +262,19 @@ def _stream_url(amqp_url: str) -> str:
 @pytest.fixture(scope="session")
 def amqp_url(broker: Broker) -> str:
     """The broker's AMQP URL."""
-    return broker.amqp_url
+    return broker.url
 
 
 @pytest.fixture(scope="session")
 def stream_url(broker: Broker) -> str:
     """The broker's URL of the stream protocol."""
-    return broker.stream_url
+    return broker.stream_url or ""
 
 
 @pytest.fixture(scope="session")
 def broker_version(broker: Broker) -> tuple[int, ...]:
     """The broker's version, as (3, 10, 8)."""
-    return server_version(broker.amqp_url)
+    return server_version(broker.url)
 
 
 @pytest.fixture(scope="session")

@@ -54,9 +54,7 @@ def measure(context: Context) -> Iterator[Row]:
 
 def _fill(context: Context, database: str, stream: str) -> float:
     started = time.perf_counter()
-    relatum_spark.backfill(
-        session(), stream, broker=context.broker_url, stream_url=context.stream_url, database=database
-    )
+    relatum_spark.backfill(session(), stream, broker=context.broker, database=database)
     taken = time.perf_counter() - started
     with psycopg.connect(database) as connection:
         row = connection.execute("SELECT count(*), count(DISTINCT stream_offset) FROM relatum.relationships").fetchone()

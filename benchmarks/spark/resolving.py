@@ -29,7 +29,7 @@ def measure(context: Context) -> Iterator[Row]:
         ids.count()
 
         def resolved(ids: DataFrame = ids) -> DataFrame:
-            return relatum_spark.resolve(ids, broker=context.broker_url, stream_url=context.stream_url)
+            return relatum_spark.resolve(ids, broker=context.broker)
 
         def joined(ids: DataFrame = ids) -> DataFrame:
             return ids.join(read_stream(context, stream, count), ["stream", "offset"])

@@ -65,8 +65,8 @@ def assign(*, to: To, names: Names, given: Asked) -> None:
     `--json` prints JSON lines.
     """
     # The broker is asked only where the database does not know the super stream yet.
-    broker, stream_url = given.broker, given.stream_url
-    with SerializationContexts(given.super_stream, given.database_url, broker=broker, stream_url=stream_url) as opened:
+    broker = given.broker if given.broker_url else None
+    with SerializationContexts(given.super_stream, given.database_url, broker=broker) as opened:
         show(opened.assign(names, to), _ASSIGNED, as_json=given.as_json, json_lines=True)
 
 
@@ -227,11 +227,11 @@ def consumers(*, given: Asked) -> None:
 
     `--json` prints JSON lines: consumer, lag, and its partitions with their holds.
     """
-    url = given.broker_url
-    found = read_consumers(given.super_stream, database=given.database_url, broker=url, stream_url=given.stream_url)
+    broker = given.broker
+    found = read_consumers(given.super_stream, broker=broker, database=given.database_url)
     if not found:
         # A name that is spelled wrong has no consumers either, and is an error.
-        describe_super_stream(url, given.super_stream, stream_url=given.stream_url)
+        describe_super_stream(broker, given.super_stream)
     if given.as_json:
         for name, each in found.items():
             print_json({"consumer": name, "lag": each.lag, "partitions": each.partitions}, one_line=True)
@@ -275,13 +275,12 @@ def verify(*, header: str | None = option(None, HEADER, metavar="NAME"), given: 
     adopted are shown and break nothing. `--json` prints one document: ok, what was counted, partitions (from and to
     offset), counts by kind, findings.
     """
-    url = given.broker_url
+    broker = given.broker
     with progress_bars("messages") as update:
         report = run_verify(
             given.super_stream,
-            broker=url,
+            broker=broker,
             database=given.database,
-            stream_url=given.stream_url,
             header=header,
             progress=lambda report: update("reading", report.messages, None),
         )

@@ -145,7 +145,7 @@ def open_relations(servers: ServerOptions, log_level: LogLevel | None = None, **
     # Here: a command's help needs no database driver.
     from relatum_consumer import Relations
 
-    return Relations(broker=servers.broker_url, database=servers.database_url, stream_url=servers.stream_url, **options)
+    return Relations(servers.broker, servers.database_url, **options)
 
 
 def one_or_all(values: list[str]) -> str | tuple[str, ...]:

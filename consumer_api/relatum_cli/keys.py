@@ -132,7 +132,7 @@ def time(
     from relatum.store.catalog import set_record_time as switch_record_time
 
     if servers.broker and vhost in (None, servers.vhost):
-        set_record_time(servers.address, servers.database_url, stream, on=on)
+        set_record_time(servers.broker, servers.database_url, stream, on=on)
     else:
         with servers.engine() as engine:
             switch_record_time(engine, vhost or "/", stream, on=on)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
-    from relatum.reading import BrokerAddress
+    from relatum.reading import Broker
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -83,29 +83,24 @@ Port: TypeAlias = Annotated[int, shared("The page's port; 0 for a free one.", mi
 class BrokerOptions:
     """Where the broker is; see `Commands`."""
 
-    broker: BrokerUrl = None
+    broker_url: BrokerUrl = None
     stream_url: StreamUrl = None
 
     @property
-    def broker_url(self) -> str:
-        """The broker's URL; `ConfigurationError` where none was given."""
-        if not self.broker:
+    def broker(self) -> "Broker":
+        """The broker; `ConfigurationError` where no URL was given, or one that cannot be read."""
+        # Here: `relatum --help` needs none of it.
+        from relatum.reading import Broker
+
+        if not self.broker_url:
             form = "amqp://user:password@host:5672/"
             raise ConfigurationError(f"which RabbitMQ? Give --broker or set {BROKER_VARIABLE} to {form}{_TO_TRY}")
-        return self.broker
-
-    @property
-    def address(self) -> "BrokerAddress":
-        """The broker's address; `ConfigurationError` where none was given, or it cannot be one."""
-        # Here: `relatum --help` needs none of it.
-        from relatum.reading import BrokerAddress
-
-        return BrokerAddress.parse(self.broker_url, self.stream_url)
+        return Broker(self.broker_url, stream_url=self.stream_url)
 
     @property
     def vhost(self) -> str:
         """The virtual host that the broker's URL names; / where none was given."""
-        return self.address.vhost if self.broker else "/"
+        return self.broker.vhost if self.broker_url else "/"
 
 
 @dataclass(frozen=True)
@@ -142,9 +137,9 @@ class Given(ServerOptions):
     as_json: Json = False
 
 
-def print_exports(broker_url: str, stream_url: str | None, database_url: str) -> None:
+def print_exports(broker: "Broker", database_url: str) -> None:
     """Print servers' URLs as lines for a shell: pasted into another terminal, every command there uses them."""
-    urls = {BROKER_VARIABLE: broker_url, STREAM_VARIABLE: stream_url, DATABASE_VARIABLE: database_url}
+    urls = {BROKER_VARIABLE: broker.url, STREAM_VARIABLE: broker.stream_url, DATABASE_VARIABLE: database_url}
     for variable, url in urls.items():
         if url is not None:
             typer.echo(f"export {variable}={shlex.quote(url)}")

@@ -29,7 +29,7 @@ class Place(ServerOptions):
 
     def moving(self, kind: type[T]) -> T:
         """The contexts or sets, with the broker that moving them needs."""
-        return kind(self.super_stream, self.database_url, broker=self.broker_url, stream_url=self.stream_url)
+        return kind(self.super_stream, self.database_url, broker=self.broker)
 
 
 @dataclass(frozen=True)

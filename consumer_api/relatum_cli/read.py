@@ -18,7 +18,7 @@ def read(
     *,
     stream: str = argument("The stream."),
     offsets: list[int] = argument("The messages' offsets.", "OFFSET…", min=0),
-    broker: BrokerOptions,
+    given: BrokerOptions,
     as_json: Json = False,
 ) -> None:
     """Read messages at offsets, without the database.
@@ -30,7 +30,7 @@ def read(
 
     found: list[Message] = []
     try:
-        with StreamReader.open(broker.address) as reader:
+        with StreamReader.open(given.broker) as reader:
             for result in reader.read_many([MessageId(stream, offset) for offset in offsets]):
                 if isinstance(result, Exception):
                     raise result

@@ -57,7 +57,7 @@ def record(
 
     set_up_logging(log_format, log_level)
     options: dict[str, Any] = {"holder": holder, "database_connections_max": database_connections}
-    recorder = Recorder(servers.address, servers.database_url, streams, keys=keys or (), **options)
+    recorder = Recorder(servers.broker, servers.database_url, streams, keys=keys or (), **options)
     if metrics_port:
         metrics.serve(metrics_port, metrics_host)
     with stop_signals() as stop:
@@ -83,9 +83,9 @@ def backfill(
     from relatum.recording import backfill as run_backfill
     from relatum.recording import meant_streams
 
-    address, url = given.address, given.database_url
-    with given.engine() as engine, StreamReader.open(address) as reader:
-        meant = meant_streams(engine, reader, address.vhost, streams or None)
+    broker, url = given.broker, given.database_url
+    with given.engine() as engine, StreamReader.open(broker) as reader:
+        meant = meant_streams(engine, reader, broker.vhost, streams or None)
     failed: list[RelatumError] = []
     reports: list[BackfillReport] = []
     with stop_signals() as stop, progress_bars("offsets") as update:
@@ -99,7 +99,7 @@ def backfill(
                 break
             options: dict[str, Any] = {"super_stream": super_stream, "progress": on_progress, "stop": stop}
             try:
-                reports.append(run_backfill(address, url, name, keys=keys or None, **options))
+                reports.append(run_backfill(broker, url, name, keys=keys or None, **options))
             except (NotFound, AccessRefused, CoverageConflict) as error:
                 if streams:
                     raise
@@ -138,9 +138,9 @@ def verify(
     from relatum.recording import repair
     from relatum.recording import verify as run_verify
 
-    address, url = given.address, given.database_url
-    report = run_verify(address, url, streams or None, sample=sample, seed=seed)
-    done = repair(report, url, vhost=address.vhost, dry_run=dry_run) if repair_rows and not report.ok else None
+    broker, url = given.broker, given.database_url
+    report = run_verify(broker, url, streams or None, sample=sample, seed=seed)
+    done = repair(report, url, vhost=broker.vhost, dry_run=dry_run) if repair_rows and not report.ok else None
     if given.as_json:
         shown = {name: getattr(report, name) for name in ("ok", "exact", "seed", "streams", "failed")}
         print_json(shown if done is None else {**shown, "dry_run": dry_run, "repaired": done})
@@ -223,12 +223,12 @@ def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given:
     from relatum.contexts import forget_placements
     from relatum.recording import prune as run_prune
 
-    address, url = given.address, given.database_url
-    report = run_prune(address, url, streams or None, batch_rows=batch_rows)
+    broker, url = given.broker, given.database_url
+    report = run_prune(broker, url, streams or None, batch_rows=batch_rows)
     if not streams:
         with given.engine() as engine:
             forgotten = forget_finished(engine, batch_rows=batch_rows, seconds=None)
-            forgotten += forget_placements(engine, address, batch_rows=batch_rows)
+            forgotten += forget_placements(engine, broker, batch_rows=batch_rows)
         if forgotten:
             report.rows[""] += forgotten
     if given.as_json:

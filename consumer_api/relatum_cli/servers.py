@@ -8,6 +8,7 @@ import typer
 
 from relatum.errors import ServerStartFailed
 from relatum.local import LocalServers, reader_url
+from relatum.reading import Broker
 from relatum_cli.exits import stop_signals
 from relatum_cli.options import DatabaseOptions, Json, Port, option, print_exports
 from relatum_cli.show import answer
@@ -33,13 +34,12 @@ def up(
         if stopped.is_set():
             return
         upgrade(servers.database_url)
-        print_exports(servers.broker_url, servers.stream_url, servers.database_url)
+        broker = Broker(servers.broker_url, stream_url=servers.stream_url)
+        print_exports(broker, servers.database_url)
         with ExitStack() as stack:
             if web:
                 reader = reader_url(servers.database_url)
-                page = stack.enter_context(
-                    served(WebOptions(servers.broker_url, reader, servers.stream_url, port=port))
-                )
+                page = stack.enter_context(served(WebOptions(broker, reader, port=port)))
                 typer.echo(f"export RELATUM_WEB_URL={page.url}")
             typer.echo("Both servers run. Ctrl-C stops them.", err=True)
             while not stopped.wait(WATCH_S):

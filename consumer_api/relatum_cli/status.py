@@ -28,7 +28,7 @@ def status(
     prints one document, the list of streams or collectors; there, ranges are [from, to).
     """
     if collector:
-        broker = given.address if given.broker else None
+        broker = given.broker if given.broker_url else None
         collectors = collector_status(given.database_url, streams or None, broker=broker)
         if given.as_json:
             print_json(collectors)
@@ -53,12 +53,12 @@ def status(
 
 
 def _recorded(servers: ServerOptions, names: list[str]) -> list[StreamStatus]:
-    found = status_of(servers.address, servers.database_url, names or None)
+    found = status_of(servers.broker, servers.database_url, names or None)
     if not {name for each in found for name in (each.stream, each.super_stream)}.issuperset(names):
         with servers.engine() as engine, translated_errors(), engine.connect() as connection:
-            check_recorded(connection, servers.address.vhost, names)
+            check_recorded(connection, servers.broker.vhost, names)
         # Its recording began after the first look.
-        found = status_of(servers.address, servers.database_url, names)
+        found = status_of(servers.broker, servers.database_url, names)
     return found
 
 

@@ -24,7 +24,7 @@ def suggest(
     and tell messages apart, so name streams together that belong together. The database is only needed for `--apply`.
     `--json` prints one document: the list.
     """
-    with StreamReader.open(given.address) as reader:
+    with StreamReader.open(given.broker) as reader:
         samples = [sample(reader, stream, messages) for stream in dict.fromkeys(streams)]
     found = suggested(samples)[:limit]
     related = [each.definition for each in found if not each.is_unique]

@@ -24,7 +24,7 @@ class Options(BrokerOptions):
 
     def described(self) -> Layout:
         """The super stream as the broker has it."""
-        return describe_super_stream(self.broker_url, self.name, stream_url=self.stream_url)
+        return describe_super_stream(self.broker, self.name)
 
     def show(self, layout: Layout) -> None:
         """Print its partitions."""
@@ -58,12 +58,11 @@ def declare(
         initial_cluster_size=initial_cluster_size,
     )
     layout = declare_super_stream(
-        given.broker_url,
+        given.broker,
         given.name,
         partitions,
         binding_keys=binding_keys or None,
         options=options,
-        stream_url=given.stream_url,
     )
     given.show(layout)
 
@@ -88,7 +87,7 @@ def delete(*, sure: Yes = False, given: Options) -> None:
             raise typer.BadParameter("--json deletes without asking, so it needs --yes")
         streams = ", ".join(partition.stream for partition in given.described())
         confirm(f"Delete {given.name} and all messages in {streams}?")
-    layout = delete_super_stream(given.broker_url, given.name, stream_url=given.stream_url)
+    layout = delete_super_stream(given.broker, given.name)
     answer(layout, f"{given.name} and its {len(layout)} streams are deleted.", as_json=given.as_json)
 
 

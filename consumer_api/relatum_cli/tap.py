@@ -78,7 +78,7 @@ def tap(
         taps = defined_taps(given.database_url, vhost=given.vhost)
     elif exchanges:
         taps = run_tap(
-            given.address,
+            given.broker,
             given.database_url,
             exchanges,
             stream=stream,
@@ -125,11 +125,11 @@ def untap(
     if delete and not sure:
         if given.as_json:
             raise typer.BadParameter("--json deletes without asking, so it needs --yes")
-        going = [each for each in defined_taps(url, vhost=given.address.vhost) if each.exchange in exchanges]
+        going = [each for each in defined_taps(url, vhost=given.broker.vhost) if each.exchange in exchanges]
         streams = sorted({each.stream for each in going if stream in (None, each.stream)})
         if streams:
             confirm(f"Delete all messages in {', '.join(streams)}?")
-    gone = run_untap(given.address, url, exchanges, stream=stream, delete=delete)
+    gone = run_untap(given.broker, url, exchanges, stream=stream, delete=delete)
     if given.as_json:
         print_json([_document(each) for each in gone])
         return

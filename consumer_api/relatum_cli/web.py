@@ -36,9 +36,8 @@ class Shown:
     def options(self, servers: ServerOptions, **others: Any) -> WebOptions:
         """The options of the page."""
         return WebOptions(
-            servers.broker_url,
+            servers.broker,
             servers.database_url,
-            servers.stream_url,
             masked_keys=tuple(self.mask or ()),
             mask_bodies=self.mask_bodies,
             show_bodies=self.show_bodies,

@@ -1,7 +1,6 @@
 """The asyncio face of lookups: `Relations`, called in threads of its own."""
 
 import asyncio
-import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
 from contextlib import closing
@@ -13,7 +12,7 @@ from relatum.closing import AsyncClosing
 from relatum.errors import AccessRefused, ConnectionsInUse, NotFound, UsedAfterClose
 from relatum.ids import MessageId
 from relatum.processes import after_fork
-from relatum.reading import CONNECTIONS_MAX, AuthMechanism, BrokerAddress, Message
+from relatum.reading import CONNECTIONS_MAX, Broker, Message
 from relatum.store.database import AnyDatabase
 from relatum.waiting import Deadline, NoThreadInTime, Parts, Threads, in_thread, left_s, within
 from relatum_consumer._relations import Relations
@@ -87,25 +86,19 @@ class AsyncRelations(AsyncClosing):
 
     def __init__(
         self,
-        broker: str | BrokerAddress,
+        broker: str | Broker,
         database: AnyDatabase,
         *,
-        stream_url: str | None = None,
         timeout_s: float = 10.0,
         database_connections_max: int | None = None,
         broker_connections_max: int = CONNECTIONS_MAX,
-        ssl_context: ssl.SSLContext | None = None,
-        auth_mechanism: AuthMechanism | None = None,
     ) -> None:
         self._relations = Relations(
             broker,
             database,
-            stream_url=stream_url,
             timeout_s=timeout_s,
             database_connections_max=database_connections_max,
             broker_connections_max=broker_connections_max,
-            ssl_context=ssl_context,
-            auth_mechanism=auth_mechanism,
         )
         self._timeout_s = timeout_s
         self._threads = Threads(broker_connections_max, "relatum-lookups")
@@ -123,7 +116,7 @@ class AsyncRelations(AsyncClosing):
         self._lent = 0
 
     @classmethod
-    async def open(cls, broker: str | BrokerAddress, database: AnyDatabase, **options: Any) -> Self:
+    async def open(cls, broker: str | Broker, database: AnyDatabase, **options: Any) -> Self:
         """The same as the constructor, once both servers have answered; as `Relations.open`."""
         relations = cls(broker, database, **options)
         try:

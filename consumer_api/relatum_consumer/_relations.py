@@ -1,6 +1,5 @@
 """Finding the messages that belong together, blocking."""
 
-import ssl
 from collections.abc import Callable, Generator, Iterable
 from datetime import datetime
 from functools import partial
@@ -14,7 +13,7 @@ from relatum.errors import AccessRefused, NotFound
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
 from relatum.processes import after_fork, leave_to_parent
-from relatum.reading import CONNECTIONS_MAX, AuthMechanism, BrokerAddress, Message, StreamReader, check_limit
+from relatum.reading import CONNECTIONS_MAX, Broker, BrokerAddress, Message, StreamReader, check_limit
 from relatum.store.database import AnyDatabase, Database
 from relatum.waiting import LOOK_S, SharedWait, pause, within
 from relatum_consumer import _missing
@@ -50,7 +49,6 @@ class Relations(GroupMethods, Closing):
     Args:
         broker: The broker's URL (`amqp://…` or `rabbitmq-stream://…`), or its address.
         database: PostgreSQL's URL, or a `Database`, which stays open when this is closed.
-        stream_url: Where the stream protocol is, if that cannot be told from the broker's URL.
         timeout_s: Seconds for a whole call, of the database and the broker together, also where one of them accepts and
             never answers. Default 10. It ends as `DatabaseUnavailable` (`reason` is "timeout", or "pool" where all
             connections are in use) or `ReadTimeout`, and is safe to repeat. What reads much (`complete=True` far behind
@@ -59,9 +57,6 @@ class Relations(GroupMethods, Closing):
             `timeout_s`. None (default): 10, or twice the `?pool_size=` of the URL. A `Database` has its own limit.
         broker_connections_max: Connections to the broker at most, to all its nodes together; 2 or more, default 16. A
             call waits for one within `timeout_s`; an iteration that reads streams holds one.
-        ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
-        auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
-            broker's URL says, or PLAIN.
 
     Every lookup may raise, besides what its method names:
 
@@ -75,17 +70,14 @@ class Relations(GroupMethods, Closing):
 
     def __init__(
         self,
-        broker: str | BrokerAddress,
+        broker: str | Broker,
         database: AnyDatabase,
         *,
-        stream_url: str | None = None,
         timeout_s: float = 10.0,
         database_connections_max: int | None = None,
         broker_connections_max: int = CONNECTIONS_MAX,
-        ssl_context: ssl.SSLContext | None = None,
-        auth_mechanism: AuthMechanism | None = None,
     ) -> None:
-        self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
+        self._address = BrokerAddress.of(broker)
         checked_seconds("timeout_s", timeout_s)
         if database_connections_max is not None:
             checked_count("database_connections_max", database_connections_max, most=POOL_MAX)
@@ -129,7 +121,7 @@ class Relations(GroupMethods, Closing):
         return self._counts.statistics(None if reader is None else reader.statistics())
 
     @classmethod
-    def open(cls, broker: str | BrokerAddress, database: AnyDatabase, **options: Any) -> Self:
+    def open(cls, broker: str | Broker, database: AnyDatabase, **options: Any) -> Self:
         """The same as the constructor, once both servers have answered: what is wrong shows at once.
 
         Args:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         stamped,
         statistics,
     )
+    from relatum.reading import Broker
     from relatum.superstreams import AffinityHandle, SuperStream
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "AsyncOutcomes",
     "AsyncReceipt",
     "AsyncSerialConsumer",
+    "Broker",
     "ContextRouter",
     "KeyDefinition",
     "MessageCollector",
@@ -88,6 +90,7 @@ _HOMES = {
         "outcomes": "AsyncOutcomes Outcome OutcomeStatus Outcomes",
         "publishing": "AsyncMessageGroup AsyncReceipt MessageGroup Receipt intercept publish publish_async "
         "recording_here release stamped statistics",
+        "reading": "Broker",
         "superstreams": "AffinityHandle SuperStream",
     }.items()
     for name in names.split()

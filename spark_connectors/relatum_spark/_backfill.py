@@ -19,7 +19,7 @@ from pyspark.sql.utils import is_remote
 
 from relatum.checks import checked_count, checked_names, shown
 from relatum.errors import InvalidInput, RelatumError, Transient
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import Broker, StreamReader
 from relatum.recording import BackfillReport, Filler, Pace, Plan, Segment, edges_of, plan_backfill
 from relatum.store.database import as_engine
 from relatum_spark._where import GivenBroker, broker_of, database_url, names_of, open_reader
@@ -47,7 +47,6 @@ def backfill(
     *,
     keys: Sequence[str] | None = None,
     broker: GivenBroker = None,
-    stream_url: str | None = None,
     database: str | None = None,
     messages_per_s: float | None = None,
     partitions: int | None = None,
@@ -63,7 +62,6 @@ def backfill(
         streams: A stream or several; a super stream stands for its partitions.
         keys: Names of defined keys; None: all that are in force, and the time unless it is switched off.
         broker: The broker; None takes RELATUM_BROKER_URL. Executors connect to it too.
-        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         database: PostgreSQL's URL; None takes RELATUM_DATABASE_URL. Executors connect to it too.
         messages_per_s: Messages read a second by all tasks together, at most; None for no limit.
         partitions: Tasks that run at once; None for the session's slots (8 over Spark Connect, which does not tell).
@@ -90,7 +88,7 @@ def backfill(
         at_once = checked_count("partitions", partitions)
     else:
         at_once = PARALLELISM_OVER_CONNECT if is_remote() else max(1, spark.sparkContext.defaultParallelism)
-    target, url = broker_of(broker, stream_url), database_url(database)
+    target, url = broker_of(broker), database_url(database)
     started = perf_counter()
     with as_engine(url) as engine, open_reader(target) as reader:
         super_streams: dict[str, str | None] = {}
@@ -147,7 +145,7 @@ def cut(plans: Sequence[Plan], *, at_once: int, slice_offsets: int) -> list[Part
 class Filling:
     """What the tasks do: numbers of tasks in, a row for each slice out. Can be pickled."""
 
-    broker: BrokerAddress = field(repr=False)
+    broker: Broker = field(repr=False)
     database: str = field(repr=False)
     plans: dict[str, Plan]
     tasks: list[list[Part]]

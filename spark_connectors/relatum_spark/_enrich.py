@@ -114,7 +114,6 @@ class Enrichment:
         headers: With their headers and properties.
         prefix: Put before the names of their columns. Default `related_`.
         broker: Which RabbitMQ; None for RELATUM_BROKER_URL.
-        stream_url: Where the stream protocol is, if that cannot be told from the broker's URL.
         database: PostgreSQL's URL; None for RELATUM_DATABASE_URL.
 
     Raises:
@@ -139,7 +138,6 @@ class Enrichment:
         headers: bool = True,
         prefix: str = "related_",
         broker: GivenBroker = None,
-        stream_url: str | None = None,
         database: str | None = None,
     ) -> None:
         self._names = names_of("to", to)
@@ -150,7 +148,7 @@ class Enrichment:
         self._value_columns = (value_column,) if isinstance(value_column, str) else tuple(value_column or ())
         self._time_column = time_column
         self._value, self._headers, self._prefix = value, headers, prefix
-        self._broker = broker_of(broker, stream_url)
+        self._broker = broker_of(broker)
         self._database = database_url(database)
 
     def __repr__(self) -> str:

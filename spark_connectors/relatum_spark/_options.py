@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX, TIME_US_MAX
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import Broker, StreamReader
 from relatum_spark._sequence import EPOCH_MAX, check_names
 from relatum_spark._where import TIMEOUT_S, broker_of, database_url, open_reader
 
@@ -66,7 +66,7 @@ class Place:
 class Options:
     """What source and sink share. Can be pickled; `repr` shows no credentials."""
 
-    broker: BrokerAddress
+    broker: Broker
     database: str | None = field(default=None, repr=False)
     """None where no option needs it."""
     super_stream: str | None = None

@@ -21,7 +21,7 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from relatum.reading import SocketConnection, stream_connection
+from relatum.reading import BrokerAddress, SocketConnection, stream_connection
 from relatum.wire import Answer, Code, Event, StreamMoved, code_name, frames
 from relatum_spark._options import SinkOptions
 
@@ -37,7 +37,7 @@ _LOOK_UP_S: Final = 1.0
 def connect(options: SinkOptions) -> SocketConnection:
     """Open a connection of the stream protocol. Errors as of `StreamReader.open`."""
     timeout_s = min(options.timeout_s, options.confirm_timeout_s)
-    return stream_connection(options.broker, timeout_s)
+    return stream_connection(BrokerAddress.of(options.broker), timeout_s)
 
 
 class Publisher:

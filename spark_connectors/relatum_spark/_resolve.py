@@ -19,7 +19,7 @@ from relatum.checks import checked_count, shown
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetExpired, OffsetNotFound
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
-from relatum.reading import BrokerAddress, Message, StreamReader, UnreadableRecord
+from relatum.reading import Broker, Message, StreamReader, UnreadableRecord
 from relatum_spark._columns import ColumnBuilder
 from relatum_spark._schema import schema
 from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, open_reader
@@ -59,7 +59,6 @@ def resolve(
     keep_order: bool = False,
     partitions: int | None = None,
     broker: GivenBroker = None,
-    stream_url: str | None = None,
     database: str | None = None,
 ) -> DataFrame:
     """Return the rows of a DataFrame with the messages at their streams and offsets.
@@ -94,7 +93,6 @@ def resolve(
         partitions: Tasks to read with; None: as many as run at once, where Spark estimates the rows at 64 MiB or less;
             else, and over Spark Connect, as many as Spark makes of their bytes.
         broker: Which RabbitMQ; None for RELATUM_BROKER_URL.
-        stream_url: Where the stream protocol is, if that cannot be told from the broker's URL.
         database: PostgreSQL's URL, for `check` only; None for RELATUM_DATABASE_URL.
 
     Raises:
@@ -120,7 +118,7 @@ def resolve(
     definitions = definitions_of(database_url(database), checks) if checks else []
     at = df.columns.index
     resolver = Resolver(
-        broker_of(broker, stream_url),
+        broker_of(broker),
         at(stream_column),
         at(offset_column),
         tuple(field.name for field in added),
@@ -185,7 +183,7 @@ class Resolver:
     A task opens one connection when it has something to read.
     """
 
-    broker: BrokerAddress
+    broker: Broker
     stream_at: int
     offset_at: int
     """Columns by their numbers."""

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 
 from relatum.checks import checked_count
 from relatum.errors import InvalidInput
-from relatum.reading import BrokerAddress
+from relatum.reading import Broker
 from relatum.store.catalog import streams_named
 from relatum_spark._format import BatchReader
 from relatum_spark._options import SourceOptions
@@ -69,7 +69,7 @@ class Inputs:
     """Where a join reads: the arguments of `Where`, checked."""
 
     database: str
-    broker: BrokerAddress | None
+    broker: Broker | None
     """None where none is named, and none is needed."""
     snapshot: Snapshot | None
     partitions: int
@@ -81,7 +81,6 @@ class Inputs:
         needs_broker: bool,
         database: str | None = None,
         broker: GivenBroker = None,
-        stream_url: str | None = None,
         partitions: int | None = None,
         snapshot: Snapshot | None = None,
     ) -> "Inputs":
@@ -90,7 +89,7 @@ class Inputs:
             checked_count("partitions", partitions, most=PARTITIONS_MAX)
         url = database_of(database, snapshot)
         is_named = broker is not None or bool(os.environ.get(BROKER_VARIABLE))
-        found = broker_of(broker, stream_url) if needs_broker or is_named else None
+        found = broker_of(broker) if needs_broker or is_named else None
         return cls(url, found, snapshot, PARTITIONS if partitions is None else partitions)
 
     @property

@@ -14,7 +14,7 @@ from relatum.checks import checked_names
 from relatum.errors import ConfigurationError, InvalidInput, KeyNotDefined
 from relatum.keys import KeyDefinition
 from relatum.limits import TIME_US_MAX
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import Broker, StreamReader
 from relatum.store.catalog import key_definitions
 from relatum.store.database import as_engine
 from relatum.store.translation import translated_errors
@@ -32,8 +32,8 @@ TIMEOUT_S: Final = 10.0
 _WORKER_REUSED: Final = "SPARK_REUSE_WORKER"
 """Spark sets this variable in Python workers that run more than one task."""
 
-GivenBroker: TypeAlias = str | BrokerAddress | None
-"""A broker's URL, its address, or None for that of the environment."""
+GivenBroker: TypeAlias = str | Broker | None
+"""A broker's URL, a `Broker`, or None for that of the environment."""
 
 
 class Where(TypedDict, total=False):
@@ -43,30 +43,28 @@ class Where(TypedDict, total=False):
         database: PostgreSQL's URL; None for RELATUM_DATABASE_URL, or for the snapshot's database.
         broker: The broker, whose virtual host the streams belong to; None for RELATUM_BROKER_URL. A join reads it only
             for payloads, for times without a key, and for the ends of streams; without one the virtual host is `/`.
-        stream_url: The stream protocol's URL, where it does not follow from the broker's URL.
         partitions: Tasks that read the table at once, 1 to 10,000; None for 8.
         snapshot: The state of the table to read; the action must run inside its block.
     """
 
     database: str | None
     broker: GivenBroker
-    stream_url: str | None
     partitions: int | None
     snapshot: "Snapshot | None"
 
 
-def broker_of(broker: GivenBroker, stream_url: str | None = None) -> BrokerAddress:
+def broker_of(broker: GivenBroker, stream_url: str | None = None) -> Broker:
     """Return the broker that an argument names, else that of RELATUM_BROKER_URL, or raise `ConfigurationError`."""
-    if isinstance(broker, BrokerAddress):
+    if isinstance(broker, Broker):
         return broker
     if broker is None:
         broker, stream_url = os.environ.get(BROKER_VARIABLE), stream_url or os.environ.get(STREAM_VARIABLE)
     if not broker:
         raise ConfigurationError(f"which RabbitMQ? Give the broker's URL or set {BROKER_VARIABLE}")
-    return BrokerAddress.parse(broker, stream_url)
+    return Broker(broker, stream_url=stream_url)
 
 
-def open_reader(broker: BrokerAddress, timeout_s: float = TIMEOUT_S) -> StreamReader:
+def open_reader(broker: Broker, timeout_s: float = TIMEOUT_S) -> StreamReader:
     """Open a connected reader. Errors as of `StreamReader.open`."""
     spare_collections()
     return StreamReader.open(broker, timeout_s=timeout_s)

@@ -16,7 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from relatum import AsyncMessageCollector, MessageCollector
+from relatum import AsyncMessageCollector, Broker, MessageCollector
 from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure
 
 BOOK = sa.text("INSERT INTO booked VALUES (:id)")
@@ -90,7 +90,8 @@ def main(face: str, broker: str, stream_url: str, database: str, port: str, *str
     """Work until killed or told to end."""
     logging.basicConfig(format="%(asctime)s %(process)d %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("pika").setLevel(logging.CRITICAL)
-    options = {"database": database, "broker": broker, "stream_url": stream_url, "streams": streams, "lease_s": 1.0}
+    servers = {"broker": Broker(broker, stream_url=stream_url), "database": database}
+    options = {**servers, "streams": streams, "lease_s": 1.0}
     if face == "threads":
         with_threads(int(port), options)
     else:

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from relatum import Broker
 from tests.support import JVM_VARIABLES, wait_until
 from tests.support.zygote import Zygote
 
@@ -32,6 +33,11 @@ class Relatum:
     broker_url: str
     stream_url: str
     database_url: str
+
+    @property
+    def broker(self) -> Broker:
+        """The broker, as functions take it."""
+        return Broker(self.broker_url, stream_url=self.stream_url)
 
     @property
     def environment(self) -> dict[str, str]:

@@ -26,6 +26,7 @@ import pika
 from pika.exceptions import AMQPError
 
 import relatum
+from relatum import Broker
 from relatum.errors import PublishOutcomeUnknown, PublishRejected, RelatumError, Transient
 
 KEYS = ("host", "order_id")
@@ -48,7 +49,11 @@ class Publisher:
     def __init__(self, name: str, amqp: str, stream_url: str, database: str, ledgers: str, streams: list[str]) -> None:
         self.stop = threading.Event()
         self._name, self._amqp, self._streams, self._ledgers = name, amqp, streams, Path(ledgers)
-        self._options = {"stream_url": stream_url, "database": database, "keys": KEYS}
+        self._options: dict[str, Any] = {
+            "broker": Broker(amqp, stream_url=stream_url),
+            "database": database,
+            "keys": KEYS,
+        }
         self._begin()
 
     def _begin(self) -> None:
@@ -66,7 +71,7 @@ class Publisher:
                 parameters = pika.URLParameters(self._amqp)
                 parameters.heartbeat = HEARTBEAT_S
                 connection = pika.BlockingConnection(parameters)
-                relatum.intercept(connection, **self._options)  # type: ignore[call-overload]
+                relatum.intercept(connection, **self._options)
                 try:
                     self._publish_over(connection.channel(), workers)
                 finally:

@@ -26,7 +26,7 @@ import pika
 import sqlalchemy as sa
 from pika.exceptions import AMQPError
 
-from relatum import AsyncContextRouter, AsyncSerialConsumer, ContextRouter, SerialConsumer
+from relatum import AsyncContextRouter, AsyncSerialConsumer, Broker, ContextRouter, SerialConsumer
 from relatum.contexts import AsyncSerialBatch, SerialBatch, SerializationContexts, SerialOptions
 from relatum.errors import Conflict, PublishOutcomeUnknown, PublishRejected, RelatumError, Transient
 
@@ -83,12 +83,12 @@ class Party:
         self.chance = random.Random(self.name)
         self.names = [f"context-{number}" for number in range(self.contexts)]
         self.tolerated = TOLERATED[self.name.partition("-")[0]]
-        self.urls = {"broker": self.broker, "stream_url": self.stream_url}
+        self.cluster = Broker(self.broker, stream_url=self.stream_url)
 
     def consumer(self, kind: Any) -> Any:
         """A member of either face."""
         options = SerialOptions(lease_s=self.lease_s)
-        return kind(self.super_stream, "audit", options, database=self.database, **self.urls)
+        return kind(self.super_stream, "audit", options, broker=self.cluster, database=self.database)
 
     def sending(self, contexts: list[str]) -> tuple[str, str]:
         """Note that a new message is published now; gives its context and its name."""
@@ -116,7 +116,7 @@ class Party:
 
 def publish(party: Party, stop: threading.Event) -> None:
     """Publish by `ContextRouter`."""
-    with party.going_on(), ContextRouter(party.super_stream, party.database, **party.urls) as router:
+    with party.going_on(), ContextRouter(party.super_stream, party.database, broker=party.cluster) as router:
         while not stop.wait(RETRY_S):
             with party.going_on():
                 connection = pika.BlockingConnection(pika.URLParameters(party.broker))
@@ -162,7 +162,10 @@ def move(party: Party, stop: threading.Event) -> None:
     """Go on with moves, and make some."""
     while not stop.wait(RETRY_S):
         # A server may be away when it starts, too.
-        with party.going_on(), SerializationContexts(party.super_stream, party.database, **party.urls) as contexts:
+        with (
+            party.going_on(),
+            SerializationContexts(party.super_stream, party.database, broker=party.cluster) as contexts,
+        ):
             while not stop.wait(PAUSE_S):
                 # Another mover may be first; a broker that starts has no streams for a moment.
                 with party.going_on():
@@ -201,7 +204,7 @@ def move_some(contexts: Any, chance: random.Random) -> None:
 async def publish_in_loop(party: Party, stop: asyncio.Event) -> None:
     """Publish by `AsyncContextRouter`."""
     with party.going_on():
-        async with AsyncContextRouter(party.super_stream, party.database, **party.urls) as router:
+        async with AsyncContextRouter(party.super_stream, party.database, broker=party.cluster) as router:
             while not stop.is_set():
                 with party.going_on():
                     async with await aio_pika.connect(party.broker) as connection:

@@ -10,6 +10,7 @@ from typing import Any
 import pika
 import pytest
 
+from relatum import Broker
 from relatum.local import LocalRabbitMQ
 from relatum.superstreams import Layout, describe_super_stream
 from relatum_cli.app import COMMANDS
@@ -297,7 +298,7 @@ def test_rows_are_back_filled_compared_repaired_and_pruned(relatum: Relatum, pla
     assert "Nothing" in relatum.ok("prune")
 
 
-def test_a_super_stream_comes_and_goes(amqp_url: str, stream_url: str) -> None:
+def test_a_super_stream_comes_and_goes(amqp_url: str, stream_url: str, broker: Broker) -> None:
     """What is declared is described, routed to and deleted, without a database; JSON says all of it.
 
     Without `--yes` it asks before it deletes: the question names the streams, and nobody's answer is no. Repeated keys
@@ -320,7 +321,7 @@ def test_a_super_stream_comes_and_goes(amqp_url: str, stream_url: str) -> None:
         assert (ended.returncode, ended.stdout, name in ended.stderr) == (ExitCode.NOT_THERE, "", True)
         keys = "--binding-key emea --binding-key apac"
         ends(relatum, ExitCode.OK, f"super-stream declare {name} {keys}")
-        assert describe_super_stream(amqp_url, name, stream_url=stream_url) == Layout.keyed(name, ["emea", "apac"])
+        assert describe_super_stream(broker, name) == Layout.keyed(name, ["emea", "apac"])
         ends(relatum, ExitCode.DIFFERENT, f"super-stream declare {name} --partitions 4")
         ends(relatum, ExitCode.USAGE, f"super-stream declare {name} --partitions 4 {keys}")
     finally:

@@ -125,7 +125,7 @@ FINISHED: Final = {"succeeded": None, "dead": "took too long"}
 @pytest.fixture
 def super_stream_name(relatum: Relatum) -> Iterator[str]:
     """A super stream of two partitions."""
-    with super_stream(relatum.broker_url, relatum.stream_url, 2) as layout:
+    with super_stream(relatum.broker, 2) as layout:
         yield layout.super_stream
 
 
@@ -144,12 +144,11 @@ def exchange(relatum: Relatum) -> Iterator[str]:
 def consume(relatum: Relatum, stream: str, layout: str) -> None:
     """Take a group as a consumer of groups, and consume the super stream in order: both are known afterwards."""
     with (
-        Relations(relatum.broker_url, relatum.database_url, stream_url=relatum.stream_url) as relations,
+        Relations(relatum.broker, relatum.database_url) as relations,
         relations.groups(stream, consumer=GroupConsumer("billing"), on_conflict="skip") as groups,
     ):
         next(groups).acknowledge()
-    options = {"database": relatum.database_url, "broker": relatum.broker_url, "stream_url": relatum.stream_url}
-    with SerialConsumer(layout, "billing", **options) as consumer:
+    with SerialConsumer(layout, "billing", broker=relatum.broker, database=relatum.database_url) as consumer:
         wait_until(lambda: all(each.holder for each in consumer.status().partitions), what="all partitions taken")
 
 

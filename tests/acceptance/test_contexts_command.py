@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 import relatum as package
+from relatum import Broker
 from relatum.contexts import MoveProgress, SerialConsumer, SerializationContexts
 from relatum.store.tables import super_streams
 from relatum_cli.exits import ExitCode
@@ -39,9 +40,9 @@ def crash(progress: MoveProgress) -> None:
 
 
 @pytest.fixture
-def super_stream(amqp_url: str, stream_url: str) -> Iterator[str]:
+def super_stream(broker: Broker) -> Iterator[str]:
     """A super stream of three partitions."""
-    with made(amqp_url, stream_url, 3) as layout:
+    with made(broker, 3) as layout:
         yield layout.super_stream
 
 
@@ -125,8 +126,7 @@ def test_a_move_that_was_left_is_seen_and_gone_on_with(
 def test_consumers_are_shown_and_forgotten(relatum: Relatum, super_stream: str) -> None:
     """An operator sees how far each name is in each partition; a name is forgotten once its members are gone."""
     assert "Nobody" in relatum.ok("contexts", "consumers", super_stream)
-    options = {"database": relatum.database_url, "broker": relatum.broker_url, "stream_url": relatum.stream_url}
-    with SerialConsumer(super_stream, "billing", **options) as consumer:
+    with SerialConsumer(super_stream, "billing", broker=relatum.broker, database=relatum.database_url) as consumer:
         wait_until(lambda: all(each.holder for each in consumer.status().partitions), what="all partitions taken")
         [line] = relatum.ok("contexts", "consumers", super_stream, "--json").splitlines()
         shown = json.loads(line)

@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 import relatum_cli.demo
+from relatum import Broker
 from relatum.reading import StreamReader
 from relatum_cli.demo._asking import Asking
 from relatum_cli.demo._data import FLIGHTS, PLANES, STREAMS, WEATHER, Data, Row, load
@@ -152,13 +153,13 @@ def data() -> Data:
     return {**whole, WEATHER: whole[WEATHER][:600]}
 
 
-def test_demo_notices_wrong_answers(amqp_url: str, stream_url: str, database_url: str, prefix: str, data: Data) -> None:
+def test_demo_notices_wrong_answers(broker: Broker, database_url: str, prefix: str, data: Data) -> None:
     """Where the rows say something else than the streams, each such answer is reported as a difference."""
-    servers = Servers(amqp_url, stream_url, database_url, prefix)
+    servers = Servers(broker, database_url, prefix)
     publish_and_record(servers, data, lambda _count: None)
     with (
-        Relations(broker=amqp_url, database=database_url, stream_url=stream_url) as relations,
-        StreamReader.open(servers.address) as reader,
+        Relations(broker=broker, database=database_url) as relations,
+        StreamReader.open(broker) as reader,
     ):
 
         def asking(**changed: list[Row]) -> Asking:

@@ -11,6 +11,7 @@ import pika
 import psycopg
 import pytest
 
+from relatum import Broker
 from relatum.superstreams import delete_super_stream
 from tests.acceptance._command import LIMIT_S, Relatum, run
 from tests.support import declare_stream, delete_stream, publish_plain
@@ -177,7 +178,7 @@ def test_a_plane_keeps_its_order_as_shown(environment: dict[str, str], amqp_url:
     try:
         moved, *flown = printed("contexts.py", environment)
     finally:
-        delete_super_stream(amqp_url, "flights", stream_url=environment.get("RELATUM_STREAM_URL"))
+        delete_super_stream(Broker(amqp_url, stream_url=environment.get("RELATUM_STREAM_URL")), "flights")
     assert re.fullmatch(r"moved from flights-\d to flights-2, and nothing else waited", moved)
     assert [line.partition(" ")[2] for line in flown] == ["EWR IAH", "IAH DEN", "DEN SFO", "SFO EWR"]
     assert [line.partition(" ")[0] for line in flown[2:]] == ["flights-2"] * 2

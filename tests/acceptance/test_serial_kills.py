@@ -18,6 +18,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from relatum import Broker
 from relatum.contexts import SerializationContexts, verify
 from relatum.errors import Conflict
 from tests.acceptance._harm import WORKS_S, Harm, Party
@@ -116,9 +117,8 @@ class Bed:
     def contexts(self) -> SerializationContexts:
         """The contexts, to be moved by the test itself."""
         servers = self.harm.servers
-        return SerializationContexts(
-            self.super_stream, servers.database_url, broker=servers.broker_url, stream_url=servers.stream_url
-        )
+        broker = Broker(servers.broker_url, stream_url=servers.stream_url)
+        return SerializationContexts(self.super_stream, servers.database_url, broker=broker)
 
     def sleep(self, publishers: Party) -> None:
         """Stop a publisher wherever it is just now, while all contexts move."""
@@ -160,9 +160,8 @@ def assert_nothing_lost(bed: Bed) -> tuple[int, int]:
         sent |= sent_by(ledger)
     found = faults(partitions, sent, bed.consumed)
     assert not found, f"{len(found)} faults of {count} messages: {found[:20]}"
-    report = verify(
-        bed.super_stream, broker=servers.broker_url, stream_url=servers.stream_url, database=servers.database_url
-    )
+    broker = Broker(servers.broker_url, stream_url=servers.stream_url)
+    report = verify(bed.super_stream, broker=broker, database=servers.database_url)
     assert report.ok, report.findings
     assert report.messages - report.unplaced == count
     log = "".join(file.read_text() for file in bed.directory.glob("*.log"))

@@ -24,7 +24,7 @@ PUBLISHED_ANEW_S = 180.0
 
 
 class Publisher:
-    """pika connections, one after the other, each intercepted; the recorder is told the nodes by `broker_url=`.
+    """pika connections, one after the other, each intercepted; the recorder is told the nodes by `broker=`.
 
     It publishes to a stream of its own, and has a recorder and a database of its own.
     """
@@ -49,7 +49,7 @@ class Publisher:
     def _connect(self) -> None:
         self._connection = pika.BlockingConnection(self._nodes)
         urls = urls_of(self._cluster)
-        relatum.intercept(self._connection, database=self.database_url, keys=["order_id"], broker_url=urls)
+        relatum.intercept(self._connection, database=self.database_url, keys=["order_id"], broker=urls)
         self._channel = self._connection.channel()
         self._channel.confirm_delivery()
 

@@ -13,6 +13,7 @@ import pika
 import pytest
 import sqlalchemy as sa
 
+from relatum import Broker
 from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
 from relatum.contexts import SerialConsumer
 from relatum.contexts._control_streams import ControlStreams
@@ -112,16 +113,16 @@ def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
     return [(b"%d" % n, {"order_id": f"o{n}"}) for n in range(start, start + count)]
 
 
-def at(cluster: Cluster, node: int) -> Any:
-    """A node's address."""
-    return BrokerAddress.parse(cluster.amqp_url(node), cluster.stream_url(node))
+def broker_at(cluster: Cluster, node: int) -> Broker:
+    """The broker, at one of its nodes."""
+    return Broker(cluster.amqp_url(node), stream_url=cluster.stream_url(node))
 
 
 def wait_recorded(cluster: Cluster, engine: sa.Engine, stream: str, count: int) -> None:
     """Wait until so many are recorded, of one stream and without gaps, by the leader's node."""
 
     def seen() -> StreamStatus | None:
-        found = status(at(cluster, 1), engine.url, [stream])
+        found = status(broker_at(cluster, 1), engine.url, [stream])
         is_whole = found and (found[0].recorded_to, found[0].lag_offsets) == (count, 0)
         return found[0] if is_whole else None
 
@@ -134,13 +135,13 @@ def test_a_recorder_at_a_lagging_node_loses_and_doubles_nothing(cluster: Cluster
     """It opens behind what the node has, waits for it, and notes neither a lost tail nor a new generation."""
     stream = unique_name()
     cluster.declare(stream, leader=1)
-    with recording(at(cluster, 1), engine, stream, keys=["order_id"]):
+    with recording(broker_at(cluster, 1), engine, stream, keys=["order_id"]):
         publish_plain(cluster.amqp_url(1), stream, orders(50))
         wait_recorded(cluster, engine, stream, 50)
         cluster.lag(3)
         publish_plain(cluster.amqp_url(1), stream, orders(50, start=50))
         wait_recorded(cluster, engine, stream, 100)
-    with recording(at(cluster, 3), engine, stream, keys=["order_id"]):
+    with recording(broker_at(cluster, 3), engine, stream, keys=["order_id"]):
         wait_until(lambda: is_held(engine, stream), what="the lease")
         publish_plain(cluster.amqp_url(1), stream, orders(50, start=100))
         cluster.follow()
@@ -153,14 +154,14 @@ def test_a_leader_that_shows_nothing_for_long_is_no_other_stream(cluster: Cluste
     stream = unique_name()
     cluster.declare(stream, leader=1)
     publish_plain(cluster.amqp_url(1), stream, orders(50))
-    with recording(at(cluster, 1), engine, stream, keys=["order_id"]):
+    with recording(broker_at(cluster, 1), engine, stream, keys=["order_id"]):
         wait_recorded(cluster, engine, stream, 50)
     cluster.silence(stream)
     position = Position(49, fingerprint(None, b"49"), None)
     with StreamReader.open(cluster.stream_url(2)) as reader:
         assert reader.bounds(stream) == (None, None)
         assert agreement(reader, stream, position) is Agreement.UNKNOWN
-    with recording(at(cluster, 2), engine, stream, keys=["order_id"]) as recorder:
+    with recording(broker_at(cluster, 2), engine, stream, keys=["order_id"]) as recorder:
         wait_until(
             lambda: recorder.statistics().streams[stream].reconnects, limit_s=120, what="a try that concludes nothing"
         )
@@ -180,10 +181,10 @@ def is_held(engine: sa.Engine, stream: str) -> bool:
 
 def test_a_broker_of_three_nodes_has_one_id(cluster: Cluster) -> None:
     """Recorders that come first at different nodes at once agree, and each node says the same."""
-    addresses = [at(cluster, node) for node in (1, 2, 3)]
+    addresses = [broker_at(cluster, node) for node in (1, 2, 3)]
 
-    def claimed(address: BrokerAddress) -> BrokerIdentity:
-        with StreamReader.open(address) as reader:
+    def claimed(broker: Broker) -> BrokerIdentity:
+        with StreamReader.open(broker) as reader:
             return claimed_identity(reader)
 
     with ThreadPoolExecutor(6) as threads:
@@ -215,8 +216,7 @@ def test_a_replica_that_is_behind_is_waited_for(cluster: Cluster, bed: SerialBed
     bed.publish(0, "a", *(str(number) for number in range(20)))
 
     def member(node: int) -> SerialConsumer:
-        urls = {"broker": cluster.amqp_url(node), "stream_url": cluster.stream_url(node)}
-        return SerialConsumer(bed.name, "test", database=database_url, **urls)
+        return SerialConsumer(bed.name, "test", broker=broker_at(cluster, node), database=database_url)
 
     cluster.lag(2)
     bed.publish(0, "a", *(str(number) for number in range(20, 40)))
@@ -241,7 +241,7 @@ def test_a_router_finds_a_stray_that_a_replica_does_not_have_yet(cluster: Cluste
     at = bed.stray(0, "a", "late")
     sent = Sent("a", bed.streams[0], Placed(epoch, SESSION, 2), 0)
     nowhere = Sent("a", bed.streams[0], Placed(epoch, SESSION, 3), 0)
-    address = BrokerAddress.parse(cluster.amqp_url(2), cluster.stream_url(2))
+    address = BrokerAddress.of(broker_at(cluster, 2))
     with closing(ControlStreams(address, CONTEXT_HEADER)) as strays:
         assert strays.search(sent, 0) == at
         assert strays.search(nowhere, 0) is None

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from relatum import MessageId
-from relatum.reading import AsyncStreamReader, BrokerAddress, Message, StreamReader
+from relatum.reading import AsyncStreamReader, Message, StreamReader
 from tests.support._waiting import result_of
 
 FACES = ("blocking", "asyncio")
@@ -65,14 +65,14 @@ def _seen(item: Any, each: Callable[[Any], object] | None) -> Any:
 
 
 @contextlib.contextmanager
-def open_face(name: str, url: str | BrokerAddress, **options: Any) -> Iterator[Face]:
+def open_face(name: str, broker: Any, **options: Any) -> Iterator[Face]:
     """Open one of the readers."""
     with asyncio.Runner() as runner:
         if name == "blocking":
-            with StreamReader.open(url, **options) as reader:
+            with StreamReader.open(broker, **options) as reader:
                 yield Face(name, reader, runner)
             return
-        opened = runner.run(AsyncStreamReader.open(url, **options))
+        opened = runner.run(AsyncStreamReader.open(broker, **options))
         try:
             yield Face(name, opened, runner)
         finally:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from relatum import Broker
 from relatum.errors import AccessRefused, BrokerUnavailable, StreamUnavailable
 from relatum.local import LocalRabbitMQ
 from relatum.reading import BrokerAddress
@@ -107,7 +108,7 @@ def test_a_stranger_with_a_trusted_certificate_is_told_no_password(amqp_url: str
     ):
         with (
             pytest.raises(BrokerUnavailable, match="not the cluster"),
-            open_face("blocking", url, ssl_context=trusting, timeout_s=ANSWER_S),
+            open_face("blocking", Broker(url, ssl_context=trusting), timeout_s=ANSWER_S),
         ):
             pass
         assert stranger.visits == 1
@@ -216,7 +217,7 @@ def misnamed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ
 
 def test_a_replica_at_the_given_address_is_read_there(face_name: str, misnamed: LocalRabbitMQ) -> None:
     """Whatever name its node advertises."""
-    with open_face(face_name, BrokerAddress.parse(misnamed.broker_url, misnamed.stream_url)) as reader:
+    with open_face(face_name, Broker(misnamed.broker_url, stream_url=misnamed.stream_url)) as reader:
         assert reader.bounds("s") == (0, 1)
         assert reader.bounds("s").is_proven
         assert reader.read("s", 1).body == b"1"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import relatum
+from relatum import Broker
 from relatum.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -271,11 +272,11 @@ def test_an_unroutable_message_comes_back_as_it_was_sent(confirming: Line) -> No
 @pytest.mark.parametrize("client", CONFIRMING)
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_half_open_link_leaves_an_outcome_that_the_stream_settles(
-    amqp_url: str, stream_url: str, stream_name: str, client: str, arrives: bool
+    amqp_url: str, broker: Broker, stream_name: str, client: str, arrives: bool
 ) -> None:
     """The message arrived and its confirm did not: it is found. It never arrived: in the end it is surely nowhere."""
     with Proxy.to(amqp_url) as proxy, open_line(client, proxy.url(amqp_url), heartbeat_s=2) as line:
-        line.intercept(broker_url=amqp_url, stream_url=stream_url)
+        line.intercept(broker=broker)
         channel = line.channel()
         line.publish(channel, line.message(b"first"), stream_name)
         proxy.mode = "blackhole_replies" if arrives else "blackhole"
@@ -300,9 +301,9 @@ def test_a_half_open_link_leaves_an_outcome_that_the_stream_settles(
 
 
 @pytest.fixture
-def recorded(line: Line, database_url: str, stream_url: str) -> Iterator[Line]:
+def recorded(line: Line, database_url: str, broker: Broker) -> Iterator[Line]:
     """A connection of each client, intercepted with a recorder."""
-    line.intercept(database=database_url, keys=["order_id"], stream_url=stream_url)
+    line.intercept(database=database_url, keys=["order_id"], broker=broker)
     yield line
     relatum.release(line.connection)
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from relatum import MessageId
+from relatum import Broker, MessageId
 from relatum.errors import BrokerUnavailable, ConnectionLost, ConnectionsInUse, StreamNotFound
 from relatum.reading import (
     AsyncStreamReader,
-    BrokerAddress,
     Message,
     ReaderStatistics,
     RecordBatch,
@@ -31,9 +30,9 @@ from tests.support.standstill import in_time
 
 
 @pytest.fixture
-def address(amqp_url: str, stream_url: str, proxy: Proxy) -> BrokerAddress:
+def address(amqp_url: str, stream_url: str, proxy: Proxy) -> Broker:
     """The broker by way of the proxy."""
-    return BrokerAddress.parse(amqp_url, proxy.url(stream_url))
+    return Broker(amqp_url, stream_url=proxy.url(stream_url))
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +68,14 @@ def offsets(result: Any) -> list[int]:
     return [offset for one in each for offset in (one.offsets if isinstance(one, RecordBatch) else [one.offset])]
 
 
-def read_in_threads(address: BrokerAddress, stream: str, **options: Any) -> tuple[list[Any], ReaderStatistics]:
+def read_in_threads(address: Broker, stream: str, **options: Any) -> tuple[list[Any], ReaderStatistics]:
     """What all ways give that are asked in threads at once, and how the reader stands then."""
     with StreamReader.open(address, **options) as reader, ThreadPoolExecutor(len(WAYS)) as threads:
         found = list(threads.map(lambda way: offsets(way[0](reader, stream)), WAYS))
         return found, reader.statistics()
 
 
-async def read_in_tasks(address: BrokerAddress, stream: str, **options: Any) -> tuple[list[Any], ReaderStatistics]:
+async def read_in_tasks(address: Broker, stream: str, **options: Any) -> tuple[list[Any], ReaderStatistics]:
     """The same in tasks."""
     async with await AsyncStreamReader.open(address, **options) as reader:
 
@@ -88,7 +87,7 @@ async def read_in_tasks(address: BrokerAddress, stream: str, **options: Any) -> 
 
 
 @pytest.mark.parametrize("read", [read_in_threads, read_in_tasks])
-async def test_all_ways_to_read_share_one_limit(read: Any, address: BrokerAddress, stream: str, proxy: Proxy) -> None:
+async def test_all_ways_to_read_share_one_limit(read: Any, address: Broker, stream: str, proxy: Proxy) -> None:
     """Threads, or tasks, read in all ways at once: each has its answer, over no more connections than there may be."""
     given = read(address, stream, broker_connections_max=3, timeout_s=60)
     found, statistics = await given if isawaitable(given) else given
@@ -99,14 +98,14 @@ async def test_all_ways_to_read_share_one_limit(read: Any, address: BrokerAddres
     assert statistics.opened == proxy.opened
 
 
-def test_who_iterates_may_ask_something_else(address: BrokerAddress, stream: str) -> None:
+def test_who_iterates_may_ask_something_else(address: Broker, stream: str) -> None:
     """Also where there are two connections in all: the question has the other one."""
     with StreamReader.open(address, broker_connections_max=2) as reader:
         assert [reader.read(stream, message.offset).body for message in reader.iterate(stream, 7)] == [b"7", b"8", b"9"]
         assert reader.statistics().in_use == 0
 
 
-def test_no_connection_in_time_is_an_error_of_its_own(address: BrokerAddress, stream: str) -> None:
+def test_no_connection_in_time_is_an_error_of_its_own(address: Broker, stream: str) -> None:
     """It comes within the time-out, names limit and option, and passes once an iteration is closed."""
     options: Any = {"broker_connections_max": 2, "timeout_s": 1.5}
     with StreamReader.open(address, **options) as reader, contextlib.ExitStack() as stack:
@@ -126,7 +125,7 @@ def test_no_connection_in_time_is_an_error_of_its_own(address: BrokerAddress, st
         assert reader.statistics().in_use == 0
 
 
-async def test_a_cancelled_call_gives_its_place_back(address: BrokerAddress, stream: str) -> None:
+async def test_a_cancelled_call_gives_its_place_back(address: Broker, stream: str) -> None:
     """Whether it waits or reads: afterwards nothing is in use, and others go on."""
     async with await AsyncStreamReader.open(address, broker_connections_max=2) as reader:
         async with contextlib.aclosing(reader.iterate(stream)) as messages:
@@ -151,7 +150,7 @@ async def test_a_cancelled_call_gives_its_place_back(address: BrokerAddress, str
         assert (await reader.read(stream, 4)).body == b"4"
 
 
-async def test_ids_that_do_not_come_hold_nobody_up(address: BrokerAddress, stream: str) -> None:
+async def test_ids_that_do_not_come_hold_nobody_up(address: Broker, stream: str) -> None:
     """Iterations that wait for their ids are cancelled, more than there are threads to close them, and all goes on."""
     more = threading.Event()
 
@@ -173,7 +172,7 @@ async def test_ids_that_do_not_come_hold_nobody_up(address: BrokerAddress, strea
 
 
 def test_a_question_that_ends_its_connection_is_not_repeated(
-    address: BrokerAddress, stream: str, monkeypatch: pytest.MonkeyPatch
+    address: Broker, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker hangs up over it (as some do over Partitions): others' connections are not tried one by one."""
     asked: list[str] = []
@@ -200,7 +199,7 @@ def test_a_question_that_ends_its_connection_is_not_repeated(
 
 @pytest.mark.parametrize("ask", ["question", "iteration", "following"])
 async def test_a_task_cancelled_while_the_broker_is_silent_leaves_nothing_behind(
-    address: BrokerAddress, stream: str, proxy: Proxy, ask: str
+    address: Broker, stream: str, proxy: Proxy, ask: str
 ) -> None:
     """It ends at once, its connection is given back, and no thread waits on for an answer."""
     async with (
@@ -230,9 +229,7 @@ async def test_a_task_cancelled_while_the_broker_is_silent_leaves_nothing_behind
         assert [message.offset for message in found] == list(range(10))
 
 
-async def test_iterations_that_stand_still_do_not_keep_questions_from_being_asked(
-    address: BrokerAddress, stream: str
-) -> None:
+async def test_iterations_that_stand_still_do_not_keep_questions_from_being_asked(address: Broker, stream: str) -> None:
     """As many as may be open, and more that wait; questions are answered, and each iteration goes on."""
     async with await AsyncStreamReader.open(address, broker_connections_max=4, timeout_s=60) as reader:
         open_ones = [reader.iterate(stream) for _ in range(3)]
@@ -251,7 +248,7 @@ async def _take_one(reader: AsyncStreamReader, stream: str) -> int:
         return (await anext(messages)).offset
 
 
-def test_followed_streams_are_beside_the_limit(address: BrokerAddress, stream: str) -> None:
+def test_followed_streams_are_beside_the_limit(address: Broker, stream: str) -> None:
     """A recorder of many streams has a connection for each, and still asks."""
     with StreamReader.open(address, broker_connections_max=2) as reader, contextlib.ExitStack() as stack:
         for _ in range(4):
@@ -261,7 +258,7 @@ def test_followed_streams_are_beside_the_limit(address: BrokerAddress, stream: s
         assert (reader.statistics().following, reader.statistics().in_use) == (4, 0)
 
 
-def test_a_batched_read_holds_no_connection_for_what_has_come(address: BrokerAddress, stream: str) -> None:
+def test_a_batched_read_holds_no_connection_for_what_has_come(address: Broker, stream: str) -> None:
     """Who has what he asked for, and takes no more, stops nobody."""
     with StreamReader.open(address, broker_connections_max=2) as reader:
         open_reads: list[Any] = []
@@ -276,7 +273,7 @@ def test_a_batched_read_holds_no_connection_for_what_has_come(address: BrokerAdd
 def test_a_name_that_is_missing_stays_within_the_limit(amqp_url: str, stream_url: str, proxy: Proxy) -> None:
     """What asks AMQP 0.9.1 about a missing name has a place, too: threads that ask at once do not open one each."""
     with Proxy.to(amqp_url) as asked:
-        address = BrokerAddress.parse(asked.url(amqp_url), proxy.url(stream_url))
+        address = Broker(asked.url(amqp_url), stream_url=proxy.url(stream_url))
         with (
             StreamReader.open(address, broker_connections_max=2, timeout_s=60) as reader,
             ThreadPoolExecutor(12) as threads,
@@ -287,7 +284,7 @@ def test_a_name_that_is_missing_stays_within_the_limit(amqp_url: str, stream_url
         assert proxy.most <= 2
 
 
-async def test_a_batched_read_of_tasks_holds_none_either(address: BrokerAddress, stream: str) -> None:
+async def test_a_batched_read_of_tasks_holds_none_either(address: Broker, stream: str) -> None:
     """The turn of one that has all it asked for is another's."""
     async with await AsyncStreamReader.open(address, broker_connections_max=2) as reader:
         open_reads = []
@@ -299,7 +296,7 @@ async def test_a_batched_read_of_tasks_holds_none_either(address: BrokerAddress,
         assert [[each async for each in results] for results in open_reads] == [[]] * 5
 
 
-def test_batched_reads_of_missing_names_do_not_wait_for_each_other(address: BrokerAddress, amqp_url: str) -> None:
+def test_batched_reads_of_missing_names_do_not_wait_for_each_other(address: Broker, amqp_url: str) -> None:
     """To find out what a name is takes another connection: it is asked for when one's own have been given back."""
     with (
         new_streams(amqp_url, 12) as streams,
@@ -317,7 +314,7 @@ def test_batched_reads_of_missing_names_do_not_wait_for_each_other(address: Brok
 
 @pytest.mark.parametrize(("most", "lets_in", "opened"), [(16, True, 4), (16, False, 1), (2, True, 1)])
 def test_connections_for_attaches_are_those_that_can_be_had(
-    address: BrokerAddress, amqp_url: str, proxy: Proxy, most: int, lets_in: bool, opened: int
+    address: Broker, amqp_url: str, proxy: Proxy, most: int, lets_in: bool, opened: int
 ) -> None:
     """Half of those a reader may have, and none beside the first where the broker lets nobody in."""
     with new_streams(amqp_url, 10) as streams, StreamReader.open(address, broker_connections_max=most) as reader:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from relatum import Broker
 from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost, ReadTimeout
 from relatum.reading import BrokerAddress, Message
 from relatum.recording import Recorder
@@ -33,7 +34,7 @@ LAST = 2
 @pytest.fixture
 def face(face_name: str, stream_url: str, proxy: Proxy) -> Iterator[Face]:
     """A reader that goes through the proxy."""
-    address = BrokerAddress.parse(proxy.url(stream_url))
+    address = BrokerAddress.of(proxy.url(stream_url))
     with open_face(face_name, address, timeout_s=TIMEOUT_S, heartbeat_s=HEARTBEAT_S) as opened:
         yield opened
 
@@ -277,13 +278,13 @@ def nodes(stream_url: str) -> Iterator[list[Proxy]]:
 
 
 @pytest.fixture
-def address(amqp_url: str, stream_url: str, nodes: list[Proxy]) -> BrokerAddress:
+def address(amqp_url: str, stream_url: str, nodes: list[Proxy]) -> Broker:
     """All of them."""
-    return BrokerAddress.parse(";".join([amqp_url] * 3), ";".join(node.url(stream_url) for node in nodes))
+    return Broker(";".join([amqp_url] * 3), stream_url=";".join(node.url(stream_url) for node in nodes))
 
 
 @contextlib.contextmanager
-def reading(face_name: str, address: BrokerAddress, stream: str) -> Iterator[Face]:
+def reading(face_name: str, address: Broker, stream: str) -> Iterator[Face]:
     """A reader that has read."""
     with open_face(face_name, address) as face:
         assert face.read(stream, 0).body == b"0"
@@ -293,7 +294,7 @@ def reading(face_name: str, address: BrokerAddress, stream: str) -> Iterator[Fac
 @pytest.mark.parametrize("fault", ["down", "silent"])
 def test_the_next_is_used_where_one_does_not_answer(
     face_name: str,
-    address: BrokerAddress,
+    address: Broker,
     nodes: list[Proxy],
     stream: str,
     caplog: pytest.LogCaptureFixture,
@@ -313,7 +314,7 @@ def test_the_next_is_used_where_one_does_not_answer(
 
 
 def test_a_reader_goes_on_at_the_next_and_stays(
-    face_name: str, address: BrokerAddress, nodes: list[Proxy], stream: str, caplog: pytest.LogCaptureFixture
+    face_name: str, address: Broker, nodes: list[Proxy], stream: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is asked then is answered; nobody goes back to one that answers again; and where none does, it says so."""
     with reading(face_name, address, stream) as face:
@@ -334,7 +335,7 @@ def test_a_reader_goes_on_at_the_next_and_stays(
 
 
 def test_a_reader_goes_on_where_a_node_falls_silent(
-    face_name: str, address: BrokerAddress, nodes: list[Proxy], stream: str
+    face_name: str, address: Broker, nodes: list[Proxy], stream: str
 ) -> None:
     """The call that it did not answer ends in time, and the next one is answered by another node."""
     with open_face(face_name, address, timeout_s=3.0) as face:
@@ -346,10 +347,10 @@ def test_a_reader_goes_on_where_a_node_falls_silent(
 
 
 def test_a_node_that_refuses_the_login_is_passed_over_and_is_the_error_to_act_on(
-    face_name: str, address: BrokerAddress, nodes: list[Proxy], stream: str
+    face_name: str, address: Broker, nodes: list[Proxy], stream: str
 ) -> None:
     """It may be set up otherwise; where no other answers, its error goes before those of servers that are away."""
-    first, *others = address.each
+    first, *others = BrokerAddress.of(address).each
     here = replace(first, password="wrong").beside(others)
     with reading(face_name, here, stream):
         assert nodes[1].opened

@@ -3,14 +3,15 @@
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from relatum import Broker
 from relatum.errors import ConfigurationError, NotAStream, StreamNotFound, UsedAfterFork
 from relatum.following import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
-from relatum.reading import Agreement, BrokerAddress, Position, StreamReader, position_of
+from relatum.reading import Agreement, Position, StreamReader, position_of
 from relatum.waiting import Outages, Server
 from tests.support import (
     broker_connection,
@@ -40,13 +41,13 @@ class Bed:
         amqp: The broker's URL.
         stream: A new stream.
         proxy: What the follower's connections go through.
-        address: The broker, through the proxy.
+        broker: The broker, through the proxy.
     """
 
     amqp: str
     stream: str
     proxy: Proxy
-    address: BrokerAddress
+    broker: Broker
 
     def put(self, *bodies: bytes, to: str | None = None, confirm: bool = True) -> None:
         """Publish messages."""
@@ -54,7 +55,7 @@ class Bed:
 
     def known_at(self, offset: int) -> Position:
         """What lies at an offset."""
-        with StreamReader.open(self.address) as reader:
+        with StreamReader.open(self.broker) as reader:
             return position_of(reader.read(self.stream, offset))
 
     def declare_anew(self) -> None:
@@ -64,15 +65,14 @@ class Bed:
 
     def taker(self, outages: Outages | None = None, **options: Any) -> Taker:
         """A follower of these options, to be opened, and who takes from it."""
-        return Taker(Follower(self.address, outages=outages, **options))
+        return Taker(Follower(self.broker, outages=outages, **options))
 
 
 @pytest.fixture
 def bed(amqp_url: str, stream_url: str, stream_name: str) -> Iterator[Bed]:
     """A stream, and the way to it."""
     with Proxy.to(stream_url) as proxy:
-        address = BrokerAddress.parse(amqp_url, stream_url)
-        yield Bed(amqp_url, stream_name, proxy, replace(address, stream_host="127.0.0.1", stream_port=proxy.port))
+        yield Bed(amqp_url, stream_name, proxy, Broker(amqp_url, stream_url=proxy.url(stream_url)))
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_what_retention_took_is_a_hole(taker: Taker, bed: Bed) -> None:
     delete_stream(bed.amqp, bed.stream)
     declare_stream(bed.amqp, bed.stream, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
     first: int | None = None
-    with StreamReader.open(bed.address) as reader:
+    with StreamReader.open(bed.broker) as reader:
         while not first:
             bed.put(*[b"x" * 1_000] * 200, confirm=False)
             bed.put(b"last")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from relatum import Broker
 from relatum.errors import UsedAfterFork
 from relatum.following import Attached, CaughtUp, Event, Failed, Records
-from relatum.reading import BrokerAddress
 from relatum.waiting import Outages, Server
 from tests.support import declare_stream, new_streams, publish_plain, unique_name, wait_until
 from tests.support.following import Owner
@@ -36,12 +36,12 @@ def proxy(stream_url: str) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def address(amqp_url: str, stream_url: str, proxy: Proxy) -> BrokerAddress:
+def address(broker: Broker, stream_url: str, proxy: Proxy) -> Broker:
     """The broker, through the proxy."""
-    return replace(BrokerAddress.parse(amqp_url, stream_url), stream_host="127.0.0.1", stream_port=proxy.port)
+    return replace(broker, stream_url=proxy.url(stream_url))
 
 
-def test_a_parent_goes_on_whatever_its_child_does(amqp_url: str, stream_name: str, address: BrokerAddress) -> None:
+def test_a_parent_goes_on_whatever_its_child_does(amqp_url: str, stream_name: str, address: Broker) -> None:
     """The child closes, drops and collects all it has a copy of."""
     owners = [Owner(address, **QUICK)]
     with owners[0] as owner:
@@ -72,7 +72,7 @@ def test_a_parent_goes_on_whatever_its_child_does(amqp_url: str, stream_name: st
 
 @pytest.mark.parametrize("kind", [Attached, Records, CaughtUp, Failed])
 def test_a_defect_of_its_owner_ends_nothing(
-    amqp_url: str, stream_name: str, address: BrokerAddress, proxy: Proxy, kind: type, caplog: pytest.LogCaptureFixture
+    amqp_url: str, stream_name: str, address: Broker, proxy: Proxy, kind: type, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is logged, and all is given nevertheless, in order."""
     raised = list[Event]()
@@ -94,7 +94,7 @@ def test_a_defect_of_its_owner_ends_nothing(
 
 
 def test_a_frozen_node_is_noticed_and_its_connection_closed(
-    amqp_url: str, stream_name: str, address: BrokerAddress, proxy: Proxy
+    amqp_url: str, stream_name: str, address: Broker, proxy: Proxy
 ) -> None:
     """By its silence; closing waits for nothing that it would have to read."""
     with Owner(address, **QUICK) as owner:
@@ -129,7 +129,7 @@ def test_streams_are_followed_over_tls(tmp_path: Path) -> None:
 
 
 def test_many_streams_that_lose_the_broker_together_tell_so_once(
-    amqp_url: str, address: BrokerAddress, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    amqp_url: str, address: Broker, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line in the log, no failure of a stream, a subscription for each, and few connections."""
     logger = logging.getLogger("relatum.test-following")

@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
+from relatum import Broker
 from relatum.contexts import SerializationContexts
 from relatum.errors import StreamNotFound
 from relatum.recording import verify
@@ -127,9 +128,9 @@ def ledger(engine: sa.Engine) -> Callable[[], list[str]]:
 
 
 @pytest.fixture
-def layout(request: pytest.FixtureRequest, amqp_url: str, stream_url: str) -> Iterator[Layout]:
+def layout(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Layout]:
     """A new super stream of three partitions, or as many as the file's `PARTITIONS` says."""
-    with super_stream(amqp_url, stream_url, getattr(request.module, "PARTITIONS", 3)) as made:
+    with super_stream(broker, getattr(request.module, "PARTITIONS", 3)) as made:
         yield made
 
 
@@ -140,9 +141,9 @@ def super_stream_name(layout: Layout) -> str:
 
 
 @pytest.fixture
-def contexts(super_stream: str, amqp_url: str, stream_url: str, database_url: str) -> Iterator[SerializationContexts]:
+def contexts(super_stream: str, broker: Broker, database_url: str) -> Iterator[SerializationContexts]:
     """Its contexts: none yet."""
-    with SerializationContexts(super_stream, database_url, broker=amqp_url, stream_url=stream_url) as contexts:
+    with SerializationContexts(super_stream, database_url, broker=broker) as contexts:
         yield contexts
 
 

@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 import relatum
+from relatum import Broker
 from relatum.contexts._entries import Placed
 from relatum.errors import (
     ContextMoving,
@@ -24,7 +25,7 @@ from relatum.errors import (
     PublishOutcomeUnknown,
     SuperStreamNotFound,
 )
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import StreamReader
 from relatum.store.tables import super_stream_partitions
 from relatum.superstreams import Layout
 from tests.support import broker_connection
@@ -139,7 +140,7 @@ def open_sets(engine: sa.Engine) -> tuple[set[str], bool]:
 
 @pytest.mark.parametrize("seed", [1])
 def test_sets_hold_together_in_disorder(
-    layout: Layout, database_url: str, engine: sa.Engine, amqp_url: str, stream_url: str, seed: int
+    layout: Layout, database_url: str, engine: sa.Engine, amqp_url: str, broker: Broker, seed: int
 ) -> None:
     """Each set lies in one partition and in its order, nothing is lost or doubled, and the counts are right."""
     name = layout.super_stream
@@ -168,10 +169,10 @@ def test_sets_hold_together_in_disorder(
     assert is_counted
     ended = {each for publisher in publishers for each, is_over in publisher.ended.items() if is_over}
     assert not {each for each in ended & names if each.startswith("own")}
-    _check(layout, publishers, BrokerAddress.parse(amqp_url, stream_url))
+    _check(layout, publishers, broker)
 
 
-def _check(layout: Layout, publishers: list[Publisher], address: BrokerAddress) -> None:
+def _check(layout: Layout, publishers: list[Publisher], address: Broker) -> None:
     """Compare what was told with what lies in the partitions."""
     found: dict[str, tuple[str, int, str]] = {}
     partitions: dict[tuple[str, int], set[str]] = defaultdict(set)

@@ -12,12 +12,10 @@ from tests.support.place import Place
 def test_what_a_plain_client_publishes_is_recorded_here(place: Place) -> None:
     """Inside of the block, by a recorder of this process; its id is found with it."""
     headers, message_id = relatum.stamped({"order_id": "o1"})
-    with relatum.recording_here(
-        place.amqp, place.database, keys=["order_id"], streams=[place.stream], stream_url=place.stream_url
-    ):
+    with relatum.recording_here(place.broker, place.database, keys=["order_id"], streams=[place.stream]):
         place.put((b"", pika.BasicProperties(headers=headers, message_id=message_id)))
         place.wait_recorded()
-    with Relations(place.amqp, place.database, stream_url=place.stream_url) as relations:
+    with Relations(place.broker, place.database) as relations:
         (found,) = relations.find("order_id", "o1")
         assert found.properties.message_id == message_id
 

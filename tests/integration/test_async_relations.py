@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from relatum import Broker
 from relatum.errors import ConnectionsInUse
 from relatum.membership import GROUP_KEY
-from relatum.reading import BrokerAddress
 from relatum_consumer import AsyncRelations, GroupConsumer, Status
 from tests.support import wait_until
 from tests.support.forking import in_child
@@ -175,7 +175,7 @@ async def test_cancelled_calls_free_their_threads(recorded: Place) -> None:
 async def test_cancelled_reads_free_their_threads(recorded: Place) -> None:
     """Of a broker that stands still, too: what asks the database goes on, and the broker's connections are not lost."""
     with Proxy.to(recorded.stream_url) as proxy:
-        broker = BrokerAddress.parse(recorded.amqp, proxy.url(recorded.stream_url))
+        broker = Broker(recorded.amqp, stream_url=proxy.url(recorded.stream_url))
         async with AsyncRelations(broker, recorded.database, broker_connections_max=2, timeout_s=LONG_S) as relations:
             assert (await relations.read(recorded.stream, 0)).offset == 0
             proxy.mode = "frozen"

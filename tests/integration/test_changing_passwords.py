@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -18,9 +18,10 @@ from celery import Celery
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 
 import relatum
+from relatum import Broker
 from relatum.errors import AccessRefused
 from relatum.local import LocalRabbitMQ
-from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
+from relatum.reading import AsyncStreamReader, StreamReader
 from tests.support import broker_connection, declare_stream, unique_name, wait_recorded, wait_until
 from tests.support.rabbitmq_tools import evaluate
 from tests.support.tapped import PASSWORD, add_users, as_user
@@ -182,7 +183,7 @@ def test_a_function_that_fails_hurts_nobody(
 def test_readers_ask_for_the_password_too(rotating: Rotating) -> None:
     """Blocking and with asyncio; a loop does not wait for the function."""
     passwords, beats = [PASSWORD], [0]
-    address = replace(BrokerAddress.of(rotating.url), password="wrong", password_now=lambda: passwords[-1])
+    broker = Broker(rotating.url, password=lambda: passwords[-1])
 
     def slow() -> str:
         before = beats[0]
@@ -196,11 +197,11 @@ def test_readers_ask_for_the_password_too(rotating: Rotating) -> None:
                 await asyncio.sleep(0)
 
         beating = asyncio.create_task(beat())
-        async with await AsyncStreamReader.open(replace(address, password_now=slow)) as reader:
+        async with await AsyncStreamReader.open(Broker(rotating.url, password=slow)) as reader:
             assert (await reader.bounds(rotating.stream)).last is None
         beating.cancel()
 
-    with StreamReader.open(address) as reader:
+    with StreamReader.open(broker) as reader:
         assert reader.bounds(rotating.stream).last is None
         passwords.append("second")
         rotating.change(passwords[-1])
@@ -208,5 +209,5 @@ def test_readers_ask_for_the_password_too(rotating: Rotating) -> None:
     asyncio.run(read())
     passwords.append("wrong")
     with pytest.raises(AccessRefused) as caught:
-        StreamReader.open(address)
+        StreamReader.open(broker)
     assert "second" not in str(caught.value)

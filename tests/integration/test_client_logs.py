@@ -8,6 +8,7 @@ import aiormq
 import pika
 import pytest
 
+from relatum import Broker
 from relatum.errors import BrokerUnavailable, PublishUnroutable, StreamNotFound
 from relatum.publishing import DirectPublisher
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
@@ -42,7 +43,7 @@ async def test_nothing_is_logged_of_own_connections(
     with pytest.raises(BrokerUnavailable):
         await AsyncStreamReader.open(AWAY)
     with Proxy.to(amqp_url) as proxy:
-        address = BrokerAddress.parse(proxy.url(amqp_url), stream_url)
+        address = Broker(proxy.url(amqp_url), stream_url=stream_url)
         async with await AsyncStreamReader.open(address) as reader:
             with pytest.raises(StreamNotFound):
                 await reader.bounds("relatum-test-nowhere")

@@ -6,6 +6,7 @@ import pika
 import pytest
 
 import relatum
+from relatum import Broker
 from relatum.contexts import SerialConsumer, SerializationContexts, verify
 from relatum.errors import BrokerUnavailable, ConfigurationError, SuperStreamNotFound
 from relatum.superstreams import Layout
@@ -26,9 +27,9 @@ def alone(amqp_url: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def keyed(amqp_url: str, stream_url: str) -> Iterator[Layout]:
+def keyed(broker: Broker) -> Iterator[Layout]:
     """A super stream of binding keys that are no numbers."""
-    with super_stream(amqp_url, stream_url, binding_keys=["europe", "asia"]) as made:
+    with super_stream(broker, binding_keys=["europe", "asia"]) as made:
         yield made
 
 
@@ -71,17 +72,17 @@ def test_the_stream_protocol_is_asked_where_it_is_said_to_be(
     alone: str, keyed: Layout, database_url: str, stream_url: str
 ) -> None:
     """Its URL is enough for partitions of any name; what the database knows of them then needs no stream protocol."""
-    name = keyed.super_stream
-    with SerialConsumer(name, "reader", database=database_url, broker=alone, stream_url=stream_url) as consumer:
+    name, broker = keyed.super_stream, Broker(alone, stream_url=stream_url)
+    with SerialConsumer(name, "reader", broker=broker, database=database_url) as consumer:
         assert consumer.next_batch(0) is None
     with (
         broker_connection(alone) as connection,
-        relatum.ContextRouter(name, database_url, stream_url=stream_url) as router,
+        relatum.ContextRouter(name, database_url, broker=broker) as router,
     ):
         channel = connection.channel()
         channel.confirm_delivery()
         router.publish(channel, b"1", of_context("c"))
-        with SerializationContexts(name, database_url, broker=alone, stream_url=stream_url) as contexts:
+        with SerializationContexts(name, database_url, broker=broker) as contexts:
             *_, target = (partition.stream for partition in keyed)
             contexts.move("c", target)
             assert contexts.assignment_of("c").partition == target

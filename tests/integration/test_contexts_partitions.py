@@ -8,6 +8,7 @@ from functools import partial
 import psycopg
 import pytest
 
+from relatum import Broker
 from relatum.contexts import (
     MoveProgress,
     MoveState,
@@ -39,7 +40,7 @@ AWAY_S = 0.5
 
 
 def test_a_partition_that_another_added_is_noticed(
-    contexts: SerializationContexts, super_stream: str, amqp_url: str, stream_url: str, database_url: str
+    contexts: SerializationContexts, super_stream: str, amqp_url: str
 ) -> None:
     """A target that is not known yet is asked for at the broker."""
     contexts.assign("c", f"{super_stream}-0")
@@ -51,7 +52,7 @@ def test_a_partition_that_another_added_is_noticed(
     assert move.target == f"{super_stream}-2"
 
 
-def test_an_empty_partition_is_retired(contexts: SerializationContexts, amqp_url: str, stream_url: str) -> None:
+def test_an_empty_partition_is_retired(contexts: SerializationContexts, amqp_url: str, broker: Broker) -> None:
     """While contexts are there it is refused; then nothing is placed, moved or routed there any more."""
     first, second = (f"{contexts.super_stream}-{place}" for place in range(2))
     contexts.assign("c", second)
@@ -63,7 +64,7 @@ def test_an_empty_partition_is_retired(contexts: SerializationContexts, amqp_url
     contexts.retire(second)
     contexts.retire(second)
     assert [str(row.state) for row in contexts.status().partitions] == ["active", "retired"]
-    layout = describe_super_stream(amqp_url, contexts.super_stream, stream_url=stream_url)
+    layout = describe_super_stream(broker, contexts.super_stream)
     assert [partition.stream for partition in layout] == [first]
     with pytest.raises(SuperStreamConflict, match="retired"):
         contexts.move("c", second)
@@ -117,7 +118,7 @@ def test_a_stream_is_deleted_once_consumers_have_read_everything(
 
 
 def test_the_name_of_a_retired_partition_is_not_used_again(
-    contexts: SerializationContexts, super_stream: str, amqp_url: str, stream_url: str
+    contexts: SerializationContexts, super_stream: str, broker: Broker
 ) -> None:
     """What is added after a partition was deleted is another one, to which contexts can go."""
     contexts.assign("a", f"{super_stream}-0")
@@ -126,7 +127,7 @@ def test_the_name_of_a_retired_partition_is_not_used_again(
     assert [move.state for move in contexts.move("a", f"{super_stream}-3")] == [MoveState.SWITCHED]
     with pytest.raises(SuperStreamConflict, match="was retired"):
         contexts.add_partitions(binding_keys=["1"])
-    layout = describe_super_stream(amqp_url, super_stream, stream_url=stream_url)
+    layout = describe_super_stream(broker, super_stream)
     assert [partition.binding_key for partition in layout] == ["0", "2", "3"]
 
 
@@ -147,11 +148,11 @@ def test_what_cannot_be_opened_is_one_clear_error(super_stream: str, amqp_url: s
 
 
 def test_the_role_of_routers_is_enough(
-    contexts: SerializationContexts, super_stream: str, amqp_url: str, stream_url: str, database_url: str
+    contexts: SerializationContexts, super_stream: str, broker: Broker, database_url: str
 ) -> None:
     """Who may place contexts may also move them, and take partitions out of use."""
     as_router = f"{database_url}?options=-crole%3Drelatum_router"
-    with SerializationContexts(super_stream, as_router, broker=amqp_url, stream_url=stream_url) as others:
+    with SerializationContexts(super_stream, as_router, broker=broker) as others:
         others.assign("c", f"{super_stream}-0")
         [move] = others.move("c", f"{super_stream}-1")
         assert others.resume(move.move_id).state is MoveState.SWITCHED
@@ -198,7 +199,7 @@ def test_a_server_that_is_away_for_a_moment_delays_a_move(
     away: tuple[Proxy, str, str], state: MoveState, super_stream: str, stream_url: str
 ) -> None:
     """The step is tried again until the server answers, and the move ends as it would have."""
-    proxy, broker, database = away
+    proxy, amqp_url, database = away
 
     def tell(progress: MoveProgress) -> None:
         if progress.move.state is state:
@@ -206,7 +207,7 @@ def test_a_server_that_is_away_for_a_moment_delays_a_move(
             proxy.reset()
             threading.Timer(AWAY_S, setattr, (proxy, "accepts", True)).start()
 
-    with SerializationContexts(super_stream, database, broker=broker, stream_url=stream_url) as contexts:
+    with SerializationContexts(super_stream, database, broker=Broker(amqp_url, stream_url=stream_url)) as contexts:
         contexts.assign("c", f"{super_stream}-0")
         [move] = contexts.move("c", f"{super_stream}-1", progress=tell)
         assert move.state is MoveState.SWITCHED
@@ -219,13 +220,15 @@ def test_a_server_that_stays_away_leaves_the_move_to_whoever_resumes_it(
     away: tuple[Proxy, str, str], contexts: SerializationContexts, super_stream: str, stream_url: str
 ) -> None:
     """The error says which move stands still; another goes on with it."""
-    proxy, broker, database = away
+    proxy, amqp_url, database = away
 
     def tell(progress: MoveProgress) -> None:
         proxy.accepts = False
         proxy.reset()
 
-    with SerializationContexts(super_stream, database, broker=broker, stream_url=stream_url, retry_s=0.1) as others:
+    with SerializationContexts(
+        super_stream, database, broker=Broker(amqp_url, stream_url=stream_url), retry_s=0.1
+    ) as others:
         others.assign("c", f"{super_stream}-0")
         with pytest.raises((BrokerUnavailable, DatabaseUnavailable)) as caught:
             others.move("c", f"{super_stream}-1", progress=tell)

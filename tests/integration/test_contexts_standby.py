@@ -8,6 +8,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
+from relatum import Broker
 from relatum.contexts import ContextOptions, SerializationContexts
 from relatum.errors import DatabaseUnavailable
 from relatum.local import LocalPostgreSQL
@@ -74,12 +75,12 @@ def test_a_standby_tells_no_message_as_published(
 
 
 def test_of_several_hosts_the_one_that_takes_writes_is_asked(
-    primary: LocalPostgreSQL, standby: Standby, amqp_url: str, stream_url: str
+    primary: LocalPostgreSQL, standby: Standby, amqp_url: str, broker: Broker
 ) -> None:
     """Also where the standby is named first, and the URL says nothing of what kind of server is wanted."""
     at = f"127.0.0.1:{primary.port}/"
     hosts = primary.database_url.replace(at, f"127.0.0.1:{standby.port},{at}")
-    with super_stream(amqp_url, stream_url, 2) as layout, broker_connection(amqp_url) as connection:
+    with super_stream(broker, 2) as layout, broker_connection(amqp_url) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         with relatum.ContextRouter(layout.super_stream, hosts) as router:

@@ -10,9 +10,9 @@ import pika
 import pytest
 import sqlalchemy as sa
 
+from relatum import Broker
 from relatum.collecting import Bulk, ExecutorOptions, Failure, MessageCollector, OutcomeStatus
 from relatum.contexts import SerialConsumer, SerialOptions
-from relatum.reading import BrokerAddress
 from tests.support import wait_until
 from tests.support.leases import LEASE_S
 from tests.support.place import FailingPlace, Place
@@ -59,13 +59,13 @@ class Consumed:
         self._published = 0
         self.bodies: dict[str, list[str]] = {stream: [] for stream in bed.streams}
 
-    def consumer(self, broker: BrokerAddress) -> SerialConsumer:
+    def consumer(self, broker: Broker) -> SerialConsumer:
         """A member, by a way to the broker of its own."""
         options = SerialOptions(lease_s=LEASE_S)
         return SerialConsumer(self._bed.name, "test", options, database=self._database_url, broker=broker)
 
     @contextmanager
-    def running(self, broker: BrokerAddress) -> Iterator[SerialConsumer]:
+    def running(self, broker: Broker) -> Iterator[SerialConsumer]:
         """A member that runs in a thread of its own."""
         stop = threading.Event()
         with self.consumer(broker) as consumer:

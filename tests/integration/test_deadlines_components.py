@@ -74,8 +74,7 @@ def _relations(at: FailingPlace) -> Any:
 
 def _receipt(at: FailingPlace, database: str) -> Any:
     """Of a message that was published by way of no line, and that nobody records."""
-    options: dict[str, Any] = {"database": database, "recorder": "external"}
-    options |= {"broker_url": at.amqp, "stream_url": at.stream_url}
+    options: dict[str, Any] = {"database": database, "recorder": "external", "broker": at.broker}
     if at.is_async:
         connection = at.go(aio_pika.connect(at.place.amqp))
         at.at_end(connection.close)
@@ -294,7 +293,7 @@ def _recorder(at: FailingPlace) -> Recorder:
 
 def _router_ends(at: FailingPlace) -> None:
     """Opened, and asked for a new name, it fails in time, with nothing sent; and it closes."""
-    name = at.enter(super_stream(at.place.amqp, at.place.stream_url, 2)).super_stream
+    name = at.enter(super_stream(at.place.broker, 2)).super_stream
     router = relatum.ContextRouter(name, at.database, ContextOptions(timeout_s=WAIT_S))
     at.at_end(router.close)
     channel = _channel(at)
@@ -308,7 +307,7 @@ def _router_ends(at: FailingPlace) -> None:
 
 def _affinity_goes_on(at: FailingPlace) -> None:
     """With the options users have, a message of a known set waits for a look of a second, and is published."""
-    name = at.enter(super_stream(at.place.amqp, at.place.stream_url, 2)).super_stream
+    name = at.enter(super_stream(at.place.broker, 2)).super_stream
     router = at.enter(relatum.AffinityRouter(name, at.database))
     publisher = Face(router, _channel(at))
     publisher.publish(b"1", "known")
@@ -425,7 +424,7 @@ async def test_a_cancelled_publication_lets_go_of_the_database(place: Place) -> 
     def message(context: str) -> aio_pika.Message:
         return aio_pika.Message(b"1", headers=dict(of_context(context).headers))
 
-    with super_stream(place.amqp, place.stream_url, 2) as layout:
+    with super_stream(place.broker, 2) as layout:
         connection = await aio_pika.connect(place.amqp)
         async with connection, relatum.AsyncContextRouter(layout.super_stream, place.database) as router:
             channel = await connection.channel()

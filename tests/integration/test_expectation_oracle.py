@@ -128,7 +128,7 @@ def made_world(place: Place, chance: random.Random) -> Iterator[World]:
         names: dict[str, list[str]] = {}
         for _ in range(2):
             if chance.random() < 0.4:
-                layout = stack.enter_context(super_stream(place.amqp, place.stream_url, 2))
+                layout = stack.enter_context(super_stream(place.broker, 2))
                 names[layout.super_stream] = [each.stream for each in layout]
             else:
                 [name] = stack.enter_context(new_streams(place.amqp, 1))

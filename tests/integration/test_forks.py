@@ -22,7 +22,7 @@ from relatum.collecting import Outcomes
 from relatum.contexts import ContextOptions, SerializationContexts, SerialOptions
 from relatum.errors import UsedAfterFork
 from relatum.publishing._embedded import EmbeddedRecorders
-from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
+from relatum.reading import AsyncStreamReader, StreamReader
 from relatum.recording import Recorder
 from relatum.store.database import Database
 from relatum.superstreams import Layout
@@ -48,15 +48,15 @@ def wait_for(place: Place, *values: str) -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_child_records_what_it_publishes(method: str, place: Place) -> None:
     """A child that intercepts a connection of its own has a recorder of its own, whatever its parent did before."""
-    urls = (place.amqp, place.stream_url, place.database)
-    with publishing(*urls) as channel:
+    servers = (place.broker, place.database)
+    with publishing(*servers) as channel:
         put(channel, place.stream, ["parent"])
         wait_for(place, "parent")
         if method == "fork":
-            in_child(lambda: publish_in_child(*urls, place.stream, VALUES))
+            in_child(lambda: publish_in_child(*servers, place.stream, VALUES))
         else:
             process = multiprocessing.get_context(method).Process(
-                target=publish_in_child, args=(*urls, place.stream, VALUES)
+                target=publish_in_child, args=(*servers, place.stream, VALUES)
             )
             process.start()
             process.join(90)
@@ -77,7 +77,7 @@ def test_what_only_asks_works_in_a_child(place: Place, database: str) -> None:
             named = Database(place.database)
             stack.callback(named.close)
         over_streams = stack.enter_context(StreamReader.open(place.stream_url))
-        relations = stack.enter_context(Relations(BrokerAddress.parse(place.amqp, place.stream_url), named))
+        relations = stack.enter_context(Relations(place.broker, named))
         outcomes = stack.enter_context(Outcomes(named))
         orders = relatum.SuperStream("orders", partitions=4)
         handle = orders.affinity("hash", name="x")
@@ -116,10 +116,10 @@ def test_what_only_asks_works_in_a_child(place: Place, database: str) -> None:
 
 def test_what_has_an_identity_says_that_it_is_the_parents(place: Place, layout: Layout) -> None:
     """Nothing is sent under the parent's numbers or leases; closing it does nothing, and the parent goes on."""
-    address = BrokerAddress.parse(place.amqp, place.stream_url)
+    address = place.broker
     of_context = pika.BasicProperties(headers={"context_id": "x"})
     with ExitStack() as stack:
-        channel = stack.enter_context(publishing(place.amqp, place.stream_url, place.database))
+        channel = stack.enter_context(publishing(place.broker, place.database))
         router = stack.enter_context(
             relatum.ContextRouter(layout.super_stream, place.database, ContextOptions(header="context_id"))
         )
@@ -162,7 +162,7 @@ def test_what_has_an_identity_says_that_it_is_the_parents(place: Place, layout: 
 
 def test_nothing_that_a_child_closes_or_drops_is_the_parents(place: Place, layout: Layout) -> None:
     """What runs on in the parent's threads goes on, whatever a child does with its copies of them."""
-    address = BrokerAddress.parse(place.amqp, place.stream_url)
+    address = place.broker
     collector = relatum.MessageCollector("c", database=place.database, broker=address, streams=[place.stream])
     collected: list[str] = []
     collector.register_executor("order", lambda bulk: collected.extend(each.message_id for each in bulk.messages))
@@ -171,7 +171,7 @@ def test_nothing_that_a_child_closes_or_drops_is_the_parents(place: Place, layou
         stack.enter_context(collector)
         consumer = relatum.SerialConsumer(layout.super_stream, "c", database=place.database, broker=address)
         stack.enter_context(consumer)
-        channel = stack.enter_context(publishing(place.amqp, place.stream_url, place.database))
+        channel = stack.enter_context(publishing(place.broker, place.database))
         mine: list[Any] = [collector, consumer, channel, recorder, Relations(address, place.database)]
 
         def drop() -> None:
@@ -212,7 +212,7 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
     place.put(b"0")
     with ExitStack() as stack:
         reader = stack.enter_context(StreamReader.open(place.stream_url))
-        relations = stack.enter_context(Relations(BrokerAddress.parse(place.amqp, place.stream_url), place.database))
+        relations = stack.enter_context(Relations(place.broker, place.database))
         relations.read(place.stream, 0)
         orders = relatum.SuperStream("orders", partitions=4)
         streams: Any = reader._nodes
@@ -237,7 +237,7 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(place: Place) -> None:
         held.wait(90)
 
         def use() -> list[Any]:
-            publish_in_child(place.amqp, place.stream_url, place.database, place.stream, ["child"])
+            publish_in_child(place.broker, place.database, place.stream, ["child"])
             orders.place_handle(orders.layout(""), "round_robin", None, {})
             return [reader.read(place.stream, 0).body, relations.read(place.stream, 0).body]
 
@@ -257,7 +257,7 @@ from relatum.reading import StreamReader
 from relatum_consumer import Relations
 from tests.support.forking import opened
 amqp, streams, database, stream = sys.argv[1:]
-channel = opened(amqp, streams, database)
+channel = opened(relatum.Broker(amqp, stream_url=streams), database)
 place, = relatum.publish(channel, "", stream, b"before").wait(90)
 reader, relations = StreamReader.open(streams), Relations(streams, database)
 reader.read(stream, place.offset)

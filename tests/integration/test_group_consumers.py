@@ -12,6 +12,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from relatum import Broker
 from relatum.errors import (
     BrokerUnavailable,
     ClaimLost,
@@ -377,7 +378,7 @@ def test_who_follows_waits_with_dead_letters_for_the_broker(place: Place, dead_s
     consumer = GroupConsumer("billing", dead_letter_stream=dead)
     with (
         Proxy.to(place.amqp) as proxy,
-        Relations(proxy.url(place.amqp), place.database, stream_url=place.stream_url) as relations,
+        Relations(Broker(proxy.url(place.amqp), stream_url=place.stream_url), place.database) as relations,
     ):
         proxy.accepts = False
         groups = relations.groups(stream, consumer=consumer, on_conflict="dead_letter")

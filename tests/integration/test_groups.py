@@ -13,6 +13,7 @@ import pika
 import pytest
 
 import relatum
+from relatum import Broker
 from relatum.errors import (
     GroupConflict,
     InvalidGroup,
@@ -504,7 +505,7 @@ def test_a_connection_that_is_lost_between_groups_is_made_again(
     expected, given = places(relations.groups(streams)), []
     with Proxy.to(place.stream_url) as proxy:
         through = proxy.url(place.stream_url)
-        with Relations(place.amqp, place.database, stream_url=through) as afar:
+        with Relations(Broker(place.amqp, stream_url=through), place.database) as afar:
             for group in afar.groups(streams):
                 given.append(group)
                 if len(given) % 50 == 0:

@@ -126,7 +126,7 @@ def test_what_ends_the_first_message_leaves_no_bare_connection(amqp_url: str, co
     before = signal.signal(signal.SIGALRM, end)
     with Proxy.to(amqp_url) as proxy:
         proxy.mode = "blackhole"
-        relatum.intercept(bed.rabbitmq, broker_url=proxy.url(amqp_url), copy_to=copies)
+        relatum.intercept(bed.rabbitmq, broker=proxy.url(amqp_url), copy_to=copies)
         main = threading.main_thread().ident
         assert main is not None
 
@@ -160,7 +160,7 @@ def test_released_while_the_first_message_waits_it_is_bare(place: Place, copies:
     before = {thread.name for thread in threading.enumerate()}
     with Proxy.to(place.amqp) as proxy:
         proxy.mode = "frozen"
-        relatum.intercept(bed.rabbitmq, database=place.database, broker_url=proxy.url(place.amqp), copy_to=copies)
+        relatum.intercept(bed.rabbitmq, database=place.database, broker=proxy.url(place.amqp), copy_to=copies)
         thread = threading.Thread(target=send)
         thread.start()
         wait_until(lambda: proxy.opened, what="a look at the stream of copies")

@@ -247,7 +247,7 @@ def test_a_put_that_failed_leaves_no_gap(line: Line, place: Place) -> None:
 def test_behind_a_lost_confirm_a_group_goes_on_where_it_stands(place: Place, client: str, arrives: bool) -> None:
     """The number of a message that may be there stays taken; by the position it is filled, or gone on behind."""
     with Proxy.to(place.amqp) as proxy, open_line(client, proxy.url(place.amqp)) as line:
-        line.intercept(broker_url=place.amqp, stream_url=place.stream_url)
+        line.intercept(broker=place.broker)
         group = Putting(line, place.stream)
         group.put()
         proxy.mode = "blackhole_replies" if arrives else "blackhole"
@@ -295,7 +295,7 @@ async def test_with_aio_pika_a_put_that_is_given_up_keeps_its_number(place: Plac
     """No confirm in time, or a cancellation: the message may be there, and the next one has a number of its own."""
     with Proxy.to(place.amqp) as proxy:
         connection = await aio_pika.connect(proxy.url(place.amqp))
-        relatum.intercept(connection, broker_url=place.amqp, stream_url=place.stream_url)
+        relatum.intercept(connection, broker=place.broker)
         group = relatum.AsyncMessageGroup(await connection.channel(), place.stream)
         await group.put(aio_pika.Message(b""))
         proxy.mode = "blackhole_replies"

@@ -61,7 +61,7 @@ def test_a_connection_counts_what_became_of_its_messages(place: Place) -> None:
     """Sent, unroutable, nacked, skipped values, receipts: as numbers of the connection, and in the exposition."""
     growth = Growth(client="pika")
     with broker_connection(place.amqp) as connection:
-        servers = {"database": place.database, "stream_url": place.stream_url}
+        servers = {"database": place.database, "broker": place.broker}
         channel = relatum.intercept(connection, keys=["order_id"], on_invalid="skip", **servers).channel()
         relatum.publish(channel, "", place.stream, b"").wait()
         channel.basic_publish("", place.stream, b"", pika.BasicProperties(headers={"order_id": "x" * 5000}))

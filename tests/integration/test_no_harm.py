@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingConnection
 
 import relatum
-from relatum import MessageId
+from relatum import Broker, MessageId
 from relatum.errors import NotRecordedInTime
 from relatum.local import LocalRabbitMQ
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import StreamReader
 from relatum.recording import EmbeddedRecorder
 from relatum.store.catalog import streams_named
 from tests.contract._clients import Queue
@@ -75,11 +75,12 @@ def server(own_broker: LocalRabbitMQ) -> LocalRabbitMQ:
 @pytest.fixture
 def intercepted(server: LocalRabbitMQ, database_url: str) -> Iterator[Callable[..., BlockingConnection]]:
     """Opens a connection and intercepts it; it is released and closed at the end."""
+    broker = Broker(server.broker_url, stream_url=server.stream_url)
     with ExitStack() as stack:
 
         def opened(**options: Any) -> BlockingConnection:
             connection = stack.enter_context(broker_connection(server.broker_url))
-            relatum.intercept(connection, database=database_url, stream_url=server.stream_url, **options)
+            relatum.intercept(connection, database=database_url, broker=broker, **options)
             stack.callback(relatum.release, connection)
             return connection
 
@@ -246,7 +247,7 @@ def test_releasing_is_quick_though_the_broker_is_frozen(
     channel = connection.channel()
     relatum.publish(channel, "", "PLAIN", b"").wait(90)
     relatum.publish(channel, "fanout", "", b"").wait(90)
-    recorder = EmbeddedRecorder(BrokerAddress.parse(server.broker_url, server.stream_url), engine.url)
+    recorder = EmbeddedRecorder(Broker(server.broker_url, stream_url=server.stream_url), engine.url)
     recorder.record("TOPIC")
     wait_until(lambda: recorded_to(engine, "PLAIN") > 0, what="recorded")
     server.freeze()

@@ -14,7 +14,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
-from relatum import otel
+from relatum import Broker, otel
 from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCollector
 from relatum.contexts import SerialConsumer, SerializationContexts
 from relatum.errors import DatabaseUnavailable, OffsetNotFound
@@ -307,11 +307,11 @@ def test_a_batch_that_a_function_is_given_is_a_span(place: Place, spans: Spans) 
 
 
 def test_a_move_is_a_span_that_names_no_context(
-    amqp_url: str, stream_url: str, database_url: str, layout: Layout, spans: Spans
+    broker: Broker, database_url: str, layout: Layout, spans: Spans
 ) -> None:
     """Where from, where to, how many, and how it ended: what contexts are called are values of messages."""
     name, moved = layout.super_stream, ["zebra-9", "zebra-8"]
-    with SerializationContexts(name, database_url, broker=amqp_url, stream_url=stream_url) as contexts:
+    with SerializationContexts(name, database_url, broker=broker) as contexts:
         contexts.assign(moved, f"{name}-0")
         with spans.provider.get_tracer("app").start_as_current_span("deploy") as deploy:
             (move,) = contexts.move(moved, f"{name}-1")

@@ -16,7 +16,6 @@ from relatum.collecting import ExecutorOptions, MessageCollector, Outcomes
 from relatum.contexts import AsyncSerialConsumer
 from relatum.local import LocalServers
 from relatum.membership import GROUP_KEY
-from relatum.reading import BrokerAddress
 from relatum.recording import EmbeddedRecorder
 from relatum.store.database import make_engine
 from relatum.superstreams import declare_super_stream
@@ -50,8 +49,7 @@ class Components:
             "any", lambda bulk: note(each.message.body for each in bulk.messages), ExecutorOptions(max_age_s=0.1)
         )
         stack.enter_context(collector)
-        address = BrokerAddress.parse(servers.broker_url)
-        self.embedded = embedded = EmbeddedRecorder(address, servers.database_url, [GROUP_KEY])
+        self.embedded = embedded = EmbeddedRecorder(servers.broker_url, servers.database_url, [GROUP_KEY])
         stack.callback(embedded.close)
         for stream in ("groups", *self.partitions):
             embedded.record(stream)

@@ -275,7 +275,7 @@ def collected_later(database: Database, message_id: str, status: OutcomeStatus) 
 def test_a_receipt_waits_for_the_outcome(place: Place, database: Database, client: str, status: OutcomeStatus) -> None:
     """The publisher learns what became of its message, and until then how far it is."""
     with open_line(client, place.amqp) as line:
-        line.intercept(database=place.database, keys=["order_id"], stream_url=place.stream_url)
+        line.intercept(database=place.database, keys=["order_id"], broker=place.broker)
         receipt = line.receipt(line.channel(), line.message(b"pay"), place.stream)
         with pytest.raises(NotFinishedInTime) as caught:
             line.result(receipt.outcome(timeout_s=0))

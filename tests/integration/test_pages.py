@@ -63,8 +63,8 @@ def test_super_streams(place: Place, name: str, capsys: pytest.CaptureFixture[st
     printed = capsys.readouterr().out.splitlines()
     assert printed[:3] == [f"{place} {name}-{place} {place}" for place in range(3)]
     assert printed[-1] == f"{name}-1"
-    layout = describe_super_stream(place.amqp, name, stream_url=place.stream_url)
-    assert layout == declare_super_stream(place.amqp, name, 3, stream_url=place.stream_url)
+    layout = describe_super_stream(place.broker, name)
+    assert layout == declare_super_stream(place.broker, name, 3)
     assert sum(map(len, bodies(place.stream_url, layout).values())) == 6
 
 
@@ -83,7 +83,7 @@ def test_putting_groups(place: Place) -> None:
     """Each block runs after the one before; the groups they make are whole, where they put a last message."""
     with ExitStack() as stack:
         names = stack.enter_context(names_there(place.amqp, place.database))
-        names["relations"] = stack.enter_context(Relations(place.amqp, place.database, stream_url=place.stream_url))
+        names["relations"] = stack.enter_context(Relations(place.broker, place.database))
         renamed = {"orders": place.stream}
         first, *_ = blocks_of("groups.md", renamed=renamed)
         for block in (first, *blocks_of("groups.md", "Putting", renamed)):

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
+from relatum import Broker
 from relatum.contexts import SerializationContexts, forget_placements
 from relatum.contexts._placement_prune import forget_moves, forget_released
 from relatum.contexts._placement_store import CHANGES_MAX, PlacementStore
@@ -20,7 +21,6 @@ from relatum.errors import (
     TooManyOpenSets,
 )
 from relatum.limits import INTEGER_MAX
-from relatum.reading import BrokerAddress
 from relatum.store.tables import super_stream_partitions
 from relatum.superstreams import Layout
 from tests.support import wait_until
@@ -356,12 +356,10 @@ def test_the_last_move_of_a_context_at_each_end_is_kept(store: PlacementStore, m
     assert kept({ids[0]: INTEGER_MAX, ids[1]: INTEGER_MAX}) == []
 
 
-def test_pruning_looks_at_what_the_streams_still_hold(
-    database_url: str, amqp_url: str, stream_url: str, stream_name: str
-) -> None:
+def test_pruning_looks_at_what_the_streams_still_hold(database_url: str, broker: Broker, stream_name: str) -> None:
     """A virtual host's super streams are all pruned; a stream that is not there says nothing, unless it is retired."""
     layout = Layout.of(stream_name, [(stream_name, "0"), (f"{stream_name}-gone", "1"), (f"{stream_name}-lost", "2")])
-    address = BrokerAddress.parse(amqp_url, stream_url)
+    address = broker
     with PlacementStore(database_url, address.vhost, stream_name) as store:
         assert forget_placements(store.database.engine, address) == 0
         store.open(HEADER, layout)
@@ -372,7 +370,7 @@ def test_pruning_looks_at_what_the_streams_still_hold(
         with store.database.engine.begin() as connection:
             long_ago = sa.func.now() - sa.text("interval '2 hours'")
             connection.execute(sa.update(placements).where(placements.c.name == "a").values(released_at=long_ago))
-        assert forget_placements(store.database.engine, amqp_url, stream_url=stream_url) == 1
+        assert forget_placements(store.database.engine, broker) == 1
         assert store.move_of(move_id) is not None
         with store.database.engine.begin() as connection:
             is_gone = super_stream_partitions.c.place > 0

@@ -14,14 +14,14 @@ ALL_OPEN = """
 import asyncio, sys, threading
 import pika, relatum
 from relatum.collecting import ExecutorOptions
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import StreamReader
 from relatum.recording import Recorder
 from relatum_consumer import AsyncRelations, Relations
 
 amqp, streams, database, stream, super_stream = sys.argv[1:]
-broker = BrokerAddress.parse(amqp, streams)
+broker = relatum.Broker(amqp, stream_url=streams)
 connection = pika.BlockingConnection(pika.URLParameters(amqp))
-relatum.intercept(connection, database=database, keys=["order_id"], stream_url=streams)
+relatum.intercept(connection, database=database, keys=["order_id"], broker=broker)
 channel = connection.channel()
 channel.confirm_delivery()
 receipt = relatum.publish(channel, "", stream, b"", pika.BasicProperties(headers={"order_id": "a"}))
@@ -61,7 +61,7 @@ from relatum_consumer import Relations
 
 amqp, streams, database, stream = sys.argv[1:]
 connection = pika.BlockingConnection(pika.URLParameters(amqp))
-relatum.intercept(connection, database=database, keys=["order_id"], stream_url=streams)
+relatum.intercept(connection, database=database, keys=["order_id"], broker=relatum.Broker(amqp, stream_url=streams))
 channel = connection.channel()
 relations = Relations(streams, database)
 

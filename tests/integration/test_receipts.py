@@ -25,7 +25,7 @@ from tests.support.threads import Threads
 @pytest.fixture
 def recorded(place: Place) -> dict[str, Any]:
     """Options of an interception whose process records, too."""
-    return {"database": place.database, "stream_url": place.stream_url}
+    return {"database": place.database, "broker": place.broker}
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_a_lost_callback_connection_leaves_the_outcome_unknown(place: Place, rec
     """The connection ends before the confirm: the receipt says so, and settles it from the stream."""
     with (
         Proxy.to(place.amqp) as proxy,
-        running(proxy.url(place.amqp), broker_url=place.amqp, **recorded) as (connection, on_thread),
+        running(proxy.url(place.amqp), **recorded) as (connection, on_thread),
     ):
         channel = open_channel(connection, on_thread)
         on_thread(relatum.publish, channel, "", place.stream, b"first").wait()
@@ -266,9 +266,9 @@ import gc, sys
 import pika, relatum
 from relatum import metrics
 
-amqp_url, stream_url, database_url, stream = sys.argv[1:]
+amqp_url, database_url, stream = sys.argv[1:]
 connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
-relatum.intercept(connection, database=database_url, stream_url=stream_url)
+relatum.intercept(connection, database=database_url)
 relatum.publish(connection.channel(), "", stream, b"").wait()
 connection.close()
 with metrics._registry._lock:
@@ -276,7 +276,7 @@ with metrics._registry._lock:
     gc.collect()
 print("dropped")
 """
-    command = [sys.executable, "-c", program, place.amqp, place.stream_url, place.database, place.stream]
+    command = [sys.executable, "-c", program, place.amqp, place.database, place.stream]
     dropped = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
     assert (dropped.stdout, dropped.stderr) == ("dropped\n", "")
 

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from relatum import metrics
 from relatum.errors import SchemaMissing
 from relatum.keys import KeyDefinition
-from relatum.reading import BrokerAddress, StreamBounds, StreamReader
+from relatum.reading import StreamBounds, StreamReader
 from relatum.recording import EmbeddedRecorder, Recorder, is_same, prune, set_record_time, status
 from relatum.store.catalog import add_keys, ensure_stream, remove_key
 from relatum.store.coverage import merged, tail_of
@@ -259,7 +259,7 @@ def test_an_embedded_recorder_finds_streams_declared_after_the_first_publish(amq
     """A route that led nowhere is asked again while it is published to; partitions are known by their super stream."""
     super_stream = unique_name()
     partition = f"{super_stream}-0"
-    recorder = EmbeddedRecorder(BrokerAddress.parse(amqp_url), engine.url)
+    recorder = EmbeddedRecorder(amqp_url, engine.url)
 
     def is_recorded() -> bool:
         recorder.watch(super_stream, "0")
@@ -280,7 +280,7 @@ def test_an_embedded_recorder_finds_streams_declared_after_the_first_publish(amq
 
 def test_a_new_stream_does_not_wait_for_thousands_of_known_names(amqp_url: str, engine: sa.Engine) -> None:
     """Names and exchanges that are asked about again and again have their turn after one that is new."""
-    recorder = EmbeddedRecorder(BrokerAddress.parse(amqp_url), engine.url)
+    recorder = EmbeddedRecorder(amqp_url, engine.url)
 
     def is_soon_recorded(stream: str) -> bool:
         begun = time.monotonic()
@@ -312,7 +312,7 @@ def test_a_recorder_that_cannot_record_does_not_delay_its_end(place: Place) -> N
         for database in ("postgresql://nobody@127.0.0.1:1/none", place.database):
 
             def is_closed_at_once(database: Any = database) -> bool:
-                recorder = EmbeddedRecorder(BrokerAddress.parse(place.amqp), database)
+                recorder = EmbeddedRecorder(place.amqp, database)
                 recorder.record(place.stream)
                 begun = time.monotonic()
                 recorder.close()

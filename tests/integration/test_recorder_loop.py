@@ -8,7 +8,6 @@ import pytest
 
 from relatum.headers import RECEIPT_HEADER
 from relatum.ids import MessageId
-from relatum.reading import BrokerAddress
 from relatum.recording import EmbeddedRecorder, Recorder
 from tests.support import new_streams, wait_until
 from tests.support._raw_publisher import RawPublisher, uncompressed
@@ -66,7 +65,7 @@ def test_a_locked_table_takes_no_lease(place: Place) -> None:
 @pytest.fixture
 def embedded(place: Place) -> Iterator[EmbeddedRecorder]:
     """A recorder beside a publisher, of a stream that it has found."""
-    recorder = EmbeddedRecorder(BrokerAddress.parse(place.amqp, place.stream_url), place.database)
+    recorder = EmbeddedRecorder(place.broker, place.database)
     with closing(recorder):
         recorder.record(place.stream)
         place.put(b"first")

@@ -122,7 +122,7 @@ def test_composite_and_property_keys(place: Place, relations: Relations) -> None
 
 def test_a_super_stream_counts_as_one(place: Place, relations: Relations) -> None:
     """Its name stands for all its partitions, those not recorded too."""
-    with super_stream(place.amqp, place.stream_url, 3) as layout:
+    with super_stream(place.broker, 3) as layout:
         name = layout.super_stream
         for number, each in enumerate(layout):
             place.put(order("a", f"h{number}"), to=each.stream)
@@ -131,7 +131,7 @@ def test_a_super_stream_counts_as_one(place: Place, relations: Relations) -> Non
         found = relations.find("order_id", "a", streams=name, order="offset")
         assert (found.ids, found.streams) == (tuple((each, 0) for each in recorded), recorded)
         assert relations.find("order_id", "b", streams=name).status is Status.ABSENT
-        late = add_partition(place.amqp, name, stream_url=place.stream_url).stream
+        late = add_partition(place.broker, name).stream
         place.put(order("b"), to=late)
         # It is named where the answer holds for it, too: not by what is found in the table.
         assert relations.find("order_id", "a", streams=name).streams == recorded

@@ -184,7 +184,7 @@ def test_what_happened_around_a_moment_is_merged_over_streams(
 def test_a_super_stream_is_one_order(place: Place, relations: Relations) -> None:
     """Going on from each message found passes every message of every partition once."""
     times = [[3, 1, 5], [5, 5, 2], [1, 9]]
-    with super_stream(place.amqp, place.stream_url, 3) as layout:
+    with super_stream(place.broker, 3) as layout:
         name, partitions = layout.super_stream, [each.stream for each in layout]
         for partition, each in zip(partitions, times, strict=True):
             publish(place, [time * SECOND for time in each], partition)

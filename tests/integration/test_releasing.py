@@ -33,7 +33,7 @@ def failing(place: Place) -> Iterator[FailingPlace]:
 def left_by(client: str, at: FailingPlace, *acts: str | Callable[[], object], **options: Any) -> Any:
     """Publish an order for each text, call the rest, release the connection, and give what that left."""
     with open_line(client, at.place.amqp) as line:
-        line.intercept(database=at.database, stream_url=at.place.stream_url, keys=["order_id"], **options)
+        line.intercept(database=at.database, broker=at.place.broker, keys=["order_id"], **options)
         channel = line.channel()
         for act in acts:
             if callable(act):

@@ -17,6 +17,7 @@ from pamqp.commands import Basic
 from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
+from relatum import Broker
 from relatum.contexts import ContextOptions, SerializationContexts
 from relatum.contexts._entries import Placed
 from relatum.errors import (
@@ -432,7 +433,7 @@ def test_a_router_settles_in_the_stream_it_knows(
         relatum.ContextRouter(layout.super_stream, database_url, broker=amqp_url) as router,
     ):
         connection = pika.BlockingConnection(pika.URLParameters(proxy.url(amqp_url)))
-        channel = relatum.intercept(connection, broker_url=amqp_url, stream_url=alone.url(stream_url)).channel()
+        channel = relatum.intercept(connection, broker=Broker(amqp_url, stream_url=alone.url(stream_url))).channel()
         channel.confirm_delivery()
         router.publish(channel, b"1", of_context("x"))
         proxy.mode = "blackhole_replies"

@@ -9,7 +9,7 @@ import pika
 import pytest
 import sqlalchemy as sa
 
-from relatum import ContextRouter, errors
+from relatum import Broker, ContextRouter, errors
 from relatum.contexts import SerialConsumer, SerializationContexts, SerialOptions
 from relatum.contexts._entries import Marker
 from relatum.headers import CONTEXT_HEADER, CONTROL_HEADER, PLACED_HEADER
@@ -247,7 +247,9 @@ def test_whatever_a_context_is_named_it_moves_and_keeps_its_order(stage: Stage, 
     bed = stage.bed
     found: defaultdict[str | None, list[str]] = defaultdict(list)
     with (
-        SerializationContexts(bed.name, stage.database_url, broker=stage.amqp_url, stream_url=stream_url) as contexts,
+        SerializationContexts(
+            bed.name, stage.database_url, broker=Broker(stage.amqp_url, stream_url=stream_url)
+        ) as contexts,
         ContextRouter(bed.name, stage.database_url, broker=stage.amqp_url) as router,
         broker_connection(stage.amqp_url) as connection,
         stage.consumer() as member,

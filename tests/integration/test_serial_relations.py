@@ -6,7 +6,7 @@ import pika
 import sqlalchemy as sa
 
 import relatum
-from relatum import ContextRouter
+from relatum import Broker, ContextRouter
 from relatum.contexts import SerializationContexts, verify
 from relatum.contexts._entries import Adoption, encode
 from relatum_consumer import Relations
@@ -19,7 +19,7 @@ MESSAGES = 6
 
 
 def test_look_ups_find_a_context_on_both_sides_of_its_moves(
-    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, contexts: SerializationContexts
+    amqp_url: str, broker: Broker, database_url: str, engine: sa.Engine, contexts: SerializationContexts
 ) -> None:
     """Published with the interceptor while a recorder runs: every message once, in order, and nothing of the moves."""
     super_stream = contexts.super_stream
@@ -38,7 +38,7 @@ def test_look_ups_find_a_context_on_both_sides_of_its_moves(
 
     with (
         recording(amqp_url, engine, *streams, keys=[KEY]),
-        ContextRouter(super_stream, database_url, broker=amqp_url, stream_url=stream_url) as router,
+        ContextRouter(super_stream, database_url, broker=broker) as router,
     ):
         contexts.assign("plane", streams[0])
         publish(router, MESSAGES)
@@ -54,9 +54,9 @@ def test_look_ups_find_a_context_on_both_sides_of_its_moves(
             wait_recorded(amqp_url, engine, stream)
     relatum.release(connection)
     connection.close()
-    assert verify(super_stream, broker=amqp_url, stream_url=stream_url, database=engine.url).ok
+    assert verify(super_stream, broker=broker, database=engine.url).ok
     expected = [f"plane-{number}" for number in range(3 * MESSAGES + 1)]
-    with Relations(broker=amqp_url, database=database_url, stream_url=stream_url) as relations:
+    with Relations(broker=broker, database=database_url) as relations:
         found = relations.find(KEY, "plane", streams=[super_stream])
         assert [message.properties.message_id for message in found] == expected
         related = relations.related(found[0], super_stream, by=KEY)

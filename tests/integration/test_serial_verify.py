@@ -7,9 +7,10 @@ from typing import Any
 import psycopg
 import pytest
 
+from relatum import Broker
 from relatum.contexts import FindingKind, verify
 from relatum.errors import SuperStreamNotFound
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import StreamReader
 from tests.support import broker_connection, declare_stream, delete_stream, publish_plain, wait_until
 from tests.support._streams import Plain
 
@@ -45,21 +46,21 @@ def fill(amqp_url: str, name: str) -> None:
     publish_plain(amqp_url, target, [marker, adoption, placed("plane", 2, 4)])
 
 
-def test_a_move_is_read_in_its_order(amqp_url: str, stream_url: str, super_stream: str) -> None:
+def test_a_move_is_read_in_its_order(amqp_url: str, broker: Broker, super_stream: str) -> None:
     """The streams alone say which of a context's messages count, and what is wrong, with where it is."""
     with pytest.raises(SuperStreamNotFound) as caught:
-        verify("no-such-super-stream", broker=amqp_url, stream_url=stream_url)
+        verify("no-such-super-stream", broker=broker)
     assert caught.value.super_stream == "no-such-super-stream"
-    assert verify(super_stream, broker=amqp_url, stream_url=stream_url).messages == 0
+    assert verify(super_stream, broker=broker).messages == 0
     fill(amqp_url, super_stream)
-    report = verify(super_stream, broker=amqp_url, stream_url=stream_url)
+    report = verify(super_stream, broker=broker)
     assert report.ok
     assert report.findings == []
     assert (report.messages, report.contexts, report.strays, report.adopted, report.moves) == (4, 2, 1, 1, 1)
     source, target = partitions_of(super_stream)
     assert report.partitions == {source: (0, 4), target: (0, 3)}
     publish_plain(amqp_url, target, [placed("plane", 2, 4)])
-    report = verify(super_stream, broker=amqp_url, stream_url=stream_url)
+    report = verify(super_stream, broker=broker)
     assert not report.ok
     assert [(each.kind, each.stream, each.offset, each.context) for each in report.findings] == [
         (FindingKind.DISORDER, target, 3, "plane")
@@ -89,7 +90,7 @@ INSERT INTO relatum.moved_contexts (move_id, name, from_epoch) SELECT move_id, '
 
 
 def test_the_database_says_what_the_streams_do_not(
-    amqp_url: str, stream_url: str, database_url: str, super_stream: str
+    amqp_url: str, broker: Broker, database_url: str, super_stream: str
 ) -> None:
     """Another header, retired partitions, deleted ones, and fences that retention has dropped."""
     source, target = partitions_of(super_stream)
@@ -100,15 +101,15 @@ def test_the_database_says_what_the_streams_do_not(
         delete_stream(amqp_url, stream)
         declare_stream(amqp_url, stream, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
         publish_plain(amqp_url, stream, [b"x" * 20_000] * 40)
-        with StreamReader.open(BrokerAddress.parse(amqp_url, stream_url)) as reader:
+        with StreamReader.open(broker) as reader:
             wait_until(partial(has_lost_some, reader, stream), what="retention")
         publish_plain(amqp_url, stream, [(b"", {"plane": "N1", "relatum_placed": f"3-{A}-1"})])
     with broker_connection(amqp_url) as connection:
         # The other one is not bound any more: it is retired.
         connection.channel().queue_bind(source, super_stream, "0", {"x-stream-partition-order": 0})
-    report = verify(super_stream, broker=amqp_url, database=database_url, stream_url=stream_url)
+    report = verify(super_stream, broker=broker, database=database_url)
     assert report.header == "plane"
     assert list(report.partitions) == [source, target]
     assert report.strays == 2
-    alone = verify(super_stream, broker=amqp_url, stream_url=stream_url, header="plane")
+    alone = verify(super_stream, broker=broker, header="plane")
     assert (list(alone.partitions), alone.strays) == ([source], 0)

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from relatum import Broker
 from relatum.errors import (
     BrokerUnavailable,
     DatabaseUnavailable,
@@ -18,7 +19,7 @@ from relatum.errors import (
     ReadTimeout,
     UsedAfterClose,
 )
-from relatum.reading import BrokerAddress, Message, ReaderStatistics
+from relatum.reading import Message, ReaderStatistics
 from relatum.waiting import within
 from relatum_consumer import AsyncRelations, Health, Relations, Status
 from tests.contract._faces import FACES as READERS
@@ -78,7 +79,7 @@ def test_each_of_many_at_once_has_its_own_answer_and_the_broker_few_connections(
 ) -> None:
     """On the settings users have: 200 at once are all answered, over 16 connections at most."""
     with Proxy.to(place.stream_url) as proxy:
-        address = BrokerAddress.parse(place.amqp, proxy.url(place.stream_url))
+        address = Broker(place.amqp, stream_url=proxy.url(place.stream_url))
         ask = _in_threads if face == "blocking" else lambda *urls: asyncio.run(_in_tasks(*urls))
         offsets, statistics = ask(address, place.database)
         assert offsets == [list(range(n % VALUES, 6 * VALUES, VALUES)) for n in range(LOOKUPS)]
@@ -90,7 +91,7 @@ def test_each_of_many_at_once_has_its_own_answer_and_the_broker_few_connections(
         assert statistics.opened == proxy.opened
 
 
-def _in_threads(address: BrokerAddress, database_url: str) -> tuple[list[list[int]], ReaderStatistics]:
+def _in_threads(address: Broker, database_url: str) -> tuple[list[list[int]], ReaderStatistics]:
     together = threading.Barrier(LOOKUPS)
     with Relations(address, database_url, timeout_s=240) as relations, ThreadPoolExecutor(LOOKUPS) as threads:
         assert relations.statistics().opened == 0
@@ -102,7 +103,7 @@ def _in_threads(address: BrokerAddress, database_url: str) -> tuple[list[list[in
         return list(threads.map(look, range(LOOKUPS))), relations.statistics()
 
 
-async def _in_tasks(address: BrokerAddress, database_url: str) -> tuple[list[list[int]], ReaderStatistics]:
+async def _in_tasks(address: Broker, database_url: str) -> tuple[list[list[int]], ReaderStatistics]:
     async with AsyncRelations(address, database_url, timeout_s=240) as relations:
         values = [chr(ord("a") + number % VALUES) for number in range(LOOKUPS)]
         answers = await asyncio.gather(*(relations.find("order_id", value) for value in values))
@@ -194,7 +195,7 @@ AT_MOST_S = 1.6
 @pytest.fixture(params=FACES)
 def relations(place: Place, request: pytest.FixtureRequest, proxy: Proxy) -> Iterator[Relations]:
     """Look-ups by way of the proxy, through each face."""
-    address = BrokerAddress.parse(place.amqp, proxy.url(place.stream_url))
+    address = Broker(place.amqp, stream_url=proxy.url(place.stream_url))
     with open_relations(request.param, address, place.database) as relations:
         yield relations
 
@@ -271,7 +272,7 @@ def test_readers_keep_the_deadline_of_the_call_around_them(place: Place, name: s
     """A silent broker ends each question in time; and what was cut short is never taken for the end of a stream."""
     place.put(b"0")
     with Proxy.to(place.stream_url) as line:
-        address = BrokerAddress.parse(place.amqp, line.url(place.stream_url))
+        address = Broker(place.amqp, stream_url=line.url(place.stream_url))
         with open_face(name, address, timeout_s=LIMIT_S) as face:
             assert face.read(place.stream, 0).body == b"0"
             line.mode = "blackhole_replies"

@@ -15,7 +15,7 @@ import pytest
 from pika import BlockingConnection
 
 import relatum
-from relatum import MessageId
+from relatum import Broker, MessageId
 from relatum.errors import BrokerUnavailable, PublishOutcomeUnknown
 from relatum.local import LocalServers
 from relatum.waiting import LEAST_S
@@ -40,7 +40,7 @@ def lost(place: Place, to: str | None = None, *, mode: str = "blackhole_replies"
     It arrived where the proxy's `mode` is "blackhole_replies", and did not where it is "blackhole".
     """
     ended: list[float] = []
-    options = {"broker_url": place.amqp, "stream_url": place.stream_url} | where
+    options = {"broker": place.broker} | where
     exchange, stream = options.pop("exchange", ""), to or place.stream
     with Proxy.to(place.amqp) as proxy:
         connection = BlockingConnection(pika.URLParameters(proxy.url(place.amqp)))
@@ -81,7 +81,7 @@ async def test_with_aio_pika_the_search_begins_before_the_send(place: Place) -> 
     """As with pika: after a time-out, too, the moment is that of the send."""
     with Proxy.to(place.amqp) as proxy:
         connection = await aio_pika.connect(proxy.url(place.amqp))
-        relatum.intercept(connection, broker_url=place.amqp, stream_url=place.stream_url)
+        relatum.intercept(connection, broker=place.broker)
         channel = await connection.channel()
         await channel.default_exchange.publish(aio_pika.Message(b"first"), place.stream)
         proxy.mode = "blackhole_replies"
@@ -144,8 +144,8 @@ def test_while_the_broker_is_away_it_is_said_so_in_time(
     """A broker that refuses or says nothing is `BrokerUnavailable`, whatever the exchange; the time-out is kept."""
     exchange = "" if by_default_exchange else fanout
     with Proxy.to(place.amqp) as amqp, Proxy.to(place.stream_url) as streams:
-        where = {"broker_url": amqp.url(place.amqp), "stream_url": streams.url(place.stream_url)}
-        unsettled, _ = lost(place, exchange=exchange, **where)
+        broker = Broker(amqp.url(place.amqp), stream_url=streams.url(place.stream_url))
+        unsettled, _ = lost(place, exchange=exchange, broker=broker)
         for proxy in (amqp, streams):
             proxy.mode, proxy.accepts = ("blackhole", True) if is_silent else ("pass", False)
             proxy.reset()
@@ -162,8 +162,7 @@ def test_while_the_broker_is_away_it_is_said_so_in_time(
 def test_many_at_once_share_few_connections(place: Place, face: str) -> None:
     """After an outage hundreds are settled at once: each is found, over a handful of connections to the broker."""
     with Proxy.to(place.stream_url) as line:
-        where = {"stream_url": line.url(place.stream_url)}
-        unsettled, _ = lost(place, **where)
+        unsettled, _ = lost(place, broker=Broker(place.amqp, stream_url=line.url(place.stream_url)))
         line.most = 0
         found = settle_all(face, unsettled, AT_ONCE, 240)
         assert {at.stream for (at,) in found} == {place.stream}
@@ -199,8 +198,8 @@ def settle_all(face: str, unsettled: Any, at_once: int, timeout_s: float) -> lis
 def test_many_at_once_end_in_time_where_the_broker_is_silent(place: Place, face: str) -> None:
     """None waits for those before it, and those that are told so in asyncio settle again in asyncio."""
     with Proxy.to(place.amqp) as amqp, Proxy.to(place.stream_url) as streams:
-        where = {"broker_url": amqp.url(place.amqp), "stream_url": streams.url(place.stream_url)}
-        unsettled, _ = lost(place, **where)
+        broker = Broker(amqp.url(place.amqp), stream_url=streams.url(place.stream_url))
+        unsettled, _ = lost(place, broker=broker)
         amqp.mode = streams.mode = "frozen"
         with in_time(1.0 + LEAST_S):
             ended = settle_all(face, unsettled, 40, 1.0)
@@ -210,7 +209,7 @@ def test_many_at_once_end_in_time_where_the_broker_is_silent(place: Place, face:
 def test_what_is_released_keeps_no_connection(place: Place) -> None:
     """What is settled after the connection was released leaves no connection open."""
     with Proxy.to(place.stream_url) as line:
-        unsettled, _ = lost(place, stream_url=line.url(place.stream_url))
+        unsettled, _ = lost(place, broker=Broker(place.amqp, stream_url=line.url(place.stream_url)))
         unsettled.locator.close()
         for _ in range(2):
             assert streams_of(unsettled.settle()) == [place.stream]

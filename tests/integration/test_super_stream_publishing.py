@@ -13,6 +13,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import UnroutableError
 
 import relatum
+from relatum import Broker
 from relatum.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -46,9 +47,9 @@ EXPECTED = [[b"hello2", b"hello5"], [b"hello1", b"hello3"], [b"hello4"]]
 
 
 @pytest.fixture
-def orders(layout: Layout, stream_url: str) -> relatum.SuperStream:
+def orders(layout: Layout, broker: Broker) -> relatum.SuperStream:
     """That one to publish to, by the header `tail`."""
-    return relatum.SuperStream(layout.super_stream, route_by="tail", stream_url=stream_url)
+    return relatum.SuperStream(layout.super_stream, route_by="tail", broker=broker)
 
 
 @pytest.fixture
@@ -104,14 +105,14 @@ def test_an_intercepted_channel_publishes_to_a_super_stream(
 
 
 def test_it_publishes_without_interception(
-    channel: BlockingChannel, orders: relatum.SuperStream, stream_url: str, placed: Placed
+    channel: BlockingChannel, orders: relatum.SuperStream, broker: Broker, placed: Placed
 ) -> None:
     """Called itself, it needs nothing but a channel; a function may name the key, or the caller.
 
     With the number of partitions named, nothing is asked: no stream protocol, no second connection.
     """
-    by_body = relatum.SuperStream(orders.name, route_by=lambda message: message.body, stream_url=stream_url)
-    by_key = relatum.SuperStream(orders.name, partitions=3, stream_url="rabbitmq-stream://127.0.0.1:1")
+    by_body = relatum.SuperStream(orders.name, route_by=lambda message: message.body, broker=broker)
+    by_key = relatum.SuperStream(orders.name, partitions=3, broker="amqp://127.0.0.1:1")
     orders.publish(channel, b"hello1", tail("hello1"))
     orders.publish(channel, b"hello2", tail("hello2"), mandatory=True)
     by_body.publish(channel, b"hello3")
@@ -121,7 +122,7 @@ def test_it_publishes_without_interception(
 
 
 def test_what_has_no_key_or_is_given_wrongly_is_not_sent(
-    channel: BlockingChannel, orders: relatum.SuperStream, stream_url: str, placed: Placed
+    channel: BlockingChannel, orders: relatum.SuperStream, broker: Broker, placed: Placed
 ) -> None:
     """Without a key or a channel, an argument given twice or too many: one error each, and the channel goes on."""
     relatum.intercept(channel.connection)
@@ -129,7 +130,7 @@ def test_what_has_no_key_or_is_given_wrongly_is_not_sent(
     for properties in (None, pika.BasicProperties(), pika.BasicProperties(headers={"tale": "hello1"})):
         with pytest.raises(InvalidInput, match="'tail'"):
             publish(orders, "", b"lost", properties)
-    by_key = relatum.SuperStream(orders.name, stream_url=stream_url)
+    by_key = relatum.SuperStream(orders.name, broker=broker)
     with pytest.raises(TypeError):
         publish(orders, "")
     with pytest.raises(TypeError, match="body"):
@@ -139,46 +140,47 @@ def test_what_has_no_key_or_is_given_wrongly_is_not_sent(
     for key in (None, 5):
         with pytest.raises(InvalidInput, match="nothing was sent"):
             publish(by_key, key, b"lost")
-    with pytest.raises(ConfigurationError, match="NoneType"):
-        by_key.publish(None, b"lost", routing_key="hello1")
+    for target in (by_key, relatum.SuperStream(orders.name), relatum.SuperStream(orders.name, partitions=3)):
+        with pytest.raises(ConfigurationError, match="NoneType"):
+            target.publish(None, b"lost", routing_key="hello1")
     publish(orders, "", b"hello2", tail("hello2"))
     assert placed() == [[b"hello2"], [], []]
 
 
-def test_a_super_stream_that_is_not_there(channel: BlockingChannel, stream_url: str) -> None:
+def test_a_super_stream_that_is_not_there(channel: BlockingChannel, stream_url: str, broker: Broker) -> None:
     """The first publish says so, sends nothing, and costs no channel; once it is declared, the next one works.
 
     Where nobody answers, asking is an error, too.
     """
-    orders = relatum.SuperStream(unique_name("relatum-super"), stream_url=stream_url)
+    orders = relatum.SuperStream(unique_name("relatum-super"), broker=broker)
     relatum.intercept(channel.connection)
     with pytest.raises(SuperStreamNotFound):
         channel.basic_publish(orders, "hello1", b"")
-    layout = declare_super_stream(channel.connection, orders.name, 1, stream_url=stream_url)
+    layout = declare_super_stream(channel.connection, orders.name, 1)
     try:
         channel.basic_publish(orders, "hello1", b"now")
         assert list(bodies(stream_url, layout).values()) == [[b"now"]]
     finally:
-        delete_super_stream(channel.connection, orders.name, stream_url=stream_url)
+        delete_super_stream(channel.connection, orders.name)
     with pytest.raises(BrokerUnavailable):
         relatum.SuperStream("orders").layout("amqp://127.0.0.1:1/")
 
 
-def test_the_broker_is_asked_once(channel: BlockingChannel, layout: Layout, amqp_url: str, stream_url: str) -> None:
+def test_the_broker_is_asked_once(channel: BlockingChannel, layout: Layout, amqp_url: str, broker: Broker) -> None:
     """Partitions that come and go are noticed when asked to be: until then what was known is used.
 
     To one that is gone nobody need ask for an error: no message is confirmed and dropped, intercepted or not, unless it
     is published so.
     """
     connection, name = channel.connection, layout.super_stream
-    orders = relatum.SuperStream(name, stream_url=stream_url)
+    orders = relatum.SuperStream(name, broker=broker)
     assert orders.layout(connection) == layout
-    add_partition(connection, name, stream_url=stream_url)
+    add_partition(connection, name)
     with broker_connection(amqp_url) as another:
         assert orders.layout(another.channel()) is orders.layout(connection)
     orders.refresh()
     assert len(orders.layout(connection)) == 4
-    unbind_partition(connection, name, f"{name}-3", delete=True, stream_url=stream_url)
+    unbind_partition(connection, name, f"{name}-3", delete=True)
     lost = next(key for key in map(str, range(50)) if Layout.numbered("orders", 4).route(key).place == 3)
     with pytest.raises(UnroutableError):
         orders.publish(channel, b"", routing_key=lost)
@@ -209,7 +211,7 @@ def test_threads_share_one(amqp_url: str, orders: relatum.SuperStream, placed: P
 
 def test_callback_channels_count_each_publish_once(place: Place, layout: Layout, orders: relatum.SuperStream) -> None:
     """Delivery tags stay those of the broker, so receipts of what is published by and by are the right ones."""
-    options = {"database": place.database, "keys": ["tail"], "stream_url": place.stream_url}
+    options = {"database": place.database, "keys": ["tail"], "broker": place.broker}
     with running(place.amqp, **options) as (connection, on_thread):
         channel = open_channel(connection, on_thread)
         on_thread(channel.confirm_delivery, lambda _: None)
@@ -230,7 +232,7 @@ def test_all_partitions_are_recorded(
     What derives from `Target` decides where messages go; receipts are for those that can tell beforehand.
     """
     connection = channel.connection
-    relatum.intercept(connection, database=place.database, keys=["tail"], stream_url=place.stream_url)
+    relatum.intercept(connection, database=place.database, keys=["tail"], broker=place.broker)
     receipt = relatum.publish(connection.channel(), orders, "", b"", tail("hello1"))
     assert [each.stream for each in receipt.wait(90)] == [layout.partitions[1].stream]
     with broker_connection(place.amqp) as bare:
@@ -240,7 +242,7 @@ def test_all_partitions_are_recorded(
     with pytest.raises(ConfigurationError, match="Elsewhere"):
         relatum.publish(channel, Elsewhere(), place.stream, b"not")
     relatum.release(connection)
-    with Relations(place.amqp, place.database, stream_url=place.stream_url) as relations:
+    with Relations(place.broker, place.database) as relations:
         assert relations.find("tail", "hello4", streams=orders.name).ids == ((layout.partitions[2].stream, 0),)
     assert [message.body for message in place.messages()] == [b"there"]
 
@@ -290,11 +292,11 @@ async def test_a_set_goes_on_from_pika_to_aio_pika_by_its_token(
 
 
 async def test_aio_pika_gives_receipts(
-    amqp_url: str, orders: relatum.SuperStream, layout: Layout, database_url: str, stream_url: str
+    amqp_url: str, orders: relatum.SuperStream, layout: Layout, database_url: str, broker: Broker
 ) -> None:
     """`relatum.publish_async` takes a super stream on a channel for an exchange."""
     async with asyncio.timeout(240), await aio_pika.connect_robust(amqp_url) as connection:
-        relatum.intercept(connection, database=database_url, keys=["tail"], stream_url=stream_url)
+        relatum.intercept(connection, database=database_url, keys=["tail"], broker=broker)
         exchange = orders.exchange(await connection.channel())
         receipts = [
             await relatum.publish_async(exchange, aio_pika.Message(b"", headers={"tail": key}), "") for key in KEYS

@@ -10,6 +10,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 from pika.compat import long
 
+from relatum import Broker
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -41,19 +42,19 @@ NOWHERE, NO_STREAMS = "amqp://127.0.0.1:1/", "rabbitmq-stream://127.0.0.1:1"
 class Hands:
     """The functions of super streams, by both URLs of the broker; `made` deletes what it made when its block ends."""
 
-    def __init__(self, amqp_url: str, stream_url: str) -> None:
-        self.made = partial(super_stream, amqp_url, stream_url)
-        self.declare = partial(declare_super_stream, amqp_url, stream_url=stream_url)
-        self.describe = partial(describe_super_stream, amqp_url, stream_url=stream_url)
-        self.add = partial(add_partition, amqp_url, stream_url=stream_url)
-        self.unbind = partial(unbind_partition, amqp_url, stream_url=stream_url)
-        self.delete = partial(delete_super_stream, amqp_url, stream_url=stream_url)
+    def __init__(self, broker: Broker) -> None:
+        self.made = partial(super_stream, broker)
+        self.declare = partial(declare_super_stream, broker)
+        self.describe = partial(describe_super_stream, broker)
+        self.add = partial(add_partition, broker)
+        self.unbind = partial(unbind_partition, broker)
+        self.delete = partial(delete_super_stream, broker)
 
 
 @pytest.fixture
-def hands(amqp_url: str, stream_url: str) -> Hands:
+def hands(broker: Broker) -> Hands:
     """Those of this broker."""
-    return Hands(amqp_url, stream_url)
+    return Hands(broker)
 
 
 @pytest.fixture
@@ -152,11 +153,11 @@ def test_what_is_there_and_is_another_is_a_conflict(connection: BlockingConnecti
     """A queue of a partition's name, or an exchange of another kind, is left alone and named."""
     connection.channel().queue_declare(f"{name}-1")
     with pytest.raises(SuperStreamConflict, match=f"{name}-1"):
-        declare_super_stream(connection, name, stream_url=stream_url)
+        declare_super_stream(connection, name)
     connection.channel().queue_delete(f"{name}-1")
     connection.channel().exchange_declare(name, "fanout")
     with pytest.raises(SuperStreamConflict, match=f"Exchange '{name}'"):
-        declare_super_stream(connection, name, stream_url=stream_url)
+        declare_super_stream(connection, name)
 
 
 def test_a_partition_is_added_and_taken_out(hands: Hands, amqp_url: str) -> None:
@@ -281,7 +282,7 @@ def test_amqp_alone_does(amqp_url: str, name: str) -> None:
         assert declare_super_stream(alone, name, 2) == wanted
         for function in (describe_super_stream, add_partition, delete_super_stream):
             with pytest.raises(BrokerUnavailable):
-                function(amqp_url, name, stream_url=NO_STREAMS)
+                function(Broker(amqp_url, stream_url=NO_STREAMS), name)
         assert describe_super_stream(alone, name) == wanted
         assert add_partition(alone, name).stream == f"{name}-2"
         unbind_partition(alone, name, f"{name}-2", delete=True)
@@ -293,12 +294,12 @@ def test_amqp_alone_does(amqp_url: str, name: str) -> None:
             describe_super_stream(alone, name)
 
 
-def test_a_stream_alone_is_no_super_stream(connection: BlockingConnection, stream_name: str, stream_url: str) -> None:
+def test_a_stream_alone_is_no_super_stream(connection: BlockingConnection, stream_name: str) -> None:
     """A stream of that name, and an exchange that leads to no stream, are none; asking costs no channel."""
     channel = connection.channel()
     for asked in (connection, channel):
         with pytest.raises(SuperStreamNotFound):
-            describe_super_stream(asked, stream_name, stream_url=stream_url)
+            describe_super_stream(asked, stream_name)
         channel.exchange_declare(stream_name, "direct", durable=True)
     assert channel.is_open
     channel.exchange_delete(stream_name)
@@ -307,7 +308,7 @@ def test_a_stream_alone_is_no_super_stream(connection: BlockingConnection, strea
 def test_errors_say_whose_fault_it_is(amqp_url: str, stream_url: str) -> None:
     """A broker that is away, a wrong password and a wrong argument are told apart, without showing the password."""
     with pytest.raises(BrokerUnavailable):
-        declare_super_stream(NOWHERE, "orders", stream_url=NO_STREAMS)
+        declare_super_stream(Broker(NOWHERE, stream_url=NO_STREAMS), "orders")
     host = amqp_url.rpartition("@")[2]
     for function in (declare_super_stream, describe_super_stream):
         with pytest.raises(AccessRefused) as caught:

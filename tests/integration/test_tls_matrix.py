@@ -25,10 +25,11 @@ from typer.testing import CliRunner
 
 import relatum
 from pyspark_relatum import DefaultSource
+from relatum import Broker
 from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCollector
 from relatum.contexts import AsyncSerialConsumer
 from relatum.errors import AccessRefused, BrokerUnavailable, RelatumError, TlsRefused
-from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
+from relatum.reading import AsyncStreamReader, StreamReader
 from relatum.recording import Recorder
 from relatum.store.database import make_engine
 from relatum.superstreams import declare_super_stream, describe_super_stream
@@ -91,12 +92,13 @@ class Way:
     says: str = ""
     system_trust: bool = False
 
-    def prepare(self, tls: TlsBroker, patch: pytest.MonkeyPatch) -> tuple[str, dict[str, Any]]:
-        """The URL and the options."""
+    def prepare(self, tls: TlsBroker, patch: pytest.MonkeyPatch) -> str | Broker:
+        """The broker: its URL, where that says all."""
         if self.system_trust:
             patch.setenv("SSL_CERT_FILE", str(tls.file("authority.pem")))
         context = {} if self.context is None else {"ssl_context": tls.context(self.context or None)}
-        return tls.url(self.url), context | self.options
+        options, url = context | self.options, tls.url(self.url)
+        return Broker(url, **options) if options else url
 
 
 BY_HANGING_UP = {"raises": (TlsRefused, BrokerUnavailable), "says": "client cert|No AMQP|failed|was lost"}
@@ -143,25 +145,25 @@ WAYS: dict[str, Way] = {
 # --- components: each asks for something, and may be awaited ---------------------------------------------------------
 
 
-def _reader(_world: World, url: str, options: dict[str, Any]) -> None:
-    with StreamReader.open(url, **options) as reader:
+def _reader(_world: World, broker: Any) -> None:
+    with StreamReader.open(broker) as reader:
         assert reader.read(STREAM, 0).body == b"first"
         assert sum(len(each.body or b"") for each in reader.iterate(LARGE)) == 2_000_000
 
 
-async def _async_reader(_world: World, url: str, options: dict[str, Any]) -> None:
-    async with await AsyncStreamReader.open(url, **options) as reader:
+async def _async_reader(_world: World, broker: Any) -> None:
+    async with await AsyncStreamReader.open(broker) as reader:
         assert (await reader.read(STREAM, 0)).body == b"first"
         assert sum([len(each.body or b"") async for each in reader.iterate(LARGE)]) == 2_000_000
 
 
-async def _relations(world: World, url: str, options: dict[str, Any]) -> None:
-    async with AsyncRelations(url, world.database, **options) as relations:
+async def _relations(world: World, broker: Any) -> None:
+    async with AsyncRelations(broker, world.database) as relations:
         assert [message.body for message in (await relations.find("order_id", "o-1")).messages] == [b"first"]
 
 
-def _recorder(world: World, url: str, options: dict[str, Any]) -> None:
-    stop, recorder = threading.Event(), Recorder(url, world.database, [STREAM], **options)
+def _recorder(world: World, broker: Any) -> None:
+    stop, recorder = threading.Event(), Recorder(broker, world.database, [STREAM])
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(recorder.run, stop)
         try:
@@ -171,25 +173,25 @@ def _recorder(world: World, url: str, options: dict[str, Any]) -> None:
     running.result()
 
 
-def _collecting(world: World, url: str) -> dict[str, Any]:
+def _collecting(world: World, broker: Any) -> dict[str, Any]:
     return {
         "name": unique_name("tls"),
         "database": world.database,
-        "broker": url,
+        "broker": broker,
         "streams": [STREAM],
         "type_of": lambda _: "any",
     }
 
 
-def _collector(world: World, url: str, options: dict[str, Any]) -> None:
-    seen, collector = threading.Event(), MessageCollector(**_collecting(world, url), **options)
+def _collector(world: World, broker: Any) -> None:
+    seen, collector = threading.Event(), MessageCollector(**_collecting(world, broker))
     collector.register_executor("any", lambda _bulk: seen.set(), ExecutorOptions(bulk_messages=1))
     with collector:
         assert seen.wait(WAIT_S)
 
 
-async def _async_collector(world: World, url: str, options: dict[str, Any]) -> None:
-    seen, collector = asyncio.Event(), AsyncMessageCollector(**_collecting(world, url), **options)
+async def _async_collector(world: World, broker: Any) -> None:
+    seen, collector = asyncio.Event(), AsyncMessageCollector(**_collecting(world, broker))
 
     async def execute(_bulk: object) -> None:
         seen.set()
@@ -199,36 +201,36 @@ async def _async_collector(world: World, url: str, options: dict[str, Any]) -> N
         await asyncio.wait_for(seen.wait(), WAIT_S)
 
 
-async def _serial(world: World, url: str, options: dict[str, Any]) -> None:
-    consumer = AsyncSerialConsumer(SUPER, unique_name("tls"), database=world.database, broker=url, **options)
+async def _serial(world: World, broker: Any) -> None:
+    consumer = AsyncSerialConsumer(SUPER, unique_name("tls"), database=world.database, broker=broker)
     async with consumer, contextlib.aclosing(consumer.messages(WAIT_S)) as messages:  # type: ignore[type-var]
         assert (await anext(aiter(messages))).body == b"of the super stream"
 
 
-def _super_streams(_world: World, url: str, options: dict[str, Any]) -> None:
-    assert len(describe_super_stream(BrokerAddress.of(url, **options), SUPER)) == 1
+def _super_streams(_world: World, broker: Any) -> None:
+    assert len(describe_super_stream(broker, SUPER)) == 1
 
 
-def _spark_source(_world: World, url: str, options: dict[str, Any]) -> None:
-    source = DefaultSource({"broker": url, "stream": STREAM})
+def _spark_source(_world: World, broker: Any) -> None:
+    source = DefaultSource({"broker": broker, "stream": STREAM})
     reader = source.reader(source.schema())
     rows: Any = reader.read(reader.partitions()[0])
     assert next(rows)["value"][0].as_py() == b"first"
 
 
-def _spark_sink(_world: World, url: str, options: dict[str, Any]) -> None:
-    DefaultSource({"broker": url, "stream": STREAM}).writer(StructType().add("value", "binary"), False)
+def _spark_sink(_world: World, broker: Any) -> None:
+    DefaultSource({"broker": broker, "stream": STREAM}).writer(StructType().add("value", "binary"), False)
 
 
-def _command(_world: World, url: str, options: dict[str, Any]) -> None:
-    ended = CliRunner().invoke(app, ["read", STREAM, "0", "--broker", url])
+def _command(_world: World, broker: Any) -> None:
+    ended = CliRunner().invoke(app, ["read", STREAM, "0", "--broker", broker])
     if ended.exit_code:
         # As the class and the words that a terminal shows.
         kind = AccessRefused if "client certificate's user" in ended.output else TlsRefused
         raise kind(" ".join(ended.output.split()))
 
 
-COMPONENTS: dict[str, Callable[[World, str, dict[str, Any]], Any]] = {
+COMPONENTS: dict[str, Callable[[World, Any], Any]] = {
     "reader": _reader,
     "async-reader": _async_reader,
     "relations": _relations,
@@ -270,9 +272,9 @@ def test_a_way_to_log_in(
     way = WAYS[name]
     if name.startswith("external") and component != "super-streams":
         _needs_external(broker_version)
-    url, options = way.prepare(world.tls, monkeypatch)
+    broker = way.prepare(world.tls, monkeypatch)
     with contextlib.nullcontext() if way.raises is None else pytest.raises(way.raises) as caught:
-        asked = COMPONENTS[component](world, url, options)
+        asked = COMPONENTS[component](world, broker)
         if isawaitable(asked):
             asyncio.run(asked)  # type: ignore[arg-type]
     if caught is not None:

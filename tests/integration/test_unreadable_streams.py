@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from relatum.errors import AccessRefused, NotAStream, StreamNotFound
 from relatum.local import LocalRabbitMQ
 from relatum.membership import GROUP_KEY
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import StreamReader
 from relatum.recording import EmbeddedRecorder, backfill, prune, status, verify
 from relatum.store.catalog import add_keys
 from relatum_consumer import Relations, Status
@@ -76,7 +76,7 @@ def test_a_publishers_recorder_that_is_closed_records_the_others_to_their_end(
     """Two seconds are enough for what can be read; what cannot is no reason to leave that to the next recorder."""
 
     def leaves_nothing() -> bool:
-        recorder = EmbeddedRecorder(BrokerAddress.parse(reader_url), engine.url)
+        recorder = EmbeddedRecorder(reader_url, engine.url)
         publish_plain(owner_url, OPEN, [(b"", {"order_id": "last"})])
         for name in (CLOSED, OPEN):
             recorder.record(name)

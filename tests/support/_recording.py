@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import sqlalchemy as sa
 
+from relatum import Broker
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamReader
 from relatum.recording import Recorder
@@ -25,10 +26,10 @@ READERS: dict[str, StreamReader] = {}
 """Readers that stay open, by their broker's URL: a new one takes a second to find a stream of RabbitMQ 3.10 empty."""
 
 
-def reader_of(broker_url: str) -> AbstractContextManager[StreamReader]:
+def reader_of(broker: str | Broker) -> AbstractContextManager[StreamReader]:
     """The reader of a broker that stays open; where there is none, one for the block."""
-    kept = READERS.get(broker_url)
-    return nullcontext(kept) if kept else StreamReader.open(broker_url)
+    kept = READERS.get(broker) if isinstance(broker, str) else None
+    return nullcontext(kept) if kept else StreamReader.open(broker)
 
 
 @contextmanager
@@ -56,10 +57,10 @@ def running(recorder: Recorder) -> Iterator[Recorder]:
 
 
 def recording(
-    broker_url: str, engine: sa.Engine, *streams: str, keys: Iterable[str | KeyDefinition] = ()
+    broker: str | Broker, engine: sa.Engine, *streams: str, keys: Iterable[str | KeyDefinition] = ()
 ) -> AbstractContextManager[Recorder]:
     """Run a recorder of streams."""
-    return running(Recorder(broker_url, engine.url, streams, keys=keys))
+    return running(Recorder(broker, engine.url, streams, keys=keys))
 
 
 def recorded_to(engine: sa.Engine, stream: str) -> int:
@@ -77,12 +78,12 @@ def _recorded_to(engine: sa.Engine, stream: str) -> int | None:
         return end
 
 
-def wait_recorded(broker_url: str, engine: sa.Engine, stream: str, *, limit_s: float = LIMIT_S) -> int:
+def wait_recorded(broker: str | Broker, engine: sa.Engine, stream: str, *, limit_s: float = LIMIT_S) -> int:
     """Wait until everything that is in the stream now is recorded; gives the end of its coverage.
 
     Of an empty stream, too: until the database knows it.
     """
-    with reader_of(broker_url) as reader:
+    with reader_of(broker) as reader:
         last = reader.bounds(stream).last
     end = 0 if last is None else last + 1
 
@@ -94,11 +95,11 @@ def wait_recorded(broker_url: str, engine: sa.Engine, stream: str, *, limit_s: f
     return recorded_to(engine, stream)
 
 
-def record(broker_url: str, engine: sa.Engine, *streams: str, keys: Iterable[str | KeyDefinition] = ()) -> None:
+def record(broker: str | Broker, engine: sa.Engine, *streams: str, keys: Iterable[str | KeyDefinition] = ()) -> None:
     """Record all that is in the streams now."""
-    with recording(broker_url, engine, *streams, keys=keys):
+    with recording(broker, engine, *streams, keys=keys):
         for stream in streams:
-            wait_recorded(broker_url, engine, stream)
+            wait_recorded(broker, engine, stream)
 
 
 def rows_of(engine: sa.Engine, stream: str) -> list[tuple[str, str, int]]:

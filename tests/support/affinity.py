@@ -129,7 +129,7 @@ class Faces:
                 connection = stack.enter_context(broker_connection(through or self.amqp_url))
                 router = blocking(*arguments, broker=broker)
             if through is not None:
-                relatum.intercept(connection, broker_url=self.amqp_url)
+                relatum.intercept(connection, broker=self.amqp_url)
                 stack.callback(relatum.release, connection)
             if run is not None:
                 channel = run(_channel(connection, has_confirms))

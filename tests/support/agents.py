@@ -15,6 +15,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult
 
+from relatum import Broker
 from relatum_consumer.web import WebOptions
 
 COMMAND: Final = str(Path(sys.executable).parent / "relatum")
@@ -75,8 +76,9 @@ def _agent(server: Any, **options: Any) -> Iterator[Agent]:
 @contextmanager
 def over_stdio(options: WebOptions, *arguments: str, mode: str = "auto") -> Iterator[Agent]:
     """An agent that starts `relatum mcp` on the servers of these options."""
-    given = {"RELATUM_BROKER_URL": options.broker, "RELATUM_DATABASE_URL": options.database}
-    given["RELATUM_STREAM_URL"] = options.stream_url or ""
+    broker = options.broker if isinstance(options.broker, Broker) else Broker(options.broker)
+    given = {"RELATUM_BROKER_URL": broker.url, "RELATUM_DATABASE_URL": options.database}
+    given["RELATUM_STREAM_URL"] = broker.stream_url or ""
     server = StdioServerParameters(command=COMMAND, args=["mcp", *arguments], env={**os.environ, **given})
     with _agent(server, mode=mode) as agent:
         yield agent

@@ -7,7 +7,7 @@ from threading import Condition
 from typing import Any, Self, TypeVar
 
 from relatum.following import Event, Failed, FollowerStatistics, Records, StreamFollower
-from relatum.reading import BrokerAddress, Position
+from relatum.reading import AnyBroker, Position
 from relatum.waiting import ComponentLoop, Outages
 from tests.support._waiting import wait_until
 
@@ -29,7 +29,7 @@ class Follower:
         options: Of `StreamFollower`.
     """
 
-    def __init__(self, broker: BrokerAddress | str, *, outages: Outages | None = None, **options: Any) -> None:
+    def __init__(self, broker: AnyBroker, *, outages: Outages | None = None, **options: Any) -> None:
         self._loop = ComponentLoop("relatum-test-follower", logging.getLogger("relatum.test-follower"))
         self._streams = StreamFollower(self._loop, broker, self._put, outages=outages, **options)
         self._came = Condition()
@@ -184,7 +184,7 @@ class Owner:
 
     def __init__(
         self,
-        broker: BrokerAddress | str,
+        broker: AnyBroker,
         on_event: Callable[[Event], object] = lambda _event: None,
         *,
         outages: Outages | None = None,

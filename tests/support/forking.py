@@ -14,6 +14,7 @@ import pika
 from pika import BlockingConnection
 
 import relatum
+from relatum import Broker
 
 T = TypeVar("T")
 
@@ -57,19 +58,19 @@ def _answer(reader: int, child: int, limit_s: float) -> Any:
     return result
 
 
-def opened(amqp_url: str, stream_url: str, database_url: str) -> Any:
+def opened(broker: Broker, database_url: str) -> Any:
     """A channel whose messages are recorded by the embedded recorder, by the header `order_id`."""
-    connection = BlockingConnection(pika.URLParameters(amqp_url))
-    relatum.intercept(connection, database=database_url, keys=["order_id"], stream_url=stream_url)
+    connection = BlockingConnection(pika.URLParameters(broker.url))
+    relatum.intercept(connection, database=database_url, keys=["order_id"], broker=broker)
     channel = connection.channel()
     channel.confirm_delivery()
     return channel
 
 
 @contextmanager
-def publishing(amqp_url: str, stream_url: str, database_url: str) -> Iterator[Any]:
+def publishing(broker: Broker, database_url: str) -> Iterator[Any]:
     """The same, for as long as the block."""
-    channel = opened(amqp_url, stream_url, database_url)
+    channel = opened(broker, database_url)
     try:
         yield channel
     finally:
@@ -83,7 +84,7 @@ def put(channel: Any, stream: str, values: list[str]) -> None:
         channel.basic_publish("", stream, b"", pika.BasicProperties(headers={"order_id": value}))
 
 
-def publish_in_child(amqp_url: str, stream_url: str, database_url: str, stream: str, values: list[str]) -> None:
+def publish_in_child(broker: Broker, database_url: str, stream: str, values: list[str]) -> None:
     """The whole life of a publisher; a child process calls this."""
-    with publishing(amqp_url, stream_url, database_url) as channel:
+    with publishing(broker, database_url) as channel:
         put(channel, stream, values)

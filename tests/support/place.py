@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from relatum import Broker
 from relatum.keys import KeyDefinition
-from relatum.reading import BrokerAddress, Message
+from relatum.reading import Message
 from relatum.recording import BackfillReport, Recorder, StreamStatus, VerifyReport, backfill, status, verify
 from relatum.superstreams import Layout
 from tests.support._recording import reader_of, record, recorded_to, recording, rows_of, wait_recorded
@@ -31,6 +32,11 @@ class Place:
     engine: sa.Engine
     stream: str
     keys: Iterable[str | KeyDefinition] = ()
+
+    @property
+    def broker(self) -> Broker:
+        """The broker, as functions take it."""
+        return Broker(self.amqp, stream_url=self.stream_url)
 
     def put(self, *messages: Plain, to: str | None = None) -> None:
         """Publish messages one by one, each confirmed."""
@@ -121,7 +127,7 @@ class FailingPlace:
         urls = (place.amqp, place.stream_url, place.database)
         *self._broker, self._database = [self._stack.enter_context(Proxy.to(url)) for url in urls]
         self.amqp, self.stream_url = (line.url(url) for line, url in zip(self._broker, urls, strict=False))
-        self.broker = BrokerAddress.parse(self.amqp, self.stream_url)
+        self.broker = Broker(self.amqp, stream_url=self.stream_url)
         self.database = self._database.url(place.database)
         self.took_s = 0.0
 

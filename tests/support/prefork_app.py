@@ -8,12 +8,13 @@ import relatum
 from relatum.reading import StreamReader
 from tests.support.forking import opened, put
 
-URLS = tuple(os.environ[f"APP_{name}"] for name in ("AMQP", "STREAM", "DATABASE"))
+BROKER = relatum.Broker(os.environ["APP_AMQP"], stream_url=os.environ["APP_STREAM"])
+DATABASE = os.environ["APP_DATABASE"]
 STREAM = os.environ["APP_NAME"]
 ORDERS = relatum.SuperStream("orders", partitions=3)
-READER = StreamReader.open(URLS[1])
+READER = StreamReader.open(BROKER)
 
-masters = opened(*URLS)
+masters = opened(BROKER, DATABASE)
 put(masters, STREAM, ["master"])
 READER.bounds(STREAM)
 
@@ -24,7 +25,7 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     """Publish a message, and tell which process did."""
     worker = os.getpid()
     if worker not in channels:
-        channels[worker] = opened(*URLS)
+        channels[worker] = opened(BROKER, DATABASE)
     put(channels[worker], STREAM, [environ["QUERY_STRING"]])
     assert READER.bounds(STREAM).last is not None
     start_response("200 OK", [("Content-Type", "text/plain")])

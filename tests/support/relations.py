@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from relatum import Broker
 from relatum_consumer import AsyncRelations, Relations
 from tests.support._waiting import result_of
 
@@ -25,7 +26,7 @@ class OnLoop:
 
 
 @contextmanager
-def open_relations(face: str, broker: str, database: str, **options: Any) -> Iterator[Relations]:
+def open_relations(face: str, broker: str | Broker, database: str, **options: Any) -> Iterator[Relations]:
     """Look-ups through one of `FACES`."""
     if face == "blocking":
         with Relations(broker, database, **options) as relations:

@@ -183,7 +183,7 @@ class HandMove:
 @contextmanager
 def serial_bed(amqp_url: str, engine: sa.Engine, partitions: int = 2) -> Iterator[SerialBed]:
     """A new super stream; it is deleted at the end."""
-    with super_stream(amqp_url, None, partitions) as layout, broker_connection(amqp_url) as connection:
+    with super_stream(amqp_url, partitions) as layout, broker_connection(amqp_url) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         yield SerialBed(amqp_url, engine, layout, channel)

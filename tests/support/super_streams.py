@@ -8,6 +8,7 @@ from typing import Any
 import pika
 from pika.adapters.blocking_connection import BlockingConnection
 
+from relatum import Broker
 from relatum.errors import SuperStreamNotFound
 from relatum.reading import StreamReader
 from relatum.superstreams import Layout, declare_super_stream, delete_super_stream
@@ -15,17 +16,15 @@ from tests.support import broker_connection, unique_name
 
 
 @contextmanager
-def super_stream(
-    amqp_url: str, stream_url: str | None, partitions: int | None = None, **options: Any
-) -> Iterator[Layout]:
+def super_stream(broker: str | Broker, partitions: int | None = None, **options: Any) -> Iterator[Layout]:
     """Declare a super stream of a new name; delete it, and what was added to it, afterwards."""
     name = unique_name("relatum-super")
-    layout = declare_super_stream(amqp_url, name, partitions, stream_url=stream_url, **options)
+    layout = declare_super_stream(broker, name, partitions, **options)
     try:
         yield layout
     finally:
         with contextlib.suppress(SuperStreamNotFound):
-            delete_super_stream(amqp_url, name, stream_url=stream_url)
+            delete_super_stream(broker, name)
 
 
 def declare_by_hand(connection: BlockingConnection, name: str, keys: list[str], streams: list[str]) -> None:

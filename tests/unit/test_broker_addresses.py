@@ -2,12 +2,14 @@
 
 import pickle
 import ssl
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import kombu
 import pika
 import pytest
 
+from relatum import Broker
 from relatum.errors import ConfigurationError
 from relatum.reading import BrokerAddress, BrokerLogin
 from relatum.superstreams.connections import address_of
@@ -37,10 +39,10 @@ def test_urls_are_parted_by_either_character(between: str) -> None:
 
 def test_stream_urls_and_options_of_the_login_belong_to_each() -> None:
     """As many stream URLs, in the order of the others, or it is an error; options need TLS in each of them."""
-    address = BrokerAddress.parse("amqp://a;amqp://b", "rabbitmq-stream://a:1;rabbitmq-stream://b:2")
+    address = BrokerAddress.of(Broker("amqp://a;amqp://b", stream_url="rabbitmq-stream://a:1;rabbitmq-stream://b:2"))
     assert [each.stream_port for each in address.each] == [1, 2]
     with pytest.raises(ConfigurationError, match="as many stream URLs"):
-        BrokerAddress.parse("amqp://a;amqp://b", "rabbitmq-stream://a:1")
+        Broker("amqp://a;amqp://b", stream_url="rabbitmq-stream://a:1")
     address = BrokerAddress.parse("amqps://a;amqps://b").logging_in(verifies=False)
     assert [each.login.verifies for each in address.each] == [False, False]
     with pytest.raises(ConfigurationError, match="need a URL with TLS"):
@@ -58,11 +60,26 @@ def test_of_a_clients_connection() -> None:
     assert {each.user for each in address_of(connection).each} == {"u"}
     connection.maybe_switch_next()
     assert where(address_of(connection)) == ["b:5672", "a:5672", "c:5673", "f:5672"]
-    assert where(address_of(connection, "rabbitmq-stream://b:1")) == ["b:5672"]
     nodes = [pika.ConnectionParameters("a"), pika.ConnectionParameters("b"), pika.ConnectionParameters("c", 1, "other")]
     of_pika = pika.BaseConnection.__new__(pika.SelectConnection)
     of_pika.params = nodes[1]
     assert where(address_of(of_pika, nodes=nodes)) == ["b:5672", "a:5672"]
+
+
+def test_a_broker_is_a_value_that_shows_no_password() -> None:
+    """Equal by what it was made of, sent as that, frozen; a password beside the URL takes the place of the URL's."""
+    made = Broker("amqp://u:hidden@a/v;amqp://w:own@b/v", stream_url="rabbitmq-stream://a:1,rabbitmq-stream://b:2")
+    assert made == Broker(made.url, stream_url=made.stream_url) != Broker(made.url)
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert hash(pickle.loads(pickle.dumps(made))) == hash(made)
+    assert (repr(made), made.vhost) == ("Broker('amqp://u@a:5672/v (or b:5672)')", "v")
+    with pytest.raises(FrozenInstanceError):
+        made.url = "amqp://c"  # type: ignore[misc]
+    for password in ("later", len):
+        told = Broker(made.url, password=password)  # type: ignore[arg-type]
+        assert "later" not in repr(told)
+        assert told != made
+    assert [each.password for each in BrokerAddress.of(Broker(made.url, password="later")).each] == ["later", "own"]
 
 
 # --- how to log in ---------------------------------------------------------------------------------------------------
@@ -102,9 +119,10 @@ def test_of_a_clients_connection() -> None:
 )
 def test_what_cannot_be_is_one_error(url: str, words: str) -> None:
     """The error names what is wrong, comes before anything connects, and shows no password."""
-    with pytest.raises(ConfigurationError, match=words) as refused:
-        BrokerAddress.of(url)
-    assert "sec" not in str(refused.value)
+    for make in (BrokerAddress.of, lambda url: BrokerAddress.of(Broker(url))):
+        with pytest.raises(ConfigurationError, match=words) as refused:
+            make(url)
+        assert "sec" not in str(refused.value)
 
 
 def test_a_key_of_another_certificate_is_named_and_not_shown() -> None:
@@ -138,6 +156,8 @@ def test_text_in_place_of_files_can_be_sent_and_a_context_cannot() -> None:
     assert isinstance(pickle.loads(pickle.dumps(login)).tls_context(), ssl.SSLContext)
     with pytest.raises(ConfigurationError, match="cannot be sent"):
         pickle.dumps(BrokerLogin(ssl_context=ssl.create_default_context()))
+    with pytest.raises(ConfigurationError, match="cannot be sent"):
+        pickle.dumps(Broker("amqps://h", ssl_context=ssl.create_default_context()))
 
 
 def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from relatum import collecting, errors, local, recording, superstreams
 from relatum import contexts as room
 from relatum.collecting import ExecutorOptions
 from relatum.keys import as_definitions
-from relatum.reading import AsyncStreamReader, BrokerAddress, Message, Properties, ReaderStatistics, StreamReader
+from relatum.reading import AsyncStreamReader, Message, Properties, ReaderStatistics, StreamReader
 from relatum.reading._plan import Window
 from relatum_consumer import AsyncRelations, Expectation, GroupConsumer, Relations
 
@@ -111,7 +111,7 @@ def readers() -> None:
         texts = [each for each in NAMES if each != ""]
         routes = {"exchange": "", "routing_key": ""}
         take(f"{name}.routes", reader.routes, routes, exchange=texts, routing_key=texts)
-        opening = {"address": BROKER}
+        opening = {"broker": BROKER}
         take(
             f"{name}.open",
             kind.open,
@@ -120,32 +120,28 @@ def readers() -> None:
             heartbeat_s=COUNTS,
             broker_connections_max=[*COUNTS, 0, 1],
         )
-        take(f"{name}.open", kind.open, opening, auth_mechanism=CHOICES)
-        take(f"{name}.open", kind.open, opening, ssl_context=OTHERS)
     delivery = {"stream": "s", "offset": 1, "properties": pika.BasicProperties(), "body": b""}
     take("Message.from_amqp", Message.from_amqp, delivery, stream=NAMES, offset=OFFSETS, properties=OTHERS)
     take("Message.from_amqp", Message.from_amqp, delivery, body=[None, "x", 1, [], object()])
-    address = {"host": "h", "amqp_port": 5672}
-    take("BrokerAddress", BrokerAddress, address, host=NAMES, amqp_port=[*COUNTS, 2**63], stream_port=[*COUNTS, 2**63])
-    for field in ("user", "password", "vhost"):
-        take("BrokerAddress", BrokerAddress, address, **{field: [None, True, 1.5, b"x", NUL, HALF, [], object()]})
-    take("BrokerAddress.of", BrokerAddress.of, {"broker": BROKER}, broker=URLS, stream_url=URLS)
+    take("Broker", relatum.Broker, {"url": BROKER}, url=URLS, stream_url=URLS, auth_mechanism=CHOICES)
+    take("Broker", relatum.Broker, {"url": BROKER}, password=[True, 1.5, b"x", NUL, HALF, [], object()])
+    take("Broker", relatum.Broker, {"url": "amqps://h"}, ssl_context=OTHERS)
 
 
 def recorders(directory: Path) -> None:
     """Everything that records, and what looks after it."""
     both = {"broker": BROKER, "database": DATABASE}
     recorder = both | {"streams": ["s"]}
-    take("Recorder", recording.Recorder, recorder, broker=URLS, database=URLS, stream_url=URLS, streams=[*LISTS, []])
+    take("Recorder", recording.Recorder, recorder, broker=URLS, database=URLS, streams=[*LISTS, []])
     take("Recorder", recording.Recorder, recorder, holder=NAMES, database_connections_max=COUNTS, lease_s=SECONDS)
     take("Recorder", recording.Recorder, recorder, keys=LISTS)
-    embedded = {"address": BrokerAddress("127.0.0.1", amqp_port=1), "database": DATABASE}
-    take("EmbeddedRecorder", recording.EmbeddedRecorder, embedded, address=OTHERS, database=URLS)
+    embedded = {"broker": BROKER, "database": DATABASE}
+    take("EmbeddedRecorder", recording.EmbeddedRecorder, embedded, broker=OTHERS, database=URLS)
     take("prune", recording.prune, both, broker=URLS, database=URLS, names=LISTS, batch_rows=COUNTS)
     take("status", recording.status, both, broker=URLS, database=URLS, names=LISTS)
     stream = both | {"stream": "s"}
     take("backfill", recording.backfill, stream, broker=URLS, database=URLS, stream=NAMES, keys=LISTS)
-    take("backfill", recording.backfill, stream, super_stream=NAMES, stream_url=URLS)
+    take("backfill", recording.backfill, stream, super_stream=NAMES)
     take("verify", recording.verify, recorder, broker=URLS, database=URLS, streams=LISTS)
     shares = ["1", True, math.nan, math.inf, -1, 2**63, b"x", [], object()]
     take("verify", recording.verify, recorder | {"sample": 0.5}, sample=shares, seed=[*OFFSETS, 2**63])
@@ -162,7 +158,7 @@ def recorders(directory: Path) -> None:
     app = {"connection": celery.Celery(set_as_current=False)}
     lists = [each for each in LISTS if each != "orders"]
     take("intercept", relatum.intercept, app, database=URLS, recorder=CHOICES, on_invalid=CHOICES, streams=lists)
-    take("intercept", relatum.intercept, app, broker_url=URLS, stream_url=URLS, confirm_timeout_s=[*SECONDS, 0])
+    take("intercept", relatum.intercept, app, broker=URLS, confirm_timeout_s=[*SECONDS, 0])
     take("intercept", relatum.intercept, {}, connection=[None, *OTHERS])
     for kind in (local.LocalPostgreSQL, local.LocalRabbitMQ, local.LocalServers):
         where = {"directory": directory}
@@ -173,7 +169,7 @@ def collectors() -> None:
     """Everything that collects, and tells what became of messages."""
     for kind in (relatum.MessageCollector, relatum.AsyncMessageCollector):
         name, given = kind.__name__, {"name": "c", "database": DATABASE, "broker": BROKER}
-        take(name, kind, given, name=[*NAMES, "x" * 256], database=URLS, broker=URLS, stream_url=URLS, streams=LISTS)
+        take(name, kind, given, name=[*NAMES, "x" * 256], database=URLS, broker=URLS, streams=LISTS)
         take(name, kind, given, start=COUNTS, bytes_max=[*COUNTS, 0], bulks_max=[*COUNTS, 0], dead_letter_stream=NAMES)
         take(name, kind, given, type_of=OTHERS, lease_s=[*SECONDS, 0, 0.999, 10**12], keep_s=[*COUNTS, 0, 10**12])
 
@@ -274,7 +270,7 @@ def super_streams() -> None:
     partitions, keys = [*counts, 0, 1_001], [*LISTS, [], ["a", "a"], ["a", ""], ["a\rb"]]
     take("SuperStream", relatum.SuperStream, {"name": "s"}, name=long, route_by=routes, partitions=counts)
     others = superstreams.Layout.numbered("invoices", 2)
-    take("SuperStream of others", relatum.SuperStream, {"name": "s"}, stream_url=URLS, partitions=[others])
+    take("SuperStream of others", relatum.SuperStream, {"name": "s"}, broker=URLS, partitions=[others])
     take("SuperStream.partition_of", stream.partition_of, {"broker": BROKER}, key=[None, True, 1.5, HALF, [], object()])
     take("SuperStream.affinity", stream.affinity, {}, balance=CHOICES, name=[True, b"x", NUL, HALF], weights=WEIGHTS)
     handle = {"super_stream": stream}
@@ -301,7 +297,7 @@ def lookups() -> None:
     several = [each for each in NAMES if each != []]
     for kind in (Relations, AsyncRelations):
         name, given = kind.__name__, {"broker": BROKER, "database": DATABASE}
-        take(name, kind, given, broker=URLS, database=URLS, stream_url=URLS, timeout_s=[*SECONDS, 1e300])
+        take(name, kind, given, broker=URLS, database=URLS, timeout_s=[*SECONDS, 1e300])
         take(name, kind, given, broker_connections_max=COUNTS, database_connections_max=COUNTS)
         relations: Any = kind(**given)
         of_message, by_key = {"message": message}, {"key": "k", "value": 1}

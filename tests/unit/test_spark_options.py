@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from relatum import Broker
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum_spark._options import EARLIEST, LATEST, Place, SourceOptions, parse_options, parse_sink_options
 
@@ -160,12 +161,12 @@ def test_options_hide_credentials_and_travel() -> None:
 
 def test_broker_options() -> None:
     """The files of TLS come with the URL; a task that waits less connects within less."""
-    options = parsed(broker="amqps://u@h?cacertfile=/ca&certfile=/c&keyfile=/k")
-    login = options.broker.login
-    assert (login.ca, login.certificate, login.key) == ("/ca", "/c", "/k")
+    url = "amqps://u@h?cacertfile=/ca&certfile=/c&keyfile=/k"
+    options = parsed(broker=url)
+    assert options.broker == Broker(url)
     assert options.timeout_s == 10.0
     assert parsed(pollTimeoutMs="2000").timeout_s == 2.0
-    assert parsed(streamUrl="rabbitmq-stream://h:7").broker.stream_port == 7
+    assert parsed(streamUrl="rabbitmq-stream://h:7").broker.stream_url == "rabbitmq-stream://h:7"
 
 
 # --- the sink ---------------------------------------------------------------------------------------------

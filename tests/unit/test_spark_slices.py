@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relatum import Broker
 from relatum.keys import KeyDefinition
-from relatum.reading import BrokerAddress
 from relatum.recording import Plan, Segment
 from relatum.store.catalog import StreamRow
 
@@ -144,9 +144,7 @@ def test_the_work_of_the_tasks_can_be_pickled_and_shows_no_credentials() -> None
     """It travels to executors; nobody prints a password with it."""
     plan = plan_of("s", Segment(0, 5, frozenset([1])))
     tasks = [[part] for part in cut([plan], at_once=2, slice_offsets=1)]
-    work = Filling(
-        BrokerAddress.parse("amqp://me:secret@broker/"), "postgresql://me:secret@db/x", {"s": plan}, tasks, 50.0
-    )
+    work = Filling(Broker("amqp://me:secret@broker/"), "postgresql://me:secret@db/x", {"s": plan}, tasks, 50.0)
     assert pickle.loads(pickle.dumps(work)) == work
     assert "secret" not in repr(work)
 

@@ -20,7 +20,7 @@ from relatum.wire import (
 )
 from relatum.wire import _frames as frames
 from relatum.wire._chunk import Chunk
-from relatum.wire._frames import Broker, Code, Command
+from relatum.wire._frames import Code, Command, NodeAddress
 from tests.unit.wire_samples import answered, deliver, record, sized
 
 LOGIN = Login("user", "secret", "vhost", heartbeat_s=10)
@@ -139,7 +139,7 @@ def test_metadata() -> None:
     body += struct.pack(">I", 1) + frames.string("s") + struct.pack(">HHI", 1, 0xFFFF, 2) + struct.pack(">HH", 0, 1)
     (places,) = frames.decode_metadata(body)
     assert (places.stream, places.code, places.leader) == ("s", 1, None)
-    assert places.replicas == (Broker("a", 5552), Broker("b", 5552))
+    assert places.replicas == (NodeAddress("a", 5552), NodeAddress("b", 5552))
 
 
 @pytest.mark.parametrize("size", [0, 3, frames.HANDSHAKE_FRAME_BYTES_MAX + 1, 2**32 - 1])

@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 
 import relatum
-from relatum import MessageCollector, SerialConsumer, SerializationContexts
+from relatum import Broker, MessageCollector, SerialConsumer, SerializationContexts
 from relatum.collecting import Bulk, ExecutorOptions, collector_status
 from relatum.keys import KeyDefinition
 from relatum.store.database import make_engine
@@ -177,7 +177,7 @@ def reader_url(web_database_url: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def world(amqp_url: str, stream_url: str, web_database_url: str) -> Iterator[World]:
+def world(amqp_url: str, broker: Broker, web_database_url: str) -> Iterator[World]:
     """Streams with messages of all kinds, recorded."""
     orders, payments = unique_name("orders"), f'{unique_name("pay")} "/<b>?#%41&ö'
     engine = make_engine(web_database_url)
@@ -197,8 +197,8 @@ def world(amqp_url: str, stream_url: str, web_database_url: str) -> Iterator[Wor
         add_expectations(web_database_url, expectations(orders, payments))
         publish_plain(amqp_url, orders, [(b"later", {"host": "late", "order_id": "late"})])
         _collect(amqp_url, web_database_url, payments)
-        options = {"broker": amqp_url, "database": web_database_url, "stream_url": stream_url}
-        with super_stream(amqp_url, stream_url, 2) as layout:
+        options = {"broker": broker, "database": web_database_url}
+        with super_stream(broker, 2) as layout:
             _place(amqp_url, web_database_url, layout)
             yield World(options, orders, payments, len(BODIES), layout.super_stream)
     finally:
@@ -241,7 +241,7 @@ def page(world: World) -> Iterator[Asking]:
 
 def page_of(place: Place, **options: Any) -> WebOptions:
     """The options of a page on the test's own database, which is patient."""
-    given = {"broker": place.amqp, "database": place.database, "stream_url": place.stream_url, "timeout_s": 60.0}
+    given = {"broker": place.broker, "database": place.database, "timeout_s": 60.0}
     return WebOptions(**(given | options))
 
 
@@ -346,7 +346,7 @@ def _large(streams: list[str], count: int, chance: Random) -> dict[str, list[Any
 
 
 @pytest.fixture(scope="session")
-def talks(amqp_url: str, stream_url: str, _databases: Databases) -> Iterator[Talks]:
+def talks(amqp_url: str, broker: Broker, _databases: Databases) -> Iterator[Talks]:
     """Conversations, in a database of their own."""
     database_url = _databases.take()
     orders, payments, mails = unique_name("orders"), f'{unique_name("=pay")} "/<b>?#%41&ö', unique_name("mails")
@@ -375,7 +375,7 @@ def talks(amqp_url: str, stream_url: str, _databases: Databases) -> Iterator[Tal
             declare_stream(amqp_url, name)
             publish_plain(amqp_url, name, held[name])
         record(amqp_url, engine, *streams, keys=TALK_KEYS)
-        options = {"broker": amqp_url, "database": database_url, "stream_url": stream_url}
+        options = {"broker": broker, "database": database_url}
         yield Talks(options, orders, payments, 0, placed="", mails=mails)
     finally:
         engine.dispose()

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from relatum import Broker
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations
 from relatum_consumer.web import WebOptions, WebServer
@@ -164,14 +165,15 @@ def test_a_key_is_masked_by_an_option(place: Place, masked: str) -> None:
 # --- servers that are away, and users who may only read ------------------------------------------------------
 
 
-def test_servers_that_are_away_are_told_of_and_come_back(world: World, web_database_url: str) -> None:
+def test_servers_that_are_away_are_told_of_and_come_back(
+    world: World, amqp_url: str, stream_url: str, web_database_url: str
+) -> None:
     """It starts without them; a call says that it may pass, and is answered once they are there again."""
-    options = world.options
-    with Proxy.to(options["stream_url"]) as streams, Proxy.to(web_database_url) as database:
-        given = {"stream_url": streams.url(options["stream_url"]), "database": database.url(web_database_url)}
+    with Proxy.to(stream_url) as streams, Proxy.to(web_database_url) as database:
+        broker = Broker(amqp_url, stream_url=streams.url(stream_url))
         streams.accepts = database.accepts = False
         with (
-            WebServer(WebOptions(options["broker"], port=0, mcp=True, timeout_s=2, **given)) as server,
+            WebServer(WebOptions(broker, database.url(web_database_url), port=0, mcp=True, timeout_s=2)) as server,
             over_http(server.url) as agent,
         ):
             said = agent.error("find", key="host", value="busy")

@@ -190,7 +190,7 @@ def test_contexts_are_shown_where_they_live(page: Asking, world: World) -> None:
 def test_a_wait_that_is_over_is_said_to_be(place: Place) -> None:
     """What waited for a partition that is consumed so far waits for it no more: it waits for a member."""
     relatum = Relatum(place.amqp, place.stream_url, place.database)
-    with super_stream(place.amqp, place.stream_url, 2) as layout:
+    with super_stream(place.broker, 2) as layout:
         name, (source, target) = layout.super_stream, (each.stream for each in layout)
         with SerializationContexts(name, place.database, broker=place.amqp, header="order_id") as contexts:
             contexts.assign(["a"], source)

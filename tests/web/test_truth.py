@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import anyio
 import pytest
 
+from relatum import Broker
 from relatum_consumer.web.links import Links
 from relatum_consumer.web.site import KEPT_MAX, Site
 from tests.support import wait_until
@@ -69,7 +70,7 @@ def database_away(world: World, how: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("how", ["refusing", "stopped", "silent"])
 def test_a_page_without_its_database_says_so_in_each_view(
-    world: World, how: str, caplog: pytest.LogCaptureFixture
+    world: World, amqp_url: str, stream_url: str, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also in the first one; what the broker knows is shown, and the log says at the start what is wrong."""
     with database_away(world, how) as url, asking(world.page(database=url)) as page:
@@ -88,11 +89,11 @@ def test_a_page_without_its_database_says_so_in_each_view(
 
 @pytest.mark.parametrize("how", ["stopped", "frozen"])
 def test_a_page_without_its_broker_shows_what_the_database_knows(
-    world: World, how: str, caplog: pytest.LogCaptureFixture
+    world: World, amqp_url: str, stream_url: str, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Streams with what is recorded, keys, collectors and contexts; and all of it is as before once it is back."""
-    with Proxy.to(world.options["stream_url"]) as proxy:
-        options = world.page(stream_url=proxy.url(world.options["stream_url"]))
+    with Proxy.to(stream_url) as proxy:
+        options = world.page(broker=Broker(amqp_url, stream_url=proxy.url(stream_url)))
         with asking(options) as page:
             assert "data-away" not in page.get("/streams").text
             if how == "frozen":

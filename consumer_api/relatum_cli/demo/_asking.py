@@ -177,7 +177,7 @@ class Asking:
         """Ask which weather reports no flight of their hour followed in time, while there were flights at all."""
         weather, flights = self._servers.stream(WEATHER), self._servers.stream(FLIGHTS)
         expectation = Expectation(self._servers.stream("departures"), weather, "airport_hour", flights, WITHIN_S)
-        add_expectations(self._servers.database, expectation, vhost=self._servers.address.vhost)
+        add_expectations(self._servers.database, expectation, vhost=self._servers.broker.vhost)
         since, until = (self._flights[number].headers["relatum_time"] for number in (0, -1))
         report = self._relations.missing(expectation, since=_moment(since), until=_moment(until), limit=REPORTS_MAX)
         unmet = [*report.late, *report.missing, *report.not_known]

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from relatum.errors import ConfigurationError
 from relatum.local import LocalServers, reader_url
-from relatum.reading import Message, StreamReader
+from relatum.reading import Broker, Message, StreamReader
 from relatum.recording import Recorder
 from relatum_cli.demo._asking import REPEATS, Asking, Difference, Timed
 from relatum_cli.demo._data import FLIGHTS, PLANES, STREAMS, WEATHER, Data, load
@@ -93,8 +93,8 @@ Next        Open this flight by the address below. Beside it are its plane,
 @contextmanager
 def _running(given: ServerOptions, directory: Path | None, prefix: str) -> Iterator[Servers]:
     """The servers to run on: those given, or private ones."""
-    if given.broker or given.database:
-        yield Servers(given.broker_url, given.stream_url, given.database_url, prefix)
+    if given.broker_url or given.database:
+        yield Servers(given.broker, given.database_url, prefix)
         return
     with ExitStack() as stack:
         where = directory or Path(stack.enter_context(TemporaryDirectory(prefix="relatum-demo-")))
@@ -102,7 +102,8 @@ def _running(given: ServerOptions, directory: Path | None, prefix: str) -> Itera
         local = LocalServers(where, durable=directory is not None)
         with _doing("Starting a private RabbitMQ and a private PostgreSQL"):
             stack.enter_context(local)
-        yield Servers(local.broker_url, local.stream_url, local.database_url, prefix, directory)
+        broker = Broker(local.broker_url, stream_url=local.stream_url)
+        yield Servers(broker, local.database_url, prefix, directory)
 
 
 @contextmanager
@@ -123,10 +124,8 @@ def _run(servers: Servers, data: Data, checked: int, seed: int, *, quiet: bool) 
     with _doing(f"Publishing {messages:,} messages, and recording them") as add:
         publish_s, recorded_s = publish_and_record(servers, data, add)
     with (
-        Relations(
-            broker=servers.broker, database=servers.database, stream_url=servers.stream_url, timeout_s=TIMEOUT_S
-        ) as relations,
-        StreamReader.open(servers.address, timeout_s=TIMEOUT_S) as reader,
+        Relations(servers.broker, servers.database, timeout_s=TIMEOUT_S) as relations,
+        StreamReader.open(servers.broker, timeout_s=TIMEOUT_S) as reader,
     ):
         with _doing("Asking five questions, and scanning the streams for their answers"):
             asking = Asking(servers, data, relations, reader)
@@ -244,16 +243,16 @@ def _serve(running: Servers, port: int, flight: str, *, is_private: bool) -> Non
 
     database = running.database
     if is_private:
-        print_exports(running.broker, running.stream_url, database)
+        print_exports(running.broker, database)
         database = reader_url(database)
     stop = threading.Event()
     streams = [running.stream(name) for name in STREAMS]
-    recorder = Recorder(running.broker, running.database, streams, stream_url=running.stream_url)
+    recorder = Recorder(running.broker, running.database, streams)
     thread = threading.Thread(target=recorder.run, args=(stop,), name="relatum-demo-recorder", daemon=True)
     thread.start()
     try:
         stream, _, offset = flight.rpartition("@")
-        options = WebOptions(running.broker, database, running.stream_url, port=port, timeout_s=TIMEOUT_S)
+        options = WebOptions(running.broker, database, port=port, timeout_s=TIMEOUT_S)
         serve(options, begin=(stream, int(offset)))
     finally:
         stop.set()

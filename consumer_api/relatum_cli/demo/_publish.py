@@ -11,7 +11,7 @@ from pika.exceptions import AMQPError
 
 import relatum
 from relatum.errors import BrokerUnavailable, ConfigurationError
-from relatum.reading import BrokerAddress
+from relatum.reading import Broker
 from relatum.superstreams.streams import queue_exists
 from relatum_cli.demo._data import KEYS, STREAMS, Data, Row
 
@@ -26,16 +26,10 @@ RECORDED_S = 600.0
 class Servers:
     """Where the demo runs, and the prefix of its streams' names. `directory`: that of private servers that stay."""
 
-    broker: str
-    stream_url: str | None
+    broker: Broker
     database: str
     prefix: str = ""
     directory: Path | None = None
-
-    @property
-    def address(self) -> BrokerAddress:
-        """The broker's address."""
-        return BrokerAddress.parse(self.broker, self.stream_url)
 
     def stream(self, name: str) -> str:
         """The full name of one of the demo's streams."""
@@ -68,10 +62,10 @@ def publish_and_record(servers: Servers, data: Data, progress: Callable[[str], N
         NotRecordedInTime: a stream was not recorded in time.
     """
     try:
-        with pika.BlockingConnection(pika.URLParameters(servers.broker)) as connection:
+        with pika.BlockingConnection(pika.URLParameters(servers.broker.url)) as connection:
             _declare(connection, servers)
             relatum.intercept(
-                connection, database=servers.database, keys=KEYS, recorder="embedded", stream_url=servers.stream_url
+                connection, database=servers.database, keys=KEYS, recorder="embedded", broker=servers.broker
             )
             try:
                 began = time.perf_counter()

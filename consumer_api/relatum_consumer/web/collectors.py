@@ -41,7 +41,7 @@ async def collectors(site: Site, _: Nothing) -> CollectorsAnswer:
 async def _statuses(site: Site, names: tuple[str, ...] | None = None) -> tuple[CollectorStatus, ...]:
     """The collectors of the virtual host, by name."""
     alone = partial(collector_status, site.database, names)
-    found = await site.with_broker(("collectors", names), _KEPT_S, partial(alone, broker=site.address), alone)
+    found = await site.with_broker(("collectors", names), _KEPT_S, partial(alone, broker=site.options.broker), alone)
     return tuple(each for each in found if each.vhost == site.address.vhost)
 
 

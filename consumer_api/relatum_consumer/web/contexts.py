@@ -109,7 +109,7 @@ async def super_stream(site: Site, asked: SuperStreamAsked) -> SuperStreamAnswer
     is_masked = site.masking.is_masked_place("header", status.header)
     found, latest = await site.in_thread(partial(_contexts_of, site, asked, shown))
     page = found[: asked.limit]
-    ask = partial(consumers, asked.name, database=site.database, broker=site.address)
+    ask = partial(consumers, asked.name, database=site.database, broker=site.options.broker)
     consumed = await site.with_broker(("consumers", asked.name), CONTEXTS_KEPT_S, ask, lambda: None)
     return SuperStreamAnswer(
         super_stream=status,

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from relatum.checks import checked_count, checked_seconds, shown
 from relatum.errors import ConfigurationError
+from relatum.reading import Broker
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """What a browser on this machine may call it; a page of elsewhere whose name was turned to 127.0.0.1 is refused."""
@@ -29,9 +30,8 @@ class WebOptions:
     """Where the page listens, what it stands on, and who may see what of it.
 
     Attributes:
-        broker: The broker's URL; `read` on the streams is all that the page needs.
+        broker: The broker's URL, or a `Broker`; `read` on the streams is all that the page needs.
         database: PostgreSQL's URL; its sessions are read-only, whatever the role may do.
-        stream_url: Where the stream protocol is, if that cannot be told from the broker's URL.
         host: The address it listens at. Any but a loopback one needs a `token`.
         port: The port; 0 for a free one. Default 8440.
         root_path: What stands before every path where a proxy serves the page below one, as "/relatum".
@@ -54,9 +54,8 @@ class WebOptions:
         ConfigurationError: they cannot go together, or would show the page to anyone.
     """
 
-    broker: str = field(repr=False)
+    broker: str | Broker = field(repr=False)
     database: str = field(repr=False)
-    stream_url: str | None = field(default=None, repr=False)
     host: str = "127.0.0.1"
     port: int = 8440
     root_path: str = ""

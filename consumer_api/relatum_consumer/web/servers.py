@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from relatum.errors import RelatumError
-from relatum.reading import AsyncStreamReader, BrokerAddress
+from relatum.reading import AsyncStreamReader, Broker, BrokerAddress
 from relatum.store.catalog import KEYS_IN_FORCE
 from relatum.store.database import Database
 from relatum.waiting import Threads, in_thread, within
@@ -55,17 +55,17 @@ class Servers:
     """Asks both, and remembers since when one does not answer.
 
     Args:
-        address: The broker's.
+        broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL.
     """
 
-    def __init__(self, address: BrokerAddress, database: str) -> None:
-        self._address = address
+    def __init__(self, broker: str | Broker, database: str) -> None:
+        self._broker = broker
         self._database = Database(database, connections_max=1)
         self._threads = Threads(1, "relatum-servers")
         self._reader: AsyncStreamReader | None = None
         self._lock = asyncio.Lock()
-        self.broker = Server("RabbitMQ", "", _place_of(address))
+        self.broker = Server("RabbitMQ", "", _place_of(BrokerAddress.of(broker)))
         self.database = Server("PostgreSQL", "", self._database.address.name)
 
     @property
@@ -97,7 +97,7 @@ class Servers:
 
     async def _reach_broker(self) -> None:
         if self._reader is None:
-            self._reader = await AsyncStreamReader.open(self._address, timeout_s=ANSWER_S, broker_connections_max=2)
+            self._reader = await AsyncStreamReader.open(self._broker, timeout_s=ANSWER_S, broker_connections_max=2)
         await self._reader.missing([_ANY_STREAM])
 
 

@@ -92,15 +92,15 @@ class Site:
         self.links = links
         self.rates = Rates()
         self.masking = Masking(options.masked_keys, bodies=options.mask_bodies, show_bodies=options.show_bodies)
-        self.address = BrokerAddress.parse(options.broker, options.stream_url)
+        self.address = BrokerAddress.of(options.broker)
         database = read_only(options.database, options.timeout_s + _ORPHANED_S)
         self.relations = AsyncRelations(
-            self.address,
+            options.broker,
             database,
             timeout_s=options.timeout_s,
             database_connections_max=options.database_connections_max,
         )
-        self.servers = Servers(self.address, database)
+        self.servers = Servers(options.broker, database)
         # One for what is live.
         self.database = Database(database, refusing=None, connections_max=_THREADS + 1, statement_s=options.timeout_s)
         self.engine = self.database.engine
@@ -136,7 +136,7 @@ class Site:
         """The reader of streams, opened by who first needs it."""
         async with self._opening:
             if self._reader is None:
-                self._reader = await AsyncStreamReader.open(self.address, timeout_s=self.options.timeout_s)
+                self._reader = await AsyncStreamReader.open(self.options.broker, timeout_s=self.options.timeout_s)
             return self._reader
 
     async def keys(self) -> tuple[KeyDefinition, ...]:
@@ -177,7 +177,7 @@ class Site:
         return await self.with_broker(
             ("status", wanted),
             KEPT_S,
-            partial(status, self.address, self.database, wanted),
+            partial(status, self.options.broker, self.database, wanted),
             partial(recorded_status, self.engine, self.address.vhost, wanted, away),
         )
 

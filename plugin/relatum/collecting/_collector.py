@@ -24,12 +24,8 @@ class MessageCollector(Collector[Executor], Closing):
 
     Args:
         name: The collector's name.
+        broker: The broker's URL, or a `Broker`. None: no streams, no "spill", no taking over, no dead-letter stream.
         database: PostgreSQL's URL, or a `Database`.
-        broker: The broker's URL or address. None: no streams, no "spill", no taking over, no dead-letter stream.
-        stream_url: The stream protocol's URL, if it does not follow from the broker's.
-        ssl_context: The TLS context for the broker; None: by its URL, or the system's authorities.
-        auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
-            broker's URL says, or PLAIN.
         streams: Streams and super streams to follow; each of their messages is collected exactly once.
         start: Where to begin with a stream that this collector never followed: "first", "next", or an offset.
         bytes_max: Bytes of all held messages.

@@ -1,7 +1,6 @@
 """What both faces of the message collector share: options, executors, handlers, start and end."""
 
 import logging
-import ssl
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, Final, Generic, TypeVar
@@ -30,7 +29,7 @@ from relatum.collecting._statistics import CollectorStatistics
 from relatum.errors import ConfigurationError, InvalidInput, Transient
 from relatum.processes import of_one_process
 from relatum.publishing import DeadLetters
-from relatum.reading import AuthMechanism, BrokerAddress, Message
+from relatum.reading import Broker, BrokerAddress, Message
 from relatum.store.database import AnyDatabase
 from relatum.waiting import log_failure
 
@@ -57,11 +56,8 @@ class Collector(Generic[ExecutorT]):
         self,
         name: str,
         *,
+        broker: str | Broker | None = None,
         database: AnyDatabase,
-        broker: str | BrokerAddress | None = None,
-        stream_url: str | None = None,
-        ssl_context: ssl.SSLContext | None = None,
-        auth_mechanism: AuthMechanism | None = None,
         streams: Sequence[str] = (),
         start: StartAt = "first",
         bytes_max: int = BYTES_MAX,
@@ -80,7 +76,7 @@ class Collector(Generic[ExecutorT]):
         self.name = checked_name("name", name)
         self._address: BrokerAddress | None = None
         if broker is not None:
-            self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
+            self._address = BrokerAddress.of(broker)
         self._streams = NamedStreams(self._address, checked_names("streams", streams), start, dead_letter_stream)
         self._type_of = type_of
         self._dead_letters: DeadLetters | None = None

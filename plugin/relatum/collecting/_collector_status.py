@@ -8,10 +8,10 @@ from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_count, checked_name, checked_names, meant, shown
+from relatum.checks import checked_count, checked_name, checked_names, meant
 from relatum.errors import InvalidInput, NotFound, StreamNotFound
 from relatum.outcomes import Outcome, OutcomeStatus
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import Broker, BrokerAddress, StreamReader
 from relatum.store.database import AnyDatabase, as_engine, sql
 from relatum.store.translation import translated_errors
 
@@ -149,22 +149,21 @@ class CollectorStatus:
 
 
 def collector_status(
-    database: AnyDatabase, names: Collection[str] | None = None, *, broker: BrokerAddress | None = None
+    database: AnyDatabase, names: Collection[str] | None = None, *, broker: str | Broker | None = None
 ) -> list[CollectorStatus]:
     """The status of collectors, by name.
 
     Args:
         database: PostgreSQL's URL, or a `Database`.
         names: Collectors; None: all.
-        broker: The streams' broker, to compute `lag_offsets`; None: they stay None.
+        broker: The streams' broker, its URL or a `Broker`, to compute `lag_offsets`; None: they stay None.
 
     Raises:
         NotFound: There is no collector of one of the names.
     """
     if names is not None:
         names = checked_names("names", names)
-    if broker is not None and not isinstance(broker, BrokerAddress):
-        raise InvalidInput(f"broker= takes a BrokerAddress, not {shown(broker)}")
+    address = None if broker is None else BrokerAddress.of(broker)
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
         rows = connection.execute(ALL_COLLECTORS).all()
         known = {row.name for row in rows}
@@ -172,7 +171,7 @@ def collector_status(
             if name not in known:
                 raise NotFound(f"there is no collector {name!r}{meant(name, known)}: its first member makes it")
         found = [_status_of(connection, row) for row in rows if names is None or row.name in names]
-    return found if broker is None else _with_lags(found, broker)
+    return found if address is None else _with_lags(found, address)
 
 
 def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:

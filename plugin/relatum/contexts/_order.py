@@ -23,7 +23,7 @@ from relatum.contexts._super_stream_rows import open_super_stream
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, SuperStreamNotFound
 from relatum.headers import CONTEXT_HEADER
 from relatum.ids import MessageId
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import Broker, BrokerAddress, StreamReader
 from relatum.store.database import ONCE_STATEMENT_S, AnyDatabase, Database
 
 FINDINGS_MAX: Final = 1_000
@@ -287,9 +287,8 @@ class OrderCheck:
 def verify(
     super_stream: str,
     *,
-    broker: str | BrokerAddress,
+    broker: str | Broker,
     database: AnyDatabase | None = None,
-    stream_url: str | None = None,
     header: str | None = None,
     progress: Callable[[SerialReport], None] | None = None,
 ) -> SerialReport:
@@ -301,10 +300,9 @@ def verify(
 
     Args:
         super_stream: Its name.
-        broker: The broker's URL or address.
+        broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`. None reads the streams alone: then the partitions are those that
             are bound now, and where retention has dropped fences, what they made strays seems to count.
-        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         header: The header that names contexts; None takes the database's word, and "serialization_context" without one.
         progress: Called with what is known so far, about every 20,000 messages.
 
@@ -314,7 +312,7 @@ def verify(
     checked_name("super_stream", super_stream)
     if header is not None:
         checked_name("header", header)
-    address = BrokerAddress.of(broker, stream_url)
+    address = BrokerAddress.of(broker)
     with StreamReader.open(address) as reader:
         header, ranges, floors = _begin(reader, address, database, super_stream, header)
 

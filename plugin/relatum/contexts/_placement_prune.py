@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from relatum.contexts._placements import PartitionState
 from relatum.errors import StreamNotFound
 from relatum.limits import INTEGER_MAX
-from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error
+from relatum.reading import Broker, BrokerAddress, StreamBounds, StreamReader, bounds_or_error
 from relatum.store.database import sql
 from relatum.store.tables import super_stream_partitions, super_streams
 from relatum.store.translation import translated_errors
@@ -85,9 +85,7 @@ FORGET_MOVES: Final = sql("""
 """Deletes ended moves that have no context left."""
 
 
-def forget_placements(
-    engine: sa.Engine, broker: str | BrokerAddress, *, stream_url: str | None = None, batch_rows: int = BATCH_ROWS
-) -> int:
+def forget_placements(engine: sa.Engine, broker: str | Broker, *, batch_rows: int = BATCH_ROWS) -> int:
     """Delete what is over of all super streams of a virtual host, in bounded transactions; gives the rows deleted.
 
     That is placements that were released an hour ago, and moves of which both ends are dropped by retention and
@@ -96,11 +94,10 @@ def forget_placements(
 
     Args:
         engine: The database.
-        broker: The broker's URL or address.
-        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
+        broker: The broker's URL, or a `Broker`.
         batch_rows: Placements deleted in one transaction at most.
     """
-    address = BrokerAddress.of(broker, stream_url)
+    address = BrokerAddress.of(broker)
     with translated_errors(), engine.connect() as connection:
         of_vhost = sa.select(super_streams.c.super_stream_id).where(super_streams.c.vhost == address.vhost)
         ids = list(connection.scalars(of_vhost))

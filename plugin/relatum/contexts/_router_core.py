@@ -29,6 +29,7 @@ from relatum.errors import (
 )
 from relatum.headers import PLACED_HEADER
 from relatum.ids import MessageId
+from relatum.reading import Broker
 from relatum.store.database import AnyDatabase, Database
 from relatum.store.members import LEASE_S
 from relatum.superstreams import Candidate, describe_super_stream
@@ -57,8 +58,7 @@ class RouterCore:
         database: "AnyDatabase",
         options: RouterOptions,
         *,
-        broker: str | None = None,
-        stream_url: str | None = None,
+        broker: str | Broker | None = None,
     ) -> None:
         self.super_stream = checked_super_stream(super_stream)
         self.options = options
@@ -76,7 +76,6 @@ class RouterCore:
         self._ending = Deadline(None)
         self._database = Database(database, ending=self._ending, refusing=None, writes=True, idle_s=LEASE_S)
         self._broker = broker
-        self._stream_url = stream_url
         self._lock = threading.Lock()
         self._streams: ControlStreams | None = None
         self._store: PlacementStore | None = None
@@ -94,7 +93,7 @@ class RouterCore:
         self._read: tuple[int, tuple[int, Sequence[Placement] | None]] = 0, (0, None)
         self._published = self._unnamed = 0
         if broker is not None:
-            address_of(broker, stream_url)
+            address_of(broker)
         metrics.report(self, super_stream=self.super_stream, kind=options.kind)
 
     def statistics(self) -> RouterStatistics:
@@ -144,15 +143,15 @@ class RouterCore:
                     self._open_store(source)
 
     def _describe(self, source: Any) -> None:
-        vhost = address_of(source, self._stream_url).vhost
+        vhost = address_of(source).vhost
         self._vhost = self._vhost or vhost
         self.check_vhost(vhost)
-        layout = describe_super_stream(source, self.super_stream, stream_url=self._stream_url)
+        layout = describe_super_stream(source, self.super_stream)
         self._candidates = [PartitionRow(0, each.stream, each.binding_key, each.place) for each in layout]
         self.has_layout = True
 
     def _open_store(self, source: Any) -> None:
-        address = address_of(source, self._stream_url)
+        address = address_of(source)
         if self._streams is None:
             self._streams = ControlStreams(address, self.options.header)
         store = self._store or PlacementStore(self._database, address.vhost, self.super_stream)

@@ -21,6 +21,7 @@ from relatum.contexts._set_keeper import SetKeeper
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, RelatumError
 from relatum.processes import of_one_process
 from relatum.publishing import OwnProperties, copy_with
+from relatum.reading import Broker
 from relatum.store.database import AnyDatabase
 from relatum.superstreams import Target
 from relatum.superstreams.connections import vhost_of
@@ -101,13 +102,12 @@ class RouterBase(Generic[Options]):
         database: "AnyDatabase",
         options: Options | None = None,
         *,
-        broker: str | None = None,
-        stream_url: str | None = None,
+        broker: str | Broker | None = None,
     ) -> None:
         self._options: Options = self._options_class() if options is None else options
         if not isinstance(self._options, self._options_class):
             raise ConfigurationError(f"options= takes {self._options_class.__name__}, not {shown(options)}")
-        self._core = RouterCore(super_stream, database, self._options, broker=broker, stream_url=stream_url)
+        self._core = RouterCore(super_stream, database, self._options, broker=broker)
         self._set_up()
         of_one_process(self, "a router")
 
@@ -301,8 +301,7 @@ class ContextRouter(Router[ContextOptions]):
         super_stream: The super stream's name.
         database: PostgreSQL's URL, or a `Database`, which stays the caller's.
         options: How it places and checks.
-        broker: The broker's URL. None (default): that of the channel first published on.
-        stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
+        broker: The broker's URL, or a `Broker`. None (default): that of the channel first published on.
 
     Raises:
         ConfigurationError: an option, or a URL, cannot be one.

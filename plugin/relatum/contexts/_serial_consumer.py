@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from relatum.contexts._serial_status import SerialStatus, read_status
 from relatum.contexts._serial_store import ConsumerStore
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, PartitionLost, UsedAfterClose
 from relatum.processes import of_one_process
-from relatum.reading import AuthMechanism, BrokerAddress, Message, StreamReader
+from relatum.reading import Broker, BrokerAddress, Message, StreamReader
 from relatum.store.database import AnyDatabase
 from relatum.waiting import AfterStop, backoff, log_failure, within
 
@@ -42,18 +41,15 @@ class ConsumerBase:
         name: str,
         options: SerialOptions = SerialOptions(),
         *,
+        broker: str | Broker,
         database: AnyDatabase,
-        broker: str | BrokerAddress,
-        stream_url: str | None = None,
-        ssl_context: ssl.SSLContext | None = None,
-        auth_mechanism: AuthMechanism | None = None,
     ) -> None:
         self.super_stream = checked_name("super_stream", super_stream)
         self.name = checked_name("name", name)
         if not isinstance(options, SerialOptions):
             raise InvalidInput(f"options= takes SerialOptions, not {shown(options)}")
         self._options = options
-        self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
+        self._address = BrokerAddress.of(broker)
         self._store = ConsumerStore(super_stream, name, database, vhost=self._address.vhost, lease_s=options.lease_s)
         self._member = Member(super_stream, self._store, self._address, options=options)
         self._batches = self._member.batches
@@ -131,12 +127,8 @@ class SerialConsumer(ConsumerBase, Closing):
         super_stream: The super stream's name.
         name: The consumer's name. Each name consumes every message.
         options: How it reads.
+        broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`, which stays the caller's.
-        broker: The broker's URL or address.
-        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
-        ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
-        auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
-            broker's URL says, or PLAIN.
 
     Raises:
         InvalidInput: A name cannot be one.

@@ -8,7 +8,7 @@ from relatum.checks import checked_name
 from relatum.contexts._serial_member_store import DRAINED, LOCK_CONSUMER, PARTITIONS
 from relatum.contexts._serial_store import HOLDS_SHOWN
 from relatum.errors import Conflict, NotFound, StreamNotFound
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import Broker, BrokerAddress, StreamReader
 from relatum.store.database import AnyDatabase, Database, sql
 
 _CONSUMERS: Final = sql("""
@@ -114,22 +114,19 @@ def read_status(database: Database, consumer_id: int, reader: StreamReader) -> S
     return SerialStatus(partitions)
 
 
-def consumers(
-    super_stream: str, *, database: AnyDatabase, broker: str | BrokerAddress, stream_url: str | None = None
-) -> dict[str, SerialStatus]:
+def consumers(super_stream: str, *, broker: str | Broker, database: AnyDatabase) -> dict[str, SerialStatus]:
     """How far all serial consumers of a super stream are, by name.
 
     Args:
         super_stream: The super stream's name.
+        broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
-        broker: The broker's URL or address.
-        stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
 
     Raises:
         DatabaseUnavailable, BrokerUnavailable: one of them does not answer.
     """
     checked_name("super_stream", super_stream)
-    address = BrokerAddress.of(broker, stream_url)
+    address = BrokerAddress.of(broker)
     with closing(Database(database, refusing=None)) as shared:
         rows = shared.rows(_CONSUMERS, {"super_stream": super_stream})
         ids = {row.name: row.consumer_id for row in rows if row.vhost == address.vhost}

@@ -1,6 +1,5 @@
 """Serialization contexts for operators: placed, listed and moved."""
 
-import ssl
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -26,7 +25,7 @@ from relatum.errors import (
 from relatum.headers import CONTEXT_HEADER
 from relatum.limits import INTEGER_MAX, PARTITIONS_MAX
 from relatum.processes import of_one_process
-from relatum.reading import AuthMechanism, BrokerAddress
+from relatum.reading import Broker, BrokerAddress
 from relatum.store.database import AnyDatabase
 from relatum.superstreams import Layout, add_partition, describe_super_stream, unbind_partition
 from relatum.superstreams.connections import blocking_connection
@@ -44,11 +43,7 @@ class SerializationContexts(Closing):
     Args:
         super_stream: The super stream's name.
         database: PostgreSQL's URL, or a `Database`, which stays the caller's.
-        broker: The broker's AMQP URL or address. Moving contexts and changing partitions needs it, looking does not.
-        stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
-        ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
-        auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
-            broker's URL says, or PLAIN.
+        broker: The broker's URL, or a `Broker`. Moving contexts and changing partitions needs it, looking does not.
         vhost: The super stream's virtual host; None (default): the broker's, or "/" without one.
         header: The header that names contexts; None (default): the one the super stream is used with, or
             `serialization_context` where it was not used before.
@@ -67,10 +62,7 @@ class SerializationContexts(Closing):
         super_stream: str,
         database: AnyDatabase,
         *,
-        broker: str | BrokerAddress | None = None,
-        stream_url: str | None = None,
-        ssl_context: ssl.SSLContext | None = None,
-        auth_mechanism: AuthMechanism | None = None,
+        broker: str | Broker | None = None,
         vhost: str | None = None,
         header: str | None = None,
         moves_at_once: int = MOVES_AT_ONCE,
@@ -84,7 +76,7 @@ class SerializationContexts(Closing):
                 checked_name(argument, name)
         address: BrokerAddress | None = None
         if broker is not None:
-            address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
+            address = BrokerAddress.of(broker)
         self.super_stream = super_stream
         self._address = address
         self._moves_at_once = moves_at_once

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from relatum.errors import ConfigurationError, StreamNotHere
 from relatum.following._connection import Connection
 from relatum.following._subscriptions import Interrupted, Subscription
-from relatum.reading import OUT_OF_REACH_S, PLACES_AT_ONCE, Broker, SocketConnection, StreamPlaces, other_nodes
+from relatum.reading import OUT_OF_REACH_S, PLACES_AT_ONCE, NodeAddress, SocketConnection, StreamPlaces, other_nodes
 from relatum.waiting import ComponentLoop, Pauses
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ SETTLED_S: Final = 5.0
 class Node:
     """A node of the broker (None: the one that is connected first), its connections, and the streams that wait."""
 
-    def __init__(self, where: Broker | None) -> None:
+    def __init__(self, where: NodeAddress | None) -> None:
         self.where = where
         self.connections: list[Connection] = []
         self.waiting: set[asyncio.Future[None]] = set()
@@ -67,7 +67,7 @@ class Connections:
     def __init__(
         self,
         loop: ComponentLoop,
-        link: Callable[[Broker | None], Awaitable[SocketConnection]],
+        link: Callable[[NodeAddress | None], Awaitable[SocketConnection]],
         *,
         connections_max: int,
         window_bytes: int,
@@ -82,7 +82,7 @@ class Connections:
         self._back = back
         self._spread_most = self._spread_max = min(SPREAD_MAX, connections_max)
         self._home = Node(None)
-        self._nodes: dict[Broker | None, Node] = {None: self._home}
+        self._nodes: dict[NodeAddress | None, Node] = {None: self._home}
         self._misplaced: dict[str, asyncio.Future[StreamPlaces]] = {}
         self._unasked: list[str] = []
         self._dirty: dict[Connection, None] = {}
@@ -94,7 +94,7 @@ class Connections:
         # Also called by the thread that exports metrics.
         return sum(len(node.connections) for node in list(self._nodes.values()))
 
-    def _node(self, where: Broker | None) -> Node:
+    def _node(self, where: NodeAddress | None) -> Node:
         if where not in self._nodes:
             self._nodes[where] = Node(where)
         return self._nodes[where]
@@ -129,7 +129,7 @@ class Connections:
         if connection is not None and connection.subscriptions.grant(subscription):
             self._touch(connection)
 
-    async def other_node(self, stream: str) -> Broker:
+    async def other_node(self, stream: str) -> NodeAddress:
         """Find another reachable node that has a stream; one question serves many streams."""
         if not self._home.connections:
             raise Interrupted

@@ -23,7 +23,7 @@ from relatum.following._connections import SETTLED_S
 from relatum.following._delivery import HeldChunk
 from relatum.following._events import Attached, CaughtUp, Event, Hole, Replaced
 from relatum.following._subscriptions import Ended, Interrupted, Subscription
-from relatum.reading import Agreement, Broker, Message, Position, RecordBatch, StreamBounds, position_of
+from relatum.reading import Agreement, Message, NodeAddress, Position, RecordBatch, StreamBounds, position_of
 from relatum.waiting import Pauses, may_repeat
 from relatum.wire import Chunk, Code
 
@@ -66,7 +66,7 @@ class Followed:
         self.number = number
         self.next_offset = next_offset
         self.known = known
-        self.node: Broker | None = None
+        self.node: NodeAddress | None = None
         self.items: deque[Event | HeldChunk] = deque()
         self.has_turn = self.is_over = self.is_attached = False
         self.given_bytes = self.window = 0

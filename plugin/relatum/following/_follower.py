@@ -18,7 +18,16 @@ from relatum.following._followed import Finding, Followed
 from relatum.limits import INTEGER_MAX
 from relatum.metrics import Counter, Gauge, reported
 from relatum.processes import of_one_process
-from relatum.reading import Agreement, Broker, BrokerAddress, Position, SocketConnection, StreamReader, agreement
+from relatum.reading import (
+    Agreement,
+    AnyBroker,
+    BrokerAddress,
+    NodeAddress,
+    Position,
+    SocketConnection,
+    StreamReader,
+    agreement,
+)
 from relatum.waiting import ComponentLoop, Outages, Server, Threads, in_thread
 
 logger = logging.getLogger("relatum.follower")
@@ -80,7 +89,7 @@ class StreamFollower:
     def __init__(
         self,
         loop: ComponentLoop,
-        broker: BrokerAddress | str,
+        broker: AnyBroker,
         on_event: Callable[[Event], object],
         *,
         gather_s: float = 0.0,
@@ -241,10 +250,10 @@ class StreamFollower:
         async with self._asking:
             return await self._loop.ask(function, *args, threads=self._threads)
 
-    async def _link(self, node: Broker | None) -> SocketConnection:
+    async def _link(self, node: NodeAddress | None) -> SocketConnection:
         return await in_thread(self._threads, self._open_link, node, returned=SocketConnection.close)
 
-    def _open_link(self, node: Broker | None) -> SocketConnection:
+    def _open_link(self, node: NodeAddress | None) -> SocketConnection:
         """Open a connection to a node; None: the node that is connected first."""
         return self.reader().link(node)
 

@@ -8,7 +8,7 @@ node.
 from typing import TYPE_CHECKING, Final
 
 from relatum.errors import RelatumError, StreamUnavailable
-from relatum.reading import ATTACHES_MAX, CLOSES_SINCE, Broker, StreamPlaces, refusal
+from relatum.reading import ATTACHES_MAX, CLOSES_SINCE, NodeAddress, StreamPlaces, refusal
 from relatum.wire import (
     SUBSCRIPTIONS,
     Answer,
@@ -134,11 +134,11 @@ class Subscriptions:
         return self._session.server_properties.get("version", "")
 
     @property
-    def own_node(self) -> Broker:
+    def own_node(self) -> NodeAddress:
         """The node, by the name it advertises."""
         properties = self._session.connection_properties
         port = properties.get("advertised_port", "")
-        return Broker(properties.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
+        return NodeAddress(properties.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 

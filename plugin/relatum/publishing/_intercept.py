@@ -21,7 +21,7 @@ from relatum.publishing._interception import (
 )
 from relatum.publishing._publisher_statistics import PublisherCounts, PublisherStatistics
 from relatum.publishing._stamp import OnInvalid, Stamper
-from relatum.reading import BrokerAddress
+from relatum.reading import Broker, BrokerAddress
 from relatum.store.database import AnyDatabase
 from relatum.uuid7 import uuid7
 
@@ -53,8 +53,7 @@ def intercept(
     recorder: RecorderChoice = "embedded",
     on_invalid: OnInvalid = "raise",
     streams: Iterable[str] = (),
-    broker_url: str | None = None,
-    stream_url: str | None = None,
+    broker: str | Broker | None = None,
     confirm_timeout_s: float | None = None,
     copy_to: str | None = None,
 ) -> _Connection:
@@ -85,8 +84,8 @@ def intercept(
             exchanges: Relatum cannot find them.
         broker_url: The broker to read streams from; several nodes' URLs are separated by `;`. None (default): that of
             the connection, with its TLS and login; for Celery and dramatiq also their other URLs.
-        stream_url: The stream protocol's address, if it is not at its usual distance from the AMQP port: as many as
-            URLs in `broker_url`.
+        broker: The broker to read streams from: its URL, or a `Broker`, whose TLS and login count. None (default): that
+            of the connection, with its TLS and login; for Celery and dramatiq also their other URLs.
         confirm_timeout_s: aio-pika: seconds to wait for a confirm if `publish` has no `timeout`; then the outcome is
             unknown. None (default): until the connection is found lost, about two heartbeats.
         copy_to: Celery and dramatiq: a stream that gets a copy of each message to the default exchange, as tasks
@@ -109,8 +108,7 @@ def intercept(
         recorder=recorder,
         on_invalid=on_invalid,
         streams=(streams,) if isinstance(streams, str) else checked_names("streams", streams),
-        broker_url=broker_url,
-        stream_url=stream_url,
+        broker=broker,
         confirm_timeout_s=confirm_timeout_s,
         copy_to=copy_to,
     )
@@ -214,12 +212,11 @@ def stamped(headers: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], s
 
 @contextmanager
 def recording_here(
-    broker: "str | BrokerAddress",
+    broker: str | Broker,
     database: "AnyDatabase",
     *,
     streams: Iterable[str],
     keys: Iterable["str | KeyDefinition"] = (),
-    stream_url: str | None = None,
 ) -> Iterator[None]:
     """Record streams in a thread of this process until the block ends, whoever publishes to them.
 
@@ -232,7 +229,6 @@ def recording_here(
         database: PostgreSQL's URL, or a `Database`.
         streams: The streams' names; for a super stream those of its partitions.
         keys: Names of headers, or definitions.
-        stream_url: The stream protocol's address, if it is not at its usual distance from the AMQP port.
 
     Raises:
         ConfigurationError: no stream is named, or one of the URLs cannot be read.
@@ -242,8 +238,8 @@ def recording_here(
     named = (streams,) if isinstance(streams, str) else tuple(streams)
     if not named:
         raise ConfigurationError("streams= names the streams to record: recording_here(…, streams=['orders'])")
-    options = Options(database, tuple(as_definitions(keys)), "embedded", "raise", named, None, None, None)
-    interception = Interception(options, BrokerAddress.of(broker, stream_url), "any")
+    options = Options(database, tuple(as_definitions(keys)), "embedded", "raise", named, None, None)
+    interception = Interception(options, BrokerAddress.of(broker), "any")
     try:
         interception.await_agreement(may_wait=True)
         yield

@@ -19,7 +19,7 @@ from relatum.publishing._embedded import EmbeddedRecorders, Keeper, warn_of_left
 from relatum.publishing._locate import Locator
 from relatum.publishing._publisher_statistics import PublisherCounts
 from relatum.publishing._stamp import OnInvalid, Stamper
-from relatum.reading import BrokerAddress
+from relatum.reading import Broker, BrokerAddress
 from relatum.store.address import parse_database
 from relatum.store.database import AnyDatabase, Database
 from relatum.superstreams.connections import address_of
@@ -55,8 +55,7 @@ class Options:
     recorder: RecorderChoice
     on_invalid: OnInvalid
     streams: tuple[str, ...]
-    broker_url: str | None
-    stream_url: str | None
+    broker: str | Broker | None
     confirm_timeout_s: float | None
     copy_to: str | None = None
 
@@ -69,9 +68,8 @@ class Options:
                 checked_seconds("confirm_timeout_s", self.confirm_timeout_s, zero=False)
             if self.copy_to is not None:
                 checked_name("copy_to", self.copy_to)
-        for url in (self.broker_url, self.stream_url):
-            if url is not None:
-                BrokerAddress.of(url)
+        if self.broker is not None:
+            BrokerAddress.of(self.broker)
         if self.database is not None and not isinstance(self.database, Database):
             parse_database(self.database)
 
@@ -112,7 +110,7 @@ class Interception:
 
     def address(self) -> BrokerAddress:
         """The address and user for reading streams: those of the client's connection, unless options say otherwise."""
-        return address_of(self.options.broker_url or self._connection, self.options.stream_url)
+        return address_of(self.options.broker or self._connection)
 
     def stamper(self, frame_bytes_max: int, **client: Any) -> Stamper:
         """The stamper for channels of that frame size; `client`: options of `Stamper` that depend on the client."""
@@ -271,8 +269,7 @@ class ProcessInterceptions:
         """
         with self._starting:
             if self.active and self._present is None:
-                source = self.options.broker_url or connection
-                address = address_of(source, self.options.stream_url, self.nodes)
+                address = address_of(self.options.broker or connection, self.nodes)
                 stream = self.options.copy_to
                 if stream is not None:
                     ensure_stream(address, stream)

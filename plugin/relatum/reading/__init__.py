@@ -1,7 +1,7 @@
 """Reading streams: one message at an offset, many, all from a point on; by the stream protocol."""
 
 from relatum.ids import BrokerIdentity, Position
-from relatum.reading._address import BrokerAddress
+from relatum.reading._address import AnyBroker, Broker, BrokerAddress
 from relatum.reading._agreement import (
     Agreement,
     agreement,
@@ -42,7 +42,7 @@ from relatum.reading._plan import Result
 from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._reader import StreamReader
 from relatum.reading._scan import RecordBatch
-from relatum.wire import AuthMechanism, Broker, StreamPlaces, UnreadableRecord
+from relatum.wire import AuthMechanism, NodeAddress, StreamPlaces, UnreadableRecord
 
 __all__ = [
     "ATTACHES_MAX",
@@ -56,6 +56,7 @@ __all__ = [
     "RECEIVE_BYTES",
     "SILENCE_HEARTBEATS",
     "Agreement",
+    "AnyBroker",
     "AsyncStreamReader",
     "AuthMechanism",
     "Broker",
@@ -65,6 +66,7 @@ __all__ = [
     "HeldPassword",
     "KeptChunks",
     "Message",
+    "NodeAddress",
     "Position",
     "Properties",
     "ReaderStatistics",

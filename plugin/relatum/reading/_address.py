@@ -1,23 +1,21 @@
-"""Where a broker is, by which protocols, and who asks: taken from one URL or two; or several, for as many nodes."""
+"""`Broker`, which users pass to whatever connects, and the address that its URLs give: hosts, ports, TLS and login."""
 
 import re
 import ssl
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Self
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, Final, Self, TypeAlias
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from relatum.checks import checked_count, checked_host, checked_text, shown
+from relatum.checks import checked_host, checked_text, shown
 from relatum.errors import ConfigurationError, InvalidInput
-from relatum.reading._login import BrokerLogin, login_of_query
+from relatum.reading._login import UNSENDABLE, BrokerLogin, login_of_query
 from relatum.reading._password import Asked, HeldPassword, can_be_sent
 from relatum.wire import AuthMechanism
 
 AMQP_TO_STREAM_PORT: Final = 120
 """How far RabbitMQ's default stream ports lie below its AMQP ports: 5672 and 5552, 5671 and 5551."""
-
-PORT_MAX: Final = 65_535
-"""The highest port of TCP."""
 
 _PORTS: Final = {"amqp": 5672, "amqps": 5671, "rabbitmq-stream": 5552, "rabbitmq-stream+tls": 5551}
 _TLS: Final = frozenset({"amqps", "rabbitmq-stream+tls"})
@@ -29,33 +27,78 @@ _NEXT_URL: Final = re.compile(r"[;,]\s*(?=(?:amqps?|rabbitmq-stream(?:\+tls)?):/
 _BETWEEN: Final = re.compile("[;,]")
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerAddress:
-    """A broker's address. Neither `repr` nor `str` shows the password.
+@dataclass(frozen=True)
+class Broker:
+    """A broker and how to log in to it: pass it as `broker` wherever a URL alone is not enough.
 
-    Attributes:
-        host: Host name or address of the AMQP 0.9.1 port, and of the stream port unless `stream_host` is given.
-        user: User name.
-        password: Password; where `password_now` is given, it counts until that says another one.
-        vhost: Virtual host.
-        amqp_port: Port of AMQP 0.9.1; None where only a stream URL was given.
-        amqp_tls: True for amqps.
-        stream_host: Host of the stream port.
-        stream_port: Port of the stream protocol; None where it cannot be guessed.
-        stream_tls: True for rabbitmq-stream+tls.
-        stream_port_guessed: True where the stream port was derived from the AMQP port. It is then used only when the
-            same broker answers there.
-        login: What TLS trusts and shows, and whether a password or a client certificate logs in.
-        others: Addresses of other nodes of the same cluster, with the same virtual host: the next one is used where one
-            does not answer ([ADR 42](../adr/0042-several-addresses.md)).
-        password_now: Returns the current password, where it changes: a function that is called at each login, in a
-            thread of its own, for 5 s at most. If it raises or takes longer, the login fails as `BrokerUnavailable`,
-            and is tried again; nothing that it raises or returns is shown. The function goes with the address to other
-            processes; of a connection that `intercept` was given, the password of that moment does.
+    Immutable; compares by value. It can be sent to other processes unless it has an `ssl_context`. `repr` shows no
+    password.
+
+    Args:
+        url: `amqp://`, `amqps://`, `rabbitmq-stream://` or `rabbitmq-stream+tls://`, with user, password, host, port
+            and virtual host as usual. Query parameters are those of RabbitMQ's URIs that concern the login
+            (`cacertfile`, `certfile`, `keyfile`, `password`, `verify`, `server_name_indication`, `auth_mechanism`) and
+            aiormq's (`cafile`, `capath`, `cadata`, `no_verify_ssl`, `auth`); others are ignored, with one warning. The
+            URLs of several nodes of one cluster are separated by `;` or `,`, each one whole, with the same virtual
+            host: if a node does not answer, the next one is used ([ADR 42](../adr/0042-several-addresses.md)).
+        stream_url: `rabbitmq-stream://HOST:PORT` or `rabbitmq-stream+tls://HOST:PORT`, if the stream port is not the
+            AMQP port less 120. It must answer. As many as in `url`, in the same order; not needed beside a stream URL.
+            None (default): the AMQP port less 120, if the same broker answers there.
+        ssl_context: The TLS context. None (default): by the files that the URL names, or the system's authorities; the
+            certificate and the host name are verified unless the URL says otherwise.
+        auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate. None (default):
+            what the URL says, or "PLAIN".
+        password: The password, in place of the URL's; or a function that returns the current one (a token, say). It is
+            called at each login, one call at a time, in its own thread, for up to 5 s. If it raises or takes longer,
+            the login fails as `BrokerUnavailable` and is tried again; nothing that it raises or returns is shown. None
+            (default): that of the URL.
 
     Raises:
-        ConfigurationError: `login` asks for TLS, and neither port has it; `others` are in another virtual host.
-        InvalidInput: a name is no text, or a port no number.
+        ConfigurationError: A URL cannot be read, or its options contradict each other or these; options of TLS without
+            TLS; several URLs with different virtual hosts, or not as many as stream URLs. The message shows no
+            password. The files of TLS are read by what connects.
+        InvalidInput: The password is neither text nor a function.
+    """
+
+    url: str
+    _: KW_ONLY
+    stream_url: str | None = None
+    ssl_context: ssl.SSLContext | None = None
+    auth_mechanism: AuthMechanism | None = None
+    password: str | Callable[[], str | None] | None = None
+
+    def __post_init__(self) -> None:
+        self._address  # noqa: B018 - what cannot be read is an error now
+
+    @property
+    def vhost(self) -> str:
+        """The virtual host."""
+        return self._address.vhost
+
+    @cached_property
+    def _address(self) -> "BrokerAddress":
+        # Made once: each has its own call of the function that returns the password.
+        address = BrokerAddress.parse(self.url, self.stream_url)
+        asked: dict[str, Any] = {"ssl_context": self.ssl_context, "mechanism": self.auth_mechanism}
+        address = address.logging_in(**{name: value for name, value in asked.items() if value is not None})
+        return address if self.password is None else address.with_password(self.password)
+
+    def __repr__(self) -> str:
+        return f"Broker({str(self._address)!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.ssl_context is not None:
+            raise ConfigurationError(UNSENDABLE)
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAddress:
+    """What a `Broker` or a URL resolves to. Neither `repr` nor `str` shows the password.
+
+    A guessed stream port was derived from the AMQP port, and is used only if the same broker answers there; it is None
+    where it cannot be guessed. `others` are other nodes of the same cluster. `password_now` is the user's function, or
+    what an intercepted connection has; the function goes to other processes, of a connection the password of then.
     """
 
     host: str
@@ -70,23 +113,13 @@ class BrokerAddress:
     stream_port_guessed: bool = False
     login: BrokerLogin = field(default_factory=BrokerLogin)
     others: "tuple[BrokerAddress, ...]" = ()
-    password_now: Callable[[], str | None] | None = field(default=None, repr=False, compare=False)
+    password_now: Asked | HeldPassword | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        checked_text("host", self.host, least=1, what="a name")
-        for name in ("user", "vhost", "stream_host"):
+        for name in ("user", "vhost"):
             checked_text(name, getattr(self, name))
         if not can_be_sent(self.password):
             raise InvalidInput("password= takes text without NUL characters and halves of surrogate pairs")
-        if not isinstance(self.password_now, Asked | HeldPassword | None):
-            if not callable(self.password_now):
-                raise InvalidInput(f"password_now= takes a function, not {type(self.password_now).__name__}")
-            object.__setattr__(self, "password_now", Asked(self.password_now))
-        for name in ("amqp_port", "stream_port"):
-            if getattr(self, name) is not None:
-                checked_count(name, getattr(self, name), least=0, most=PORT_MAX, otherwise=", or None")
-        if not isinstance(self.login, BrokerLogin):
-            raise InvalidInput(f"login= takes a BrokerLogin, not {shown(self.login)}")
         if self.login.is_of_tls and not (self.amqp_tls or self.stream_tls):
             raise ConfigurationError(
                 "options of TLS need a URL with TLS: amqps:// or rabbitmq-stream+tls://, not "
@@ -96,34 +129,19 @@ class BrokerAddress:
             raise ConfigurationError("several URLs of one broker name the same virtual host")
 
     @classmethod
-    def of(
-        cls,
-        broker: "str | BrokerAddress",
-        stream_url: str | None = None,
-        *,
-        ssl_context: ssl.SSLContext | None = None,
-        auth_mechanism: AuthMechanism | None = None,
-    ) -> "BrokerAddress":
-        """The address that is meant, checked before anything connects: files of TLS are there and fit together.
-
-        Args:
-            broker: A URL, as of `parse`, or an address.
-            stream_url: As of `parse`; an address says so itself.
-            ssl_context: The TLS context; None: what `broker` says.
-            auth_mechanism: "PLAIN" or "EXTERNAL"; None: what `broker` says.
+    def of(cls, broker: "AnyBroker") -> "BrokerAddress":
+        """The address that is meant, checked before anything connects: files of TLS exist and fit together.
 
         Raises:
-            ConfigurationError: the URL cannot be read, its options cannot be, or contradict these.
-            InvalidInput: `broker` is neither URL nor address.
+            ConfigurationError: the URL cannot be read, or its options cannot be used.
+            InvalidInput: `broker` is neither a URL nor a `Broker`.
         """
         if isinstance(broker, str):
-            address: BrokerAddress = cls.parse(broker, stream_url)
-        elif isinstance(broker, BrokerAddress):
-            address = broker
+            address: BrokerAddress = cls.parse(broker)
+        elif isinstance(broker, Broker | BrokerAddress):
+            address = broker._address if isinstance(broker, Broker) else broker
         else:
-            raise InvalidInput(f"broker= takes a URL or a BrokerAddress, not {shown(broker)}")
-        asked: dict[str, Any] = {"ssl_context": ssl_context, "mechanism": auth_mechanism}
-        address = address.logging_in(**{name: value for name, value in asked.items() if value is not None})
+            raise InvalidInput(f"broker= takes a URL or a Broker, not {shown(broker)}")
         for each in address.each:
             if each.amqp_tls or each.stream_tls:
                 each.login.tls_context()
@@ -152,10 +170,20 @@ class BrokerAddress:
         """The same, and each of the others, with that login. Errors as of `logging_in`."""
         return self._changed(lambda one: replace(one, login=login))
 
-    def with_password(self, now: Callable[[], str | None]) -> "BrokerAddress":
-        """The same, and each of the others with the same user and password, whose password is what `now` says."""
+    def with_password(self, password: str | Callable[[], str | None]) -> "BrokerAddress":
+        """The same, and each of the others with the same user and password, with another one; or one that changes.
+
+        Raises:
+            InvalidInput: it is neither text nor a function.
+        """
         mine = (self.user, self.password)
-        return self._changed(lambda one: replace(one, password_now=now) if (one.user, one.password) == mine else one)
+        if isinstance(password, str):
+            changes: dict[str, Any] = {"password": password}
+        elif callable(password):
+            changes = {"password_now": password if isinstance(password, HeldPassword) else Asked(password)}
+        else:
+            raise InvalidInput(f"password= takes text or a function, not {type(password).__name__}")
+        return self._changed(lambda one: replace(one, **changes) if (one.user, one.password) == mine else one)
 
     def _changed(self, change: "Callable[[BrokerAddress], BrokerAddress]") -> "BrokerAddress":
         first, *others = map(change, self.each)
@@ -206,21 +234,7 @@ class BrokerAddress:
 
     @classmethod
     def parse(cls, url: str, stream_url: str | None = None) -> Self:
-        """The address in a URL, or the addresses in several: of nodes of one cluster.
-
-        Args:
-            url: `amqp://`, `amqps://`, `rabbitmq-stream://` or `rabbitmq-stream+tls://`, with user, password, host,
-                port and virtual host as usual. Query parameters are those of RabbitMQ's URIs that are about logging in
-                (`cacertfile`, `certfile`, `keyfile`, `password`, `verify`, `server_name_indication`,
-                `auth_mechanism`) and aiormq's (`cafile`, `capath`, `cadata`, `no_verify_ssl`, `auth`); others are
-                ignored, with one warning. Several URLs are separated by `;` or `,`, each one whole.
-            stream_url: Where the stream protocol is, when `url` is an AMQP URL and its stream port is not the usual
-                distance away. As many as URLs, in their order.
-
-        Raises:
-            ConfigurationError: A URL cannot be read, or has options of TLS without TLS; the message does not show it.
-                Several are not in one virtual host, or not as many as stream URLs.
-        """
+        """The address in a URL, or the addresses in several; arguments and errors are those of `Broker`."""
         urls = _parted(url)
         stream_urls = [None] * len(urls) if stream_url is None else _parted(stream_url)
         if len(urls) != len(stream_urls):
@@ -285,6 +299,10 @@ class BrokerAddress:
         user = f"{self.user}@" if self.login.mechanism == "PLAIN" else ""
         others = f" (or {', '.join(other.where for other in self.others)})" if self.others else ""
         return f"{scheme}://{user}{self.host}:{port}{'' if self.vhost == '/' else '/' + self.vhost}{others}"
+
+
+AnyBroker: TypeAlias = str | Broker | BrokerAddress
+"""What users give as `broker`, a URL or a `Broker`, and the address that components pass on."""
 
 
 def _parted(urls: str) -> list[Any]:

@@ -1,7 +1,6 @@
 """The asyncio reader: `StreamReader`, called in threads of its own."""
 
 import asyncio
-import ssl
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
 from functools import partial, wraps
@@ -10,7 +9,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 from relatum.closing import AsyncClosing
 from relatum.errors import ReadTimeout, UsedAfterClose
 from relatum.processes import of_one_process
-from relatum.reading._address import BrokerAddress
+from relatum.reading._address import AnyBroker
 from relatum.reading._bounds import check_time
 from relatum.reading._connecting import HEARTBEAT_S
 from relatum.reading._message import Message
@@ -19,7 +18,6 @@ from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Turns, Use
 from relatum.reading._reader import StreamReader
 from relatum.reading._scan import CREDIT, RecordBatch, Start
 from relatum.waiting import NoThreadInTime, Parts, Threads, in_thread, left_s
-from relatum.wire import AuthMechanism
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -76,21 +74,17 @@ class AsyncStreamReader(AsyncClosing):
     @classmethod
     async def open(
         cls,
-        address: BrokerAddress | str,
+        broker: AnyBroker,
         *,
         timeout_s: float = 10.0,
-        ssl_context: ssl.SSLContext | None = None,
-        auth_mechanism: AuthMechanism | None = None,
         heartbeat_s: int = HEARTBEAT_S,
         broker_connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
         """A reader that is connected; arguments and errors as of `StreamReader.open`."""
         opening = partial(
             StreamReader.open,
-            address,
+            broker,
             timeout_s=timeout_s,
-            ssl_context=ssl_context,
-            auth_mechanism=auth_mechanism,
             heartbeat_s=heartbeat_s,
             broker_connections_max=broker_connections_max,
         )

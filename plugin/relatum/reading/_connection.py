@@ -26,10 +26,10 @@ from relatum.wire import (
     AnotherCluster,
     AnotherProtocol,
     Answer,
-    Broker,
     Event,
     Login,
     MechanismNotTaken,
+    NodeAddress,
     StreamSession,
     frames,
     is_before,
@@ -275,11 +275,11 @@ class SocketConnection:
         return is_before(self.session.server_properties.get("version", ""), version)
 
     @property
-    def own_node(self) -> Broker:
+    def own_node(self) -> NodeAddress:
         """The node this connection leads to, as it advertises itself."""
         properties = self.session.connection_properties
         port = properties.get("advertised_port", "")
-        return Broker(properties.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
+        return NodeAddress(properties.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
 
     # --- the end ------------------------------------------------------------------------------------------
 

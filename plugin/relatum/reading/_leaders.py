@@ -40,7 +40,7 @@ from relatum.reading._many import LANES_MAX, KeptChunks
 from relatum.reading._nodes import Node, Nodes, OutOfReach, places_in
 from relatum.reading._pool import Use
 from relatum.waiting import pause
-from relatum.wire import FIRST, LAST, Broker, Chunk, Code, frames
+from relatum.wire import FIRST, LAST, Chunk, Code, NodeAddress, frames
 
 STATS_SINCE: Final = (3, 11)
 """Version from which StreamStats is answered."""
@@ -76,7 +76,7 @@ BOUNDS_OF_LANE: Final = 2
 class LedElsewhere(StreamUnavailable):
     """The node that was asked does not lead the stream; `leader` does, None while nobody does."""
 
-    leader: Broker | None
+    leader: NodeAddress | None
 
 
 class NotSettled(StreamUnavailable):

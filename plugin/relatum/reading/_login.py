@@ -27,6 +27,8 @@ NO_SERVER_NAME: Final = "disable"
 CONTEXTS_MAX: Final = 64
 """Contexts that are kept: more than a process has ways to log in."""
 
+UNSENDABLE: Final = "an ssl_context cannot be sent to another process: give files, or their text in PEM"
+
 _PEM: Final = "-----BEGIN "
 
 _PARAMETERS: Final = {
@@ -56,22 +58,9 @@ _warned: Final[set[str]] = set()
 class BrokerLogin:
     """How to log in to a broker. Neither `repr` nor errors show keys and passwords.
 
-    Files are read when a connection is made, again where they have changed. Where a file is asked for, its text in PEM
-    will do, which is how processes on other machines (Spark's executors) are given what is in no file of theirs.
-
-    Attributes:
-        mechanism: "PLAIN" logs in with user and password, "EXTERNAL" as the user whom the client certificate names.
-        ssl_context: Used as it is, in place of `ca` to `verifies`. It cannot be sent to other processes, and is not
-            compared.
-        ca: Certificate authorities that are trusted: a file or PEM text. None: the system's, or those that the
-            environment names in SSL_CERT_FILE or SSL_CERT_DIR.
-        ca_directory: A directory of them, as of `openssl rehash`.
-        certificate: The client's certificate, with those that vouch for it: a file or PEM text.
-        key: Its key: a file or PEM text; None where it is in `certificate`.
-        key_password: The key's password.
-        verifies: False trusts whatever certificate a server shows.
-        server_name: The name that the server's certificate must have, and that it is asked for; None: the host's.
-            "disable": none is asked for, and any will do.
+    Files are read when a connection is made, again where they have changed. In place of a file its text in PEM will do,
+    for processes on other machines (Spark's executors). An `ssl_context` is used as it is, in place of the files; it is
+    not compared, since each connection may have its own.
 
     Raises:
         ConfigurationError: these cannot be together.
@@ -92,17 +81,9 @@ class BrokerLogin:
             raise ConfigurationError(f"auth_mechanism= takes 'PLAIN' or 'EXTERNAL', not {shown(self.mechanism)}")
         if self.ssl_context is not None and not isinstance(self.ssl_context, ssl.SSLContext):
             raise ConfigurationError(f"ssl_context= takes an ssl.SSLContext, not {type(self.ssl_context).__name__}")
-        for name in ("ca", "ca_directory", "certificate", "key"):
-            given = getattr(self, name)
-            if isinstance(given, os.PathLike):
-                given = os.fspath(given)
-                object.__setattr__(self, name, given)
-            if given is not None:
-                checked_text(name, given, least=1, what="a file's name or its text")
-        if self.key_password is not None and not isinstance(self.key_password, str | bytes):
-            raise ConfigurationError("key_password= takes text")
-        if self.server_name is not None:
-            checked_text("server_name", self.server_name)
+        for name in ("ca", "ca_directory", "certificate", "key", "server_name"):
+            if getattr(self, name) is not None:
+                checked_text(name, getattr(self, name))
         if self.ssl_context is not None and self._has_files:
             raise ConfigurationError("TLS is told by an ssl_context or by files and options, not by both")
         if self.key is not None and self.certificate is None:
@@ -183,9 +164,7 @@ class BrokerLogin:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.ssl_context is not None:
-            raise ConfigurationError(
-                "an ssl_context cannot be sent to another process: give files, or their text in PEM"
-            )
+            raise ConfigurationError(UNSENDABLE)
         return BrokerLogin, tuple(getattr(self, each.name) for each in fields(self))
 
 

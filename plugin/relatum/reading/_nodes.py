@@ -35,7 +35,7 @@ from relatum.reading._connection import SocketConnection, stream_connection
 from relatum.reading._plan import Density
 from relatum.reading._pool import CONNECTIONS_MAX, Pool, ReaderStatistics, Turns, Use
 from relatum.waiting import left_s
-from relatum.wire import Broker, Code, StreamPlaces, frames
+from relatum.wire import Code, NodeAddress, StreamPlaces, frames
 
 OUT_OF_REACH_S: Final = 5.0
 """Seconds for which a node that could not be reached is not tried again."""
@@ -49,11 +49,11 @@ PLACES_AT_ONCE: Final = 128
 CONNECT_S_LEAST: Final = 0.01
 """Seconds for connecting where a call has none left: 0 would mean something else to sockets."""
 
-_BY_AMQP: Final = Broker("AMQP 0.9.1", 0)
+_BY_AMQP: Final = NodeAddress("AMQP 0.9.1", 0)
 """As a node: a connection of another kind, which is used once and never kept."""
 
 _Result = TypeVar("_Result")
-Node: TypeAlias = Broker | None
+Node: TypeAlias = NodeAddress | None
 Question = Callable[[SocketConnection], _Result]
 
 
@@ -88,8 +88,8 @@ class Nodes:
         self._timeout_s = timeout_s
         self._heartbeat_s = heartbeat_s
         self._pool: Pool[Node, SocketConnection] = Pool(connections_max)
-        self._reached: set[Broker] = set()
-        self._out_of_reach: dict[Broker, float] = {}
+        self._reached: set[NodeAddress] = set()
+        self._out_of_reach: dict[NodeAddress, float] = {}
         self._is_closed = False
         self._keeper: Keeper | None = None
         self._lock = threading.Lock()
@@ -288,7 +288,7 @@ class Nodes:
             StreamNotHere: Others have it, and none can be reached.
         """
 
-        def others(connection: SocketConnection) -> list[Broker]:
+        def others(connection: SocketConnection) -> list[NodeAddress]:
             answer = connection.answer(frames.metadata, [stream])
             return other_nodes(places_in(answer.body, stream), connection.own_node)
 
@@ -315,7 +315,7 @@ def missing(connection: SocketConnection, streams: list[str]) -> list[str]:
     return found
 
 
-def other_nodes(places: StreamPlaces, own: Broker) -> list[Broker]:
+def other_nodes(places: StreamPlaces, own: NodeAddress) -> list[NodeAddress]:
     """The nodes with a replica of a stream, other than one: replicas first, they have less to do than leaders."""
     if places.code != Code.OK:
         return []

@@ -1,7 +1,6 @@
 """The blocking reader."""
 
 import contextlib
-import ssl
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,7 @@ from relatum.errors import (
 )
 from relatum.ids import IDENTITY_STREAM, BrokerIdentity, broker_id_of
 from relatum.reading import _exchanges
-from relatum.reading._address import BrokerAddress
+from relatum.reading._address import AnyBroker, BrokerAddress
 from relatum.reading._attach import Attach, until
 from relatum.reading._bounds import StreamBounds, check_offset, not_there
 from relatum.reading._connecting import HEARTBEAT_S
@@ -35,7 +34,6 @@ from relatum.reading._pool import CONNECTIONS_MAX, ReaderStatistics, Turns, Use,
 from relatum.reading._scan import CREDIT, RecordBatch, Scan, Start, batches_of
 from relatum.waiting import current, has_passed
 from relatum.wire import (
-    AuthMechanism,
     StartSpec,
     frames,
     record_at,
@@ -65,23 +63,17 @@ class StreamReader(Closing):
     @classmethod
     def open(
         cls,
-        address: BrokerAddress | str,
+        broker: AnyBroker,
         *,
         timeout_s: float = 10.0,
-        ssl_context: ssl.SSLContext | None = None,
-        auth_mechanism: AuthMechanism | None = None,
         heartbeat_s: int = HEARTBEAT_S,
         broker_connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
         """A reader that is connected.
 
         Args:
-            address: The broker's address or URL.
+            broker: The broker's URL, or a `Broker`.
             timeout_s: Seconds until a call without an answer ends as `ReadTimeout`; connecting included.
-            ssl_context: TLS context for addresses with TLS; None: what the address says, whose certificates and host
-                names are verified.
-            auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what
-                the address says.
             heartbeat_s: Seconds of heartbeat asked for; a broker that is silent for 1.5 times that counts as lost
                 while a reader waits.
             broker_connections_max: Connections at most, to all nodes of the broker together, in use and kept open; 2
@@ -96,7 +88,7 @@ class StreamReader(Closing):
                 used.
             InvalidInput: `broker_connections_max` is no number from 2 on.
         """
-        address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
+        address = BrokerAddress.of(broker)
         check_limit(broker_connections_max)
         checked_seconds("timeout_s", timeout_s)
         checked_count("heartbeat_s", heartbeat_s, least=0)

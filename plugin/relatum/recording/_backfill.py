@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from relatum.checks import checked_name, checked_names
 from relatum.errors import CoverageConflict, KeyNotDefined
 from relatum.keys import KeyDefinition
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import Broker, BrokerAddress, StreamReader
 from relatum.recording._broker import check_broker
 from relatum.recording._fill import Filler, check_same
 from relatum.recording._ranges import Segment, unrecorded
@@ -57,12 +57,11 @@ ProgressListener = Callable[[BackfillProgress], None]
 
 
 def backfill(
-    broker: str | BrokerAddress,
+    broker: str | Broker,
     database: AnyDatabase,
     stream: str,
     *,
     keys: Sequence[str] | None = None,
-    stream_url: str | None = None,
     super_stream: str | None = None,
     progress: ProgressListener | None = None,
     stop: threading.Event | None = None,
@@ -73,11 +72,10 @@ def backfill(
     stream is recorded up to its end.
 
     Args:
-        broker: The broker's URL or address.
+        broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
         stream: One stream; for a super stream call it for each partition.
         keys: Names of defined keys; None: all that are in force, and the time unless it is switched off.
-        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         super_stream: The super stream that the stream is a partition of, so that look-ups by its name find it.
         progress: Called after each transaction.
         stop: Set it to end after the transaction under way; the report says how far it came.
@@ -94,7 +92,7 @@ def backfill(
         keys = checked_names("keys", keys)
     if super_stream is not None:
         checked_name("super_stream", super_stream)
-    address = BrokerAddress.of(broker, stream_url)
+    address = BrokerAddress.of(broker)
     stop = stop or threading.Event()
     started = time.perf_counter()
     messages = rows = 0

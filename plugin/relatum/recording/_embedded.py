@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from relatum.checks import checked_name, shown
+from relatum.checks import checked_name
 from relatum.closing import close_within
-from relatum.errors import AccessRefused, ConnectionLost, InvalidInput, NotFound
+from relatum.errors import AccessRefused, ConnectionLost, NotFound
 from relatum.headers import BROKERS_OWN, NAME_BYTES_MAX
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.processes import of_one_process
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import AnyBroker, BrokerAddress, StreamReader
 from relatum.recording._group import STOP_S, RecorderGroup
 from relatum.recording._publishers_keys import PublishersKeys, begin_beside
 from relatum.recording._statistics import RecorderStatistics
@@ -152,16 +152,13 @@ class EmbeddedRecorder:
     None of its methods waits for a broker or a database, but for `close`.
 
     Args:
-        address: The broker.
+        broker: The broker.
         database: PostgreSQL's URL, or a `Database`.
         definitions: Keys to define where they are not defined yet.
     """
 
-    def __init__(
-        self, address: BrokerAddress, database: AnyDatabase, definitions: Sequence[KeyDefinition] = ()
-    ) -> None:
-        if not isinstance(address, BrokerAddress):
-            raise InvalidInput(f"address= takes a BrokerAddress, not {shown(address)}")
+    def __init__(self, broker: AnyBroker, database: AnyDatabase, definitions: Sequence[KeyDefinition] = ()) -> None:
+        address = BrokerAddress.of(broker)
         definitions = as_definitions(definitions)
         self._group = RecorderGroup(address, database, connections_max=DATABASE_CONNECTIONS_MAX, on_recorded=self._tell)
         self._keys = PublishersKeys(self._group.database.engine, definitions, self._group.outages, defines=True)

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from relatum.checks import checked_count, checked_names
 from relatum.errors import RelatumError, StreamNotFound
 from relatum.membership import GROUP_KEY, value_bounds
-from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error
+from relatum.reading import Broker, BrokerAddress, StreamBounds, StreamReader, bounds_or_error
 from relatum.store.catalog import FORGOTTEN, StreamRow, check_recorded, streams_named
 from relatum.store.coverage import coverage_of
 from relatum.store.database import AnyDatabase, as_engine, sql
@@ -246,20 +246,18 @@ class PruneReport:
 
 
 def prune(
-    broker: str | BrokerAddress,
+    broker: str | Broker,
     database: AnyDatabase,
     names: Sequence[str] | None = None,
     *,
-    stream_url: str | None = None,
     batch_rows: int = BATCH_ROWS,
 ) -> PruneReport:
     """Delete rows of messages that are gone, in bounded transactions. Look-ups are right before, during and after.
 
     Args:
-        broker: The broker's URL or address.
+        broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
         names: Streams and super streams; None: all that are recorded, and what belongs to none in force.
-        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         batch_rows: Rows deleted in one transaction at most.
 
     Returns:
@@ -272,7 +270,7 @@ def prune(
     if names is not None:
         names = checked_names("names", names)
     checked_count("batch_rows", batch_rows)
-    address = BrokerAddress.of(broker, stream_url)
+    address = BrokerAddress.of(broker)
     report = PruneReport()
 
     def of_none(_table: str, rows: int) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import ssl
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from relatum.errors import (
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import RECORDER_CONNECTIONS_MAX
 from relatum.processes import of_one_process
-from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
+from relatum.reading import Broker, BrokerAddress, StreamReader
 from relatum.recording._group import RecorderGroup
 from relatum.recording._statistics import RecorderStatistics
 from relatum.store.catalog import add_keys, ensure_stream, key_definitions
@@ -51,14 +50,10 @@ class Recorder:
     Recorders that are told to record the same names, in one process or many, share the streams evenly.
 
     Args:
-        broker: The broker's URL or address.
+        broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`, whose pool then says how many connections there are.
         streams: Names of streams and super streams; each partition of a super stream is recorded, new ones too. A
             stream that does not exist yet is waited for.
-        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
-        ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
-        auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
-            broker's URL says, or PLAIN.
         keys: Keys to define before recording, where they are not defined yet.
         holder: This member's own name; by default one made of host and process.
         database_connections_max: Connections to PostgreSQL at most, whatever the number of streams; at least 1. Who
@@ -69,13 +64,10 @@ class Recorder:
 
     def __init__(
         self,
-        broker: str | BrokerAddress,
+        broker: str | Broker,
         database: AnyDatabase,
         streams: Sequence[str],
         *,
-        stream_url: str | None = None,
-        ssl_context: ssl.SSLContext | None = None,
-        auth_mechanism: AuthMechanism | None = None,
         keys: Iterable[str | KeyDefinition] = (),
         holder: str | None = None,
         database_connections_max: int = RECORDER_CONNECTIONS_MAX,
@@ -87,7 +79,7 @@ class Recorder:
             self._names = list(checked_names("streams", streams, least=1))
             if holder is not None:
                 checked_name("holder", holder)
-        self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
+        self._address = BrokerAddress.of(broker)
         self._keys = as_definitions(keys)
         self._group = RecorderGroup(
             self._address,
@@ -221,19 +213,16 @@ def shared_name(vhost: str, names: Iterable[str]) -> str:
     return f"{len(told)} streams {hashlib.sha256(name.encode()).hexdigest()}"
 
 
-def set_record_time(
-    broker: str | BrokerAddress, database: AnyDatabase, name: str, *, on: bool, stream_url: str | None = None
-) -> None:
+def set_record_time(broker: str | Broker, database: AnyDatabase, name: str, *, on: bool) -> None:
     """Switch the recording of a stream's times on or off, from now on; recorders take it up within two seconds.
 
     The broker is only asked where nothing of the stream is recorded yet: a name that is spelled wrong is not written.
 
     Args:
-        broker: The broker's URL or address.
+        broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
         name: The stream, or one partition.
         on: Whether the times of its messages are recorded.
-        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
 
     Raises:
         StreamNotFound, NotAStream, AccessRefused: the broker has no such stream, or does not let this user read it;
@@ -241,7 +230,7 @@ def set_record_time(
         BrokerUnavailable, DatabaseUnavailable: nothing was written; safe to repeat.
     """
     checked_name("name", name)
-    address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
+    address = BrokerAddress.of(broker)
     with as_engine(database) as engine:
         try:
             switch_record_time(engine, address.vhost, name, on=on)

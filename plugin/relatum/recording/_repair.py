@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from relatum.checks import checked_name, shown
 from relatum.errors import ConfigurationError, Conflict, InvalidInput, StreamUnavailable
 from relatum.limits import INTEGER_MAX
-from relatum.reading import BrokerAddress, StreamReader, ends_of_known
+from relatum.reading import Broker, StreamReader, ends_of_known
 from relatum.recording._compare import Difference, Stored, StreamVerified, compare_coverage, has_right_tail
 from relatum.recording._fill import Filler
 from relatum.recording._prune import delete_all
@@ -48,7 +48,7 @@ def repair(
     *,
     vhost: str = "/",
     dry_run: bool = True,
-    broker: str | BrokerAddress | None = None,
+    broker: str | Broker | None = None,
 ) -> list[str]:
     """Record again wherever a report found differences, listed or not: a window of 20,000 offsets in a transaction.
 
@@ -57,7 +57,7 @@ def repair(
         database: PostgreSQL's URL, or a `Database`.
         vhost: The streams' virtual host.
         dry_run: Only say what would be done. The default: look first.
-        broker: The broker's URL or address, from which is read what to write; None for the report's.
+        broker: The broker's URL, or a `Broker`, from which is read what to write; None for the report's.
 
     Returns:
         What was done, or would be: a line for each difference, up to 1,000 a stream, and one that counts the others.
@@ -78,10 +78,10 @@ def repair(
             _check_generation(engine, vhost, stream)
         if dry_run or not different:
             return [line for stream in different for line in _lines(stream)]
-        address = report.broker if broker is None else BrokerAddress.of(broker)
-        if address is None:
+        source = report.broker if broker is None else broker
+        if source is None:
             raise ConfigurationError("the report does not say which broker it compared with: give `broker`")
-        with StreamReader.open(address) as reader:
+        with StreamReader.open(source) as reader:
             for stream in different:
                 if stream.stream:
                     done += _lines(_Repair(engine, reader, vhost, stream).run())

@@ -18,7 +18,15 @@ from relatum.errors import (
     Transient,
 )
 from relatum.keys import KeyDefinition
-from relatum.reading import BrokerAddress, BrokerIdentity, StreamBounds, StreamReader, bounds_or_error, is_of_all
+from relatum.reading import (
+    Broker,
+    BrokerAddress,
+    BrokerIdentity,
+    StreamBounds,
+    StreamReader,
+    bounds_or_error,
+    is_of_all,
+)
 from relatum.recording._broker import check_broker
 from relatum.recording._overview import bytes_of_a_row, row_counts
 from relatum.recording._ranges import gaps
@@ -116,19 +124,16 @@ class StreamStatus:
 
 
 def status(
-    broker: str | BrokerAddress,
+    broker: str | Broker,
     database: AnyDatabase,
     names: Sequence[str] | None = None,
-    *,
-    stream_url: str | None = None,
 ) -> list[StreamStatus]:
     """The status of streams, by name.
 
     Args:
-        broker: The broker's URL or address.
+        broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
         names: Streams and super streams; None: all that the database knows.
-        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
 
     Returns:
         One for each stream that the table has. One that cannot be read is among them, with its state, and stops no
@@ -139,7 +144,7 @@ def status(
     """
     if names is not None:
         names = checked_names("names", names)
-    address = BrokerAddress.of(broker, stream_url)
+    address = BrokerAddress.of(broker)
     with as_engine(database, statement_s=STATEMENT_S) as engine, StreamReader.open(address) as reader:
         return _statuses(engine, address.vhost, names, reader)
 

@@ -28,7 +28,7 @@ from relatum.errors import (
     RelatumError,
 )
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
-from relatum.reading import Agreement, BrokerAddress, Message, StreamBounds, StreamReader, agreement, is_of_all
+from relatum.reading import Agreement, Broker, BrokerAddress, Message, StreamBounds, StreamReader, agreement, is_of_all
 from relatum.recording._broker import check_broker
 from relatum.recording._compare import (
     MARGIN_MESSAGES,
@@ -60,7 +60,7 @@ class VerifyReport:
     streams: list[StreamVerified]
     exact: bool
     seed: int | None = None
-    broker: BrokerAddress | None = field(default=None, repr=False, compare=False)
+    broker: str | Broker | None = field(default=None, repr=False, compare=False)
     failed: dict[str, RelatumError] = field(default_factory=dict, compare=False)
 
     @property
@@ -70,11 +70,10 @@ class VerifyReport:
 
 
 def verify(
-    broker: str | BrokerAddress,
+    broker: str | Broker,
     database: AnyDatabase,
     streams: Sequence[str] | None = None,
     *,
-    stream_url: str | None = None,
     sample: float | None = None,
     seed: int | None = None,
     progress: Callable[[StreamVerified], None] | None = None,
@@ -82,10 +81,9 @@ def verify(
     """Compare streams with the table, up to the coverage. Nothing is written.
 
     Args:
-        broker: The broker's URL or address.
+        broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
         streams: Streams; a super stream stands for its partitions. None: all that are recorded.
-        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         sample: The share of windows of 20,000 offsets to compare, from 0 to 1, one of each stream at least; None
             compares all. A difference in a share d of all windows goes unseen with the probability
             (1 - d) ** (number of windows compared).
@@ -102,7 +100,7 @@ def verify(
     if streams is not None:
         streams = checked_names("streams", streams)
     seed = _checked_seed(sample, seed)
-    address = BrokerAddress.of(broker, stream_url)
+    address = BrokerAddress.of(broker)
     chosen = partial(_chosen_windows, sample=sample, seed=seed)
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         found: list[StreamVerified] = []
@@ -125,7 +123,7 @@ def verify(
         if failed and not found:
             raise next(iter(failed.values()))
         found += verify_strays(engine)
-        return VerifyReport(found, sample is None, seed, address, failed)
+        return VerifyReport(found, sample is None, seed, broker, failed)
 
 
 def _checked_seed(sample: float | None, seed: int | None) -> int | None:

@@ -3,7 +3,6 @@
 from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
 from relatum.superstreams._super_stream import AffinityHandle, SuperStream
 from relatum.superstreams.administration import (
-    Broker,
     add_partition,
     declare_super_stream,
     delete_super_stream,
@@ -18,7 +17,6 @@ __all__ = [
     "AffinityHandle",
     "Balance",
     "BalanceName",
-    "Broker",
     "Candidate",
     "Layout",
     "Outgoing",

@@ -17,7 +17,7 @@ from relatum.closing import Closing
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.keys import InvalidValue, KeyType, canonical
 from relatum.processes import after_fork
-from relatum.reading import BrokerAddress
+from relatum.reading import Broker, BrokerAddress
 from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
 from relatum.superstreams.administration import describe_super_stream
 from relatum.superstreams.connections import address_of
@@ -43,8 +43,8 @@ class SuperStream(Target):
             `Outgoing`. None (default): the routing key given with the message is its key.
         partitions: Its layout, or its number of partitions where their streams are `NAME-0`, `NAME-1` and so on. None
             (default): asked of the broker when something is first published there, over a connection of its own.
-        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port. Where it does not
-            answer, see `describe_super_stream`.
+        broker: The broker to ask for the partitions: its URL, or a `Broker`. None (default): the connection's. Where
+            the stream protocol does not answer, see `describe_super_stream`.
 
     Raises:
         ConfigurationError, InvalidInput: one of these cannot be.
@@ -56,20 +56,20 @@ class SuperStream(Target):
         *,
         route_by: RouteBy = None,
         partitions: int | Layout | None = None,
-        stream_url: str | None = None,
+        broker: str | Broker | None = None,
     ) -> None:
         if not (route_by is None or callable(route_by) or (isinstance(route_by, str) and route_by)):
             raise ConfigurationError(f"route_by is the name of a header, or a function, not {shown(route_by)}")
         checked_stream_name(name)
         if isinstance(route_by, str):
             checked_text("route_by", route_by)
-        if stream_url is not None:
-            BrokerAddress.of(stream_url)
+        if broker is not None:
+            BrokerAddress.of(broker)
         if isinstance(partitions, Layout) and partitions.super_stream != name:
             raise ConfigurationError(f"the layout is that of {partitions.super_stream!r}, not of {name!r}")
         self.name = name
         self.route_by = route_by
-        self._stream_url = stream_url
+        self._broker = broker
         self._given = partitions if isinstance(partitions, Layout | None) else Layout.numbered(name, partitions)
         self._rules: dict[BalanceName | Balance, Balance] = {}
         self._open_handles: Counter[str] = Counter()
@@ -102,12 +102,13 @@ class SuperStream(Target):
         known = self._known(connection)
         if known is not None:
             return known
-        address = address_of(connection, self._stream_url)
+        source = self._broker or connection
+        address = address_of(source)
         key = address.host, address.amqp_port or address.stream_port, address.vhost
         # One thread asks, the others wait: those that begin to publish together would all ask.
         with self._lock:
             if key not in self._layouts:
-                self._layouts[key] = describe_super_stream(connection, self.name, stream_url=self._stream_url)
+                self._layouts[key] = describe_super_stream(source, self.name)
             layout = self._layouts[key]
             with suppress(TypeError):  # A URL cannot be held weakly.
                 self._by_connection[connection] = layout

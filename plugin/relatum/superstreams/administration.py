@@ -24,13 +24,13 @@ from relatum.errors import (
 )
 from relatum.headers import NAME_BYTES_MAX
 from relatum.limits import PARTITIONS_MAX
-from relatum.reading import NOT_BY_STREAMS, BrokerAddress, StreamReader
+from relatum.reading import NOT_BY_STREAMS, Broker, BrokerAddress, StreamReader
 from relatum.superstreams.connections import TIMEOUT_S, address_of, blocking_connection
 from relatum.superstreams.layout import Layout, Partition, checked_stream_name
 from relatum.superstreams.streams import StreamOptions, declare_stream, exchange_exists, queue_exists, refusals
 
-Broker: TypeAlias = str | BrokerAddress | BlockingConnection | BlockingChannel
-"""A URL or an address, or a blocking pika connection or channel that is open.
+BrokerOrConnection: TypeAlias = str | Broker | BlockingConnection | BlockingChannel
+"""A URL or a `Broker`, or a blocking pika connection or channel that is open.
 
 A connection is left open. Nothing is done on the channel itself: the broker closes one where it refuses something.
 """
@@ -43,20 +43,19 @@ ORDER_ARGUMENT: Final = "x-stream-partition-order"
 
 
 def declare_super_stream(
-    broker: Broker,
+    broker: BrokerOrConnection,
     name: str,
     partitions: int | None = None,
     *,
     binding_keys: Sequence[str] | None = None,
     options: StreamOptions | None = None,
-    stream_url: str | None = None,
 ) -> Layout:
     """Make a super stream; one that is there as asked for stays as it is.
 
     The streams are made first and bound last. What was made before an error stays, and calling again goes on with it.
 
     Args:
-        broker: A URL, or an open blocking connection or channel of pika.
+        broker: A URL, a `Broker`, or an open blocking connection or channel of pika.
         name: The super stream's name, which becomes the exchange's.
         partitions: How many partitions; their streams are `NAME-0`, `NAME-1` and so on. None (default): 3, or as many
             as there are binding keys.
@@ -64,7 +63,6 @@ def declare_super_stream(
             `NAME-KEY`.
         options: What the streams are declared with. None (default): the broker's own defaults; streams that are there
             may have been declared with anything.
-        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
 
     Returns:
         The partitions in their order.
@@ -78,7 +76,7 @@ def declare_super_stream(
     """
     _check_options(options)
     wanted = _wanted(name, partitions, binding_keys)
-    address = address_of(broker, stream_url)
+    address = address_of(broker)
     with blocking_connection(broker, address) as connection:
         try:
             present = _described(connection, address, name)
@@ -98,7 +96,7 @@ def declare_super_stream(
     return wanted
 
 
-def describe_super_stream(broker: Broker, name: str, *, stream_url: str | None = None) -> Layout:
+def describe_super_stream(broker: BrokerOrConnection, name: str) -> Layout:
     """The partitions of a super stream in their order.
 
     Where the stream protocol answers, it lists the streams and confirms each one's binding key. AMQP 0.9.1 alone lists
@@ -107,10 +105,9 @@ def describe_super_stream(broker: Broker, name: str, *, stream_url: str | None =
     a stream of such a name for a partition even if it is not bound.
 
     Args:
-        broker: A URL, or an open connection or channel of pika or an aio-pika connection. A callback connection's
-            thread waits, and other than a blocking connection none is used itself: another is opened.
+        broker: A URL, a `Broker`, an open connection or channel of pika, or an aio-pika connection. A callback
+            connection's thread waits, and other than a blocking connection none is used itself: another is opened.
         name: The super stream's name.
-        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port. It must answer there.
 
     Raises:
         SuperStreamNotFound: there is none of that name.
@@ -119,19 +116,18 @@ def describe_super_stream(broker: Broker, name: str, *, stream_url: str | None =
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
     checked_stream_name(name)
-    return _described(broker, address_of(broker, stream_url), name)
+    return _described(broker, address_of(broker), name)
 
 
-def delete_super_stream(broker: Broker, name: str, *, stream_url: str | None = None) -> Layout:
+def delete_super_stream(broker: BrokerOrConnection, name: str) -> Layout:
     """Delete a super stream and its streams, with all their messages.
 
-    The exchange goes last, so that a call that was cut short can be repeated.
+    The exchange goes last, so that a call that was cut short can be repeated. Where the stream protocol does not
+    answer, only partitions `NAME-0`, `NAME-1` and so on are found and deleted.
 
     Args:
-        broker: A URL, or an open blocking connection or channel of pika.
+        broker: A URL, a `Broker`, or an open blocking connection or channel of pika.
         name: The super stream's name.
-        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port. Without it only
-            partitions `NAME-0`, `NAME-1` and so on are found and deleted.
 
     Returns:
         What it was.
@@ -140,7 +136,7 @@ def delete_super_stream(broker: Broker, name: str, *, stream_url: str | None = N
         SuperStreamNotFound: there is none of that name.
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
-    with _opened(broker, name, stream_url) as (connection, layout), connection.channel() as channel:
+    with _opened(broker, name) as (connection, layout), connection.channel() as channel:
         for partition in layout:
             channel.queue_delete(partition.stream)
         channel.exchange_delete(name)
@@ -148,12 +144,11 @@ def delete_super_stream(broker: Broker, name: str, *, stream_url: str | None = N
 
 
 def add_partition(
-    broker: Broker,
+    broker: BrokerOrConnection,
     name: str,
     *,
     binding_key: str | None = None,
     options: StreamOptions | None = None,
-    stream_url: str | None = None,
 ) -> Partition:
     """Add a stream behind the others.
 
@@ -161,12 +156,11 @@ def add_partition(
     moment. Contexts and affinity sets stay where they are.
 
     Args:
-        broker: A URL, or an open blocking connection or channel of pika.
+        broker: A URL, a `Broker`, or an open blocking connection or channel of pika.
         name: The super stream's name.
         binding_key: The partition's binding key. A stream `NAME-KEY` that is there is bound. None (default): the next
             number whose stream is not there.
         options: What the stream is declared with. None (default): the broker's own defaults.
-        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
 
     Returns:
         The new partition.
@@ -179,7 +173,7 @@ def add_partition(
     if binding_key is not None:
         checked_text("binding_key", binding_key, least=1)
     _check_options(options)
-    with _opened(broker, name, stream_url) as (connection, layout):
+    with _opened(broker, name) as (connection, layout):
         order = _next_order(layout)
         if binding_key is None:
             while queue_exists(connection, f"{name}-{order}"):
@@ -193,19 +187,16 @@ def add_partition(
     return partition
 
 
-def unbind_partition(
-    broker: Broker, name: str, stream: str, *, delete: bool = False, stream_url: str | None = None
-) -> Partition:
+def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, delete: bool = False) -> Partition:
     """Take a stream out of a super stream.
 
     Publishers that still send by its binding key then reach no stream.
 
     Args:
-        broker: A URL, or an open blocking connection or channel of pika.
+        broker: A URL, a `Broker`, or an open blocking connection or channel of pika.
         name: The super stream's name.
         stream: The partition's stream.
         delete: False (default): the stream and its messages stay. True: it is deleted.
-        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
 
     Returns:
         What it was.
@@ -217,12 +208,12 @@ def unbind_partition(
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
     checked_stream_name(stream, "stream: its name")
-    with _opened(broker, name, stream_url) as (connection, layout):
+    with _opened(broker, name) as (connection, layout):
         partition = layout.partition(stream)
         if len(layout) == 1:
             why = f"{stream!r} is the last partition of {name!r}: delete the super stream."
             raise SuperStreamConflict(why, super_stream=name, reason="last partition")
-        with _stream_reader(address_of(broker, stream_url)) as reader, connection.channel() as channel:
+        with _stream_reader(address_of(broker)) as reader, connection.channel() as channel:
             for bindings in _bindings(partition):
                 for arguments in bindings:
                     channel.queue_unbind(stream, name, partition.binding_key, arguments)
@@ -238,10 +229,10 @@ def unbind_partition(
 
 
 @contextmanager
-def _opened(broker: Broker, name: str, stream_url: str | None) -> Iterator[tuple[BlockingConnection, Layout]]:
+def _opened(broker: BrokerOrConnection, name: str) -> Iterator[tuple[BlockingConnection, Layout]]:
     """A connection, and the super stream as it is now."""
     checked_stream_name(name)
-    address = address_of(broker, stream_url)
+    address = address_of(broker)
     with blocking_connection(broker, address) as connection:
         yield connection, _described(connection, address, name)
 
@@ -367,7 +358,7 @@ def _described(source: Any, address: BrokerAddress, name: str) -> Layout:
     if not partitions:
         raise SuperStreamNotFound(
             f"There is an exchange {name!r}, but no stream {f'{name}-0'!r}. Only the stream protocol shows "
-            "partitions of other names: give its URL.",
+            "partitions of other names: give its URL, Broker(…, stream_url=…) or --stream-url.",
             super_stream=name,
         )
     return Layout.numbered(name, partitions)

@@ -14,7 +14,7 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from relatum.client_logs import own_connection
 from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost
-from relatum.reading import HEARTBEAT_S, BrokerAddress, BrokerLogin, HeldPassword, login_of_query
+from relatum.reading import HEARTBEAT_S, Broker, BrokerAddress, BrokerLogin, HeldPassword, login_of_query
 from relatum.reading import blocking_connection as new_connection
 
 TIMEOUT_S: Final = 10.0
@@ -30,24 +30,23 @@ ACCESS_REFUSED: Final = 403
 """AMQP's reply code for a user without the permission."""
 
 
-def address_of(source: Any, stream_url: str | None = None, nodes: Iterable[Parameters] = ()) -> BrokerAddress:
+def address_of(source: Any, nodes: Iterable[Parameters] = ()) -> BrokerAddress:
     """The address of the broker that is meant, and how to log in to it: as the connection that is given does.
 
     At each login the password is that of now: a function that kombu was given is asked; of others it is what the client
     keeps for its own next login, or what it told the broker (`note_secret`) and keeps nowhere.
 
     Args:
-        source: A URL or an address, a pika connection or channel of any kind, an aio-pika or aiormq connection, or a
-            kombu connection. Of several URLs that kombu was given, the one it is connected to comes first.
-        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port; a client's other
-            URLs are not used then. An address says so itself.
+        source: A URL, a `Broker` or an address, a pika connection or channel of any kind, an aio-pika or aiormq
+            connection, or a kombu connection. Of several URLs that kombu was given, the one it is connected to comes
+            first.
         nodes: Where else a pika connection could lead: to other nodes of the same cluster.
 
     Raises:
         ConfigurationError: it is none of these, or the URL cannot be read; or its credentials are erased.
     """
-    if isinstance(source, str | BrokerAddress):
-        return BrokerAddress.of(source, stream_url)
+    if isinstance(source, str | Broker | BrokerAddress):
+        return BrokerAddress.of(source)
     if isinstance(source, BlockingChannel | Channel):
         source = source.connection
     others: list[str] = []
@@ -63,10 +62,9 @@ def address_of(source: Any, stream_url: str | None = None, nodes: Iterable[Param
         says = lambda connection: connection.password  # noqa: E731
     else:
         kind = type(source).__name__
-        raise ConfigurationError(f"broker is a URL, or a connection or channel of a client, not {kind}")
-    address = BrokerAddress.parse(url, stream_url)
-    if stream_url is None:
-        address = address.beside(_alike(address, others))
+        raise ConfigurationError(f"broker is a URL, a Broker, or a connection or channel of a client, not {kind}")
+    address = BrokerAddress.parse(url)
+    address = address.beside(_alike(address, others))
     # A function of kombu's says it at each login: that of now may be another already.
     asked = getattr(source, "password", None)
     others_say = [(node, _password_of) for node in nodes]
@@ -104,7 +102,7 @@ def _of_pika(parameters: Parameters) -> tuple[str, BrokerLogin]:
     user, password = getattr(credentials, "username", "guest"), getattr(credentials, "password", "guest")
     if password is None:
         raise ConfigurationError(
-            "The connection's credentials were erased when it connected (erase_on_connect): say by broker_url= as whom "
+            "The connection's credentials were erased when it connected (erase_on_connect): pass broker=, as which "
             "streams are read, or intercept the connection before it is open"
         )
     options = parameters.ssl_options

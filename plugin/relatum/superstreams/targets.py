@@ -37,8 +37,11 @@ class Target:
             InvalidInput: the message has no key; nothing was sent.
             SuperStreamNotFound, NotFound: there is no such super stream or partition; nothing was sent.
             BrokerUnavailable, AccessRefused: the broker could not be asked for the partitions; nothing was sent.
+            ConfigurationError: this is no channel of pika.
             Exception: what `basic_publish` raises.
         """
+        if not hasattr(channel, "basic_publish"):
+            raise ConfigurationError(f"channel= takes a channel of pika, not {type(channel).__name__}")
         exchange, binding_key = self.destination(channel, body, properties, routing_key)
         return channel.basic_publish(exchange, binding_key, body, properties, mandatory)
 

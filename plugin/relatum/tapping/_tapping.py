@@ -8,7 +8,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import sqlalchemy as sa
 from pika import BlockingConnection
@@ -17,7 +17,7 @@ from pika.exceptions import ChannelClosedByBroker
 from relatum.checks import checked_name, checked_names, checked_text, shown
 from relatum.errors import Conflict, InvalidInput, NotFound
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
-from relatum.reading import BrokerAddress
+from relatum.reading import Broker, BrokerAddress
 from relatum.store.database import AnyDatabase, as_engine, sql
 from relatum.store.translation import translated_errors
 from relatum.superstreams import StreamOptions
@@ -27,8 +27,6 @@ from relatum.superstreams.layout import checked_stream_name
 from relatum.superstreams.streams import KEPT, declare_stream, stream_exists
 from relatum.tapping import _broker_side as broker_side
 from relatum.tapping._broker_side import SHARING, Tap
-
-Broker: TypeAlias = str | BrokerAddress
 
 ARGUMENTS_CHARACTERS_MAX: Final = 1000
 """Characters of a binding's arguments as JSON: they are part of an index entry."""
@@ -47,7 +45,7 @@ REMOVE: Final = sql("DELETE FROM relatum.taps WHERE tap_id = ANY (:numbers::int[
 
 
 def tap(
-    broker: Broker,
+    broker: str | Broker,
     database: AnyDatabase,
     exchanges: str | Sequence[str],
     *,
@@ -62,7 +60,7 @@ def tap(
     is. If something is refused, everything made before is removed.
 
     Args:
-        broker: The broker's URL or address.
+        broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`, which stores the taps.
         exchanges: Names of existing exchanges.
         stream: The stream for all of them; None (default): `tap.EXCHANGE` for each.
@@ -86,7 +84,7 @@ def tap(
     given = _checked_arguments(arguments)
     if stream is not None:
         checked_stream_name(stream, "The stream's name")
-    address = BrokerAddress.of(broker, None)
+    address = BrokerAddress.of(broker)
     with as_engine(database) as engine, blocking_connection(address, address) as connection:
         wanted: list[Tap] = []
         for exchange in dict.fromkeys(names):
@@ -122,7 +120,7 @@ def _check_no_super_stream(
 
 
 def untap(
-    broker: Broker,
+    broker: str | Broker,
     database: AnyDatabase,
     exchanges: str | Sequence[str],
     *,
@@ -132,7 +130,7 @@ def untap(
     """Remove taps. The copies stay in the stream, and what was recorded of them in the table.
 
     Args:
-        broker: The broker's URL or address.
+        broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
         exchanges: Names of tapped exchanges, which may be gone.
         stream: Only taps into this stream; None (default): all of them.
@@ -148,7 +146,7 @@ def untap(
         AccessRefused, BrokerUnavailable, DatabaseUnavailable: taps that are still stored may be bound; repeat it.
     """
     names = _names(exchanges)
-    address = BrokerAddress.of(broker, None)
+    address = BrokerAddress.of(broker)
     with as_engine(database) as engine:
         there = _stored(engine, address.vhost)
         going = {

@@ -7,7 +7,18 @@ from relatum.wire import _amqp10 as amqp10
 from relatum.wire import _frames as frames
 from relatum.wire._amqp10 import find_head, pick, pick_list
 from relatum.wire._chunk import Chunk, UnreadableRecord, record_at, records_at, small_records, split
-from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Confirmed, Refused, Start, StartSpec, StreamPlaces
+from relatum.wire._frames import (
+    FIRST,
+    LAST,
+    NEXT,
+    Code,
+    Confirmed,
+    NodeAddress,
+    Refused,
+    Start,
+    StartSpec,
+    StreamPlaces,
+)
 from relatum.wire._scalars import Opaque
 from relatum.wire._session import (
     SUBSCRIPTIONS,
@@ -35,7 +46,6 @@ __all__ = [
     "AnotherProtocol",
     "Answer",
     "AuthMechanism",
-    "Broker",
     "Chunk",
     "Code",
     "Confirmed",
@@ -44,6 +54,7 @@ __all__ = [
     "Event",
     "Login",
     "MechanismNotTaken",
+    "NodeAddress",
     "Opaque",
     "Refused",
     "Start",

@@ -114,7 +114,7 @@ NEXT: Final = StartSpec(Start.NEXT)
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class NodeAddress:
     """A node as Metadata advertises it."""
 
     host: str
@@ -127,8 +127,8 @@ class StreamPlaces:
 
     stream: str
     code: int
-    leader: Broker | None
-    replicas: tuple[Broker, ...]
+    leader: NodeAddress | None
+    replicas: tuple[NodeAddress, ...]
 
 
 class Confirmed(NamedTuple):
@@ -326,11 +326,11 @@ def decode_table(body: bytes) -> dict[str, str]:
 def decode_metadata(body: bytes) -> list[StreamPlaces]:
     """Where each stream asked for lies."""
     cursor = Cursor(body)
-    brokers = {cursor.uint16(): Broker(cursor.string(), cursor.uint32()) for _ in range(cursor.count(8))}
+    brokers = {cursor.uint16(): NodeAddress(cursor.string(), cursor.uint32()) for _ in range(cursor.count(8))}
     return [_decode_places(cursor, brokers) for _ in range(cursor.count(10))]
 
 
-def _decode_places(cursor: Cursor, brokers: dict[int, Broker]) -> StreamPlaces:
+def _decode_places(cursor: Cursor, brokers: dict[int, NodeAddress]) -> StreamPlaces:
     stream, code, leader = cursor.string(), cursor.uint16(), cursor.uint16()
     replicas = [cursor.uint16() for _ in range(cursor.count(2))]
     known = tuple(brokers[reference] for reference in replicas if reference in brokers)

@@ -29,7 +29,7 @@ class Job:
 
     def enrichment(self, **options: Any) -> Enrichment:
         """One whose files are the job's."""
-        servers = {"broker": self.place.amqp, "stream_url": self.place.stream_url, "database": self.place.database}
+        servers = {"broker": self.place.broker, "database": self.place.database}
         given = {"to": self.place.stream, "on": "order_id", "pending": f"file://{self.directory}/pending"}
         return Enrichment(**given | servers | options)
 

@@ -11,6 +11,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
 import relatum_spark
+from relatum import Broker
 from relatum.errors import BrokerUnavailable, ConfigurationError, InvalidInput, KeyNotDefined
 from relatum.reading import StreamReader
 from relatum.store.catalog import add_keys
@@ -24,11 +25,11 @@ AWAY = "amqp://guest:sesame-82@127.0.0.1:9/"
 
 
 @pytest.fixture
-def at(place: Place) -> dict[str, str]:
+def at(place: Place) -> dict[str, Any]:
     """The options that name the broker; numbered messages are in its stream."""
     headers = [{"order_id": f"o{n}", "relatum_time": 1_700_000_000_000_000 + n} for n in range(MESSAGES)]
     publish_plain(place.amqp, place.stream, [(b"body %d" % n, each) for n, each in enumerate(headers)], confirm=False)
-    return {"broker": place.amqp, "stream_url": place.stream_url}
+    return {"broker": place.broker}
 
 
 def resolve(frame: Frame, **options: Any) -> list[Row]:
@@ -99,20 +100,20 @@ def test_a_row_without_a_message_says_why(place: Place, at: dict[str, str]) -> N
     assert (row.status, row.its_status) == ("x", "found")
 
 
-def test_what_retention_dropped_is_expired(amqp_url: str, stream_url: str, short_stream: str) -> None:
+def test_what_retention_dropped_is_expired(amqp_url: str, broker: Broker, short_stream: str) -> None:
     """An offset below the first retained one has the status `expired`."""
     publish_plain(amqp_url, short_stream, [*(b"x" * 10_000 for _ in range(60)), b"the last"])
     with StreamReader.open(amqp_url) as reader:
         last = reader.bounds(short_stream).last
-    rows = resolve(Frame(PLACE, [(short_stream, 0), (short_stream, last)]), broker=amqp_url, stream_url=stream_url)
+    rows = resolve(Frame(PLACE, [(short_stream, 0), (short_stream, last)]), broker=broker)
     assert [row.status for row in rows] == ["expired", "found"]
 
 
-def test_large_payloads_come_in_several_batches(amqp_url: str, stream_url: str, stream_name: str) -> None:
+def test_large_payloads_come_in_several_batches(amqp_url: str, broker: Broker, stream_name: str) -> None:
     """Payloads of more bytes than one batch holds all arrive, each in its row."""
     publish_plain(amqp_url, stream_name, (b"%01000000d" % n for n in range(12)))
     df: Any = Frame(PLACE, [(stream_name, n) for n in (*range(12), 50)])
-    resolved: Any = relatum_spark.resolve(df, keep_order=True, broker=amqp_url, stream_url=stream_url)
+    resolved: Any = relatum_spark.resolve(df, keep_order=True, broker=broker)
     assert len(resolved.batches) > 1
     rows = resolved.collect()
     assert [(row.offset, row.status) for row in rows] == [*((n, "found") for n in range(12)), (50, "not_found")]
@@ -166,7 +167,7 @@ def test_a_broker_that_is_away_fails_the_task(
     assert "MapInArrow" in shown
     assert "sesame" not in shown
     with pytest.raises(BrokerUnavailable) as raised:
-        resolve(Frame(PLACE, [("s", 0)]), broker=AWAY, stream_url=AWAY.replace("amqp", "rabbitmq-stream"))
+        resolve(Frame(PLACE, [("s", 0)]), broker=Broker(AWAY, stream_url=AWAY.replace("amqp", "rabbitmq-stream")))
     assert "sesame" not in str(raised.value)
     for rows in ([(None, 0), ("s", None)], []):
         assert [row.status for row in resolve(Frame(PLACE, rows), broker=AWAY)] == [None] * len(rows)

@@ -19,8 +19,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_relatum import DefaultSource
+from relatum import Broker
 from relatum.errors import BrokerUnavailable, InvalidInput, OffsetExpired, StreamNotFound, StreamReplaced
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import StreamReader
 from relatum.store.catalog import add_keys
 from relatum.superstreams import Layout
 from tests.support import (
@@ -411,14 +412,16 @@ def test_retention_that_overtakes_a_query_is_noticed(make: Make, amqp_url: str, 
     assert read[0]["offset"] >= expired.value.first > 1
 
 
-def test_offsets_without_messages_are_passed_over(make: Make, amqp_url: str, stream_url: str, stream_name: str) -> None:
+def test_offsets_without_messages_are_passed_over(
+    make: Make, amqp_url: str, stream_url: str, broker: Broker, stream_name: str
+) -> None:
     """The broker uses offsets for itself: batches may end in such a gap, or lie in it."""
     with RawPublisher(stream_url, stream_name) as publisher:
         for number in range(4):
             publish_plain(amqp_url, stream_name, [b"x"] * 5)
             for offset in range(6):
                 publisher.store_offset("a-consumer", number * 6 + offset)
-    with StreamReader.open(BrokerAddress.parse(amqp_url, stream_url)) as reader:
+    with StreamReader.open(broker) as reader:
         wait_until(lambda: reader.bounds(stream_name).end > 20, what="offsets of the broker's own")
         offsets = [message.offset for message in reader.iterate(stream_name)]
     assert len(offsets) == 20
