@@ -7,8 +7,8 @@
 #   make test-all      what `make test` leaves out: test-spark, test-release, and what breaks rarely
 #   make test-spark    Spark in Java processes of its own: a cluster, Spark Connect, programs
 #   make test-release  the wheel, compiled and pure, as users install it
-#   make test-long     the tests' long forms: thousands of lookups, 50 kills, 1,000,000 rows (hours; before a release;
-#                      it prints the seed of its deaths: TEST="--seed N" has them again)
+#   make test-long     the tests' long forms: thousands of lookups, 1,000,000 rows, and 20 minutes of kills, freezes and
+#                      cut lines for each engine (hours; before a release; TEST="--seed N" has the same deaths again)
 #   make test-4        a part of the tests on a RabbitMQ 4, where one can be had
 #   make test-docker   the same as `make test`, on the servers of docker/compose.yaml
 #   make check         lint, format, types, arrows between rooms, and the house in figures

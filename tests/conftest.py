@@ -132,9 +132,9 @@ def is_long(pytestconfig: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
-def kills(is_long: bool) -> int:
-    """How often a party is killed at random moments: a few times, and in a long run as often as can be waited for."""
-    return 50 if is_long else 2
+def harm_s(is_long: bool) -> float:
+    """Seconds for which servers and processes are harmed at random, once each kind was done: RELATUM_HARM_S, or 0."""
+    return float(os.environ.get("RELATUM_HARM_S", 1200 if is_long else 0))
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,6 @@ class Party:
 
     Attributes:
         name: Its name: also the seed of its choices.
-        line: The broker's URL by which a publisher publishes.
         lease_s: Seconds after which another member takes over.
         contexts: How many contexts there are.
         rate: Messages a second, at most.
@@ -69,7 +68,6 @@ class Party:
     """
 
     name: str
-    line: str
     broker: str
     stream_url: str
     database: str
@@ -118,10 +116,10 @@ class Party:
 
 def publish(party: Party, stop: threading.Event) -> None:
     """Publish by `ContextRouter`."""
-    with ContextRouter(party.super_stream, party.database, broker=party.broker) as router:
+    with party.going_on(), ContextRouter(party.super_stream, party.database, broker=party.cluster) as router:
         while not stop.wait(RETRY_S):
             with party.going_on():
-                connection = pika.BlockingConnection(pika.URLParameters(party.line))
+                connection = pika.BlockingConnection(pika.URLParameters(party.broker))
                 channel = connection.channel()
                 channel.confirm_delivery()
                 while not stop.wait(1 / party.rate):
@@ -205,14 +203,15 @@ def move_some(contexts: Any, chance: random.Random) -> None:
 
 async def publish_in_loop(party: Party, stop: asyncio.Event) -> None:
     """Publish by `AsyncContextRouter`."""
-    async with AsyncContextRouter(party.super_stream, party.database, broker=party.broker) as router:
-        while not stop.is_set():
-            with party.going_on():
-                async with await aio_pika.connect(party.line) as connection:
-                    channel = await connection.channel()
-                    parts = [party.names[start::AT_ONCE] for start in range(AT_ONCE)]
-                    await asyncio.gather(*(publish_part(party, router, channel, part, stop) for part in parts))
-            await asyncio.sleep(RETRY_S)
+    with party.going_on():
+        async with AsyncContextRouter(party.super_stream, party.database, broker=party.cluster) as router:
+            while not stop.is_set():
+                with party.going_on():
+                    async with await aio_pika.connect(party.broker) as connection:
+                        channel = await connection.channel()
+                        parts = [party.names[start::AT_ONCE] for start in range(AT_ONCE)]
+                        await asyncio.gather(*(publish_part(party, router, channel, part, stop) for part in parts))
+                await asyncio.sleep(RETRY_S)
 
 
 async def publish_part(party: Party, router: Any, channel: Any, contexts: list[str], stop: asyncio.Event) -> None:

@@ -5,22 +5,13 @@ what consumers wrote into PostgreSQL in the transactions that moved their positi
 """
 
 import json
-import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import pika
-
-
-class Record(NamedTuple):
-    """A message as it lies in a partition."""
-
-    offset: int
-    headers: Mapping[str, Any]
-    body: bytes
+from tests.acceptance._stream_log import Record
 
 
 class Sent(NamedTuple):
@@ -48,26 +39,6 @@ class Valid:
     offset: int
     name: str
     lies: tuple[str, int]
-
-
-def read_partition(broker_url: str, stream: str) -> list[Record]:
-    """All of a partition, read by bare pika up to a message that this publishes as its end."""
-    records: list[Record] = []
-    end = uuid.uuid4().hex
-    connection = pika.BlockingConnection(pika.URLParameters(broker_url))
-    channel = connection.channel()
-    channel.confirm_delivery()
-    channel.basic_publish("", stream, b"", pika.BasicProperties(message_id=end))
-    reading = connection.channel()
-    reading.basic_qos(prefetch_count=500)
-    for method, properties, body in reading.consume(stream, arguments={"x-stream-offset": "first"}):
-        reading.basic_ack(method.delivery_tag)
-        if properties.message_id == end:
-            break
-        headers = properties.headers or {}
-        records.append(Record(headers["x-stream-offset"], headers, body))
-    connection.close()
-    return records
 
 
 def sent_by(ledger: Path) -> dict[str, Sent]:
@@ -124,7 +95,7 @@ def faults(
     """Everything that should not be; empty where all is well.
 
     Args:
-        partitions: What `read_partition` gave of each.
+        partitions: All messages of each.
         sent: What all publishers wrote down, by the message's name, which is `<publisher>/<number>`.
         consumed: What the members of one consumer wrote, in order.
         header: The header that names contexts.

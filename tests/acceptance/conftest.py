@@ -1,11 +1,25 @@
 """What several files of acceptance tests use."""
 
+import random
+from collections.abc import Iterator
+
 import pytest
 
+import relatum_migrations
+from relatum.local import LocalServers
 from tests.acceptance._command import Relatum
+from tests.acceptance._harm import Harm
 
 
 @pytest.fixture
 def relatum(amqp_url: str, stream_url: str, database_url: str) -> Relatum:
     """The command on this test's servers and database."""
     return Relatum(amqp_url, stream_url, database_url)
+
+
+@pytest.fixture
+def harm(private_servers: LocalServers, chance: random.Random, harm_s: float) -> Iterator[Harm]:
+    """Servers of this test's own, with the schema, to be harmed."""
+    relatum_migrations.upgrade(private_servers.database_url)
+    with Harm(private_servers, chance, harm_s) as harm:
+        yield harm

@@ -1,33 +1,45 @@
-"""Members of a consumer killed under load: each complete group is given, and acknowledged once; incomplete ones never.
+"""Harming members of a consumer of groups: each complete group is given, and acknowledged once; incomplete ones never.
 
-What is compared is what the members wrote down themselves, line by line, with what a bare pika publisher sent.
+What the members wrote down themselves, line by line, is compared with the stream, read by bare pika, and with the
+states of groups, read by bare psycopg.
 """
 
-import random
 import subprocess
 import sys
-import time
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psycopg
+import pytest
 from pika import BasicProperties
 
 from relatum.membership import GROUP_KEY
-from tests.acceptance._party import Party
-from tests.support import wait_until
+from relatum.store.database import make_engine
+from tests.acceptance._command import Relatum
+from tests.acceptance._harm import WORKS_S, Harm, Party
+from tests.acceptance._stream_log import read_stream
+from tests.support import declare_stream, record, unique_name, wait_until
 from tests.support.groups import Plain, of_group, shuffled, whole_group
-from tests.support.place import Place
 from tests.support.publishing import StubbornLoad
+
+# A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning"
+)
 
 MEMBERS = 3
 SIZE = 4
 MIXED = 10
 """Groups whose messages lie mixed; one of them never gets all of its messages."""
 
+LEASE_S = 1.0
+"""Of the members: `_group_member.py`."""
+
 STATES = "SELECT group_id, state FROM relatum.group_states"
+DONE = "SELECT count(*) FROM relatum.group_states WHERE state = 'done'"
 
 MEMBER = Path(__file__).with_name("_group_member.py")
 
@@ -40,51 +52,66 @@ def mixed(part: int) -> list[Plain]:
     return shuffled(incomplete + [message for number in others for message in whole_group(number, SIZE)], part)
 
 
-def headers_of(number: int) -> dict[str, Any]:
-    """The headers of the message of a number."""
+def message_of(number: int) -> Plain:
+    """The message of a number."""
     part, place = divmod(number - 1, MIXED * SIZE - 1)
-    return mixed(part)[place][1]
+    return mixed(part)[place]
 
 
-def test_members_killed_at_random_moments_lose_and_double_nothing(
-    place: Place, kills: int, chance: random.Random, tmp_path: Path
-) -> None:
-    """SIGKILL at random moments while groups come; the members that are left do all that is to be done."""
-    arguments = [place.amqp, place.database, place.stream, "billing"]
+def rows(harm: Harm, query: str) -> list[tuple[Any, ...]]:
+    """The rows of a query."""
+    with psycopg.connect(harm.servers.database_url) as connection:
+        return connection.execute(query.encode()).fetchall()
+
+
+def test_whatever_fails_each_complete_group_is_done_once(harm: Harm, tmp_path: Path) -> None:
+    """Members and their recorder are killed, frozen and cut off: those that are left do all that is to be done."""
+    stream = unique_name("groups")
+    relatum = Relatum(harm.broker_url, harm.stream_url, harm.database_url)
     files = (tmp_path / f"member-{number}" for number in count())
+    words = ["record", stream, "--holder", "recorder"]
 
     def message(number: int) -> tuple[str, BasicProperties]:
-        return place.stream, BasicProperties(headers=headers_of(number))
+        body, headers = message_of(number)
+        return stream, BasicProperties(headers=headers, message_id=body.decode())
 
     def start(_: int) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, MEMBER, harm.stream_url, harm.database_url, stream, "billing", next(files)]
         with (tmp_path / "errors").open("ab") as errors:
-            return subprocess.Popen([sys.executable, MEMBER, *arguments, next(files)], stderr=errors)
+            return subprocess.Popen(command, stderr=errors)
 
     def lines(word: str) -> list[list[str]]:
         """What they wrote down."""
         written = [line.split() for file in tmp_path.glob("member-*") for line in file.read_text().splitlines()]
         return [line for line in written if line[0] == word]
 
-    with place.recording(keys=[GROUP_KEY]), Party(start, MEMBERS) as members:
-        with StubbornLoad(place.amqp, message, each_s=240) as load:
-            for _ in range(kills):
-                before = len(lines("done"))
-                wait_until(lambda before=before: len(lines("done")) > before, what="they work")
-                time.sleep(chance.random() * 0.2)  # Not a wait for a condition: the moment of death is the test.
-                members.kill_any(chance)
-            wait_until(lambda: load.published > 500, what="groups enough")
-        place.wait_recorded()
-        sent = Counter(headers_of(number + 1)["group_id"] for number in range(load.published))
-        complete = {group for group, messages in sent.items() if messages == SIZE}
-        states = dict.fromkeys(sent, "open") | dict.fromkeys(complete, "done")
-        wait_until(lambda: dict(place.sql(STATES)) == states, what="all is done", every_s=0.2)
-        # A member killed between its acknowledgement and the line that says so leaves one line less.
-        wait_until(lambda: len(lines("done")) >= len(complete) - kills, what="the last lines")
+    def works() -> int:
+        return int(rows(harm, DONE)[0][0])
+
+    declare_stream(harm.servers.broker_url, stream)
+    engine = make_engine(harm.servers.database_url)
+    record(harm.servers.broker_url, engine, stream, keys=[GROUP_KEY])
+    engine.dispose()
+    recorder = Party(lambda _: relatum.start(*words, stderr=tmp_path / "recorder.log"), 1)
+    with recorder, Party(start, MEMBERS) as members:
+        with StubbornLoad(harm.servers.broker_url, message, each_s=120):
+            wait_until(lambda: lines("done"), WORKS_S, what="the first groups")
+            harm.work(works, [stream], {"member": members, "recorder": recorder}, frozen_s=2.5 * LEASE_S)
+        in_stream: defaultdict[str, set[int]] = defaultdict(set)
+        for each in read_stream(harm.servers.broker_url, stream):
+            in_stream[each.headers["group_id"]].add(each.headers["group_sequence"])
+        complete = {group for group, numbers in in_stream.items() if numbers == set(range(1, SIZE + 1))}
+        states = dict.fromkeys(in_stream, "open") | dict.fromkeys(complete, "done")
+        wait_until(lambda: dict(rows(harm, STATES)) == states, WORKS_S, what="all is done", every_s=0.5)
         errors = (tmp_path / "errors").read_text()
         assert [process.poll() for process in members.processes] == [None] * MEMBERS, errors
     given = Counter(line[1] for line in lines("given"))
     done = Counter(line[1] for line in lines("done"))
     assert set(given) == complete, "each complete group at least once, and no incomplete one"
-    assert {line[2] for line in lines("given")} == {str(SIZE)}, "whole, each time"
+    whole = {" ".join(f"{int(group, 16)}-{number}" for number in range(1, SIZE + 1)) for group in complete}
+    assert {" ".join(line[2:]) for line in lines("given")} == whole, "whole and in order, each time"
     assert max(done.values()) == 1
-    assert len(complete) - kills <= len(done) <= len(complete)
+    # Fewer where a member died, or the answer was lost, between an acknowledgement and the line that says so.
+    assert len(complete) - harm.done.total() * MEMBERS <= len(done) <= len(complete)
+    assert "Traceback" not in errors, errors[-5000:]
+    print(f"{len(complete)} complete groups of {len(in_stream)}, {given.total()} times given")

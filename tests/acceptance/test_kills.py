@@ -1,17 +1,20 @@
-"""Killing the recorder, the broker and the database under load; then the table must equal the streams, row by row.
+"""Harming recorders, their lines, the broker and the database under load; then the table must equal the streams.
 
-The comparison uses neither our reader nor our verification: a bare pika consumer reads the whole stream, and a bare
-psycopg connection the table.
+The comparison uses neither our reader nor our verification: bare pika reads the whole streams, and bare psycopg the
+table, row by row.
 """
 
-import random
+import os
 import shutil
 import signal
-import time
+import subprocess
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pika
 import psycopg
@@ -23,10 +26,12 @@ from relatum.local import LocalServers
 from relatum.membership import GROUP_KEY
 from relatum.recording import status, verify
 from relatum.store.database import make_engine
+from relatum.store.members import LEASE_S
 from relatum_consumer import Relations
 from tests.acceptance._command import Relatum
+from tests.acceptance._harm import WORKS_S, Harm, Party
+from tests.acceptance._stream_log import read_stream
 from tests.support import (
-    all_plain,
     declare_stream,
     delete_stream,
     publish_plain,
@@ -35,12 +40,11 @@ from tests.support import (
     recording,
     rows_of,
     stream_available,
-    wait_recorded,
+    unique_name,
     wait_until,
 )
 from tests.support.groups import ids, of_group, whole_group
 from tests.support.publishing import StubbornLoad
-from tests.support.tables import streams
 
 # A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(
@@ -50,31 +54,19 @@ pytestmark = pytest.mark.filterwarnings(
 STREAM = "orders"
 GROUPS = "groups"
 
+KEYS = ("host", "order_id")
 
-def load_of(servers: LocalServers) -> StubbornLoad:
-    """Publishes numbered orders, through whatever happens to the broker."""
+PUBLISHER = Path(__file__).with_name("_publisher.py")
 
-    def order(number: int) -> tuple[str, pika.BasicProperties]:
-        return STREAM, pika.BasicProperties(headers={"order_id": f"o{number}", "host": f"h{number % 17}"})
+ROWS = """
+SELECT k.name, r.value, r.stream_offset
+FROM relatum.relationships r JOIN relatum.keys k USING (key_id) JOIN relatum.streams s USING (stream_id)
+WHERE s.name = %s ORDER BY r.stream_offset, k.name
+"""
 
-    return StubbornLoad(servers.broker_url, order, each_s=2_000)
-
-
-def assert_equal(servers: LocalServers) -> int:
-    """Compare the whole stream, by a bare pika consumer, with the whole table, by psycopg; gives the messages."""
-    in_stream = [
-        (key, properties.headers[key], offset)
-        for offset, properties, _ in all_plain(servers.broker_url, STREAM)
-        for key in ("host", "order_id")
-    ]
-    with psycopg.connect(servers.database_url) as connection:
-        in_table = connection.execute(
-            "SELECT k.name, r.value, r.stream_offset FROM relatum.relationships r JOIN relatum.keys k USING (key_id) "
-            "ORDER BY r.stream_offset, k.name"
-        ).fetchall()
-    assert len(in_table) == len(in_stream)
-    assert in_table == in_stream
-    return len(in_stream) // 2
+COVERED = (
+    "SELECT from_offset, to_offset FROM relatum.coverage JOIN relatum.streams s USING (stream_id) WHERE s.name = %s"
+)
 
 
 @pytest.fixture
@@ -94,77 +86,121 @@ def engine(servers: LocalServers) -> Iterator[sa.Engine]:
     engine.dispose()
 
 
-def wait_until_it_records(engine: sa.Engine) -> None:
-    """Wait until more is recorded than is now."""
-    before = recorded_to(engine, STREAM)
-    wait_until(lambda: recorded_to(engine, STREAM) > before, limit_s=120, what="it records")
+def rows(harm: Harm, query: str, stream: str) -> list[tuple[Any, ...]]:
+    """What a bare psycopg connection reads of a stream."""
+    with psycopg.connect(harm.servers.database_url) as connection:
+        return connection.execute(query.encode(), [stream]).fetchall()
 
 
-def test_a_recorder_killed_at_random_moments_loses_and_doubles_nothing(
-    servers: LocalServers, engine: sa.Engine, kills: int, chance: random.Random, tmp_path: Path
-) -> None:
-    """SIGKILL at random moments under load; the last run catches up, and every message has its rows once."""
-    relatum = Relatum(servers.broker_url, servers.stream_url, servers.database_url)
-    # One holder name, so that a restart needs not wait for the lease.
-    words = ("record", STREAM, "--keys", "order_id", "--keys", "host", "--holder", "the-recorder")
-    with load_of(servers) as load:
-        for _ in range(kills):
-            with relatum.running(*words, stderr=tmp_path / "recorder.log"):
-                wait_until_it_records(engine)
-                time.sleep(chance.random() * 0.3)  # Not a wait for a condition: the moment of death is the test.
-    with relatum.running(*words, stderr=tmp_path / "recorder.log"):
-        wait_recorded(servers.broker_url, engine, STREAM)
-    assert assert_equal(servers) >= min(load.published, 500 * kills)
+def assert_recorded(harm: Harm, stream: str) -> int:
+    """Wait until a stream is recorded, and compare all of it with its rows; gives the messages."""
+    in_stream = [
+        (key, record.headers[key], record.offset)
+        for record in read_stream(harm.servers.broker_url, stream)
+        for key in KEYS
+        if key in record.headers
+    ]
+
+    def is_recorded() -> bool:
+        return any(end > in_stream[-1][2] for _, end in rows(harm, COVERED, stream))
+
+    wait_until(is_recorded, WORKS_S, what=f"all of {stream} is recorded", every_s=0.2)
+    in_table = rows(harm, ROWS, stream)
+    assert len(in_table) == len(in_stream)
+    assert in_table == in_stream
+    covered = sorted(rows(harm, COVERED, stream))
+    assert covered[0][0] == 0
+    assert [start for start, _ in covered[1:]] == [end for _, end in covered[:-1]], "no hole, and nothing twice"
+    return len(in_stream) // len(KEYS)
 
 
-def test_members_frozen_for_longer_than_their_lease_lose_and_double_nothing(
-    servers: LocalServers, engine: sa.Engine, kills: int, chance: random.Random, tmp_path: Path
-) -> None:
-    """SIGSTOP at random moments: the other one takes over, and who comes back to what it was about writes no row.
+def test_whatever_fails_the_table_equals_the_streams(harm: Harm, tmp_path: Path) -> None:
+    """Members that share streams are killed and frozen beyond their lease, cut off, and without either server.
 
     Also of one that is frozen amid a commit: PostgreSQL ends its transaction, and lets go of what that has locked.
     """
-    relatum = Relatum(servers.broker_url, servers.stream_url, servers.database_url)
-    words = ("record", STREAM, "--keys", "order_id", "--keys", "host", "--holder")
-    holder = sa.select(streams.c.lease_holder).where(streams.c.name == STREAM)
-    with load_of(servers), ExitStack() as stack:
-        members = {
-            name: stack.enter_context(relatum.running(*words, name, stderr=tmp_path / f"{name}.log"))
-            for name in ("one", "two")
-        }
-        for _ in range(max(2, kills // 4)):
-            wait_until_it_records(engine)
-            time.sleep(chance.random() * 0.3)  # Not a wait for a condition: the moment is the test.
-            with engine.connect() as connection:
-                frozen = members[wait_until(lambda: connection.execute(holder).scalar_one() or "", what="a holder")]
-            frozen.send_signal(signal.SIGSTOP)
-            try:
-                wait_until_it_records(engine)
-            finally:
-                frozen.send_signal(signal.SIGCONT)
-        wait_until_it_records(engine)
-    record(servers.broker_url, engine, STREAM)
-    assert assert_equal(servers) > 0
+    streams = [unique_name("orders"), unique_name("parcels")]
+    relatum = Relatum(harm.broker_url, harm.stream_url, harm.database_url)
+    words = ["record", *streams, *(word for key in KEYS for word in ("--keys", key)), "--holder"]
+
+    def order(number: int) -> tuple[str, pika.BasicProperties]:
+        headers = {"order_id": f"o{number}", "host": f"h{number % 17}"}
+        return streams[number % 2], pika.BasicProperties(headers=headers)
+
+    def start(number: int) -> "subprocess.Popen[str]":
+        # One holder name each, so that a restart needs not wait for the lease.
+        return relatum.start(*words, f"recorder-{number}", stderr=tmp_path / "recorders.log")
+
+    def works() -> float:
+        return min(max((end for _, end in rows(harm, COVERED, stream)), default=0) for stream in streams)
+
+    for stream in streams:
+        declare_stream(harm.servers.broker_url, stream)
+    with Party(start, 2) as recorders:
+        with StubbornLoad(harm.servers.broker_url, order, each_s=400):
+            wait_until(works, what="both streams are recorded")
+            harm.work(works, streams, {"recorder": recorders}, frozen_s=2.5 * LEASE_S)
+        messages = [assert_recorded(harm, stream) for stream in streams]
+    for seen in status(harm.servers.broker_url, harm.servers.database_url, streams):
+        assert (seen.events, seen.generation, seen.gaps) == ([], 1, [])
+    assert "Traceback" not in (log := (tmp_path / "recorders.log").read_text()), log[-5000:]
+    print(f"{messages} messages")
 
 
-@pytest.mark.parametrize("which", ["broker", "database"])
-def test_a_server_killed_again_and_again_loses_and_doubles_no_row(
-    servers: LocalServers, engine: sa.Engine, kills: int, which: str
-) -> None:
-    """The recorder connects again and catches up each time; publishing goes on while the database is away."""
-    server = servers.rabbitmq if which == "broker" else servers.postgresql
-    with load_of(servers) as load, recording(servers.broker_url, engine, STREAM, keys=["order_id", "host"]):
-        for _ in range(max(1, kills // 4)):
-            wait_until_it_records(engine)
-            published = load.published
-            server.kill()
-            if which == "database":
-                wait_until(lambda start=published: load.published > start, what="publishing goes on without it")
-                engine.dispose()
-            server.restart()
-        wait_until_it_records(engine)
-    record(servers.broker_url, engine, STREAM)
-    assert assert_equal(servers) > 0
+def test_whatever_fails_publishers_are_right_about_their_messages(harm: Harm, tmp_path: Path) -> None:
+    """Publishers fork workers; any of them is killed, frozen, cut off. What each was told of a message is true.
+
+    What they published is recorded, by recorders inside them, or by one that comes after them.
+    """
+    streams = [unique_name("orders"), unique_name("parcels")]
+    urls, incarnations = (harm.broker_url, harm.stream_url, harm.database_url), count(1)
+
+    def start(number: int) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, PUBLISHER, f"p{number}-{next(incarnations)}", "2", *urls, tmp_path, *streams]
+        with (tmp_path / "publishers.log").open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log)
+
+    def kill_worker() -> None:
+        master = harm.chance.choice(publishers.processes).pid
+        for pid in Path(f"/proc/{master}/task/{master}/children").read_text().split()[:1]:
+            os.kill(int(pid), signal.SIGKILL)
+
+    def works() -> float:
+        return min(max((end for _, end in rows(harm, COVERED, stream)), default=0) for stream in streams)
+
+    for stream in streams:
+        declare_stream(harm.servers.broker_url, stream)
+    with Party(start, 2) as publishers:
+        wait_until(works, WORKS_S, what="both streams are recorded")
+        more = {"kill worker": kill_worker}
+        harm.work(works, streams, {"publisher": publishers}, frozen_s=1.6 * LEASE_S, more=more)
+    assert "Traceback" not in (log := (tmp_path / "publishers.log").read_text()), log[-5000:]
+    relatum = Relatum(harm.servers.broker_url, harm.servers.stream_url, harm.servers.database_url)
+    with relatum.running("record", *streams, stderr=tmp_path / "recorder.log"):
+        messages = [assert_recorded(harm, stream) for stream in streams]
+    print(f"{messages} messages, {assert_told_the_truth(harm, streams, tmp_path)}")
+
+
+def assert_told_the_truth(harm: Harm, streams: list[str], ledgers: Path) -> dict[str, int]:
+    """Compare what publishers wrote down with where their messages are; gives how often they were told what."""
+    told: dict[str, dict[str, list[str]]] = {}
+    for ledger in ledgers.glob("*.ledger"):
+        for line in ledger.read_text().split("\n")[:-1]:
+            kind, name, *more = line.split(" ")
+            told.setdefault(name, {})[kind] = more
+    places: defaultdict[str, list[list[str]]] = defaultdict(list)
+    for stream in streams:
+        for each in read_stream(harm.servers.broker_url, stream):
+            if each.body:
+                places[each.body.decode()].append([stream, str(each.offset)])
+    assert [name for name, found in places.items() if len(found) > 1] == [], "in the streams more than once"
+    assert set(places) <= set(told), "nobody sent it"
+    for name, kinds in told.items():
+        found = places.get(name)
+        assert found or not kinds.keys() & {"confirmed", "at"}, f"{name} is lost: {kinds}"
+        assert not found or "absent" not in kinds, f"{name} is there: {kinds}"
+        assert "at" not in kinds or [kinds["at"]] == found, f"{name} is at {found}: {kinds}"
+    return dict(Counter(kind for kinds in told.values() for kind in kinds))
 
 
 def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,7 +20,9 @@ from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.otel import NO_SPAN
 from relatum.reading import Message, Position, Properties
 from relatum.store.database import Database
+from tests.support import until_answered
 from tests.support.collectors import CollectorStore, StoreMember
+from tests.support.commits import AT_COMMIT
 
 BULK = 7
 PLAIN = Properties(message_id="orders-0", type="order")
@@ -293,6 +295,24 @@ def test_a_place_that_is_held_is_left_to_others(member: StoreMember, database: D
     assert ([message.place.offset for message, _ in found], lost) == ([1], list(places(0)))
     assert (member.unfinished(places(0, 1)), heir.unfinished(places(0, 1))) == (frozenset(), places(1))
     assert taken_over(other) == [0]
+
+
+def test_a_take_over_whose_commit_is_slow_is_waited_for(
+    member: StoreMember, database_url: str, engine: sa.Engine
+) -> None:
+    """A take-over that had no answer is repeated, and gives what the first one took: nobody else would consume it."""
+    member.add(entries(0, 1))
+    lapse(engine, member)
+    with closing(Database(f"{database_url}?statement_timeout_s=1")) as impatient:
+        heir = StoreMember(impatient)
+        gate = psycopg.connect(database_url, autocommit=True)
+        gate.execute(AT_COMMIT.replace("INSERT ON consumed", "UPDATE ON relatum.collected_messages"))  # type: ignore[arg-type]
+        gate.execute("SELECT pg_advisory_lock(1)")
+        for _ in range(2):
+            with pytest.raises(DatabaseUnavailable):
+                heir.take_over(["order"], 10)
+        gate.close()
+        assert until_answered(lambda: taken_over(heir)) == [0, 1]
 
 
 def test_what_was_forgotten_is_not_collected_again(member: StoreMember, database: Database, engine: sa.Engine) -> None:

@@ -49,6 +49,10 @@ LEAVE: Final = sql("""
 HOLD_MEMBER: Final = sql("""
     SELECT now() FROM relatum.collector_members WHERE member_id = :of_member::bigint FOR KEY SHARE""")
 
+# Keeps a repeated take-over waiting until the unanswered one before has ended: locked rows would be skipped.
+LOCK_MEMBER: Final = sql("""
+    SELECT now() FROM relatum.collector_members WHERE member_id = :of_member::bigint FOR NO KEY UPDATE""")
+
 LOCK_LAPSED: Final = sql("""
     SELECT member_id FROM relatum.collector_members
     WHERE collector_id = :in_collector::integer AND lease_expires_at < clock_timestamp()
@@ -203,9 +207,9 @@ class CollectorMembers:
         connection.execute(ADD_SOURCE, named)
         return connection.execute(LOCK_SOURCE, named).one()
 
-    def _hold(self, connection: sa.Connection, member: int) -> datetime:
+    def _hold(self, connection: sa.Connection, member: int, how: sa.TextClause = HOLD_MEMBER) -> datetime:
         """Keep the member from being removed until the transaction ends; return the transaction's time."""
-        at: datetime | None = connection.execute(HOLD_MEMBER, {"of_member": member}).scalar_one_or_none()
+        at: datetime | None = connection.execute(how, {"of_member": member}).scalar_one_or_none()
         if at is None:
             raise Conflict(f"member {member} of {self.name!r} is gone: others took over what it had")
         return at

@@ -24,6 +24,7 @@ from relatum.collecting._collector_core import Advance, Result, Stored
 from relatum.collecting._collector_members import (
     ADD_SOURCE,
     LOCK_LAPSED,
+    LOCK_MEMBER,
     PRESENT,
     REMOVE_MEMBERS,
     CollectorMembers,
@@ -314,7 +315,7 @@ class CollectorStore(CollectorMembers):
         # Marks the rows of this call and its repetitions. Bulks have positive ids.
         self._token = token = self._token or -1 - secrets.randbits(62)
         with self._database.transaction() as connection:
-            self._hold(connection, member)
+            self._hold(connection, member, LOCK_MEMBER)
             lapsed = list(connection.scalars(LOCK_LAPSED, self._of(connection, of_member=member)))
             taken = {"of_types": list(types), "most": most, "by": member, "token": token, "lapsed": lapsed}
             connection.execute(TAKE_OVER, self._of(connection, **taken))
