@@ -69,7 +69,10 @@ async def trace(site: Site, asked: TraceAsked) -> TraceAnswer:
     await site.keys()
 
     def masked(each: _Valued) -> _Valued:
-        return each if each.key is None else replace(each, value=shown_value(site, each.key, each.value or ""))
+        if each.key is None:
+            return each
+        value = shown_value(site, each.key, each.value or "")
+        return replace(each, value=value) if isinstance(each, Stop) else each._replace(value=value)
 
     return TraceAnswer(
         status=found.status,
