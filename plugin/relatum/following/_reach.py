@@ -43,7 +43,7 @@ class Reach:
         self._outages = outages
         self._stream = stream
         self._threads = Threads(1, "relatum-follower-asks")
-        self._is_asking = False
+        self._is_asking = self._is_closed = False
         self._cut_off_at = -math.inf
         self._reached_at = self._asked_at = self._looked_at = time.monotonic()
 
@@ -61,7 +61,7 @@ class Reach:
             self._outages.over(_WHO)
         if is_attached or (is_up and not self.is_cut_off):
             self._reached_at = now
-        elif not self._is_asking and (self.is_cut_off or now - self._asked_at >= CUT_OFF_S / _ASKS):
+        elif not (self._is_asking or self._is_closed) and (self.is_cut_off or now - self._asked_at >= CUT_OFF_S / _ASKS):
             stream = self._stream()
             self._is_asking, self._asked_at = True, now
             self._threads.submit(self._ask, stream)
@@ -72,7 +72,8 @@ class Reach:
         self.is_returning = not self.is_cut_off and (is_unsure or now - self._cut_off_at < RETURN_S)
 
     def close(self) -> None:
-        """Ask no more questions."""
+        """Ask the broker no more. `look` may still be called."""
+        self._is_closed = True
         self._threads.shutdown()
 
     def _ask(self, stream: str) -> None:

@@ -1,0 +1,33 @@
+"""Whether a broker can be reached, as members that share streams judge it."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from relatum.following import _reach
+from relatum.following._reach import Reach
+
+
+class Elapsed:
+    """A clock that the test advances."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_a_closed_reach_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that stores its last messages after its streams are closed still checks whether it is cut off."""
+    clock = Elapsed()
+    monkeypatch.setattr(_reach, "time", clock)
+    follower = SimpleNamespace(is_let_in=False, is_attached=False)
+    outages = SimpleNamespace(is_up=lambda _: False)
+    reach = Reach(cast(Any, follower), cast(Any, outages), lambda: "orders")
+    reach.close()
+    for _ in range(4):
+        clock.now += _reach.CUT_OFF_S / 3
+        reach.look()
+    assert reach.is_cut_off
