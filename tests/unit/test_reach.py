@@ -16,6 +16,7 @@ class Elapsed:
         self.now = 100.0
 
     def monotonic(self) -> float:
+        """As `time.monotonic`."""
         return self.now
 
 

@@ -43,7 +43,7 @@ class Reach:
         self._outages = outages
         self._stream = stream
         self._threads = Threads(1, "relatum-follower-asks")
-        self._is_asking = self._is_closed = False
+        self._may_ask, self._is_closed = True, False
         self._cut_off_at = -math.inf
         self._reached_at = self._asked_at = self._looked_at = time.monotonic()
 
@@ -61,9 +61,9 @@ class Reach:
             self._outages.over(_WHO)
         if is_attached or (is_up and not self.is_cut_off):
             self._reached_at = now
-        elif not (self._is_asking or self._is_closed) and (self.is_cut_off or now - self._asked_at >= CUT_OFF_S / _ASKS):
+        elif self._may_ask and (self.is_cut_off or now - self._asked_at >= CUT_OFF_S / _ASKS):
             stream = self._stream()
-            self._is_asking, self._asked_at = True, now
+            self._may_ask, self._asked_at = False, now
             self._threads.submit(self._ask, stream)
         self.is_cut_off = now - self._reached_at >= CUT_OFF_S
         if self.is_cut_off:
@@ -73,7 +73,7 @@ class Reach:
 
     def close(self) -> None:
         """Ask the broker no more. `look` may still be called."""
-        self._is_closed = True
+        self._may_ask, self._is_closed = False, True
         self._threads.shutdown()
 
     def _ask(self, stream: str) -> None:
@@ -88,4 +88,4 @@ class Reach:
             self._reached_at = time.monotonic()
             self._outages.answered(Server.BROKER)
             self._outages.over(_WHO)
-        self._is_asking = False
+        self._may_ask = not self._is_closed
