@@ -131,7 +131,7 @@ def time(
     from relatum.recording import set_record_time
     from relatum.store.catalog import set_record_time as switch_record_time
 
-    if servers.broker and vhost in (None, servers.vhost):
+    if servers.broker_url and vhost in (None, servers.vhost):
         set_record_time(servers.broker, servers.database_url, stream, on=on)
     else:
         with servers.engine() as engine:

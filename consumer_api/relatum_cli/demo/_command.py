@@ -68,9 +68,9 @@ def demo(
         if as_json:
             print_json(result)
         else:
-            console.print(_TOUR if web else _STAYS if servers.broker else _NEXT)
+            console.print(_TOUR if web else _STAYS if servers.broker_url else _NEXT)
         if web:
-            _serve(running, port, result["flight"], is_private=not (servers.broker or servers.database))
+            _serve(running, port, result["flight"], is_private=not (servers.broker_url or servers.database))
     if result["differences"]:
         raise typer.Exit(ExitCode.DIFFERENT)
 
