@@ -316,3 +316,11 @@ def test_a_back_fill_of_nothing_says_so(place: Place, relatum: Relatum) -> None:
     """Where nothing is recorded there is nothing to look at again."""
     relatum.ok("keys", "add", "customer")
     assert "relatum record STREAM" in relatum.ok("backfill")
+
+
+def test_times_are_switched_with_the_database_alone(place: Place, recorded: str) -> None:
+    """Where the stream is known to the database, no broker need be named."""
+    arguments = ["keys", "time", recorded, "--off", "--database", place.database]
+    ended = CliRunner().invoke(app, arguments, env={"RELATUM_BROKER_URL": None})
+    assert ended.exit_code == 0, ended.output
+    assert place.sql("SELECT record_time FROM relatum.streams WHERE name = :name", name=recorded) == [(False,)]
