@@ -5,8 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from relatum.following import _reach
-from relatum.following._reach import Reach
+from relatum.following.reach import CUT_OFF_S, Reach
 
 
 class Elapsed:
@@ -23,12 +22,12 @@ class Elapsed:
 def test_a_closed_reach_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that stores its last messages after its streams are closed still checks whether it is cut off."""
     clock = Elapsed()
-    monkeypatch.setattr(_reach, "time", clock)
+    monkeypatch.setattr("relatum.following.reach.time", clock)
     follower = SimpleNamespace(is_let_in=False, is_attached=False)
     outages = SimpleNamespace(is_up=lambda _: False)
     reach = Reach(cast(Any, follower), cast(Any, outages), lambda: "orders")
     reach.close()
     for _ in range(4):
-        clock.now += _reach.CUT_OFF_S / 3
+        clock.now += CUT_OFF_S / 3
         reach.look()
     assert reach.is_cut_off

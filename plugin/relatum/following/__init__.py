@@ -22,7 +22,7 @@ with records. So neither a busy stream nor a slow owner slows the others.
 
 from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from relatum.following._follower import FollowerStatistics, StreamFollower
-from relatum.following._reach import Reach
+from relatum.following.reach import Reach
 
 __all__ = [
     "Attached",
