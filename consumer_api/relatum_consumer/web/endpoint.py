@@ -267,7 +267,7 @@ async def why(endpoint: Endpoint, site: Site, error: Exception, began: float) ->
     problem, took_s = problem_met(error), time.monotonic() - began
     if isinstance(error, KeyNotDefined | StreamNotFound) and problem.hint != DEFINE_GROUPS:
         with suppress(RelatumError):
-            return replace(problem, hint=await _offered(site, error) or problem.hint)
+            return replace(problem, hint=await _offered(site, error))
     if not isinstance(error, Transient):
         return problem
     if away := await site.away():
@@ -279,14 +279,18 @@ async def why(endpoint: Endpoint, site: Site, error: Exception, began: float) ->
 
 
 async def _offered(site: Site, error: KeyNotDefined | StreamNotFound) -> str:
-    """Names that there are, those first that are like the one that was meant; empty where there are none."""
+    """Name the keys or streams that exist, those like the unknown one first."""
     if isinstance(error, KeyNotDefined):
-        what, meant, names = "Keys that are defined", error.key, [each.name for each in await site.keys()]
+        what, none, meant = "Keys that are defined", "No key is defined.", error.key
+        names = [each.name for each in await site.keys()]
     else:
-        what, meant, names = "Streams that are recorded", error.stream, list(await site.relations.streams())
+        what, none, meant = "Streams that are recorded", "No stream is recorded.", error.stream
+        names = list(await site.relations.streams())
+    if not names:
+        return none
     offered = list(dict.fromkeys([*get_close_matches(meant, names, _NAMED_MAX), *names]))
     more = f" and {len(offered) - _NAMED_MAX:,} more" if len(offered) > _NAMED_MAX else ""
-    return f"{what}: {', '.join(map(repr, offered[:_NAMED_MAX]))}{more}." if names else ""
+    return f"{what}: {', '.join(map(repr, offered[:_NAMED_MAX]))}{more}."
 
 
 def words_of(site: Site, error: RelatumError) -> str:
