@@ -1,4 +1,4 @@
-"""What a member of a collector has counted, and what it holds."""
+"""The statistics of a member of a collector."""
 
 from collections import Counter as Counts
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ from relatum.outcomes import OutcomeStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeStatistics:
-    """What was counted of one type that has an executor here.
+    """The statistics of one type with an executor in this member.
 
     Attributes:
-        collected: Messages that were stored, to be consumed here.
+        collected: Messages stored to be consumed here.
         outcomes: Messages with a final outcome, by status: "succeeded", "failed", "dead".
-        retries: Failed attempts that are tried again.
-        waiting_bulks: Closed bulks that wait for a worker.
+        retries: Failed attempts that are retried.
+        waiting_bulks: Closed bulks waiting for a worker.
         bulk_s: Seconds from taking a bulk to storing its results.
     """
 
@@ -37,14 +37,14 @@ class TypeStatistics:
 @reported("collector")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorStatistics:
-    """What one member of a collector has counted, and what it holds.
+    """The counts of one member of a collector, and what it holds now.
 
     Attributes:
-        types: By type with an executor here.
-        held_messages: Messages that were taken and are not finished.
-        held_bytes: Their bytes in memory, which count towards `bytes_max`.
+        types: Statistics by type, for types with an executor here.
+        held_messages: Messages taken and not finished.
+        held_bytes: Memory of the held messages in bytes, which counts towards `bytes_max`.
         passed_over: Messages of types without an executor here.
-        refused: Messages that `collect` refused: no room in time, closing, or they cannot be stored.
+        refused: Messages refused or not stored: no room in time, the collector is closing, or storing failed.
     """
 
     types: Annotated[Mapping[str, TypeStatistics], Each("type")]
@@ -55,7 +55,7 @@ class CollectorStatistics:
 
 
 class TypeCounts:
-    """What is counted of a type, in the collector's loop."""
+    """The counts of a type. For the collector's loop."""
 
     def __init__(self) -> None:
         self.collected = self.retries = 0
@@ -70,7 +70,7 @@ class TypeCounts:
         self.outcomes.update({status.value: count for status, count in found.items()})
 
     def statistics(self, waiting_bulks: int) -> TypeStatistics:
-        """The counts as statistics."""
+        """Return the counts as statistics."""
         return TypeStatistics(
             collected=self.collected,
             outcomes=dict(self.outcomes),
