@@ -25,12 +25,12 @@ class TypeStatistics:
     collected: Annotated[int, Counter("relatum_collector_collected_total", "Messages stored to be consumed here")]
     outcomes: Annotated[
         Mapping[str, int],
-        Counter("relatum_collector_outcomes_total", "Messages whose outcome has become final here", by="status"),
+        Counter("relatum_collector_outcomes_total", "Messages whose outcome became final in this member", by="status"),
     ]
-    retries: Annotated[int, Counter("relatum_collector_retries_total", "Failed attempts that are tried again")]
+    retries: Annotated[int, Counter("relatum_collector_retries_total", "Failed attempts that are retried")]
     waiting_bulks: Annotated[int, Gauge("relatum_collector_waiting_bulks", "Closed bulks that wait for a worker")]
     bulk_s: Annotated[
-        Observed, Distribution("relatum_collector_bulk_seconds", "Time from taking a bulk to storing what came of it")
+        Observed, Distribution("relatum_collector_bulk_seconds", "Time from taking a bulk to storing its results")
     ]
 
 
@@ -49,8 +49,8 @@ class CollectorStatistics:
 
     types: Annotated[Mapping[str, TypeStatistics], Each("type")]
     held_messages: Annotated[int, Gauge("relatum_collector_held_messages", "Messages taken and not settled")]
-    held_bytes: Annotated[int, Gauge("relatum_collector_held_bytes", "Memory that held messages take")]
-    passed_over: Annotated[int, Counter("relatum_collector_passed_over_total", "Messages that nobody here consumes")]
+    held_bytes: Annotated[int, Gauge("relatum_collector_held_bytes", "Memory of the held messages")]
+    passed_over: Annotated[int, Counter("relatum_collector_passed_over_total", "Messages of types without executor")]
     refused: Annotated[int, Counter("relatum_collector_refused_total", "Messages refused")]
 
 

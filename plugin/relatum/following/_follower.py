@@ -44,15 +44,15 @@ _Answer = TypeVar("_Answer")
 class FollowerStatistics:
     """The state of a follower, and counts of what it has delivered."""
 
-    followed: Annotated[int, Gauge("relatum_follower_streams", "Streams that are followed")]
-    attached: Annotated[int, Gauge("relatum_follower_attached_streams", "Streams that are read now")]
-    connections: Annotated[int, Gauge("relatum_follower_connections", "Connections that streams are read over")]
-    held: Annotated[int, Gauge("relatum_follower_held_chunks", "Chunks read and not done with")]
-    held_bytes: Annotated[int, Gauge("relatum_follower_held_bytes", "Bytes read and not done with")]
-    records: Annotated[int, Counter("relatum_follower_records_total", "Records read and given")]
-    holes: Annotated[int, Counter("relatum_follower_holes_total", "Times that retention was faster")]
-    replaced: Annotated[int, Counter("relatum_follower_replaced_total", "Streams found deleted or cut off")]
-    failures: Annotated[int, Counter("relatum_follower_failures_total", "Failed tries to follow a stream")]
+    followed: Annotated[int, Gauge("relatum_follower_streams", "Followed streams")]
+    attached: Annotated[int, Gauge("relatum_follower_attached_streams", "Streams being read")]
+    connections: Annotated[int, Gauge("relatum_follower_connections", "Connections for reading streams")]
+    held: Annotated[int, Gauge("relatum_follower_held_chunks", "Chunks read and not released")]
+    held_bytes: Annotated[int, Gauge("relatum_follower_held_bytes", "Bytes read and not released")]
+    records: Annotated[int, Counter("relatum_follower_records_total", "Records delivered")]
+    holes: Annotated[int, Counter("relatum_follower_holes_total", "Times that retention dropped unread records")]
+    replaced: Annotated[int, Counter("relatum_follower_replaced_total", "Times that a stream was replaced or cut")]
+    failures: Annotated[int, Counter("relatum_follower_failures_total", "Failed attempts to follow a stream")]
 
 
 def refuses_login(error: object) -> TypeGuard[RelatumError]:
