@@ -135,7 +135,7 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
             return cast("Executor", executor)
 
         def call(bulk: Bulk) -> object:
-            assert self._application is not None, "bulks are of a collector that runs"
+            assert self._application is not None, "only a running collector has bulks"
             return self._application.call(cast("Callable[..., asyncio.Future[object]]", executor), bulk)
 
         return cast("Executor", call)

@@ -48,7 +48,7 @@ def id_of_place(place: MessageId) -> str:
 REASON_CHARACTERS_MAX: Final = 1000
 """Maximum characters of a failure's reason that are stored."""
 
-NO_RESULT: Final = "the executor gave no result for this message"
+NO_RESULT: Final = "the executor returned no result for this message"
 
 
 class FlushReason(Enum):
@@ -90,7 +90,7 @@ class Failure:
         try:
             text = str(error)
         except Exception:  # noqa: BLE001 - a user's exception class may fail here, too
-            text = "it cannot say why"
+            text = "its message is unavailable"
         return cls(f"{type(error).__name__}: {text}")
 
     @property
@@ -133,7 +133,7 @@ class Collected:
     @property
     def message(self) -> Message:
         """The message."""
-        assert self.body is not None, "executors are handed messages that were read"
+        assert self.body is not None, "executors get messages with bodies"
         return self.body
 
     def __repr__(self) -> str:
@@ -163,7 +163,7 @@ def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Coll
         with suppress(DataError):
             kind = type_of(message)
     if kind is not None and not isinstance(kind, str):
-        raise InvalidInput(f"type_of gives a text or None, not {type(kind).__name__}, for message {place}")
+        raise InvalidInput(f"type_of must return text or None, not {type(kind).__name__}, for message {place}")
     # Interned: otherwise each message would keep a copy of its type.
     kind, message_id = sys.intern(kind or ""), checked_id(place, given)
     size = len(message.body if raw is None else raw)
@@ -177,7 +177,7 @@ def describe_followed(message: Message, type_of: TypeOf) -> Collected:
     try:
         return describe(message, type_of, is_new=True)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the caller's function must not stop a stream
-        logger.warning("passed over, its type cannot be told: %s: %s", message.id, ended(error))
+        logger.warning("passed over message %s, whose type is unknown: %s", message.id, ended(error))
         raw = message.raw
         return Collected(message.id, id_of_place(message.id), "", 0 if raw is None else len(raw), message)
 
@@ -234,7 +234,7 @@ class Bulk:
         now, collected = datetime.now(UTC), list[Collected]()
         for message in messages:
             if not isinstance(message, Message):
-                raise InvalidInput(f"a bulk has relatum.reading.Message, not {message.__class__.__name__}")
+                raise InvalidInput(f"a bulk contains relatum.reading.Message, not {message.__class__.__name__}")
             size = len(message.body if message.raw is None else message.raw)
             collected.append(Collected(message.id, id_of(message), type, size, message, collected_at=now))
         bulk = cls(secrets.randbits(63), type, tuple(collected), FlushReason.EXPLICIT)

@@ -47,7 +47,7 @@ class MessageCollector(Collector[Executor], Closing):
 
     def _check_awaited(self, called: Callable[..., object]) -> None:
         if is_coroutine_function(called):
-            raise InvalidInput(f"nobody would await {called!r}: a coroutine function is for AsyncMessageCollector")
+            raise InvalidInput(f"the coroutine function {called!r} is not awaited here: use AsyncMessageCollector")
 
     # --- messages in --------------------------------------------------------------------------------------------------
 

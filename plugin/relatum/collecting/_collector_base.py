@@ -95,10 +95,10 @@ class Collector(Generic[ExecutorT]):
     def _check_startable(self) -> None:
         """Refuse to start twice, or with streams but no executor."""
         if self._is_started:
-            raise ConfigurationError("a collector is started once")
+            raise ConfigurationError("a collector can be started only once: create another one")
         if self._streams.names and not self._shared.workers:
             raise ConfigurationError(
-                "streams are followed for executors: register one before the start, or all messages are passed over"
+                "the collector follows streams but has no executor for their messages: register one before the start"
             )
 
     def _check_awaited(self, called: Callable[..., object]) -> None:
@@ -131,9 +131,9 @@ class Collector(Generic[ExecutorT]):
             ConfigurationError: "spill" needs a broker, or the collector was started already.
         """
         if self._is_started:
-            raise ConfigurationError("executors are registered before the collector starts")
+            raise ConfigurationError("the collector was started already: register executors before the start")
         if not callable(executor):
-            raise InvalidInput(f"an executor is called with each bulk; {executor!r} cannot be called")
+            raise InvalidInput(f"an executor is called with each bulk, but {executor!r} is not callable")
         checked_name("type", type)
         if not isinstance(options, ExecutorOptions):
             raise InvalidInput(f"options= takes ExecutorOptions, not {shown(options)}")
@@ -172,13 +172,13 @@ class Collector(Generic[ExecutorT]):
             if value is not None:
                 checked_name(name, value)
         if type is not None and message_id is not None:
-            raise InvalidInput("a result handler is of a type, of a message, or of all: not of two of them")
+            raise InvalidInput("a result handler takes type= or message_id=, not both")
         self._shared.handlers.register(handler, type=type, message_id=message_id)
 
     def _described(self, messages: Iterable[Message], timeout_s: float | None) -> list[Collected]:
         """Check the arguments of `collect_many`, and return the messages with type, id and size."""
         if not self._is_started:
-            raise ConfigurationError("the collector does not run: start it")
+            raise ConfigurationError("the collector is not running: start it")
         if timeout_s is not None:
             checked_seconds("timeout_s", timeout_s)
         if not isinstance(messages, Iterable):
@@ -187,13 +187,13 @@ class Collector(Generic[ExecutorT]):
         for message in given:
             if not isinstance(message, Message):
                 name = type(message).__name__
-                raise InvalidInput(f"a relatum.reading.Message is collected, which lies in a stream, not {name}")
+                raise InvalidInput(f"a collector takes relatum.reading.Message, which a stream contains, not {name}")
         return [describe(message, self._type_of) for message in given]
 
     def _check_flushed(self, type_: str | None) -> None:
         """Refuse to flush a type without an executor here: it may be misspelt."""
         if type_ is not None and checked_name("type", type_) not in self._shared.workers:
-            raise InvalidInput(f"type {type_!r} has no executor in this collector: there is no bulk of it to flush")
+            raise InvalidInput(f"type {type_!r} has no executor in this collector, so it has no bulk to flush")
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class Collector(Generic[ExecutorT]):
             shared.store.close(shared.member)
         except Transient as error:
             # The lease will lapse.
-            log_failure(logger, error, shared.label("leaving") + " its lease not given back", level=logging.INFO)
+            log_failure(logger, error, shared.label("leaving") + " could not release its lease", level=logging.INFO)
         if self._dead_letters is not None:
             self._dead_letters.close()
         for worker in shared.workers.values():

@@ -96,7 +96,7 @@ class Core:
     def register(self, type: str, options: ExecutorOptions) -> None:  # noqa: A002 - RabbitMQ's word for it
         """Accept messages of a type from now on."""
         if type in self._types:
-            raise InvalidInput(f"the type {type!r} has an executor already")
+            raise InvalidInput(f"the type {type!r} already has an executor")
         self._types[type] = TypeBulks(type, options)
 
     @property

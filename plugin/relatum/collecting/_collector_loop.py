@@ -183,8 +183,8 @@ class CollectorLoop:
     def begin(self, names: Sequence[str]) -> None:
         """Start to renew the lease, take over from dead members, and follow streams."""
         rest_s = min(TAKE_OVER_S, renewal_s(self.lease_s))
-        self.loop.repeat(self._renew, self.label("keeping its lease"), self.outages, rest_s)
-        self.loop.repeat(self._look_after_others, self.label("looking after other members"), self.outages, rest_s)
+        self.loop.repeat(self._renew, self.label("renewing its lease"), self.outages, rest_s)
+        self.loop.repeat(self._look_after_others, self.label("taking over from dead members"), self.outages, rest_s)
         if self.following is not None:
             self.following.open(names)
         self.notify()
@@ -192,7 +192,7 @@ class CollectorLoop:
     async def _renew(self) -> float:
         if not await self.loop.ask(self.store.renew, self.member, threads=self._keeping):
             # Another member took everything over. Storing what is still in memory will show which rows are affected.
-            logger.info("collector %r: the lease had run out, joining anew", self.store.name)
+            logger.info("collector %r: the lease had lapsed, joining as a new member", self.store.name)
             self.member = await self.loop.ask(self.store.open, self.core.types, self.lease_s, threads=self._keeping)
             self._wake_streams()
         return renewal_s(self.lease_s)
@@ -218,7 +218,7 @@ class CollectorLoop:
             self.notify()
             if not found:
                 break
-            text = "collector %r: %d messages of members that ended are taken over"
+            text = "collector %r: took over %d messages of dead members"
             logger.info(text, self.store.name, len(found), extra={"messages": len(found)})
         return min(TAKE_OVER_S, renewal_s(self.lease_s))
 
@@ -309,7 +309,7 @@ class CollectorLoop:
         except Exception as error:
             self.core.cancel(lot.messages)
             places = ", ".join(str(message.place) for message in lot.messages[:NAMED_MAX])
-            what = f"collector {self.store.name!r}: {len(lot.messages)} messages are not stored: {places}"
+            what = f"collector {self.store.name!r}: could not store {len(lot.messages)} messages: {places}"
             if isinstance(error, Abandoned):
                 logger.warning("%s: %s", what, ended(error))
             else:
@@ -336,7 +336,7 @@ class CollectorLoop:
         try:
             results = await in_thread(worker.threads, worker.take, bulk)
         except Exception as error:  # noqa: BLE001 - one bulk must not stop the consumption of others
-            log_failure(logger, error, self.label(f"a bulk of type {bulk.type!r}") + " not consumed")
+            log_failure(logger, error, self.label(f"consuming a bulk of type {bulk.type!r}") + " failed")
         now = time.monotonic()
         worker.counts.settled(results, now - began)
         self.core.settle(bulk, results, now)

@@ -207,7 +207,7 @@ class CollectorMembers:
         """Keep the member from being removed until the transaction ends; return the transaction's time."""
         at: datetime | None = connection.execute(HOLD_MEMBER, {"of_member": member}).scalar_one_or_none()
         if at is None:
-            raise Conflict(f"member {member} of {self.name!r} is gone: others took over what it had")
+            raise Conflict(f"member {member} of {self.name!r} was removed: another member took over its messages")
         return at
 
     # --- members ------------------------------------------------------------------------------------------------------
@@ -274,9 +274,9 @@ class CollectorMembers:
         everything = set[str]().union(*types.values())
         lacking = sorted(everything - types.get(member, set()))
         if everything in types.values():
-            logger.info("collector %r: those follow its streams that have executors of %s, too", self.name, lacking)
+            logger.info("collector %r: members that also have executors for %s follow its streams", self.name, lacking)
         else:
-            text = "collector %r: nobody follows its streams: others have executors of %s, and none of all types"
+            text = "collector %r: no member follows its streams: others have executors for %s, but none for all types"
             logger.warning(text, self.name, lacking)
 
     def held(self, member: int) -> frozenset[str]:
@@ -344,5 +344,5 @@ class CollectorMembers:
         if (source.member_id, source.position) != (member, advance.to_offset):
             raise Conflict(
                 f"the position of {advance.stream!r} in {self.name!r} is not {advance.from_offset}, or another member "
-                "follows the stream, or has executors of more types; nothing was written"
+                "follows the stream, or has executors for more types; nothing was written"
             )

@@ -161,7 +161,7 @@ def collector_status(
         known = {row.name for row in rows}
         for name in names or ():
             if name not in known:
-                raise NotFound(f"there is no collector {name!r}{meant(name, known)}: its first member makes it")
+                raise NotFound(f"there is no collector {name!r}{meant(name, known)}: its first member creates it")
         found = [_status_of(connection, row) for row in rows if names is None or row.name in names]
     return found if address is None else _with_lags(found, address)
 
@@ -250,11 +250,11 @@ def collected(
     checked_name("collector", collector)
     checked_count("limit", limit, most=1_000)
     if OutcomeStatus.UNKNOWN in states or len({each.is_final for each in states}) != 1:
-        raise InvalidInput("states= takes final states, or such as are not; not both, and not unknown")
+        raise InvalidInput("states= takes either final or unfinished states, not both, and not unknown")
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
         found = connection.execute(FIND_COLLECTOR, {"name": collector, "vhost": vhost}).scalar_one_or_none()
         if found is None:
-            raise NotFound(f"there is no collector {collector!r}: its first member makes it")
+            raise NotFound(f"there is no collector {collector!r}: its first member creates it")
         wanted = {"in_collector": found, "states": [each.value for each in states], "limit": limit + 1}
         if all(each.is_final for each in states):
             query = FINISHED_BEFORE if OutcomeStatus.SUCCEEDED in states else UNSUCCESSFUL_BEFORE

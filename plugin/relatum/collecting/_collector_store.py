@@ -199,7 +199,7 @@ class CollectorStore(CollectorMembers):
                 raise
             places = ", ".join(str(message.place) for message in nameless[:10])
             extra = {"places": places, "messages": len(nameless)}
-            logger.warning("message ids that the database cannot hold, known by their places: %s", refused, extra=extra)
+            logger.warning("replaced message ids that the database cannot store by places: %s", refused, extra=extra)
         for message in nameless:
             message._note(message_id=id_of_place(message.place))
         return self._add(member, messages, advance)

@@ -176,7 +176,7 @@ class BulkConsumer:
                 # This member owns them until it ends; then another one takes them over.
                 places = ", ".join(str(message.place) for message in bulk.messages[:NAMED_MAX])
                 log_failure(
-                    logger, error, f"{len(bulk)} messages of type {bulk.type!r} without a stored result: {places}"
+                    logger, error, f"no result was stored for {len(bulk)} messages of type {bulk.type!r}: {places}"
                 )
             span.tell(partial(_counts, stored))
         return stored
@@ -187,7 +187,7 @@ class BulkConsumer:
         except Abandoned:
             raise
         except Exception as error:  # noqa: BLE001 - logged, and the messages' result
-            log_failure(logger, error, self._shared.label(f"a bulk of type {self._type!r}") + " not consumed")
+            log_failure(logger, error, self._shared.label(f"consuming a bulk of type {self._type!r}") + " failed")
             # Store a failure: otherwise this member would own them for as long as it lives, and never consume them.
             self._forward(bulk)
             failed = Failure.of(error)
@@ -242,7 +242,7 @@ class BulkConsumer:
                     why = "expired" if isinstance(body, NotFound) else "unreadable"
                     lost[place] = Failure(f"{why}: {body}", retry=False)
             elif message.message_id not in (id_of(body), id_of_place(place)):
-                lost[place] = Failure("expired: another message lies there now", retry=False)
+                lost[place] = Failure("expired: another message is there now", retry=False)
             else:
                 message._note(body=body)
         # The bodies count towards `bytes_max` from now on.
@@ -333,7 +333,7 @@ class BulkConsumer:
             raise DatabaseUnavailable("the executor's transaction was lost") from raised
         if not connection.in_transaction():
             raise ConfigurationError(
-                "the executor ended the transaction that stores its results: what it committed is not joined with them"
+                "the executor ended the transaction that stores its results: its writes are not atomic with them"
             ) from raised
         results = self._results(bulk, answer, raised)
         if raised is not None:
@@ -378,7 +378,7 @@ class BulkConsumer:
         return self._persist(lambda: self._if_reached(burial.run, places), "publishing dead letters")
 
     def _burial(self, letters: Sequence[Letter]) -> Burial:
-        assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
+        assert self._dead_letters is not None, "messages are dead only if there is a dead-letter stream"
         return Burial(self._dead_letters, letters)
 
     def _persist(self, ask: Callable[[], T], what: str) -> T:

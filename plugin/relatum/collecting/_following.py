@@ -53,7 +53,7 @@ class Following:
     def open(self, names: Iterable[str]) -> None:
         """Start to follow these streams."""
         repeat, label, outages = self.shared.loop.repeat, self.shared.label, self.shared.outages
-        repeat(self._look_for_free, label("looking for streams that became free"), outages)
+        repeat(self._look_for_free, label("looking for released streams"), outages)
         repeat(self._look_for_new, label("looking for partitions"), outages)
         self.add(names)
 
@@ -125,7 +125,7 @@ class Following:
         if agreed is None:
             store.begin_anew(member, stream, bounds.first or 0)
             return
-        text, extra = "collector %r: stream %r has lost its end: gone on with behind offset %d", {"stream": stream}
+        text, extra = "collector %r: stream %r has lost its end: continuing after offset %d", {"stream": stream}
         logger.warning(text, store.name, stream, agreed, extra={**extra, "agreed": agreed})
         store.cut_back(member, stream, agreed)
 
@@ -236,7 +236,7 @@ class CollectedStream:
         """Read and store messages; return whether reading ended because the stream was replaced."""
         if not followed.is_new and not self._was_followed:
             # `start` has no effect here: log this once.
-            text = "collector %r: going on with stream %r at %d, where it was; start is for streams it never followed"
+            text = "collector %r: resuming stream %r at offset %d; start= is only for streams it never followed"
             logger.info(text, self._shared.store.name, self.name, followed.next_offset)
         self._is_read = self._was_followed = True
         self._next_offset = followed.next_offset
@@ -254,7 +254,7 @@ class CollectedStream:
                     # Only the first time: connections may be replaced during the reading.
                     self._attached()
                 elif isinstance(event, Replaced):
-                    self._warn("stream %r was deleted and declared again: what it has now is collected", self.name)
+                    self._warn("stream %r was deleted and declared again: collecting its new messages", self.name)
                     return True
                 elif isinstance(event, Hole):
                     text = "retention dropped offsets %d to %d of stream %r before they were collected"
@@ -274,7 +274,7 @@ class CollectedStream:
         """Note that the stream was recognised."""
         self.is_attached = True
         self._shared.outages.over(self._who)
-        text = "collector %r: following stream %r from %d on"
+        text = "collector %r: following stream %r from offset %d"
         logger.info(text, self._shared.store.name, self.name, self._next_offset)
 
     async def _take(self, member: int) -> None:
@@ -327,7 +327,7 @@ class CollectedStream:
         """Log why following ended; return the seconds to wait before the next attempt."""
         if isinstance(error, Conflict):
             # Another member follows the stream, which is normal.
-            logger.info("%s begins anew: %s", self._who, ended(error))
+            logger.info("%s starts again: %s", self._who, ended(error))
         else:
             self._shared.outages.failed(self._who, error)
         return self._pauses.after(error)

@@ -40,14 +40,14 @@ class NamedStreams:
         if start not in ("first", "next") and not is_offset:
             raise InvalidInput(f"start= takes 'first', 'next' or an offset, not {shown(start)}")
         if address is None and (names or dead_letters):
-            raise ConfigurationError("streams are followed, and dead letters published, on a broker: give `broker`")
+            raise ConfigurationError("streams= and dead_letter_stream= need a broker: give broker=")
         self._without_dead_letters(self.names)
 
     def _without_dead_letters(self, names: list[str]) -> list[str]:
         if self._dead_letters in names:
             raise ConfigurationError(
-                f"{self._dead_letters!r} is followed, and dead letters are to be published to it: each would be "
-                "collected again, for ever"
+                f"the dead-letter stream {self._dead_letters!r} is also followed: each dead letter would be collected "
+                "again, for ever"
             )
         return names
 

@@ -76,7 +76,7 @@ class Connection:
             except OSError as error:
                 raise _broken(error) from error
             if not count:
-                raise ConnectionLost("The broker hung up on a stream connection.")
+                raise ConnectionLost("The broker closed a stream connection.")
             self._received_at = time.monotonic()
             places = self.subscriptions.receive(self._session.receive(self._buffer[:count]))
             if places:
@@ -109,7 +109,7 @@ class Connection:
                 self._sent_at = time.monotonic()
         except _WOULD_BLOCK:
             if len(self._unsent) > UNSENT_BYTES_MAX:
-                raise ConnectionLost("A stream connection was lost: the broker reads nothing.") from None
+                raise ConnectionLost("A stream connection was lost: the broker does not read.") from None
         except OSError as error:
             raise _broken(error) from error
         if bool(self._unsent) != self._is_writing:
@@ -143,7 +143,7 @@ class Connection:
         if not heartbeat_s:
             return
         if now - self._received_at > heartbeat_s * SILENCE_HEARTBEATS and not self._is_paused:
-            self._end(ConnectionLost("A stream connection was lost: the broker fell silent."))
+            self._end(ConnectionLost("A stream connection was lost: the broker sent nothing for too long."))
         elif now - self._sent_at > heartbeat_s / 2:
             self._session.send(frames.heartbeat())
             self.flush()

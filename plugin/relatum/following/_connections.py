@@ -146,7 +146,7 @@ class Connections:
         for node in other_nodes(places, home.subscriptions.own_node):
             if self._node(node).out_until <= now:
                 return node
-        message = f"The stream {stream!r} has no replica on a node that can be reached from here."
+        message = f"The stream {stream!r} has no replica on a reachable node."
         raise StreamNotHere(message, stream=stream)
 
     def _placed(self, _connection: Connection, all_places: list[StreamPlaces]) -> None:
@@ -197,7 +197,7 @@ class Connections:
             return
         if len(self) >= self._connections_max + sum(each.subscriptions.is_worn for each in node.connections):
             raise ConfigurationError(
-                f"More streams need more than connections_max={self._connections_max} connections to the broker: "
+                f"To follow more streams takes more than connections_max={self._connections_max} connections: "
                 "divide the streams among more processes"
             )
         node.is_opening = True

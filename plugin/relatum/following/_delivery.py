@@ -300,7 +300,7 @@ class Delivery:
         try:
             self._on_event(event)
         except Exception as error:
-            logger.exception("a follower's owner raised at an event, which is delivered again")
+            logger.exception("a follower's owner raised an exception at an event, which will be delivered again")
             return error
         return None
 

@@ -200,8 +200,8 @@ class StreamFollower:
         found = None if known is None else agreement(reader, stream, known)
         if found is Agreement.UNKNOWN:
             raise StreamUnavailable(
-                f"{stream!r} does not show offset {known and known.offset}, which was read: a node is "
-                "behind, or starts, or the leader cannot be asked; nothing is concluded",
+                f"{stream!r} does not show offset {known and known.offset}, which was read before: a node lags or "
+                "is starting, or the leader is unreachable, so nothing can be concluded",
                 stream=stream,
             )
         is_enough = is_end and found in (Agreement.SAME, Agreement.EXPIRED)
@@ -240,7 +240,7 @@ class StreamFollower:
     def on_failed(self, followed: Followed, error: Exception) -> None:
         """Report that a stream cannot be read now."""
         if not isinstance(error, RelatumError):
-            logger.error("following of stream %r has a defect, and goes on", followed.stream, exc_info=error)
+            logger.error("following of stream %r failed, and will be retried", followed.stream, exc_info=error)
         self._outages.failed(self._who(followed.stream), error)
         self.delivery.put(followed, Failed(followed.stream, followed.number, error))
 

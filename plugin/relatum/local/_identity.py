@@ -39,8 +39,8 @@ class Identity:
             kept = cls(**json.loads(file.read_text())) if file.exists() else None
         except (ValueError, TypeError) as error:
             raise ServerStartFailed(
-                f"{file} does not hold what an earlier start wrote there: the port and the password. Choose another "
-                "directory, or put the file back."
+                f"{file} is damaged: it should contain the port and the password of an earlier start. Choose another "
+                "directory, or restore the file."
             ) from error
         if kept is not None and _is_free(kept.port, offsets):
             return kept

@@ -167,8 +167,8 @@ class LocalServer(ABC):
             at = f" at {error.filename}" if error.filename and str(error.filename) != str(self.directory) else ""
             why = f"{error.strerror or error}{at}"
             raise ServerStartFailed(
-                f"{self.directory} cannot be used for {self.name}'s data: {why}. Choose another directory, which this "
-                "user may write."
+                f"{self.directory} cannot be used for {self.name}'s data: {why}. Choose a directory that this user may "
+                "write to."
             ) from error
 
     def await_answer(self) -> None:
@@ -184,7 +184,7 @@ class LocalServer(ABC):
                 raise self._failed(f"ended with status {status}")
             if time.monotonic() > limit:
                 self.kill()
-                raise self._failed(f"gave no answer in {seconds_text(self._start_timeout_s)}")
+                raise self._failed(f"did not answer within {seconds_text(self._start_timeout_s)}")
             time.sleep(ANSWER_POLL_S)
 
     def stop(self) -> None:
@@ -234,7 +234,7 @@ class LocalServer(ABC):
 
     def _choose_ports(self) -> None:
         if self._kept is not None and not ports_free(self._kept.port, self._port_offsets):
-            raise ServerStartFailed(f"Something else took port {self._kept.port} or one of its neighbours.")
+            raise ServerStartFailed(f"Another process took port {self._kept.port}, or another port of {self.name}.")
         while self._kept is None:
             self._claims.close()
             kept = Identity.of(self.directory / "identity.json", offsets=self._port_offsets)
@@ -243,7 +243,7 @@ class LocalServer(ABC):
                 self._kept = kept
 
     def _failed(self, what: str) -> ServerStartFailed:
-        lines = self._last_words() or "(it wrote nothing)"
+        lines = self._last_words() or "(no output)"
         return ServerStartFailed(f"{self.name} in {self.directory} {what}. Its last lines:\n{lines}")
 
     def _last_words(self) -> str:

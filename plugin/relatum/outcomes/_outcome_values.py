@@ -138,4 +138,4 @@ def read_outcomes(
 
 def require_collector(connection: sa.Connection, name: str) -> None:
     if connection.execute(_COLLECTOR, {"name": name}).first() is None:
-        raise NotFound(f"there is no collector {name!r}: its first member makes it")
+        raise NotFound(f"there is no collector {name!r}: its first member creates it")

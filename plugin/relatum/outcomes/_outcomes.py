@@ -289,7 +289,7 @@ def _status(outcome: Outcome) -> tuple[OutcomeStatus, int]:
 def not_finished(outcome: Outcome, timeout_s: float) -> NotFinishedInTime:
     """Make the error of a wait that ended before the outcome was final."""
     hints = {
-        OutcomeStatus.UNKNOWN: "no collector has taken it: see whether one runs (`relatum status --collector`)",
+        OutcomeStatus.UNKNOWN: "no collector has taken it: check that one is running (`relatum status --collector`)",
         OutcomeStatus.COLLECTED: "it waits for its executor",
         OutcomeStatus.FORWARDED: "its executor has it",
     }
@@ -305,10 +305,10 @@ def _checked(message_ids: Iterable[str]) -> list[str]:
     if isinstance(message_ids, str):
         raise InvalidInput("of_many takes several ids; use of for one")
     if not isinstance(message_ids, Iterable):
-        raise InvalidInput(f"message_ids are several ids, not {message_ids!r}")
+        raise InvalidInput(f"message_ids= takes several ids, not {message_ids!r}")
     ids = list(message_ids)
     for message_id in ids:
         # An id that no message can have is UNKNOWN, not an error, since others choose ids.
         if not isinstance(message_id, str) or not message_id:
-            raise InvalidInput(f"message_id= is text that is not empty, not {shown(message_id)}")
+            raise InvalidInput(f"message_id= takes text that is not empty, not {shown(message_id)}")
     return ids

@@ -106,7 +106,7 @@ def _checked(rule: Balance) -> Balance:
         index = rule(name, candidates)
         if not isinstance(index, int) or not 0 <= index < len(candidates):
             raise ConfigurationError(
-                f"the function that balances gives the index of one of {len(candidates)} candidates, not {index!r}; "
+                f"the balance function must return the index of one of {len(candidates)} candidates, not {index!r}; "
                 "nothing was sent"
             )
         return index
@@ -123,5 +123,5 @@ def balance_of(rule: "BalanceName | Balance") -> Balance:
     if callable(rule):
         return _checked(rule)
     if not isinstance(rule, str) or rule not in _RULES:
-        raise ConfigurationError(f"balance is one of {', '.join(_RULES)}, or a function, not {shown(rule)}")
+        raise ConfigurationError(f"balance= takes one of {', '.join(_RULES)}, or a function, not {shown(rule)}")
     return _RULES[rule]()

@@ -59,14 +59,14 @@ class SuperStream(Target):
         broker: str | Broker | None = None,
     ) -> None:
         if not (route_by is None or callable(route_by) or (isinstance(route_by, str) and route_by)):
-            raise ConfigurationError(f"route_by is the name of a header, or a function, not {shown(route_by)}")
+            raise ConfigurationError(f"route_by= takes the name of a header, or a function, not {shown(route_by)}")
         checked_stream_name(name)
         if isinstance(route_by, str):
             checked_text("route_by", route_by)
         if broker is not None:
             BrokerAddress.of(broker)
         if isinstance(partitions, Layout) and partitions.super_stream != name:
-            raise ConfigurationError(f"the layout is that of {partitions.super_stream!r}, not of {name!r}")
+            raise ConfigurationError(f"partitions= is the layout of {partitions.super_stream!r}, not of {name!r}")
         self.name = name
         self.route_by = route_by
         self._broker = broker
@@ -192,7 +192,7 @@ class SuperStream(Target):
             return _header_key(self.route_by, message.headers)
         key = self.route_by(message)
         if not isinstance(key, str | bytes):
-            raise InvalidInput(f"route_by gives a text or bytes, not {type(key).__name__}; nothing was sent.")
+            raise InvalidInput(f"route_by must return text or bytes, not {type(key).__name__}; nothing was sent.")
         return key
 
     def partition_of(self, broker: Any, key: str | bytes) -> Partition:
@@ -227,7 +227,7 @@ def _header_key(name: str, headers: Mapping[str, Any]) -> str:
     try:
         return canonical(value, KeyType.TEXT)
     except InvalidValue as error:
-        raise InvalidInput(f"Header {name!r} is no key to route by ({error.reason}); nothing was sent.") from error
+        raise InvalidInput(f"Header {name!r} cannot be used as a key ({error.reason}); nothing was sent.") from error
 
 
 _TOKEN_VERSION: Final = 1
@@ -297,7 +297,7 @@ class AffinityHandle(Target, Closing):
         """
         partition = self._partition
         if partition is None:
-            raise InvalidInput("this affinity set is not placed yet: publish its first message, then pass the token on")
+            raise InvalidInput("this affinity set has no partition yet: publish its first message, then use the token")
         facts = [_TOKEN_VERSION, self._super_stream.name, partition.place, partition.stream, partition.binding_key]
         return json.dumps(facts, ensure_ascii=False, separators=(",", ":"))
 
@@ -313,10 +313,10 @@ class AffinityHandle(Target, Closing):
         try:
             version, super_stream, place, stream, binding_key = json.loads(token)
         except (TypeError, ValueError):
-            raise InvalidInput("this is no token of an affinity handle") from None
+            raise InvalidInput("this is not a token of an affinity handle") from None
         texts = (super_stream, stream, binding_key)
         if version != _TOKEN_VERSION or not isinstance(place, int) or not all(isinstance(each, str) for each in texts):
-            raise InvalidInput("this is no token of an affinity handle, or one of a later version")
+            raise InvalidInput("this is not a token of an affinity handle, or it has a later version")
         return cls(SuperStream(super_stream), partition=Partition(place, stream, binding_key))
 
     def destination(self, channel: Any, body: bytes | str, properties: Any, routing_key: str) -> tuple[str, str]:

@@ -89,7 +89,7 @@ def declare_super_stream(
         for partition in wanted:
             declare_stream(connection, partition.stream, options or StreamOptions(), name)
         with connection.channel() as channel:
-            with refusals(f"Exchange {name!r} is there and is another", name):
+            with refusals(f"Exchange {name!r} exists with other properties", name):
                 channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
             for partition in wanted:
                 channel.queue_bind(partition.stream, name, partition.binding_key, _order(partition.place))
@@ -221,7 +221,7 @@ def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, dele
                     break
             else:
                 if reader is not None:
-                    why = f"{stream!r} stays bound to {name!r}, by arguments that are not known: unbind it by hand."
+                    why = f"{stream!r} remains bound to {name!r}, with unknown arguments: unbind it by hand."
                     raise SuperStreamConflict(why, super_stream=name, reason=f"binding of {stream}")
             if delete:
                 channel.queue_delete(stream)
@@ -252,10 +252,10 @@ def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | Non
         if partitions is not None and checked_count("partitions", partitions) != len(keys):
             raise InvalidInput(f"{len(keys)} binding keys make {len(keys)} partitions, not {partitions!r}.")
         if len(set(keys)) < len(keys):
-            raise InvalidInput("Binding keys (binding_keys=) are texts that are not empty, each of them once.")
+            raise InvalidInput("binding_keys= takes each binding key only once.")
         layout = Layout.keyed(name, keys)
     if len(layout) > PARTITIONS_MAX:
-        raise InvalidInput(f"A super stream has {PARTITIONS_MAX} partitions at most, not {len(layout)}.")
+        raise InvalidInput(f"A super stream has at most {PARTITIONS_MAX} partitions, not {len(layout)}.")
     for partition in layout:
         checked_stream_name(partition.stream, "The name of a super stream's stream")
     return layout
@@ -266,12 +266,12 @@ def _check_new(layout: Layout, partition: Partition) -> None:
     checked_stream_name(partition.stream, "The name of a super stream's stream")
     if any(partition.binding_key == present.binding_key for present in layout):
         raise SuperStreamConflict(
-            f"Super stream {layout.super_stream!r} has a partition of binding key {partition.binding_key!r} already.",
+            f"Super stream {layout.super_stream!r} already has a partition with binding key {partition.binding_key!r}.",
             super_stream=layout.super_stream,
             reason="partitions",
         )
     if len(layout) >= PARTITIONS_MAX:
-        raise InvalidInput(f"A super stream has {PARTITIONS_MAX} partitions at most, not {len(layout) + 1}.")
+        raise InvalidInput(f"A super stream has at most {PARTITIONS_MAX} partitions, not {len(layout) + 1}.")
 
 
 def _check_present(connection: BlockingConnection, present: Layout, wanted: Layout) -> None:
@@ -285,7 +285,7 @@ def _check_present(connection: BlockingConnection, present: Layout, wanted: Layo
         return
     keys = ", ".join(partition.binding_key for partition in present)
     raise SuperStreamConflict(
-        f"Super stream {present.super_stream!r} is there with {len(present)} partitions ({keys}): add partitions, or "
+        f"Super stream {present.super_stream!r} exists with {len(present)} partitions ({keys}): add partitions, or "
         "delete it first.",
         super_stream=present.super_stream,
         reason="partitions",
@@ -358,7 +358,7 @@ def _described(source: Any, address: BrokerAddress, name: str) -> Layout:
     if not partitions:
         raise SuperStreamNotFound(
             f"There is an exchange {name!r}, but no stream {f'{name}-0'!r}. Only the stream protocol shows "
-            "partitions of other names: give its URL, Broker(…, stream_url=…) or --stream-url.",
+            "partitions with other names: give its URL, Broker(…, stream_url=…) or --stream-url.",
             super_stream=name,
         )
     return Layout.numbered(name, partitions)
@@ -374,8 +374,8 @@ def _binding_key(reader: StreamReader, name: str, stream: str, place: int) -> st
         if stream in (routes or ()):
             return key
     raise SuperStreamConflict(
-        f"Stream {stream!r} is a partition of {name!r} by a binding key that the broker does not show: give the layout "
-        "yourself.",
+        f"Stream {stream!r} is a partition of {name!r} with a binding key that the broker does not show: give the "
+        "layout yourself.",
         super_stream=name,
         reason=f"binding key of {stream}",
     )

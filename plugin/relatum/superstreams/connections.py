@@ -61,7 +61,7 @@ def address_of(source: Any, nodes: Iterable[Parameters] = ()) -> BrokerAddress:
         says = lambda connection: connection.password  # noqa: E731
     else:
         kind = type(source).__name__
-        raise ConfigurationError(f"broker is a URL, a Broker, or a connection or channel of a client, not {kind}")
+        raise ConfigurationError(f"broker= takes a URL, a Broker, or a client's connection or channel, not {kind}")
     address = BrokerAddress.parse(url)
     address = address.beside(_alike(address, others))
     # kombu calls its function at each login: the current password may differ already.
@@ -101,8 +101,8 @@ def _of_pika(parameters: Parameters) -> tuple[str, BrokerLogin]:
     user, password = getattr(credentials, "username", "guest"), getattr(credentials, "password", "guest")
     if password is None:
         raise ConfigurationError(
-            "The connection's credentials were erased when it connected (erase_on_connect): pass broker=, as which "
-            "streams are read, or intercept the connection before it is open"
+            "The connection's credentials were erased when it connected (erase_on_connect): pass broker= to log in for "
+            "reading streams, or intercept the connection before it opens"
         )
     options = parameters.ssl_options
     scheme = "amqps" if options is not None else "amqp"
@@ -196,7 +196,7 @@ def blocking_connection(source: Any, address: BrokerAddress) -> Iterator[Blockin
     except ChannelClosedByBroker as error:
         if error.reply_code == ACCESS_REFUSED:
             raise AccessRefused(f"The broker refuses {address.who}: {error.reply_text}") from error
-        raise BrokerUnavailable(f"The broker ended the channel: {error.reply_text}") from error
+        raise BrokerUnavailable(f"The broker closed the channel: {error.reply_text}") from error
     except (AMQPError, OSError) as error:
         raise ConnectionLost("The AMQP connection to the broker was lost.") from error
     finally:

@@ -49,10 +49,10 @@ def checked_stream_name(name: Any, what: str = "A super stream's name") -> str:
     if not isinstance(name, str):
         raise InvalidInput(f"{what} is text, not {type(name).__name__}.")
     if not 1 <= len(name.encode(errors="surrogatepass")) <= NAME_BYTES_MAX:
-        raise InvalidInput(f"{what} has 1 to {NAME_BYTES_MAX} bytes; {name[:40]!r} has not.")
+        raise InvalidInput(f"{what} must have 1 to {NAME_BYTES_MAX} bytes, unlike {name[:40]!r}.")
     checked_text(what, name)
     if "\n" in name or "\r" in name:
-        raise InvalidInput(f"{what} is on one line; {name[:40]!r} is not.")
+        raise InvalidInput(f"{what} must be on one line, unlike {name[:40]!r}.")
     return name
 
 
@@ -101,7 +101,7 @@ class Layout:
             raise InvalidInput(f"binding_keys= takes a list of texts, not {shown(binding_keys)}")
         keys = tuple(binding_keys)
         if not all(isinstance(key, str) for key in keys):
-            raise InvalidInput("binding_keys= takes texts, each of them")
+            raise InvalidInput("binding_keys= takes only texts")
         return cls.of(checked_stream_name(super_stream), ((f"{super_stream}-{key}", key) for key in keys))
 
     @classmethod
@@ -132,4 +132,4 @@ class Layout:
         for partition in self.partitions:
             if partition.stream == stream:
                 return partition
-        raise NotFound(f"{stream!r} is no partition of {self.super_stream!r}.")
+        raise NotFound(f"{stream!r} is not a partition of {self.super_stream!r}.")

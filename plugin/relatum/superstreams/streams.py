@@ -54,7 +54,7 @@ class StreamOptions:
         if self.max_age is not None and not (
             isinstance(self.max_age, timedelta) and self.max_age >= timedelta(seconds=1)
         ):
-            raise InvalidInput(f"max_age is a timedelta of a second at least, not {self.max_age!r}.")
+            raise InvalidInput(f"max_age= takes a timedelta of at least a second, not {self.max_age!r}.")
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments for `queue.declare`."""
@@ -130,7 +130,7 @@ def refusals(what: str, super_stream: str | None = None) -> Iterator[None]:
         if error.reply_code != _PRECONDITION_FAILED:
             raise
         if "inequivalent" not in error.reply_text:
-            raise ConfigurationError(f"The broker takes no such option of a stream: {error.reply_text}") from error
+            raise ConfigurationError(f"The broker does not accept the stream's options: {error.reply_text}") from error
         if super_stream is None:
             raise ConfigurationError(f"{what}: {error.reply_text}") from error
         raise SuperStreamConflict(f"{what}: {error.reply_text}", super_stream=super_stream, reason=what) from error
@@ -140,7 +140,7 @@ def declare_stream(
     connection: BlockingConnection, stream: str, options: StreamOptions, super_stream: str | None = None
 ) -> None:
     """Declare a stream. Raises as `refusals`."""
-    what = f"Stream {stream!r} is there with other arguments"
+    what = f"Stream {stream!r} exists with other arguments"
     with refusals(what, super_stream), connection.channel() as channel:
         channel.queue_declare(stream, durable=True, arguments=options.arguments())
 

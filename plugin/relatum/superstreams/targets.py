@@ -41,7 +41,7 @@ class Target:
             Exception: Any error of `basic_publish`.
         """
         if not hasattr(channel, "basic_publish"):
-            raise ConfigurationError(f"channel= takes a channel of pika, not {type(channel).__name__}")
+            raise ConfigurationError(f"channel= takes a pika channel, not {type(channel).__name__}")
         exchange, binding_key = self.destination(channel, body, properties, routing_key)
         return channel.basic_publish(exchange, binding_key, body, properties, mandatory)
 
@@ -73,13 +73,13 @@ class Target:
             ConfigurationError: This kind of target cannot, since it does more than publish one message.
         """
         raise ConfigurationError(
-            f"no receipt tells of a {type(self).__name__}: publish with it itself; nothing was sent"
+            f"a {type(self).__name__} cannot publish with a receipt: call its own method; nothing was sent"
         )
 
     async def destination_async(self, channel: Any, message: Any, routing_key: str) -> tuple[str, str]:
         """Return the exchange and the routing key for an aio-pika message; see `destination`."""
         raise ConfigurationError(
-            f"no receipt tells of a {type(self).__name__}: publish with it itself; nothing was sent"
+            f"a {type(self).__name__} cannot publish with a receipt: call its own method; nothing was sent"
         )
 
     def exchange(self, channel: Any) -> "TargetExchange":

@@ -63,9 +63,9 @@ def check_exchange(connection: BlockingConnection, exchange: str) -> None:
         InvalidInput: The exchange is the broker's own.
     """
     if exchange.startswith(BROKERS_OWN):
-        raise InvalidInput(f"Exchange {exchange!r} is the broker's own: it is not tapped.")
+        raise InvalidInput(f"Exchange {exchange!r} is the broker's own, and cannot be tapped.")
     if not exchange_exists(connection, exchange):
-        raise NotFound(f"There is no exchange {exchange!r}; nothing was made. Its publishers declare it, not a tap.")
+        raise NotFound(f"There is no exchange {exchange!r}; nothing was changed. Its publishers declare it, not a tap.")
 
 
 def kind_of(connection: BlockingConnection, exchange: str) -> str | None:
@@ -101,7 +101,7 @@ def bind(connection: BlockingConnection, tap: Tap) -> None:
         channel.queue_bind(tap.stream, tap.exchange, tap.binding_key, marked(tap.arguments))
     except ChannelClosedByBroker as error:
         if error.reply_code == _PRECONDITION_FAILED:
-            raise InvalidInput(f"Exchange {tap.exchange!r} does not take such a binding: {error.reply_text}") from error
+            raise InvalidInput(f"Exchange {tap.exchange!r} does not accept the binding: {error.reply_text}") from error
         if error.reply_code == _NOT_FOUND:
             raise StreamUnavailable(
                 f"The stream {tap.stream!r} cannot be bound now: {error.reply_text}. Try again.", stream=tap.stream
@@ -109,7 +109,7 @@ def bind(connection: BlockingConnection, tap: Tap) -> None:
         if error.reply_code != _ACCESS_REFUSED:
             raise
         raise AccessRefused(
-            f"The broker refuses to bind {tap.stream!r} to {tap.exchange!r}: {error.reply_text}. It takes the "
+            f"The broker refuses to bind {tap.stream!r} to {tap.exchange!r}: {error.reply_text}. This needs "
             "permission to write to the stream and to read from the exchange"
         ) from error
     channel.close()

@@ -90,7 +90,7 @@ def tap(
         for exchange in dict.fromkeys(names):
             broker_side.check_exchange(connection, exchange)
             kind = broker_side.kind_of(connection, exchange)
-            into = stream or checked_stream_name(f"tap.{exchange}", "A stream's name, to be given by --stream,")
+            into = stream or checked_stream_name(f"tap.{exchange}", "The stream's name (choose one by --stream)")
             if kind in ("direct", None):
                 _check_no_super_stream(engine, connection, address, exchange, into)
             for key, of_binding in _bindings(exchange, kind, keys, given):
@@ -113,9 +113,9 @@ def _check_no_super_stream(
     theirs = [name for name in bound_streams(connection, address, exchange) if name not in {into, *ours}]
     if theirs:
         raise InvalidInput(
-            f"Stream {theirs[0]!r} is bound to exchange {exchange!r}, as a super stream's partitions are: its clients "
-            "would take a tap for a partition more. Its messages are in streams already: relatum record "
-            f"{exchange}; nothing was made."
+            f"Stream {theirs[0]!r} is bound to exchange {exchange!r}, like a partition of a super stream: clients "
+            "would use a tap as another partition. Its messages are in streams already: use relatum record "
+            f"{exchange}; nothing was changed."
         )
 
 
@@ -174,10 +174,10 @@ def _check_deletable(streams: Sequence[str], others: Sequence[Tap], going: Itera
     made = {each.stream for each in going if each.made_stream}
     for name in streams:
         if name not in made:
-            raise Conflict(f"Stream {name!r} was there before it was bound: it is not deleted with its taps.")
+            raise Conflict(f"Stream {name!r} was not declared for a tap, and so is not deleted with its taps.")
         other = next((each for each in others if each.stream == name), None)
         if other is not None:
-            raise Conflict(f"Stream {name!r} is not deleted: {other.exchange!r} is tapped into it, too.")
+            raise Conflict(f"Stream {name!r} cannot be deleted: exchange {other.exchange!r} is tapped into it, too.")
 
 
 def _names(exchanges: str | Sequence[str]) -> tuple[str, ...]:
@@ -197,15 +197,15 @@ def _checked_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     if not isinstance(arguments, Mapping) or not all(
         isinstance(name, str) and isinstance(value, str | int | bool) for name, value in arguments.items()
     ):
-        raise InvalidInput(f"arguments= takes names with texts, numbers or truth values, not {shown(arguments)}")
+        raise InvalidInput(f"arguments= takes names with texts, numbers or booleans, not {shown(arguments)}")
     for name, value in arguments.items():
         checked_name("arguments", name)
         if isinstance(value, str):
             checked_text("arguments", value)
         elif not INTEGER_MIN <= value <= INTEGER_MAX:
-            raise InvalidInput(f"arguments= takes numbers of 64 bits; {name!r} is {shown(value)}")
+            raise InvalidInput(f"arguments= takes 64-bit numbers; {name!r} is {shown(value)}")
     if len(_as_json(arguments)) > ARGUMENTS_CHARACTERS_MAX:
-        raise InvalidInput(f"A binding's arguments have {ARGUMENTS_CHARACTERS_MAX} characters at most, as JSON.")
+        raise InvalidInput(f"A binding's arguments have at most {ARGUMENTS_CHARACTERS_MAX} characters as JSON.")
     return dict(arguments)
 
 
@@ -219,23 +219,23 @@ def _bindings(
     """
     if kind in SHARING:
         raise InvalidInput(
-            f"Exchange {exchange!r} is of type {kind}: it gives each message to one of what is bound, so a tap would "
-            "take messages from the others. Tap the exchange before it."
+            f"Exchange {exchange!r} is of type {kind}, which routes each message to one binding only: a tap would "
+            "take messages from other queues. Tap the exchange that routes to it."
         )
     if kind == "headers":
         if keys:
-            raise InvalidInput(f"Exchange {exchange!r} looks at headers, not at keys: give --arguments.")
+            raise InvalidInput(f"Exchange {exchange!r} routes by headers, not by keys: give --arguments.")
         return [("", {"x-match": "all", **arguments})]
     if arguments and kind is not None:
-        raise InvalidInput(f"Exchange {exchange!r} is of type {kind}, which takes no notice of arguments.")
+        raise InvalidInput(f"Exchange {exchange!r} is of type {kind}, which ignores arguments.")
     if kind == "fanout":
         if keys:
-            raise InvalidInput(f"Exchange {exchange!r} is of type fanout: it has no keys, all messages are copied.")
+            raise InvalidInput(f"Exchange {exchange!r} is of type fanout, which has no keys: all messages are copied.")
         return [("", {})]
     if not keys and kind not in ("topic", None):
         raise InvalidInput(
-            f"Exchange {exchange!r} is of type {kind}, which has no key for all messages: name those to be copied, "
-            "--binding-key KEY, once for each."
+            f"Exchange {exchange!r} is of type {kind}, which has no key for all messages: select some by "
+            "--binding-key KEY, once for each key."
         )
     if kind is None:
         # Works for topic, fanout and headers exchanges.
