@@ -44,18 +44,18 @@ class ExecutorOptions:
     """How bulks of a type are filled and consumed.
 
     Attributes:
-        bulk_bytes: Close a bulk at this number of bytes.
-        bulk_messages: Close a bulk at this number of messages.
-        max_age_s: Close a bulk when its first message has waited this many seconds.
-        idle_s: Close a bulk when nothing was added for this many seconds; None: never.
-        workers: Number of bulks consumed at the same time, each in a thread or task.
-        queue_bulks: Number of closed bulks that may wait for a worker. At this number, the type is full.
-        when_full: "block": `collect` waits, and followed streams are not read. "spill": messages are taken; bodies are
-            dropped from memory and read again from their streams.
+        bulk_bytes: Close a bulk at this number of bytes. Default: 1 MiB.
+        bulk_messages: Close a bulk at this number of messages. Default: 500.
+        max_age_s: Close a bulk when its first message has waited this many seconds. Default: 1.
+        idle_s: Close a bulk when nothing was added for this many seconds. None (default): never.
+        workers: Number of bulks consumed at the same time, each in a thread or task. Default: 1.
+        queue_bulks: Number of closed bulks that may wait for a worker; then the type is full. Default: 8.
+        when_full: "block" (default): `collect` waits, and followed streams are not read. "spill": messages are taken;
+            bodies are dropped from memory and read again from their streams.
         joins_transaction: Whether the executor writes through `bulk.connection`, in the transaction that stores its
-            results: exactly once.
-        attempts: Attempts before a message fails for good, from 1 to 1,000.
-        backoff_s: Seconds before the second attempt; doubled before each further one, up to an hour.
+            results: exactly once. Default: False.
+        attempts: Attempts before a message fails for good, from 1 to 1,000. Default: 3.
+        backoff_s: Seconds before the second attempt; doubled for each further one, up to an hour. Default: 1.
 
     Raises:
         InvalidInput: An option is out of range.

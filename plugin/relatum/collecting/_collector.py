@@ -24,17 +24,17 @@ class MessageCollector(Collector[Executor], Closing):
 
     Args:
         name: The collector's name.
-        broker: The broker's URL, or a `Broker`. None: no streams, "spill", takeover or dead-letter stream.
+        broker: The broker's URL, or a `Broker`. None (default): no streams, "spill", takeover or dead-letter stream.
         database: PostgreSQL's URL, or a `Database`.
-        streams: Streams and super streams to follow; each of their messages is collected exactly once.
-        start: Where to begin in a stream that this collector never followed: "first", "next" or an offset.
-        bytes_max: Maximum bytes of all held messages.
-        bulks_max: Maximum number of bulks being filled.
-        dead_letter_stream: An existing stream or queue for messages that no attempt could process.
-        type_of: Returns a message's type; by default its property `type`.
-        lease_s: Seconds after which others take over from a dead member.
-        keep_s: Seconds before a finished message is deleted and its outcome is unknown again; None: never. The member
-            that joined last decides.
+        streams: Streams and super streams to follow; each message is collected exactly once. Default: none.
+        start: Where to begin in a stream that this collector never followed: "first" (default), "next" or an offset.
+        bytes_max: Maximum bytes of all held messages. Default: 64 MiB.
+        bulks_max: Maximum number of bulks being filled. Default: 64.
+        dead_letter_stream: An existing stream or queue for messages whose attempts all failed. None (default): none.
+        type_of: A function that returns a message's type, or None to pass it over. Default: the property `type`.
+        lease_s: Seconds after which others take over from a dead member, at least 1. Default: 15.
+        keep_s: Seconds before a finished message is deleted and its outcome is unknown again. Default: 7 days. None:
+            never. The member that joined last decides.
 
     Raises:
         InvalidInput: An argument has the wrong type, or is out of range.
@@ -56,9 +56,9 @@ class MessageCollector(Collector[Executor], Closing):
 
         Args:
             message: A message of a stream. Stream and offset identify it: if you give it twice, it is consumed once.
-            timeout_s: Seconds to wait for room; 0 refuses at once, None waits without limit. A call from a handler of
-                `collected` never waits, since storing continues only after it. An executor may wait in vain for room
-                of its own type, which it frees by returning.
+            timeout_s: Seconds to wait for room; 0 refuses at once, None (default) waits without limit. A call from a
+                handler of `collected` never waits, since storing continues only after it. An executor must not wait
+                without limit for room of its own type, which it frees only by returning.
 
         Returns:
             False if the message was refused and is not stored: its type has no executor, there was no room in time, or
@@ -75,7 +75,7 @@ class MessageCollector(Collector[Executor], Closing):
 
         Args:
             messages: The messages.
-            timeout_s: Seconds to wait for room, in total.
+            timeout_s: Seconds to wait for room, in total. None (default): without limit.
 
         Returns:
             Whether each message was taken.
@@ -112,7 +112,7 @@ class MessageCollector(Collector[Executor], Closing):
         Raises:
             BrokerUnavailable, DatabaseUnavailable: A server is unreachable; safe to retry.
             StreamNotFound: The dead-letter stream is missing. A missing stream to follow is logged and waited for.
-            NotAStream: A stream to follow is a queue of another kind.
+            NotAStream: A stream to follow is a queue of another type.
             SchemaMissing: The database has no schema: run `relatum migrate`.
             ConfigurationError: The collector was started before, has streams but no executor, or would publish dead
                 letters to a stream that it follows.
@@ -126,7 +126,7 @@ class MessageCollector(Collector[Executor], Closing):
         Messages that are not finished in time, or wait for a retry, are left to other members or the next start.
 
         Args:
-            timeout_s: Seconds to wait for executors; at most five more if PostgreSQL does not answer.
+            timeout_s: Seconds to wait for executors, by default 30; at most five more if PostgreSQL does not answer.
 
         Returns:
             Whether all bulks were consumed in time. Always False in an executor or a handler, which cannot wait for

@@ -128,7 +128,7 @@ class Collector(Generic[ExecutorT]):
 
         Raises:
             InvalidInput: The type already has an executor, or an argument has the wrong type.
-            ConfigurationError: "spill" needs a broker, or the collector was started already.
+            ConfigurationError: "spill" was given without a broker, or the collector was started already.
         """
         if self._is_started:
             raise ConfigurationError("the collector was started already: register executors before the start")
@@ -159,8 +159,8 @@ class Collector(Generic[ExecutorT]):
 
         Args:
             handler: Called with each `Outcome`.
-            type: Only messages of this type. The type need not have an executor here.
-            message_id: Only this message. The handler is removed after the final outcome.
+            type: Only messages of this type, which need not have an executor here. None (default): all types.
+            message_id: Only this message; the handler is removed after the final outcome. None (default): all.
 
         Raises:
             InvalidInput: Both a type and a message id were given, an argument has the wrong type, or a blocking

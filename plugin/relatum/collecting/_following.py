@@ -202,7 +202,7 @@ class CollectedStream:
             if await self._read(member, followed):
                 await self._find_again(member)
         finally:
-            # Release it before the error is reported. An abandoned member leaves all its streams by itself.
+            # Release the stream before the error is reported. An abandoned member releases all streams when it leaves.
             if not shared.abandoned.is_set():
                 await shared.loop.ask(shared.store.unfollow, member, self.name)
         self._pauses = Pauses()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from relatum.following._followed import Followed
 
 SPREAD_MAX: Final = 6
-"""Connections to spread streams over if they delay each other: eight, with the two for queries."""
+"""Connections to spread streams over if they delay each other; with the two for queries, eight."""
 
 SETTLED_S: Final = 5.0
 """Seconds after which a connection or a stream counts as stable: its pauses start short again."""

@@ -34,7 +34,7 @@ _NOBODY: Final = logging.Logger("relatum.follower.nobody")
 _NOBODY.disabled = True
 
 HELPERS_MAX: Final = 3
-"""Concurrent calls, so that a call that waits for a frozen node delays no other."""
+"""Maximum concurrent calls, so that a call that waits for a frozen node delays no other."""
 
 _Answer = TypeVar("_Answer")
 

@@ -29,8 +29,8 @@ _WHO: Final = "reaching the broker"
 class Reach:
     """Whether a member reaches the broker. For one thread; does not block.
 
-    While any stream of `follower` is attached, the broker is reachable. Otherwise, and only while something waits for
-    the broker, a query checks it, for one of the shared streams, returned by `stream`: standby members may be many.
+    While any stream of `follower` is attached, the broker is reachable. Otherwise, a query about a shared stream,
+    which `stream` returns, checks that; but only while something waits for the broker, since members may be many.
 
     `is_cut_off`: Whether the broker has been unreachable for so long that others may take the member's streams.
     `is_returning`: Whether the member was cut off until just now, or may be cut off soon. It must not take streams

@@ -29,7 +29,7 @@ RouteBy: TypeAlias = str | Callable[[Outgoing], str | bytes] | None
 
 
 class SuperStream(Target):
-    """A super stream to publish to: a message goes to the partition of its key, which RabbitMQ's clients choose, too.
+    """A super stream to publish to: messages go to the partitions of their keys, as with RabbitMQ's stream clients.
 
     Use it in place of an exchange: `channel.basic_publish(orders, "", body, properties)` on an intercepted pika
     channel, or `relatum.publish(channel, orders, "", body, properties)`. On any pika channel, call

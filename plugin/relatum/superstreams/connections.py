@@ -183,8 +183,8 @@ def blocking_connection(source: Any, address: BrokerAddress) -> Iterator[Blockin
     """Provide a blocking connection to a broker: the given one, or a new one that is closed at the end.
 
     Raises:
-        BrokerUnavailable, AccessRefused: No connection can be opened.
-        BrokerUnavailable, ConnectionLost, AccessRefused: Errors of pika in the body, translated.
+        BrokerUnavailable, AccessRefused: No connection can be opened, or the broker refused a call of the body.
+        ConnectionLost: The connection was lost in the body.
     """
     if isinstance(source, BlockingChannel):
         source = source.connection

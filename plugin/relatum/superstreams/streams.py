@@ -121,8 +121,8 @@ def refusals(what: str, super_stream: str | None = None) -> Iterator[None]:
     """Translate the broker's refusals of a declaration.
 
     Raises:
-        SuperStreamConflict: A different object of this name exists.
-        ConfigurationError: The broker does not accept the options; or, without a super stream, as before.
+        SuperStreamConflict: A different object of this name exists; `ConfigurationError` if `super_stream` is None.
+        ConfigurationError: The broker does not accept the options.
     """
     try:
         yield
