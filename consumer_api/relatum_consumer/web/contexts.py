@@ -1,4 +1,4 @@
-"""Contexts: over which partitions they are placed, the moves under way, who consumes and what is held back."""
+"""Contexts: their partitions, the moves in progress, the serial consumers and the messages they hold back."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ from relatum_consumer.web.parameters import Asked, Nothing, Number
 from relatum_consumer.web.site import Site
 
 CONTEXTS_KEPT_S: Final = 1.0
-"""Seconds for which what is told of a super stream is kept."""
+"""Seconds for which the state of a super stream is cached."""
 
 SUPER_STREAMS_LISTED: Final = 50
 MOVES_LISTED: Final = 50
@@ -30,7 +30,7 @@ MOVES_LISTED: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class ContextsAnswer:
-    """The first fifty super streams, of `total`, whose messages are placed by the names in a header, by name."""
+    """The first fifty of `total` super streams whose messages a header places, ordered by name."""
 
     super_streams: tuple[ContextsStatus, ...]
     total: int
@@ -56,7 +56,7 @@ async def _status(site: Site, name: str) -> ContextsStatus:
 
 
 def _opened(site: Site, name: str) -> SerializationContexts:
-    """What is stored of a super stream; without the broker, nothing is made."""
+    """Open a super stream from the database. Without a broker, nothing is created."""
     return SerializationContexts(name, site.database, vhost=site.address.vhost)
 
 
@@ -70,10 +70,10 @@ class SuperStreamAsked(Asked):
 
 @dataclass(frozen=True, slots=True)
 class SuperStreamAnswer:
-    """A super stream, a page of its contexts by name, its latest moves, and who consumes it in order, by name.
+    """A super stream, a page of its contexts by name, its latest moves, and its serial consumers by name.
 
-    A context's name is a digest where the header is masked. It is a value of `key`, where there is such a key.
-    `consumers` is None while the broker, which has the streams' ends, does not answer.
+    A context's name is a digest if the header is masked. `key` is the key that has the header's values, if there is
+    one. `consumers` is None while the broker does not answer: it knows the ends of the streams.
     """
 
     super_stream: ContextsStatus
@@ -111,7 +111,7 @@ async def super_stream(site: Site, asked: SuperStreamAsked) -> SuperStreamAnswer
 
 
 def _contexts_of(site: Site, asked: SuperStreamAsked) -> tuple[list[Assignment], list[Move]]:
-    """A page of contexts and one more, and the latest moves."""
+    """Return a page of contexts plus one, and the latest moves."""
     with _opened(site, asked.name) as opened:
         latest = opened.moves(latest=MOVES_LISTED)
         if asked.context:
