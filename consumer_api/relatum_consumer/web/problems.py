@@ -1,4 +1,4 @@
-"""What went wrong, for a person and for a script: a status of HTTP, a code, what failed and what to do."""
+"""Problems: errors for people and scripts, with an HTTP status, a code, what failed, and what to do next."""
 
 import re
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from relatum.membership import GROUP_KEY
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why there is no answer.
+    """The reason why there is no answer.
 
     Attributes:
-        status: The status of HTTP.
-        code: For scripts: the error's name, as `stream_not_found`.
+        status: The HTTP status.
+        code: The error's name for scripts, such as `stream_not_found`.
         message: What failed, with which value.
-        hint: What to do next.
-        headers: Of the answer.
+        hint: What to do next. Default: empty.
+        headers: Headers of the response. Default: none.
     """
 
     status: int
@@ -34,12 +34,12 @@ class Problem:
 
     @property
     def is_passing(self) -> bool:
-        """Whether it may be another time in a moment."""
+        """Whether the problem may pass by itself."""
         return self.status == 503
 
 
 class Refused(Exception):
-    """A request that is not carried out, and why."""
+    """Refuses a request with a problem."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.code)
@@ -48,7 +48,7 @@ class Refused(Exception):
 
 _REPEAT: Final = "Nothing is lost by it: try again in a moment."
 
-# The first class that fits counts, so leaves stand before their parents.
+# The first matching class counts, so subclasses come first.
 _KINDS: Final[tuple[tuple[type[errors.RelatumError], int, str], ...]] = (
     (errors.InvalidInput, 400, "Change what is asked for."),
     (errors.NothingRecorded, 404, "Let a recorder run on the streams: relatum record STREAM."),
@@ -75,7 +75,7 @@ DEFINE_GROUPS: Final = (
 
 
 def problem_of(error: errors.RelatumError) -> Problem:
-    """What an error of a look-up is to who asked."""
+    """Return the problem that a lookup's error means for the user."""
     status, hint = next(((status, hint) for kind, status, hint in _KINDS if isinstance(error, kind)), (500, ""))
     if isinstance(error, errors.KeyNotDefined) and error.key == GROUP_KEY.name:
         hint = DEFINE_GROUPS

@@ -1,4 +1,4 @@
-"""Search: the messages that carry a key's value, or share that of another message, or are near a moment; by time."""
+"""Search: messages by a key's value, by the value of another message, or around a moment, ordered by time."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -40,11 +40,11 @@ class SearchAsked(Asked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchAnswer(Covered):
-    """Messages, and how sure it is that there are no more.
+    """The messages found, and whether there may be more.
 
-    `status` is found, absent, not_recorded_yet, expired, deleted or unproven, `words` says so for a person, and
-    `advice` what to do. It holds over `streams`, the first hundred of `streams_count`. `next` asks for the next page,
-    None where there is none.
+    `status` is found, absent, not_recorded_yet, expired, deleted or unproven; `words` explains it to people, and
+    `advice` says what to do. It applies to `streams`, the first hundred of `streams_count`. `next` is the cursor of
+    the next page; None on the last page.
     """
 
     status: Status
@@ -61,7 +61,7 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
     value, beside = await _value_sought(site, asked)
     answer, page, cursor = await _page(site, asked, value, beside)
     if beside is not None and answer and not (page or asked.cursor or asked.since or asked.until):
-        # That it was found itself proves nothing of others. One that has several values may share another of them.
+        # The message was only found itself, which proves nothing about others; they may share another of its values.
         others = await site.relations.related(
             beside, asked.stream or None, by=asked.key, limit=1, complete=asked.complete
         )
@@ -80,7 +80,7 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
 
 
 async def _value_sought(site: Site, asked: SearchAsked) -> tuple[Any, Message | None]:
-    """The value that is searched for, and the message that it is of."""
+    """Return the value to search for, and the message that it comes from, or None."""
     await site.keys()
     if not asked.key:
         raise InvalidInput("key is missing: the name of the key to search by")
@@ -97,10 +97,10 @@ async def _value_sought(site: Site, asked: SearchAsked) -> tuple[Any, Message | 
 async def _page(
     site: Site, asked: SearchAsked, value: Any, beside: Message | None
 ) -> tuple[Answer, Sequence[Message], str | None]:
-    """What is found from a page's first moment on, the page, and where the next one begins.
+    """Return the answer from a page's first moment on, the page, and the cursor of the next page.
 
-    A cursor is a moment, how many messages of it were shown, and how many in all: of those without a time, which come
-    last, that many are left out.
+    A cursor is a moment, the number of its messages on earlier pages, and the number of all messages on earlier pages.
+    Messages without a time come last: their cursors have no moment, and skip all earlier messages.
     """
     moment, shown, total = read_cursor(asked.cursor, datetime, int, int) or (None, 0, 0)
     since, until, is_by_time = asked.since, asked.until, moment is not None and asked.order == "oldest"
@@ -124,7 +124,7 @@ async def _page(
 
 
 async def _has_untimed(ask: Callable[..., Awaitable[Answer]]) -> bool:
-    """Whether there are messages of unknown time."""
+    """Whether there are messages without a time."""
     newest = await ask(limit=1, order="newest")
     return bool(newest) and newest[0].time is None
 
@@ -147,7 +147,7 @@ def _advice(answer: Answer, asked: SearchAsked) -> str:
 
 @endpoint("/search/times", "How many messages a search would find, by spans of time; it takes what a search takes.")
 async def times(site: Site, asked: SearchAsked) -> Times:
-    """Count them by the index, in spans of time; messages without a time are left out."""
+    """Count the messages of a search in the index, by spans of time, without messages that have no time."""
     value, _ = await _value_sought(site, asked)
     streams = asked.stream or None
     return await site.relations.times(
@@ -156,7 +156,7 @@ async def times(site: Site, asked: SearchAsked) -> Times:
 
 
 async def _known(site: Site, asked: SearchAsked) -> tuple[Known, ...]:
-    """What the index alone knows of a search."""
+    """Return what the index alone knows about a search."""
     if site.servers.database.error:
         return ()
     found = await times(site, asked)
@@ -197,7 +197,7 @@ class AroundAsked(Asked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AroundAnswer(Covered):
-    """What happened around a moment, by time. Where `may_be_more`, others may be further from the moment."""
+    """The messages around a moment, by time. If `may_be_more`, there may be others further from the moment."""
 
     status: Status
     words: str
@@ -245,7 +245,7 @@ class ValuesAsked(Asked):
 
 @dataclass(frozen=True, slots=True)
 class ValuesAnswer:
-    """The first values, in order. `reason` says why there are none where that is not for want of any."""
+    """The first values, in order. `reason` says why a key's values are not listed; empty otherwise."""
 
     values: tuple[str, ...]
     reason: str

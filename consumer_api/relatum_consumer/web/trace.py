@@ -1,4 +1,4 @@
-"""A conversation: all messages that are connected with one, or with a key's value, and what came from what."""
+"""A conversation: all messages connected with a message or a key's value, with causes and effects."""
 
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
@@ -42,12 +42,12 @@ class TraceAsked(Asked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceAnswer(Covered):
-    """The messages that are connected with a start, by time, and how.
+    """The messages connected with a start, by time, and their connections.
 
-    `status` is that of the worst step; `words` says it for a person, `advice` what to do. `hops` says of each message
-    how far it is from the start, 0 for the start itself. `edges` lead from cause to effect; messages that have a value
-    in common are `shared`; `stopped` is what a bound left out. It holds over `streams`, the first hundred of
-    `streams_count`.
+    `status` is that of the worst step; `words` explains it to people, and `advice` says what to do. `hops` has each
+    message's distance from the start, 0 for the start itself. `edges` lead from cause to effect; `shared` are values
+    that messages have in common; `stopped` is what a bound left out. The answer applies to `streams`, the first
+    hundred of `streams_count`.
     """
 
     status: Status
@@ -91,7 +91,7 @@ async def trace(site: Site, asked: TraceAsked) -> TraceAnswer:
 
 
 async def _traced(site: Site, asked: TraceAsked) -> Trace:
-    """The trace, from a message or from a value."""
+    """Return the trace from a message or a value."""
     if asked.stream and (asked.key or asked.value):
         raise InvalidInput(
             "a conversation begins with a message (stream, offset) or with a value (key, value), not both"
@@ -147,7 +147,7 @@ def _advice(found: Trace, asked: TraceAsked) -> str:
 
 
 async def _csv(site: Site, asked: TraceAsked) -> Response:
-    """A line for each message, with a column for each key."""
+    """Return a CSV file with a line for each message and a column for each key."""
     found = await _traced(site, asked)
     await site.keys()
     head = ["time", "stream", "offset", "hop", "caused_by", *(f"key:{each}" for each in site.definitions)]
