@@ -1,4 +1,4 @@
-"""`relatum affinity`: the affinity sets of a super stream: listed, shown, closed and moved."""
+"""`relatum affinity`: list, show, close and move the affinity sets of a super stream."""
 
 from typing import Annotated, Final
 

@@ -1,4 +1,4 @@
-"""`relatum contexts`: where the serialization contexts of a super stream are, and all that is done with them."""
+"""`relatum contexts`: show, assign, move and verify the serialization contexts of a super stream."""
 
 import sys
 from dataclasses import asdict
@@ -20,7 +20,7 @@ from relatum_cli.show import Cells, answer, counted, print_error, print_json, pr
 contexts = Commands()
 
 FINDINGS_SHOWN: Final = 20
-"""Findings shown on the terminal."""
+"""The most findings printed as text."""
 
 HEADER: Final = "The header that names contexts; by default the one in the database, or serialization_context."
 
@@ -64,7 +64,7 @@ def assign(*, to: To, names: Names, given: Asked) -> None:
 
     `--json` prints JSON lines.
     """
-    # The broker is asked only where the database does not know the super stream yet.
+    # The broker is only asked if the super stream is not in the database yet.
     broker = given.broker if given.broker_url else None
     with SerializationContexts(given.super_stream, given.database_url, broker=broker) as opened:
         show(opened.assign(names, to), _ASSIGNED, as_json=given.as_json, json_lines=True)
@@ -230,7 +230,7 @@ def consumers(*, given: Asked) -> None:
     broker = given.broker
     found = read_consumers(given.super_stream, broker=broker, database=given.database_url)
     if not found:
-        # A name that is spelled wrong has no consumers either, and is an error.
+        # A misspelled name has no consumers either: raise an error for it.
         describe_super_stream(broker, given.super_stream)
     if given.as_json:
         for name, each in found.items():

@@ -1,4 +1,4 @@
-"""`relatum find`, `related` and `around`: answers by key and by time; and how lookups are opened for a command."""
+"""`relatum find`, `related` and `around`: lookups by key and by time, and what other commands need for lookups."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,14 +37,14 @@ CODES: Final = {
     "not_recorded_yet": ExitCode.NOT_YET,
     "unproven": ExitCode.UNPROVEN,
 }
-"""With which code a command ends, by the status of its answer."""
+"""The exit code for each status of an answer."""
 
 STREAMS_LISTED: Final = 100
-"""Streams listed in an answer's document; `streams_count` counts all."""
+"""The most streams in an answer's document; `streams_count` counts all."""
 
 
 class InTime(StrEnum):
-    """Which message in time is looked for."""
+    """The message that `--time` looks for."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -57,7 +57,7 @@ Values = Annotated[list[str], argument("Its value; a composite's values in order
 
 @dataclass(frozen=True)
 class LookupOptions(Given):
-    """Where to look, how much of an answer is wanted, and how it is printed."""
+    """The options of lookups: servers, completeness, log level and output."""
 
     complete: Complete = False
     log_level: Level = None
@@ -139,28 +139,28 @@ def around(
 
 
 def open_relations(servers: ServerOptions, log_level: LogLevel | None = None, **options: Any) -> "Relations":
-    """The lookups of a command, which log from a level on; None logs as Python does by itself."""
+    """Open lookups for a command, and set up logging at a level; None leaves Python's default."""
     if log_level is not None:
         set_up_logging(LogFormat.TEXT, log_level)
-    # Here: a command's help needs no database driver.
+    # Imported here, so that a command's help needs no database driver.
     from relatum_consumer import Relations
 
     return Relations(servers.broker, servers.database_url, **options)
 
 
 def one_or_all(values: list[str]) -> str | tuple[str, ...]:
-    """The value of a key: a text, or the texts of a composite."""
+    """Return the value of a key: a text, or a tuple for a composite."""
     return values[0] if len(values) == 1 else tuple(values)
 
 
 def end_with(status: str) -> None:
-    """End the command with the code of an answer's status."""
+    """End the command with the exit code for an answer's status."""
     if code := CODES[status]:
         raise typer.Exit(code)
 
 
 def incomplete_lines(found: "Answer | Trace") -> list[str]:
-    """What could not be read, in words."""
+    """Return lines that say what could not be read."""
     lines = [f"could not be read: {first_few(found.unread)}"] if found.unread else []
     return [*lines, *(f"left out: {each.stream}: {each.reason}" for each in found.unreadable_streams)]
 

@@ -1,4 +1,4 @@
-"""`relatum groups`: groups that are not complete, all groups, one group, or a consumer that shares groups."""
+"""`relatum groups`: show incomplete groups, all groups, one group, or a group consumer."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -15,7 +15,7 @@ from relatum_cli.show import Cells, lease_text, print_facts, print_json, ranges_
 from relatum_consumer.groups import Group, GroupConsumerStatus, GroupPage, GroupReport
 
 OLDER_THAN_S: Final = 3600.0
-"""How old a group is that is listed by default: most are complete long before, and some take their time."""
+"""The default minimum age of listed groups, in seconds: most groups are complete long before."""
 
 OLDER_THAN: Final = "List groups whose first message is that old: seconds, or 90s, 15m, 6h, 2d; 1h where left out."
 
@@ -142,7 +142,7 @@ def _message_document(message: Message) -> dict[str, Any]:
 def _code_of(group: Group, position: GroupPosition) -> ExitCode:
     if not group:
         return ExitCode.NOT_THERE
-    # A duplicate is no contradiction: the first counts.
+    # Duplicates are no contradiction: the first one counts.
     if any(anomaly != "duplicate" for anomaly in position.anomalies):
         return ExitCode.DIFFERENT
     return ExitCode.OK if position.is_complete else ExitCode.NOT_YET

@@ -1,4 +1,4 @@
-"""`relatum keys`: the key definitions in the database, and which streams record their times."""
+"""`relatum keys`: the key definitions in the database, and the streams whose times are recorded."""
 
 from dataclasses import replace
 from typing import Annotated, Any, Final

@@ -1,4 +1,4 @@
-"""`relatum missing` and `relatum expect`: messages that were not followed in time, and which must be."""
+"""`relatum missing` and `relatum expect`: messages that were not followed in time, and the expectations."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -41,7 +41,7 @@ _CODES: Final = {
     "not_recorded_yet": ExitCode.NOT_YET,
     "found": ExitCode.UNSUCCESSFUL,
 }
-"""What it ends with, and of several expectations the last of these that one has."""
+"""The exit code for each status; of several expectations, the code that is last here counts."""
 
 NOTHING_EXPECTED: Final = "Nothing is expected. `relatum expect add NAME` says what is."
 
@@ -71,7 +71,7 @@ def missing(
     if metrics_port and not follow:
         raise typer.BadParameter("--metrics-port is for --follow")
     if follow:
-        # Outages, and their ends, are logged on stderr.
+        # Report outages, and their ends, on stderr.
         log_level = log_level or LogLevel.INFO
     with open_relations(given, log_level, timeout_s=timeout) as relations:
         if follow and name is not None:

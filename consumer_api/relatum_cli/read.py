@@ -1,4 +1,4 @@
-"""`relatum read` and `relatum outcome`: messages at offsets, and what became of messages that a collector took."""
+"""`relatum read` and `relatum outcome`: messages at offsets, and the outcomes of messages in collectors."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +81,7 @@ def _document(outcome: "Outcome") -> dict[str, Any]:
 
 
 def print_outcome(outcome: "Outcome") -> None:
-    """Print one outcome for people."""
+    """Print one outcome as text."""
     facts = (
         {}
         if outcome.collector is None

@@ -1,6 +1,6 @@
-"""`relatum record`, `backfill`, `verify`, `prune` and `forget`: what is recorded of streams, from first to last.
+"""`relatum record`, `backfill`, `verify`, `prune` and `forget`: recording of streams.
 
-What these are made of is imported as they run: their help needs no client of either server.
+Clients of the servers are imported when a command runs, so that its help is fast.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from relatum.recording import BackfillProgress, BackfillReport, StreamVerified, VerifyReport
 
 DIFFERENCES_SHOWN: Final = 20
-"""Differing rows shown for each stream."""
+"""The most differences printed for each stream as text."""
 
 Streams = Annotated[list[str], argument("Streams and super streams.", "STREAM…")]
 
@@ -152,7 +152,7 @@ def verify(
 
 
 def _end_verified(report: "VerifyReport", names: Sequence[str]) -> None:
-    """End with the code of what was found: different, a stream that cannot be read, or one that was never recorded."""
+    """End with the code for differences, a stream that cannot be read, or a named one that was never recorded."""
     if any(stream.difference_count for stream in report.streams):
         raise typer.Exit(ExitCode.DIFFERENT)
     for error in report.failed.values():

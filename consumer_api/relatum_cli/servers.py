@@ -1,4 +1,4 @@
-"""`relatum up` and `relatum migrate`: private servers until Ctrl-C, and the schema of a database."""
+"""`relatum up` and `relatum migrate`: private servers, and the schema of a database."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +17,7 @@ from relatum_consumer.web.options import WebOptions
 from relatum_migrations import LOCK_S, current, head, missing_roles, sql, upgrade
 
 WATCH_S: Final = 0.5
-"""Seconds between two looks at whether both servers still run."""
+"""Seconds between two checks whether both servers still run."""
 
 
 def up(
@@ -80,7 +80,7 @@ def migrate(
 
 
 def _warn_of(roles: list[str]) -> None:
-    """Say which roles are not there, and what to do."""
+    """Print which roles are missing, and what to do."""
     if roles:
         made = " ".join(f"CREATE ROLE {role} NOLOGIN;" for role in roles)
         typer.echo(

@@ -1,4 +1,4 @@
-"""`relatum status`: how recording and collecting are doing."""
+"""`relatum status`: the state of recording and of collectors."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -47,7 +47,7 @@ def status(
         for stream in found:
             print_facts(_title(stream), _facts(stream))
     for stream in found if streams else ():
-        # Shown in full all the same. One that is missing has a status like any other.
+        # The error comes after all output. A missing stream is a normal status.
         if stream.error is not None and stream.state not in ("missing", "deleted"):
             raise stream.error
 
@@ -57,7 +57,7 @@ def _recorded(servers: ServerOptions, names: list[str]) -> list[StreamStatus]:
     if not {name for each in found for name in (each.stream, each.super_stream)}.issuperset(names):
         with servers.engine() as engine, translated_errors(), engine.connect() as connection:
             check_recorded(connection, servers.broker.vhost, names)
-        # Its recording began after the first look.
+        # Recording of the name began after the first query.
         found = status_of(servers.broker, servers.database_url, names)
     return found
 

@@ -1,4 +1,4 @@
-"""`relatum suggest`: which headers, properties and members of bodies would make keys."""
+"""`relatum suggest`: headers, properties and body members that would make good keys."""
 
 from typing import Any
 

@@ -17,17 +17,17 @@ KEYS = "A partition's binding key, where they are not to be numbers. Repeat it, 
 
 @dataclass(frozen=True)
 class Options(BrokerOptions):
-    """A super stream, and how it is shown."""
+    """The options for a super stream, and its output."""
 
     name: str = argument("The super stream's name.", "NAME")
     as_json: Json = False
 
     def described(self) -> Layout:
-        """The super stream as the broker has it."""
+        """Read the super stream's layout from the broker."""
         return describe_super_stream(self.broker, self.name)
 
     def show(self, layout: Layout) -> None:
-        """Print its partitions."""
+        """Print the partitions."""
         if self.as_json:
             print_json(layout)
         else:

@@ -1,4 +1,4 @@
-"""`relatum tap` and `relatum untap`: a copy of each message of an exchange in a stream."""
+"""`relatum tap` and `relatum untap`: copy each message of an exchange into a stream."""
 
 import json
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ ARGUMENTS: Final = 'What is copied of an exchange of type headers: \'{"x-match":
 
 @dataclass(frozen=True)
 class KeptOptions:
-    """What a stream that is not there is declared with."""
+    """The options of streams that `tap` declares."""
 
     max_length_bytes: int = option(
         KEPT.max_length_bytes or 0, "What the stream keeps, on each node.", metavar="BYTES", min=1
@@ -47,7 +47,7 @@ class KeptOptions:
 
     @property
     def options(self) -> StreamOptions:
-        """The same as a stream takes them."""
+        """The options of the stream."""
         return StreamOptions(
             max_length_bytes=self.max_length_bytes,
             max_age=timedelta(seconds=parse_span(self.max_age)),

@@ -1,4 +1,4 @@
-"""`relatum trace`: what is connected with a message or a value, as a tree, a graph, or a document."""
+"""`relatum trace`: the messages connected with a message or a value, as a tree, a flowchart or JSON."""
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ def trace(
 def _traced(
     relations: "Relations", name: str, value: list[str], options: dict[str, Any], *, is_message: bool
 ) -> "Trace":
-    """The trace from a key's value, where there is such a key, else from the message at an offset."""
+    """Return the trace from a key's value if the key exists, else from the message at an offset."""
     if not is_message:
         try:
             return relations.trace((name, one_or_all(value)), **options)
@@ -100,7 +100,7 @@ def _is_offset(value: list[str]) -> bool:
 
 
 def _lines(found: "Trace") -> list[str]:
-    """How many messages there are, where it stopped, and how sure that is."""
+    """Return lines with the counts, where the trace stopped, and its status."""
     lines = [f"{counted(len(found), 'message')}, {counted(max(found.hops.values(), default=0), 'hop')}"]
     lines += [
         _STOPS[stop.reason].format(value=f"{stop.key} = {stop.value}", count=stop.count)
@@ -120,7 +120,7 @@ def _lines(found: "Trace") -> list[str]:
 
 
 def _words(found: "Trace") -> str:
-    """How sure it is; what was not recorded when it began is mostly the end of a stream that is being written."""
+    """Return the status in words. Unrecorded offsets are mostly at the end of a stream that is being written."""
     if found.new_keys and found.status == "found":
         return f"{_WORDS['found']}, by the older keys"
     new = {stream for each in found.new_keys for stream in each.streams}
@@ -137,7 +137,7 @@ def _words(found: "Trace") -> str:
 
 
 def tree(found: "Trace", start: str) -> Tree:
-    """Each message once, below the one it was first reached from, by the nearest way from the start."""
+    """Return the tree: each message once, on the shortest path from the start."""
     links = _links(found)
     root = Tree(start)
     first = [where for where, hop in found.hops.items() if hop == 0]
@@ -160,7 +160,7 @@ def tree(found: "Trace", start: str) -> Tree:
 
 
 def _links(found: "Trace") -> dict[MessageId, list[tuple[str, Sequence[MessageId], bool]]]:
-    """Where each message leads, with the words for it: by an arrow, or to all that share a value; or to nothing."""
+    """Return each message's links: label, linked messages (none for an unknown cause), and whether it is an arrow."""
     links: dict[MessageId, list[tuple[str, Sequence[MessageId], bool]]] = defaultdict(list)
     for edge in found.edges:
         if edge.cause is None:

@@ -1,6 +1,6 @@
-"""`relatum web` and `relatum mcp`, and the page beside other commands.
+"""`relatum web` and `relatum mcp`, and the page for other commands.
 
-What they need of the extras `web` and `mcp` is imported when they run.
+The packages of the extras `web` and `mcp` are imported when a command runs.
 """
 
 import os
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from relatum_consumer.web.server import WebServer
 
 _WATCH_S: Final = 0.5
-"""Seconds between two looks at whether the page still runs."""
+"""Seconds between two checks whether the page still runs."""
 
 TRACE_URL: Final = "Link messages to their traces: as https://jaeger.example/trace/{trace_id}."
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown of messages."""
+    """The options for what is shown of messages."""
 
     mask: list[str] | None = option(None, "Show this key's values as digests; repeatable.", metavar="KEY")
     mask_bodies: bool = option(False, "Show no bodies.", "--mask-bodies")
@@ -34,7 +34,7 @@ class Shown:
     trace_url: str | None = option(None, TRACE_URL, metavar="URL")
 
     def options(self, servers: ServerOptions, **others: Any) -> WebOptions:
-        """The options of the page."""
+        """Return the options of the page."""
         return WebOptions(
             servers.broker,
             servers.database_url,
@@ -94,12 +94,12 @@ def serve(options: WebOptions, begin: tuple[str, int] | None = None, *, query: s
 
     Args:
         options: The options of the page.
-        begin: A message to begin at, whose address is printed, too.
-        query: The end of the printed address.
+        begin: The stream and offset of a message whose URL is printed, too. Default: none.
+        query: The query of the printed URL. Default: none.
 
     Raises:
-        ConfigurationError: the extra is not installed, or an option cannot be.
-        ServerStartFailed: it did not start, or ended by itself.
+        ConfigurationError: the extra is not installed.
+        ServerStartFailed: the page did not start, or ended by itself.
     """
     with of_extra():
         from relatum_consumer.web.links import Links
@@ -118,7 +118,7 @@ def serve(options: WebOptions, begin: tuple[str, int] | None = None, *, query: s
 
 
 def served(options: WebOptions) -> "WebServer":
-    """The page, which is served until it is closed."""
+    """Start serving the page; the caller closes it."""
     with of_extra():
         from relatum_consumer.web.server import WebServer
     return WebServer(options)

@@ -90,7 +90,7 @@ class Site:
             database_connections_max=options.database_connections_max,
         )
         self.servers = Servers(options.broker, database)
-        # One session more, for the latest messages.
+        # One session more, for `tell_rights`.
         self.database = Database(database, refusing=None, connections_max=_THREADS + 1, statement_s=options.timeout_s)
         self.engine = self.database.engine
         self._reader: AsyncStreamReader | None = None
