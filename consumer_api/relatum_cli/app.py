@@ -41,7 +41,7 @@ _NEGATIVE: Final = {"ignore_unknown_options": True}
 
 COMMANDS: Final = {
     "find": Listed("find", LOOK_UP, "Find the messages whose KEY has this VALUE."),
-    "related": Listed("find", LOOK_UP, "Find the messages that share a key with one, or are next to it in time."),
+    "related": Listed("find", LOOK_UP, "Find the messages that share a key with a message, or are next to it in time."),
     "around": Listed(
         "find", LOOK_UP, "Show what happened around a MOMENT, in all recorded streams, by time.", _NEGATIVE
     ),

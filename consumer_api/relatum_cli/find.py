@@ -51,7 +51,7 @@ class InTime(StrEnum):
     NEAREST = "nearest"
 
 
-Limit = Annotated[int, shared("At most so many messages.", "--limit", "-n", min=1, shown=True)]
+Limit = Annotated[int, shared("At most this many messages.", "--limit", "-n", min=1, shown=True)]
 Values = Annotated[list[str], argument("Its value; a composite's values in order.", "VALUE…")]
 
 
@@ -76,7 +76,7 @@ def find(
 ) -> None:
     """Find the messages whose KEY has this VALUE.
 
-    Ends with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
+    Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
     document: status, messages, streams.
     """
     names = [*(streams or ()), *(to or ())] or None
@@ -89,17 +89,17 @@ def find(
 
 def related(
     *,
-    stream: str = argument("The stream of the message in hand."),
+    stream: str = argument("The stream of the given message."),
     offset: int = argument("Its offset.", min=0),
     to: list[str] | None = option(None, LOOK_IN, "--to", "-t", metavar="STREAM"),
     by: KeyNames = None,
-    in_time: InTime | None = option(None, "The message next to it in time, in the one stream of --to.", "--time"),
+    in_time: InTime | None = option(None, "Find the message next to it in time, in the one stream of --to.", "--time"),
     limit: Limit = 20,
     given: LookupOptions,
 ) -> None:
-    """Find the messages that share a key with one, or are next to it in time.
+    """Find the messages that share a key with a message, or are next to it in time.
 
-    The message in hand is the one at OFFSET of STREAM. Ends with 0 (found), 6 (absent, expired, or deleted), 8 (not
+    The given message is the one at OFFSET of STREAM. Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not
     recorded yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
     """
     if in_time and len(to or ()) != 1:
@@ -119,16 +119,16 @@ def around(
     *,
     moment: datetime = argument(f"{FORMS}.", parser=parse_moment),
     streams: LookIn = None,
-    span: str = option("30s", "So long before and after it: 30s, 5m, 2h.", "--for", metavar="SPAN"),
-    before: str | None = option(None, "So long before it, instead.", metavar="SPAN"),
-    after: str | None = option(None, "So long after it, instead.", metavar="SPAN"),
+    span: str = option("30s", "How long before and after it: 30s, 5m, 2h.", "--for", metavar="SPAN"),
+    before: str | None = option(None, "How long before it, instead.", metavar="SPAN"),
+    after: str | None = option(None, "How long after it, instead.", metavar="SPAN"),
     limit: Limit = 20,
     given: LookupOptions,
 ) -> None:
     """Show what happened around a MOMENT, in all recorded streams, by time.
 
-    These are the messages nearest to it. Ends with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or
-    11 (unproven). `--json` prints one document: status, messages, streams.
+    It shows the messages nearest to the moment. Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded
+    yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
     """
     before_s, after_s = (parse_span(each or span) for each in (before, after))
     with open_relations(given, given.log_level) as relations:
@@ -184,7 +184,7 @@ def _lines(answer: "Answer") -> list[str]:
         if answer.explanation and not (answer.missing_keys or answer.new_keys):
             lines.append(answer.explanation)
     elif answer.status == "unproven":
-        lines = ["unproven: there may be more, which nobody can prove or rule out"]
+        lines = ["unproven: there may be more, which cannot be proved or ruled out"]
     return [*lines, *incomplete_lines(answer), f"in {first_few(answer.streams)}"]
 
 

@@ -37,10 +37,10 @@ def parse_span(text: str) -> float:
     """Return the seconds of a span: a number, or a number with s, m, h or d."""
     found = _SPAN.fullmatch(text.strip())
     if not found:
-        raise typer.BadParameter(f"{text!r} is no span of time: give seconds, or 90s, 15m, 6h, 2d")
+        raise typer.BadParameter(f"{text!r} is not a span of time: give seconds, or 90s, 15m, 6h, 2d")
     seconds = float(found[1]) * _UNITS[found[2]]
     if seconds > timedelta.max.total_seconds():
-        raise typer.BadParameter(f"{text!r} is longer than time can be")
+        raise typer.BadParameter(f"{text!r} is too long for a span of time")
     return seconds
 
 
@@ -69,7 +69,7 @@ def read_moment(text: str, now: datetime | None = None) -> ReadMoment:
             return _moment_of(written["day"], written["time"], written["zone"], now)
     except (ValueError, OverflowError):
         pass
-    raise typer.BadParameter(f"{text!r} is no time: write {FORMS}")
+    raise typer.BadParameter(f"{text!r} is not a time: write {FORMS}")
 
 
 def _moment_of(day: str | None, clock: str | None, zone_name: str | None, now: datetime) -> ReadMoment:

@@ -28,12 +28,12 @@ BROKER_VARIABLE: Final = "RELATUM_BROKER_URL"
 STREAM_VARIABLE: Final = "RELATUM_STREAM_URL"
 DATABASE_VARIABLE: Final = "RELATUM_DATABASE_URL"
 
-_BROKER: Final = "RabbitMQ: amqp://user:password@host:5672/vhost, amqps:// or rabbitmq-stream://; several nodes by ;"
-_STREAM: Final = "Where the stream protocol answers, if not 120 ports below AMQP's: rabbitmq-stream://host:5552."
+_BROKER: Final = "RabbitMQ: amqp://user:password@host:5672/vhost, amqps:// or rabbitmq-stream://; separate nodes by ;"
+_STREAM: Final = "The stream protocol's URL, if its port is not AMQP's minus 120: rabbitmq-stream://host:5552."
 _DATABASE: Final = "PostgreSQL: postgresql://user:password@host:5432/name."
-_TO_TRY: Final = "; to try it, `relatum up` runs both and prints their URLs"
-ALL_STREAMS: Final = "Streams and super streams; all that are recorded where left out."
-LOOK_IN: Final = "Look in this stream or super stream; repeatable. All where left out."
+_MISSING: Final = "no URL of {}: give {} or set {} to {}; to try it, `relatum up` runs both and prints their URLs"
+ALL_STREAMS: Final = "Streams and super streams; all recorded ones by default."
+LOOK_IN: Final = "Look in this stream or super stream; repeatable. All by default."
 
 
 def argument(help: str, metavar: str | None = None, *, default: Any = ..., **more: Any) -> Any:  # noqa: A002
@@ -62,19 +62,19 @@ Complete: TypeAlias = Annotated[
     bool, shared("Also read what is not recorded yet, from the streams' tails.", "--complete")
 ]
 Level: TypeAlias = Annotated[
-    LogLevel | None, shared("Log on stderr from this level on: debug tells what was asked of servers.", "--log-level")
+    LogLevel | None, shared("The lowest level to log on stderr; debug includes the requests to servers.", "--log-level")
 ]
 Since: TypeAlias = Annotated[
     datetime | None, shared(f"Only messages of this time or later: {FORMS}.", parser=parse_moment, metavar="MOMENT")
 ]
 Until: TypeAlias = Annotated[datetime | None, shared("Only earlier messages.", parser=parse_moment, metavar="MOMENT")]
 KeyNames: TypeAlias = Annotated[
-    list[str] | None, shared("By this key; repeatable. Any key where left out.", "--by", "-b", metavar="KEY")
+    list[str] | None, shared("By this key; repeatable. Any key by default.", "--by", "-b", metavar="KEY")
 ]
 BatchRows: TypeAlias = Annotated[int, shared("Rows deleted in one transaction.", min=1, max=1_000_000, shown=True)]
 MetricsHost: TypeAlias = Annotated[str, shared("The address the metrics are served on.", shown=True)]
 MetricsPort: TypeAlias = Annotated[
-    int, shared("Serve Prometheus metrics on this port; 0 does not.", min=0, max=65_535, shown=True)
+    int, shared("Serve Prometheus metrics on this port; 0 serves none.", min=0, max=65_535, shown=True)
 ]
 Port: TypeAlias = Annotated[int, shared("The page's port; 0 for a free one.", min=0, max=65_535, shown=True)]
 
@@ -93,8 +93,8 @@ class BrokerOptions:
         from relatum.reading import Broker
 
         if not self.broker_url:
-            form = "amqp://user:password@host:5672/"
-            raise ConfigurationError(f"which RabbitMQ? Give --broker or set {BROKER_VARIABLE} to {form}{_TO_TRY}")
+            given = "RabbitMQ", "--broker", BROKER_VARIABLE, "amqp://user:password@host:5672/"
+            raise ConfigurationError(_MISSING.format(*given))
         return Broker(self.broker_url, stream_url=self.stream_url)
 
     @property
@@ -113,8 +113,8 @@ class DatabaseOptions:
     def database_url(self) -> str:
         """The database's URL; `ConfigurationError` if it is missing."""
         if not self.database:
-            form = "postgresql://user:password@host:5432/name"
-            raise ConfigurationError(f"which PostgreSQL? Give --database or set {DATABASE_VARIABLE} to {form}{_TO_TRY}")
+            given = "PostgreSQL", "--database", DATABASE_VARIABLE, "postgresql://user:password@host:5432/name"
+            raise ConfigurationError(_MISSING.format(*given))
         return self.database
 
     def engine(self) -> "AbstractContextManager[Engine]":

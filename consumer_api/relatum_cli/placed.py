@@ -56,10 +56,10 @@ class Asked(Place):
             pauses = sorted(each.pause_s or 0.0 for each in moves)
             moved = counted(sum(each.contexts for each in moves), what)
             times = f"{pauses[len(pauses) // 2] * 1e3:,.0f} ms (median), at most {pauses[-1] * 1e3:,.0f} ms"
-            say(f"{moved} in {counted(len(moves), 'move')}; they stood still for {times}.")
+            say(f"{moved} in {counted(len(moves), 'move')}; paused for {times}.")
             for each in moves:
                 if each.aborting:
-                    say(f"Move {each.move_id} was taken back: its {what}s are in {each.source}.")
+                    say(f"Move {each.move_id} was aborted: its {what}s are in {each.source}.")
 
 
 def move_document(move: Move) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def print_moves(moves: Sequence[Move], *, as_json: bool = False) -> None:
         "held by": _holder_text,
     }
     whole = ("move", "contexts", "state", "pause")
-    empty = "No move is under way."
+    empty = "No move is in progress."
     show(moves, columns, as_json=as_json, empty=empty, whole=whole, document_of=move_document)
 
 
@@ -92,7 +92,7 @@ def _pause_text(move: Move) -> str:
 def _holder_text(move: Move) -> str | None:
     if move.state.is_ended:
         return None
-    return move.holder if move.is_attended else "nobody"
+    return move.holder if move.is_attended else "none"
 
 
 def _note_ended(move: Move, what: str) -> None:

@@ -22,13 +22,13 @@ WATCH_S: Final = 0.5
 
 def up(
     directory: Path = option(Path(".servers"), "Where the servers keep their data.", "--directory", "-d"),
-    web: bool = option(False, "Serve the page on them, too; needs the extra `web`.", "--web"),
+    web: bool = option(False, "Also serve the page; needs the extra `web`.", "--web"),
     port: Port = 0,
 ) -> None:
     """Run a private RabbitMQ and PostgreSQL, and print their URLs, until Ctrl-C.
 
-    The URLs are printed as lines for another terminal's shell. They stay the same as long as their ports are free, so
-    that `relatum up` can be started again in the directory. The data stays too.
+    The URLs are printed as `export` lines for another shell. If `relatum up` is started again in the directory, the
+    data is there, and the URLs are the same if their ports are free.
     """
     with stop_signals() as stopped, LocalServers(directory) as servers:
         if stopped.is_set():
@@ -59,10 +59,10 @@ def migrate(
 ) -> None:
     """Create the schema `relatum`, or bring it up to date. Safe to run again.
 
-    It also creates the roles, where the user may, and grants each what it needs, whatever the revision was. Roles that
+    It also creates the roles, if the user may, and grants each what it needs, whatever the revision was. Roles that
     could not be created are named on stderr.
 
-    `--sql` needs no database. `--json` prints one document: revision (null where there is no schema) and head.
+    `--sql` needs no database. `--json` prints one document: revision (null without a schema) and head.
     """
     if show_current and show_sql:
         raise typer.BadParameter("--current and --sql exclude each other")

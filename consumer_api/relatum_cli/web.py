@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WATCH_S: Final = 0.5
 """Seconds between two checks whether the page still runs."""
 
-TRACE_URL: Final = "Link messages to their traces: as https://jaeger.example/trace/{trace_id}."
+TRACE_URL: Final = "Link messages to their traces, such as https://jaeger.example/trace/{trace_id}."
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,17 @@ def web(
     *,
     host: str = option("127.0.0.1", "The address to listen at; any but loopback needs a token."),
     port: Port = 8440,
-    root_path: str = option("", "What a proxy has before every path, as /relatum.", metavar="PATH"),
-    mcp: bool = option(False, "Serve tools for agents, too, at /mcp (Model Context Protocol).", "--mcp"),
-    host_name: list[str] | None = option(None, "A name by which browsers may call it, besides localhost; repeatable."),
-    https: bool = option(False, "A proxy serves it by https: the cookie is sent by https alone.", "--https"),
+    root_path: str = option("", "The prefix of all paths behind a proxy, such as /relatum.", metavar="PATH"),
+    mcp: bool = option(False, "Also serve tools for agents at /mcp (Model Context Protocol).", "--mcp"),
+    host_name: list[str] | None = option(None, "A host name of the page, besides localhost; repeatable."),
+    https: bool = option(False, "A proxy serves the page by https; the cookie is sent only by https.", "--https"),
     shown: Shown,
     servers: ServerOptions,
 ) -> None:
     """Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C.
 
-    It only reads. On this machine (127.0.0.1) anybody may look; elsewhere a token is needed: the one in the variable
-    RELATUM_WEB_TOKEN, or a new one, which is printed with the address. The address is printed to stdout.
+    It only reads. Addresses other than loopback need a token: the one in the variable RELATUM_WEB_TOKEN, or a new one,
+    which is printed with the page's URL. The URL is printed to stdout.
     """
     token = os.environ.get("RELATUM_WEB_TOKEN") or None
     made = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else None
@@ -80,7 +80,7 @@ def web(
 def mcp(*, shown: Shown, servers: ServerOptions) -> None:
     """Serve lookups to an agent over stdin and stdout (Model Context Protocol).
 
-    They only read. Logs go to stderr. Over HTTP: `relatum web --mcp`.
+    The tools only read. Logs go to stderr. Over HTTP: `relatum web --mcp`.
     """
     with of_extra("mcp"):
         import anyio

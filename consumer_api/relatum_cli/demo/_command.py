@@ -43,20 +43,20 @@ def demo(
     *,
     flights: int = option(5_000, "How many flights to publish, the earliest of 2013.", min=500, max=12_208),
     all_flights: bool = option(False, "Publish all 336,776 flights of the year; needs the extra `demo-all`.", "--all"),
-    web: bool = option(False, "Then serve the page on them, until Ctrl-C; needs the extra `web`.", "--web"),
+    web: bool = option(False, "Then serve the page, until Ctrl-C; needs the extra `web`.", "--web"),
     port: Port = 8440,
     checked: int = option(200, "How many more questions to ask, to check the answers.", min=1),
-    seed: int = option(2013, "Which random flights they are about."),
+    seed: int = option(2013, "The seed for the random flights of these questions."),
     directory: Path | None = option(None, DIRECTORY, "--directory", "-d"),
-    prefix: str = option("", "Put before the streams' names flights, planes and weather."),
+    prefix: str = option("", "A prefix for the streams' names flights, planes and weather."),
     servers: ServerOptions,
     as_json: Json = False,
 ) -> None:
     """Publish, record and find real messages: flights, planes and weather.
 
-    It checks its own answers. Runs on private servers that end with it, or on yours with --broker and --database;
-    there the streams and their rows stay. Ends with code 7 where an answer is not what the data say. `--json` prints
-    one document.
+    It checks its own answers. It runs on private servers that end with it, or on yours with --broker and --database,
+    where the streams and their rows stay. Exits with code 7 if an answer differs from the data. `--json` prints one
+    document.
     """
     if web:
         _check_page(port)
@@ -233,7 +233,7 @@ def _check_page(port: int) -> None:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
         raise ConfigurationError(
-            f"the page cannot have port {port}: {error.strerror}. Choose another with --port; 0 is a free one"
+            f"the page cannot use port {port}: {error.strerror}. Choose another with --port; 0 takes a free one"
         ) from error
 
 
