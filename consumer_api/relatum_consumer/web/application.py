@@ -99,7 +99,7 @@ class _Tools:
         if scope["method"] != "POST":
             problem = Problem(405, "method_not_allowed", "tools are called by POST", "", {"Allow": "POST"})
         elif origin is not None and urlsplit(origin).netloc != headers.get("host"):
-            problem = Problem(403, "other_site", "this was sent by a page of another site")
+            problem = Problem(403, "other_site", "the request comes from a page of another site")
         else:
             await scope["app"].state.mcp(scope, receive, send)
             return

@@ -50,10 +50,10 @@ async def _statuses(site: Site, names: tuple[str, ...] | None = None) -> tuple[C
 class CollectorAsked(Asked):
     name: str = Field(description="The collector's name.")
     state: Literal["unsuccessful", "waiting", "succeeded"] = Field(
-        "unsuccessful", description="Failed and dead ones, those that wait, or those that succeeded."
+        "unsuccessful", description="Failed and dead messages, waiting ones, or successful ones."
     )
-    limit: int = Field(100, ge=1, le=1_000, description="Messages of a page.")
-    cursor: str = Field("", description="`next` of the page before.")
+    limit: int = Field(100, ge=1, le=1_000, description="Messages on a page.")
+    cursor: str = Field("", description="`next` of the previous page.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _masked(site: Site, outcome: Outcome) -> Outcome:
 
 
 class OutcomeAsked(Asked):
-    id: str = Field("", description="The property `message_id`; stream:offset of a message that has none.")
+    id: str = Field("", description="The property `message_id`; stream:offset for a message without it.")
     of_stream: str = Field("", description="Instead of an id: the message's stream …")
     of_offset: Number | None = Field(None, description="… and its offset.")
 
@@ -120,9 +120,7 @@ class OutcomeAnswer:
     outcomes: tuple[Outcome, ...]
 
 
-@endpoint(
-    "/collectors/outcome", "What became of a message that collectors took.", template="outcome.html", page="collectors"
-)
+@endpoint("/collectors/outcome", "The outcomes of a message in collectors.", template="outcome.html", page="collectors")
 async def outcome(site: Site, asked: OutcomeAsked) -> OutcomeAnswer:
     await site.keys()  # loads what is masked
     message_id = asked.id

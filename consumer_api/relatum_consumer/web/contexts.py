@@ -38,7 +38,7 @@ class ContextsAnswer:
 
 @endpoint(
     "/contexts",
-    "Super streams whose contexts are placed: partitions with their contexts, and moves under way.",
+    "Super streams with placed contexts: partitions with their contexts, and moves in progress.",
     template="contexts.html",
     page="contexts",
 )
@@ -62,10 +62,10 @@ def _opened(site: Site, name: str) -> SerializationContexts:
 
 class SuperStreamAsked(Asked):
     name: str = Field(description="The super stream's name.")
-    partition: str = Field("", description="Only contexts that live in this partition.")
+    partition: str = Field("", description="Only contexts in this partition.")
     context: str = Field("", description="Only this context.")
-    limit: int = Field(100, ge=1, le=1_000, description="Contexts of a page.")
-    cursor: Number = Field(0, description="`next` of the page before.")
+    limit: int = Field(100, ge=1, le=1_000, description="Contexts on a page.")
+    cursor: Number = Field(0, description="`next` of the previous page.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class SuperStreamAnswer:
 
 @endpoint(
     "/contexts/super-stream",
-    "The contexts of a super stream and where they live, its latest moves, and who consumes it in order.",
+    "The contexts of a super stream with their partitions, its latest moves, and its serial consumers.",
     template="super_stream.html",
     page="contexts",
 )

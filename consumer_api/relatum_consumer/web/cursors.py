@@ -9,7 +9,7 @@ from typing import Any, Final
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
 
-WRONG_CURSOR: Final = "this cursor is none that a page before gave"
+WRONG_CURSOR: Final = "this cursor is invalid: take `next` of the previous page"
 
 
 def cursor_of(*values: str | int | datetime | None) -> str:

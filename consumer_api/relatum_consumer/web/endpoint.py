@@ -37,7 +37,7 @@ Known = tuple[str, str | None]
 Handler = Callable[[Request], Awaitable[Response]]
 
 _FAULT: Final = Problem(
-    500, "unexpected", "the page failed unexpectedly", "Its log has the traceback: please tell whoever runs it."
+    500, "unexpected", "the page failed unexpectedly", "The log has the traceback: please tell the administrator."
 )
 
 PATIENCE_S: Final = 3.0
@@ -273,7 +273,7 @@ async def why(endpoint: Endpoint, site: Site, error: Exception, began: float) ->
     if away := await site.away():
         return replace(problem, message=f"this needs {away[0].name}, which does not answer")
     if isinstance(error, ReadTimeout) or took_s >= site.options.timeout_s:
-        limit = f"this takes longer than the {site.options.timeout_s:g} s that an answer may take"
+        limit = f"the answer takes longer than its limit of {site.options.timeout_s:g} s"
         return Problem(503, "took_too_long", limit, endpoint.narrower, problem.headers)
     return problem
 
@@ -281,9 +281,9 @@ async def why(endpoint: Endpoint, site: Site, error: Exception, began: float) ->
 async def _offered(site: Site, error: KeyNotDefined | StreamNotFound) -> str:
     """Return a hint with the existing names, similar ones first; empty if there are none."""
     if isinstance(error, KeyNotDefined):
-        what, meant, names = "Keys that are defined", error.key, [each.name for each in await site.keys()]
+        what, meant, names = "Defined keys", error.key, [each.name for each in await site.keys()]
     else:
-        what, meant, names = "Streams that are recorded", error.stream, list(await site.relations.streams())
+        what, meant, names = "Recorded streams", error.stream, list(await site.relations.streams())
     offered = list(dict.fromkeys([*get_close_matches(meant, names, _NAMED_MAX), *names]))
     more = f" and {len(offered) - _NAMED_MAX:,} more" if len(offered) > _NAMED_MAX else ""
     return f"{what}: {', '.join(map(repr, offered[:_NAMED_MAX]))}{more}." if names else ""

@@ -32,7 +32,7 @@ UNRECORDED_READ: Final = 20_000
 """The most offsets unrecorded by the key of groups that are read from the streams: about 100 ms. A small lag of the
 recorder then leaves nothing open. If there are more, the answer covers the recorded part and names the rest."""
 
-_NARROWER: Final = "Every row of the key is looked at: name one stream, or ask for older groups."
+_NARROWER: Final = "The query reads every row of the key: name one stream, or ask for older groups."
 
 _PLACES_LISTED: Final = 5
 _RANGES_LISTED: Final = 20
@@ -74,12 +74,12 @@ async def _id_at(site: Site, place: MessageId) -> str:
 
 class GroupsAsked(Asked):
     show: Literal["unfinished", "all"] = Field(
-        "unfinished", description="Those that are not whole; or all, the newest first."
+        "unfinished", description="Unfinished groups; or all groups, newest first."
     )
-    stream: Several = Field((), description="Streams and super streams; all recorded ones where left out.")
-    older_s: Number = Field(0, description="Of those that are not whole: first message at least so many seconds old.")
-    limit: int = Field(500, ge=1, le=500, description="Groups at most.")
-    cursor: str = Field("", description="Of all groups: `next` of the page before.")
+    stream: Several = Field((), description="Streams and super streams; all recorded ones by default.")
+    older_s: Number = Field(0, description="For unfinished groups: the least age of the first message, in seconds.")
+    limit: int = Field(500, ge=1, le=500, description="The most groups.")
+    cursor: str = Field("", description="For all groups: `next` of the previous page.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class GroupsAnswer:
 
 @endpoint(
     "/groups",
-    "Message groups that are not whole and what they lack, or all of them; and the consumers that share groups.",
+    "Unfinished message groups and what they lack, or all groups; and the group consumers.",
     template="groups.html",
     page="groups",
     empty="key_not_defined",
@@ -168,11 +168,11 @@ async def _consumers(site: Site, names: Sequence[str]) -> dict[str, GroupConsume
 
 
 class GroupAsked(Asked):
-    id: str = Field("", description="Its id, 48 hexadecimal digits.")
+    id: str = Field("", description="The group's id, 48 hexadecimal digits.")
     of_stream: str = Field("", description="Instead of an id: the stream of a message of the group …")
     of_offset: Number | None = Field(None, description="… and its offset.")
-    limit: int = Field(100, ge=1, le=1_000, description="Messages of a page.")
-    cursor: Number = Field(0, description="`next` of the page before.")
+    limit: int = Field(100, ge=1, le=1_000, description="Messages on a page.")
+    cursor: Number = Field(0, description="`next` of the previous page.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ _COOKIE: Final = "relatum_token"
 _NEEDED: Final = Problem(
     401,
     "token_needed",
-    "this page wants its token",
+    "this page needs its token",
     "Add ?token=… with the page's token to the address; programs send it as Authorization: Bearer.",
     {"WWW-Authenticate": 'Bearer realm="Relatum"'},
 )

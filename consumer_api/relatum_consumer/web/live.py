@@ -25,9 +25,9 @@ OFFSETS_LOOKED: Final = 200
 
 class LiveAsked(Asked):
     key: str = Field("", description="Only messages that have a value of this key …")
-    value: Several = Field((), description="… and this one; of a composite key, its values in order.")
-    stream: Several = Field((), description="Streams and super streams; all where left out.")
-    limit: int = Field(50, ge=1, le=500, description="Messages at most.")
+    value: Several = Field((), description="… and this value; for a composite key, its values in order.")
+    stream: Several = Field((), description="Streams and super streams; all by default.")
+    limit: int = Field(50, ge=1, le=500, description="The most messages.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,10 +54,10 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class MessageAsked(StreamAsked):
-    offset: Number = Field(description="Its offset.")
+    offset: Number = Field(description="The message's offset.")
     view: Literal["", "json", "text", "hex", "image"] = Field("", description="How a page shows the body.")
     body_from: Number = Field(0, description="The first byte of the body to show.")
-    body_bytes: int = Field(16_384, ge=0, le=65_536, description="Bytes of the body at most.")
+    body_bytes: int = Field(16_384, ge=0, le=65_536, description="The most bytes of the body to return.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +208,8 @@ async def _known(site: Site, asked: MessageAsked) -> tuple[Known, ...]:
         return await ends(site, asked)
     if not site.servers.broker.error:
         found = await site.relations.read(asked.stream, asked.offset)
-        words = f"RabbitMQ has the message: {size_text(len(found.body))}. Which values are masked is not known without "
-        return ((words + "PostgreSQL, so its headers and its body are not shown.", None),)
+        words = f"RabbitMQ has the message: {size_text(len(found.body))}. PostgreSQL knows which values are masked, so "
+        return ((words + "without it headers and body are not shown.", None),)
     facts: list[Known] = []
     for each in await statuses(site, [asked.stream]):
         by = [key for key, ranges in each.covered.items() if any(low <= asked.offset < high for low, high in ranges)]
@@ -263,8 +263,8 @@ async def _preceding(site: Site, found: Message) -> int | None:
 
 # --- its body as a file -----------------------------------------------------------------------------------
 
-_MASKED: Final = Problem(403, "bodies_masked", "this body is not shown here", "Who set up the page can allow it.")
-_NO_IMAGE: Final = Problem(404, "no_image", "this body is no image of a kind that is shown", "Download it instead.")
+_MASKED: Final = Problem(403, "bodies_masked", "this body is not shown here", "The page's administrator can allow it.")
+_NO_IMAGE: Final = Problem(404, "no_image", "this body is not an image that the page can show", "Download it instead.")
 
 
 async def _body_file(site: Site, asked: MessageAsked) -> Response:
@@ -291,7 +291,7 @@ async def _shown_body(site: Site, asked: MessageAsked) -> bytes:
 
 endpoint(
     "/message",
-    "A message: time, keys, headers, properties, a part of its body, and what belongs to it by each key.",
+    "A message: time, keys, headers, properties, a part of its body, and its related messages by each key.",
     template="message.html",
     page="message",
     tool="read",

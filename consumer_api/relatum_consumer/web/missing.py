@@ -30,16 +30,16 @@ _STREAMS_LISTED: Final = 100
 
 Span: TypeAlias = Literal["5m", "1h", "1d", "all"]
 
-_OF_SPAN: Final = "What fell due in the last five minutes, hour or day, or ever."
+_OF_SPAN: Final = "Messages due in the last five minutes, hour or day, or ever."
 
-_TOO_LONG: Final = "Messages are read for it, some 30,000 a second. Ask for a shorter span."
+_TOO_LONG: Final = "It reads messages, about 30,000 a second: ask for a shorter span."
 
 _FINDINGS: Final = (ExpectationResult.MISSING, ExpectationResult.LATE, ExpectationResult.NOT_KNOWN)
 
 
 class MissingAsked(Asked):
     span: Span = Field("1d", description=_OF_SPAN)
-    limit: int = Field(50, ge=1, le=500, description="Expectations at most.")
+    limit: int = Field(50, ge=1, le=500, description="The most expectations.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class MissingAnswer:
 
 @endpoint(
     "/missing",
-    "What is expected to follow messages, and for how many it did not: missing, late, not known.",
+    "The expectations, and how many messages did not meet each: missing, late, not known.",
     template="missing.html",
     page="missing",
     tool="expectations",
@@ -110,13 +110,13 @@ def _since(expectation: Expectation, span: str) -> datetime | None:
 class ExpectationAsked(Asked):
     name: str = Field("", description="The expectation's name.")
     finding: Literal["", "missing", "late", "not_known"] = Field(
-        "", description="What is listed; where left out, the first of these that there is."
+        "", description="The finding to list; by default the first of these with messages."
     )
     span: Span = Field("1d", description=_OF_SPAN)
     since: Moment | None = Field(None, description="Instead of a span: only messages of this time or later …")
     until: Moment | None = Field(None, description="… and only before this one.")
-    limit: int = Field(100, ge=1, le=1_000, description="Messages of a page.")
-    cursor: str = Field("", description="`next` of the page before.")
+    limit: int = Field(100, ge=1, le=1_000, description="Messages on a page.")
+    cursor: str = Field("", description="`next` of the previous page.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class ExpectationAnswer:
 
 @endpoint(
     "/missing/expectation",
-    "Of one expectation, the messages that nothing has followed in time: missing, late, or not known and why.",
+    "The messages that did not meet one expectation: missing, late, or not known and why.",
     template="expectation.html",
     page="missing",
     tool="missing",

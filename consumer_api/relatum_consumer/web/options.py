@@ -80,7 +80,7 @@ class WebOptions:
             raise ConfigurationError(f"a root path begins with / and does not end with it, not {self.root_path!r}")
         if self.token is not None and not (len(self.token) >= TOKEN_MIN and self.token.isascii()):
             raise ConfigurationError(
-                f"a token has {TOKEN_MIN} characters of ASCII at least: `openssl rand -hex 32` makes one"
+                f"a token needs at least {TOKEN_MIN} ASCII characters: `openssl rand -hex 32` makes one"
             )
         if self.mask_bodies and self.show_bodies:
             raise ConfigurationError("bodies are masked (--mask-bodies) or shown (--show-bodies), not both")
@@ -135,6 +135,6 @@ def _check_trace_url(pattern: str) -> None:
     rest = pattern.replace(TRACE_ID, "")
     if not is_url or TRACE_ID not in pattern or TRACE_ID in parts.netloc or not _URL.fullmatch(rest):
         raise ConfigurationError(
-            f"a trace's URL is as https://jaeger.example/trace/{TRACE_ID}: http or https, and {TRACE_ID} behind the "
+            f"a trace's URL is like https://jaeger.example/trace/{TRACE_ID}: http or https, and {TRACE_ID} after the "
             f"host; not {shown(pattern)}"
         )

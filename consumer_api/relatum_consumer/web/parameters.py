@@ -2,7 +2,7 @@
 
 class StreamAsked(Asked):
     stream: str = Field(description="The stream.")
-    limit: int = Field(100, ge=1, le=1_000, description="Messages at most.")
+    limit: int = Field(100, ge=1, le=1_000, description="The most messages.")
 """
 
 from collections.abc import Mapping, Sequence
@@ -85,7 +85,7 @@ def parsed(kind: type[_Question], given: Mapping[str, Any]) -> _Question:
         name = str(first["loc"][0])
         if first["type"] == "extra_forbidden":
             names = ", ".join(kind.model_fields) or "none"
-            raise InvalidInput(f"there is no parameter {name[:_NAME_CHARACTERS]!r}; there are {names}") from None
+            raise InvalidInput(f"there is no parameter {name[:_NAME_CHARACTERS]!r}, only {names}") from None
         if first["type"] == "missing":
             raise InvalidInput(f"{name} is missing: {kind.model_fields[name].description}") from None
         raise InvalidInput(f"{name}: {first['msg']}") from None

@@ -46,31 +46,31 @@ class Refused(Exception):
         self.problem = problem
 
 
-_REPEAT: Final = "Nothing is lost by it: try again in a moment."
+_REPEAT: Final = "Nothing is lost: try again in a moment."
 
 # The first matching class counts, so subclasses come first.
 _KINDS: Final[tuple[tuple[type[errors.RelatumError], int, str], ...]] = (
-    (errors.InvalidInput, 400, "Change what is asked for."),
-    (errors.NothingRecorded, 404, "Let a recorder run on the streams: relatum record STREAM."),
-    (errors.SchemaMissing, 503, "Somebody has to run: relatum migrate."),
-    (errors.ConfigurationError, 503, "Somebody has to change how the page, or the recorder, is set up."),
-    (errors.OffsetExpired, 410, "Retention has dropped it; later ones are still there."),
+    (errors.InvalidInput, 400, "Change the query."),
+    (errors.NothingRecorded, 404, "Run a recorder on the streams: relatum record STREAM."),
+    (errors.SchemaMissing, 503, "Run: relatum migrate."),
+    (errors.ConfigurationError, 503, "Change the configuration of the page or the recorder."),
+    (errors.OffsetExpired, 410, "Retention has dropped the message; later ones are still there."),
     (errors.StreamNotFound, 404, "Look for its name in the list of streams."),
-    (errors.OffsetNotFound, 404, "Offsets have gaps. Go to the stream, and on from its first or last message."),
-    (errors.KeyNotDefined, 404, "The keys that are defined are listed on the page of streams."),
-    (errors.NotFound, 404, "Look for its name where all of them are listed."),
-    (errors.AccessRefused, 403, "The user whom the page asks as may not read this; who set it up can allow it."),
-    (errors.StreamReplaced, 409, "Let a recorder run on it: relatum record STREAM."),
-    (errors.Conflict, 409, "Somebody has to look into it: relatum verify STREAM."),
+    (errors.OffsetNotFound, 404, "Offsets have gaps: open the stream, and start from its first or last message."),
+    (errors.KeyNotDefined, 404, "The page of streams lists the defined keys."),
+    (errors.NotFound, 404, "Look for its name in the list."),
+    (errors.AccessRefused, 403, "The page's user may not read this; the administrator can allow it."),
+    (errors.StreamReplaced, 409, "Run a recorder on it: relatum record STREAM."),
+    (errors.Conflict, 409, "Check the stream: relatum verify STREAM."),
     (errors.Transient, 503, _REPEAT),
-    (errors.DataError, 502, "Nothing can be done here: others read on beyond it."),
+    (errors.DataError, 502, "This cannot be repaired: recorders and readers continue after it."),
 )
 
 
 DEFINE_GROUPS: Final = (
     f"`relatum keys add {GROUP_KEY.name} "
     + " ".join(f"--source {each}" for each in GROUP_KEY.sources)
-    + "` defines it. Messages that are in the streams already are found after a back-fill."
+    + "` defines it. Older messages are found after a backfill."
 )
 
 

@@ -25,17 +25,17 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 class SearchAsked(Asked):
     key: str = Field("", description="The key's name.")
-    value: Several = Field((), description="Its value; of a composite key, its values in order.")
+    value: Several = Field((), description="Its value; for a composite key, its values in order.")
     of_stream: str = Field("", description="Instead of a value: the stream of a message that has it …")
     of_offset: Number | None = Field(None, description="… and its offset. The message itself is left out.")
-    of_value: Number = Field(0, description="Which of its values, where it has several of the key.")
-    stream: Several = Field((), description="Streams and super streams to look in; all where left out.")
-    since: Moment | None = Field(None, description="Only of this moment or later; UTC where no zone is given.")
-    until: Moment | None = Field(None, description="Only before this moment.")
-    order: Literal["oldest", "newest"] = Field("oldest", description="Which come first.")
+    of_value: Number = Field(0, description="Which value, if the message has several of the key.")
+    stream: Several = Field((), description="Streams and super streams to look in; all by default.")
+    since: Moment | None = Field(None, description="Only messages of this moment or later; UTC without a zone.")
+    until: Moment | None = Field(None, description="Only messages before this moment.")
+    order: Literal["oldest", "newest"] = Field("oldest", description="Which messages come first.")
     complete: bool = Field(False, description="Also read what is not recorded yet.")
-    limit: int = Field(25, ge=1, le=1_000, description="Messages of a page.")
-    cursor: str = Field("", description="`next` of the page before.")
+    limit: int = Field(25, ge=1, le=1_000, description="Messages on a page.")
+    cursor: str = Field("", description="`next` of the previous page.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ def _words(answer: Answer, page: Sequence[Message], beside: Message | None) -> s
     if answer and not page:
         return "found: no other message has it" if beside is not None else "found: all were shown"
     if answer and answer.status == "unproven":
-        return "unproven: there may be more, which nobody can prove or rule out"
+        return "unproven: there may be more, which cannot be proved or ruled out"
     return answer.words
 
 
@@ -145,7 +145,7 @@ def _advice(answer: Answer, asked: SearchAsked) -> str:
     return "" if answer.missing_keys else answer.explanation
 
 
-@endpoint("/search/times", "How many messages a search would find, by spans of time; it takes what a search takes.")
+@endpoint("/search/times", "How many messages a search would find, by spans of time. Parameters as for a search.")
 async def times(site: Site, asked: SearchAsked) -> Times:
     """Count the messages of a search in the index, by spans of time, without messages that have no time."""
     value, _ = await _value_sought(site, asked)
@@ -161,7 +161,7 @@ async def _known(site: Site, asked: SearchAsked) -> tuple[Known, ...]:
         return ()
     found = await times(site, asked)
     if not found.spans:
-        return (("PostgreSQL has recorded no message with this value and a time.", None),)
+        return (("PostgreSQL has no message with this value and a time.", None),)
     first, last = (f"{each:%Y-%m-%d %H:%M:%S} UTC" for each in (found.spans[0].since, found.spans[-1].until))
     many = f"{'' if found.is_whole else 'at least '}{found.count:,}"
     return ((f"PostgreSQL has recorded {many} with this value, from {first} to before {last}.", None),)
@@ -169,8 +169,8 @@ async def _known(site: Site, asked: SearchAsked) -> tuple[Known, ...]:
 
 endpoint(
     "/search",
-    "The messages that carry a key's value, or share that of a message (of_stream, of_offset), by time, with how sure "
-    "it is that there are no others (`status`). The way to follow masked values.",
+    "The messages that carry a key's value, or share that of a message (of_stream, of_offset), by time, and "
+    "whether there may be others (`status`). Use it to follow masked values.",
     template="search.html",
     page="search",
     tool="find",
@@ -185,14 +185,14 @@ endpoint(
 
 
 class AroundAsked(Asked):
-    moment: Moment | None = Field(None, description="The moment; UTC where no zone is given. Or …")
+    moment: Moment | None = Field(None, description="The moment; UTC without a zone. Or …")
     stream: str = Field("", description="… the stream of a message, for its time …")
     offset: Number | None = Field(None, description="… and its offset.")
-    streams: Several = Field((), description="Streams and super streams to look in; all where left out.")
+    streams: Several = Field((), description="Streams and super streams to look in; all by default.")
     before_s: float = Field(30.0, ge=0, le=1_000_000, description="Seconds before it.")
     after_s: float = Field(30.0, ge=0, le=1_000_000, description="Seconds after it.")
     complete: bool = Field(False, description="Also read what is not recorded yet.")
-    limit: int = Field(20, ge=1, le=100, description="Messages at most, those nearest to the moment.")
+    limit: int = Field(20, ge=1, le=100, description="The most messages; those nearest to the moment.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ class AroundAnswer(Covered):
     may_be_more: bool
 
 
-@endpoint("/around", "What happened around a moment, or a message's time, in all streams, by time.", tool="around")
+@endpoint("/around", "The messages around a moment, or a message's time, in all streams, by time.", tool="around")
 async def around(site: Site, asked: AroundAsked) -> AroundAnswer:
     given = [asked.moment is not None, bool(asked.stream), asked.offset is not None]
     if given not in ([True, False, False], [False, True, True]):
@@ -239,8 +239,8 @@ async def around(site: Site, asked: AroundAsked) -> AroundAnswer:
 
 class ValuesAsked(Asked):
     key: str = Field("", description="The key's name.")
-    prefix: str = Field("", description="What its values begin with, as they are stored; all where left out.")
-    limit: int = Field(10, ge=1, le=100, description="Values at most.")
+    prefix: str = Field("", description="The beginning of the values, as they are stored; all by default.")
+    limit: int = Field(10, ge=1, le=100, description="The most values.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ def _found(server: Server, error: str) -> Server:
             log.warning("%s at %s answers again", server.name, server.where)
         return replace(server, error="", since=None)
     if server.since is None:
-        log.warning("%s at %s cannot be asked: %s. The page goes on, and asks again", server.name, server.where, error)
+        log.warning("%s at %s is unavailable: %s. The page keeps checking it", server.name, server.where, error)
     return replace(server, error=error, since=server.since or datetime.now(UTC))
 
 

@@ -39,8 +39,8 @@ _TIMEOUT_MS_MAX: Final = (1 << 31) - 1
 """The largest `statement_timeout` of PostgreSQL."""
 
 _MAY_WRITE: Final = (
-    "the page's user may write %d tables of the database (%s, …): its sessions are read-only, and nothing else keeps "
-    "it from that. Let it ask as one who may not: CREATE ROLE page_user LOGIN PASSWORD '…' IN ROLE relatum_reader"
+    "the page's user may write %d tables of the database (%s, …): only its read-only sessions "
+    "prevent that. Use a role without these rights: CREATE ROLE page_user LOGIN PASSWORD '…' IN ROLE relatum_reader"
 )
 
 RIGHTS_AGAIN_S: Final = 5.0

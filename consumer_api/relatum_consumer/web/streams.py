@@ -81,7 +81,7 @@ class KeysAnswer:
     keys: tuple[KeyRow, ...]
 
 
-@endpoint("/keys", "The keys that are defined, with their sizes: by which messages can be found.", tool="keys")
+@endpoint("/keys", "The defined keys, by which messages can be found, with their sizes.", tool="keys")
 async def keys(site: Site, _: Nothing) -> KeysAnswer:
     masked = {each.name for each in await site.keys() if site.masking.is_masked(each)}
     sizes = await site.lately("sizes", _SIZES_KEPT_S, partial(site.in_thread, key_sizes, site.database))
@@ -108,8 +108,8 @@ async def keys(site: Site, _: Nothing) -> KeysAnswer:
 
 class StreamsAsked(Asked):
     q: str = Field("", description="A part of the streams' names.")
-    limit: int = Field(50, ge=1, le=200, description="Streams of a page.")
-    cursor: Number = Field(0, description="`next` of the page before.")
+    limit: int = Field(50, ge=1, le=200, description="Streams on a page.")
+    cursor: Number = Field(0, description="`next` of the previous page.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class StreamsAnswer:
 
 @endpoint(
     "/streams",
-    "The recorded streams: ends, rate, lag, how far each is recorded, its state; keys with their sizes; recorders.",
+    "The recorded streams: ends, rate, lag, coverage, state; keys with their sizes; recorders.",
     template="streams.html",
     page="streams",
     tool="streams",
@@ -174,7 +174,7 @@ async def ends(site: Site, asked: StreamAsked) -> tuple[Known, ...]:
     """Return the ends of a stream: all that the broker knows about it."""
     found = await (await site.reader()).bounds(asked.stream)
     if found.first is None or found.last is None:
-        return (("The stream is there, and empty.", None),)
+        return (("The stream exists, and is empty.", None),)
     return (
         (f"The broker holds its messages {found.first:,} to {found.last:,}.", None),
         (f"The first message, {found.first:,}", site.links.message(asked.stream, found.first)),
@@ -184,7 +184,7 @@ async def ends(site: Site, asked: StreamAsked) -> tuple[Known, ...]:
 
 @endpoint(
     "/stream",
-    "A stream: its latest messages, coverage by key, what was skipped, what happened.",
+    "A stream: its latest messages, coverage by key, skipped messages, events.",
     template="stream.html",
     page="streams",
     known=ends,
@@ -194,7 +194,7 @@ async def stream(site: Site, asked: StreamAsked) -> StreamAnswer:
     if not found:
         bounds = await (await site.reader()).bounds(asked.stream)
         holds = "it is empty" if bounds.last is None else f"it has the offsets {bounds.first:,} to {bounds.last:,}"
-        message = f"the stream {asked.stream!r} is there ({holds}), and nobody has recorded it"
+        message = f"the stream {asked.stream!r} exists ({holds}), but was never recorded"
         raise StreamNotFound(message, stream=asked.stream)
     latest = await _latest(site, found[0]) if len(found) == 1 else ()
     return StreamAnswer(asked.stream, found, _rates(site, found), latest)
@@ -228,5 +228,5 @@ class HealthAnswer:
 async def health(site: Site, _: Nothing) -> HealthAnswer:
     if away := await site.away(now=True):
         wrong = "; ".join(f"{each.name} does not answer: {each.error}" for each in away)
-        raise Refused(Problem(503, "not_well", wrong, "It may pass: ask again.", {"Retry-After": "1"}))
+        raise Refused(Problem(503, "not_well", wrong, "It may pass: try again.", {"Retry-After": "1"}))
     return HealthAnswer(is_well=True)

@@ -27,16 +27,16 @@ _Valued = TypeVar("_Valued", Edge, Shared, Stop)
 
 
 class TraceAsked(Asked):
-    stream: str = Field("", description="The stream of the message that it begins with …")
+    stream: str = Field("", description="The stream of the message to start with …")
     offset: Number | None = Field(None, description="… and its offset.")
     key: str = Field("", description="Instead of a message: a key's name …")
-    value: Several = Field((), description="… and its value; of a composite key, its values in order.")
-    by: Several = Field((), description="Keys to follow, and what they name; all where left out.")
-    hops: int = Field(8, ge=1, le=1_000, description="Hops from the start at most.")
-    limit: int = Field(200, ge=1, le=1_000, description="Messages at most.")
+    value: Several = Field((), description="… and its value; for a composite key, its values in order.")
+    by: Several = Field((), description="Keys to follow, and what they name; all by default.")
+    hops: int = Field(8, ge=1, le=1_000, description="The most hops from the start.")
+    limit: int = Field(200, ge=1, le=1_000, description="The most messages.")
     fan_out: int = Field(200, ge=1, le=10_000, description="Values that more messages have are not followed.")
-    since: Moment | None = Field(None, description="Only of this moment or later; UTC where no zone is given.")
-    until: Moment | None = Field(None, description="Only before this moment.")
+    since: Moment | None = Field(None, description="Only messages of this moment or later; UTC without a zone.")
+    until: Moment | None = Field(None, description="Only messages before this moment.")
     complete: bool = Field(False, description="Also read what is not recorded yet.")
 
 
@@ -132,7 +132,7 @@ def _words(found: Trace) -> str:
     if not found.messages or found.status in (Status.NOT_RECORDED_YET, Status.EXPIRED, Status.DELETED):
         return found.status.words
     if found.status is Status.UNPROVEN:
-        return "unproven: there may be more, which nobody can prove or rule out"
+        return "unproven: there may be more, which cannot be proved or ruled out"
     return "absent: nothing else is connected with it"
 
 
