@@ -451,7 +451,7 @@ def test_over_a_silent_link_what_is_shown_is_said_to_be_old(browser: Browser, se
         page.get_by_label("refresh").check()
         link.mode = "frozen"
         told = page.locator("[data-told]")
-        in_time(told, "The page does not answer: this is what was")
+        in_time(told, "The page does not answer. This is its last state")
         page.locator("tbody tr").first.evaluate("row => { row.id = 'old'; }")
         link.mode = "pass"
 
