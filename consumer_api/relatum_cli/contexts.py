@@ -143,7 +143,7 @@ def rebalance(
 
 @contexts.command("moves")
 def list_moves(
-    *, latest: int | None = option(None, "Show so many latest moves, ended ones included.", min=1), given: Asked
+    *, latest: int | None = option(None, "How many latest moves, ended ones included.", min=1), given: Asked
 ) -> None:
     """Show the moves in progress, and which process attends to each. `--json` prints one document."""
     with given.looking(SerializationContexts) as opened:

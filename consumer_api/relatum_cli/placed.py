@@ -13,8 +13,8 @@ T = TypeVar("T", bound=SerializationContexts)
 LIST_MAX: Final = 1_000
 """How many contexts or sets are listed by default."""
 
-Partition = Annotated[str | None, shared("Only those in this partition.", metavar="STREAM")]
-Limit = Annotated[int, shared("How many at most.", min=1, shown=True)]
+Partition = Annotated[str | None, shared("Only in this partition.", metavar="STREAM")]
+Limit = Annotated[int, shared("The most to list.", min=1, shown=True)]
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def delete(*, sure: Yes = False, given: Options) -> None:
 def route(
     *,
     keys: list[str] = argument("Keys of messages.", "KEY…"),
-    partitions: int | None = option(None, "Assume so many partitions NAME-0, NAME-1, …; no broker is needed."),
+    partitions: int | None = option(None, "Assume this many partitions NAME-0, NAME-1, …; needs no broker."),
     given: Options,
 ) -> None:
     """Show to which partition the messages of a key go.
