@@ -138,7 +138,7 @@ def test_a_status_begins_with_who_records(place: Place, relatum: Relatum, record
     found = place.status()
     assert (found.state, found.recorder) == ("unattended", None)
     shown = relatum.ok("status", recorded)
-    assert shown.startswith(f"{recorded}: unattended: nobody records it now; relatum record {recorded}"), shown
+    assert shown.startswith(f"{recorded}: unattended: no recorder follows it now; relatum record {recorded}"), shown
     with place.recording():
         place.put((b"", {}))
         place.wait_recorded()
