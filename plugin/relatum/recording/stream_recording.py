@@ -121,8 +121,8 @@ class OpenTail:
         self.first_offset = opened.stream.first_offset or 0
         """The first retained offset when last asked."""
         self.retained_from = 0
-        """Rows below this offset may be pruned. Not raised while nothing is recorded: the stream could be another one of
-        the same name."""
+        """Rows below this offset may be pruned. Not raised while nothing is recorded: the stream could be a different
+        one of the same name."""
 
     def add(self, parts: Sequence[RecordBatch]) -> None:
         """Add records."""
