@@ -236,7 +236,7 @@ class Filler:
         self._commit(work, part.to_offset)
 
     def _records(self, part: Segment) -> Iterator[RecordBatch]:
-        """Iterate over a part's records. A scan ends where the stream ended when it began, so scan until none is left."""
+        """Iterate over a part's records. A scan ends where the stream ended when it began, so scan repeatedly."""
         expected = before = part.from_offset
         while expected < part.to_offset:
             for records in self._scan(expected, part.to_offset):
