@@ -94,7 +94,7 @@ class Watched:
         return bool(self.new) and subject not in self.new
 
     def answered(self, subject: Subject, streams: list[str], now: float) -> None:
-        """Note the broker's answer. A stream's name is settled; other subjects are asked about again after a backoff."""
+        """Note the broker's answer. A stream's name is settled; other queries are repeated after a backoff."""
         if streams and not subject.is_exchange:
             self._forget(subject)
             self._streams.update(streams)

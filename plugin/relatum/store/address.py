@@ -1,4 +1,4 @@
-"""The database's URL, read as libpq reads it: several hosts, sockets, services, and what Relatum adds to it."""
+"""The database's URL, parsed by libpq, with several hosts, sockets, services, and Relatum's own options."""
 
 import math
 import re
@@ -18,19 +18,19 @@ from relatum.errors import ConfigurationError
 _SCHEMES: Final = ("postgresql", "postgres")
 
 PREPARE: Final = "prepare_threshold"
-"""The option that says after how many executions a statement is prepared in the server; none or 0: never."""
+"""Option: after how many executions a statement is prepared in the server; `none` or 0: never."""
 
 POOLER: Final = "pgbouncer"
-"""The option that says that a pooler hands out sessions by transaction: nothing is prepared."""
+"""Option: a pooler assigns sessions by transaction, so no statement is prepared."""
 
 STATEMENT: Final = "statement_timeout_s"
-"""The option that says how many seconds one statement may take; 0: any number."""
+"""Option: maximum seconds of a statement; 0: no limit."""
 
 POOL_SIZE: Final = "pool_size"
-"""The option that says how many connections are kept; as many again may be opened."""
+"""Option: how many connections are kept; as many again may be opened."""
 
 POOL: Final = "pool_timeout_s"
-"""The option that says how many seconds are waited for a connection while all are in use."""
+"""Option: maximum seconds to wait for a connection while all are in use."""
 
 _LIMITS: Final = (STATEMENT, POOL_SIZE, POOL)
 
@@ -43,19 +43,19 @@ _NO_CHARACTERS: Final = "the database's URL has a NUL character or half a surrog
 _NUMBERS: Final = (
     "connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
 )  # fmt: skip
-"""Options of libpq's that are whole numbers. It says so of some when it connects, and psycopg in words of its own."""
+"""Options of libpq that are whole numbers. libpq checks only some of them, and only when it connects."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseAddress:
-    """Where a database is, and how to log in.
+    """The address of a database, and how to log in.
 
     Attributes:
-        parameters: What the URL gives of libpq's parameters, by libpq's names; several hosts and ports have commas
-            between them. What is missing there comes from the environment, a service or libpq's defaults.
-        prepare_threshold: After how many executions a statement is prepared in the server; None where that is found
-            out when connecting, 0 for never.
-        limits: What the URL says of time-outs and the pool, by the options' names.
+        parameters: libpq's parameters in the URL, by libpq's names; several hosts and ports are separated by commas.
+            Missing parameters come from the environment, a service or libpq's defaults.
+        prepare_threshold: After how many executions a statement is prepared in the server; 0 for never, None to decide
+            when connecting.
+        limits: Limits of statements and the pool in the URL, by the options' names.
     """
 
     parameters: Mapping[str, str] = field(repr=False)
@@ -63,10 +63,10 @@ class DatabaseAddress:
     limits: Mapping[str, float] = field(default_factory=dict)
 
     def hosts(self) -> list[tuple[str, int | None]]:
-        """Each host with its port, in the order they are tried; None where libpq's default holds.
+        """Return each host with its port, in the order they are tried; a port of None is libpq's default.
 
         Raises:
-            ConfigurationError: there are ports for other hosts than those that are named.
+            ConfigurationError: the numbers of hosts and ports do not match.
         """
         hosts = (self.parameters.get("host") or self.parameters.get("hostaddr", "")).split(",")
         ports = self.parameters.get("port", "").split(",")
@@ -77,7 +77,7 @@ class DatabaseAddress:
         return [(host, int(port) if port else None) for host, port in zip(hosts, ports, strict=True)]
 
     def url(self) -> URL:
-        """As SQLAlchemy has it: a single host in its place, several in the query."""
+        """Return SQLAlchemy's form: a single host in its place, several hosts in the query."""
         (host, port), *others = self.hosts()
         is_placed = not others and not host.startswith(("/", "@"))
         placed = ("user", "password", "dbname", *(("host", "port") if is_placed else ()))
@@ -93,21 +93,20 @@ class DatabaseAddress:
 
     @property
     def name(self) -> str:
-        """Its hosts with their ports, and the database, without user and password: for the log."""
+        """Hosts, ports and the database, without user and password, for logs."""
         hosts = ",".join(host if port is None else f"{host}:{port}" for host, port in self.hosts())
         return f"{hosts}/{self.parameters.get('dbname', '')}"
 
 
 def parse_database(database: str | URL) -> DatabaseAddress:
-    """The address that a URL names: `postgresql://user:password@h1:5432,h2/name?target_session_attrs=read-write`.
+    """Parse a URL like `postgresql://user:password@h1:5432,h2/name?target_session_attrs=read-write`.
 
-    All that libpq takes is taken, and read by libpq itself. Besides, `?prepare_threshold=` and `?pgbouncer=true` say
-    whether statements are prepared; `?statement_timeout_s=`, `?pool_size=` and `?pool_timeout_s=` say how long is
-    waited, and how many connections are kept. SQLAlchemy's `postgresql+psycopg://` is understood, and so
-    are its URLs.
+    libpq itself parses the URL, so all its options are valid. In addition, `?prepare_threshold=` and `?pgbouncer=true`
+    say whether statements are prepared; `?statement_timeout_s=` and `?pool_timeout_s=` limit waits, and `?pool_size=`
+    the connections that are kept. SQLAlchemy's scheme `postgresql+psycopg://` and its URL objects are accepted, too.
 
     Raises:
-        ConfigurationError: the text is no PostgreSQL URL; the message does not show it.
+        ConfigurationError: it is no valid PostgreSQL URL; the message does not contain the URL.
     """
     if isinstance(database, URL):
         base, question, query = database.render_as_string(hide_password=False).partition("?")
@@ -122,7 +121,7 @@ def parse_database(database: str | URL) -> DatabaseAddress:
     if kind not in _SCHEMES:
         raise ConfigurationError(f"Relatum keeps its table in PostgreSQL, not in {kind!r}")
     base, _, query = rest.partition("?")
-    # + is no blank to libpq.
+    # libpq does not decode + as a space.
     options = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
     for name, count in Counter(name for name, _ in options).items():
         if count > 1:
@@ -141,7 +140,7 @@ def _parsed(url: str) -> dict[str, str]:
     except psycopg.ProgrammingError as error:
         if "forbidden value %00" in str(error):
             raise ConfigurationError(_NO_CHARACTERS) from None
-        # Only this of libpq's texts shows no part of a password, unless that holds a question mark.
+        # Among libpq's messages, only this one contains no part of a password, unless that has a question mark.
         unknown = str(error).strip()
         if unknown.startswith("invalid URI query parameter") and "@" not in url.partition("?")[2].replace("%40", "@"):
             raise ConfigurationError(f"the database's URL has an option that libpq does not know: {unknown}") from None
@@ -175,13 +174,13 @@ def _limits(ours: Mapping[str, str]) -> dict[str, float]:
 
 
 def _check_characters(text: str) -> None:
-    """Refuse what libpq would read the beginning of, or psycopg not encode: a NUL, half a surrogate pair."""
+    """Refuse a NUL, at which libpq would stop, and half a surrogate pair, which psycopg cannot encode."""
     if "\0" in text or text != text.encode(errors="ignore").decode():
         raise ConfigurationError(_NO_CHARACTERS)
 
 
 def _check(address: DatabaseAddress) -> None:
-    """Refuse a password's `@`, `/` or `?` that is not percent-encoded: later errors would be misleading."""
+    """Refuse `@`, `/` or `?` in a password if it is not percent-encoded: later errors would be misleading."""
     for name in _NUMBERS:
         if not re.fullmatch(r"\s*[+-]?\d{1,9}\s*", address.parameters.get(name, "0"), re.ASCII):
             raise ConfigurationError(f"{name} in the database's URL is a whole number")
