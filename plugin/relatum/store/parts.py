@@ -32,7 +32,7 @@ UNKNOWN_BYTES: Final = 1 << 20
 """Bytes of rows that PostgreSQL may scan without statistics instead of using an index: half a millisecond."""
 
 KNOWN_TIMES: Final = 4
-"""Growth of a part after which it is analysed again: ten times are enough for one part."""
+"""Factor of growth after which a part is analysed again: some ten times, until it is full."""
 
 KEPT_SHARE: Final = 0.25
 """The share of retained rows up to which a part is emptied by moving them."""
