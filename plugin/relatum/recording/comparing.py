@@ -23,7 +23,7 @@ from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_offsets
 
 DIFFERENCES_MAX: Final = 1_000
-"""Differences listed for one stream; more are only counted, but repaired, too."""
+"""Differences listed for one stream; further ones are counted, and repaired as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def compare_blocks(messages: Sequence[Message], stored: Stored, first_retained: 
         for offset, time_us in timed
         if not holders[offset] and start <= offset < end and stored.covers(offset, TIME)
     ]
-    # A wrong block may include anything: only between correct blocks is a shared message a duplicate.
+    # A wrong block may include anything: only a message in two correct blocks is a duplicate.
     exact = {block for block in counts if _is_exact(block, held[block], first_retained)}
     twice = {block for blocks in holders.values() for block in [each for each in blocks if each in exact][1:]}
     for block, count in counts.items():

@@ -291,8 +291,7 @@ def _receipt_name(asked: Any, message_id: str | None) -> str | None:
         return None
     name = message_id if asked is True else asked
     try:
-        # Any publisher may set the header: a name that no row or index entry can hold would block the recorder for
-        # ever.
+        # Any publisher may set the header: a name that fits no row or index entry would block the recorder for ever.
         return checked_text(name) if isinstance(name, str) else None
     except InvalidValue:
         return None

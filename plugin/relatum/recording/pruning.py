@@ -236,8 +236,8 @@ def prune(
     Args:
         broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
-        names: Streams and super streams. None (default): all recorded streams, and rows of replaced streams and removed
-        keys.
+        names: Streams and super streams. None (default): all recorded streams, and rows of replaced streams and
+            removed keys.
         batch_rows: Maximum rows deleted in one transaction.
 
     Returns:

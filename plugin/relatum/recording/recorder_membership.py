@@ -127,7 +127,7 @@ class Membership:
             return Found(share, key_ids, with_time, {row.stream_id: row.broker_id for row in held})
 
     def _log(self, share: Share) -> None:
-        """Log how many streams other members record when the number changes, so that idle members are explained."""
+        """Log how many streams other members record when the number changes, to explain idle members."""
         now = (len(share.held), len(share.others))
         if now == self._logged or (self._logged is None and not share.others):
             return

@@ -47,8 +47,8 @@ def repair(
         dry_run: Return what would be done, and change nothing. Default: True.
         broker: The broker's URL, or a `Broker`, to read the streams from. None (default): the report's broker.
 
-    Returns: What was done, or would be: a line for each difference, up to 1,000 per stream, and a line that counts the
-        others.
+    Returns:
+        A line for each difference that was or would be repaired, up to 1,000 per stream; one more counts the others.
 
     Raises:
         Conflict: a stream has a new generation, or is not recorded any more; verify again.

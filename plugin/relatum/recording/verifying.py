@@ -80,8 +80,8 @@ def verify(
         database: PostgreSQL's URL, or a `Database`.
         streams: Streams and super streams, which stand for their partitions. None (default): all recorded streams.
         sample: The share of windows of 20,000 offsets to compare, from 0 to 1, at least one of each stream; None
-            (default) compares all. Differences in a share d of all windows are missed with a probability of (1 - d) **
-            (number of windows compared).
+            (default) compares all. Differences in a share d of all windows are missed with a probability of
+            (1 - d) ** (number of windows compared).
         seed: Chooses the same sample again. None (default): a new seed each time, which the report holds.
         progress: Called after each window.
 

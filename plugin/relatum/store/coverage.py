@@ -1,7 +1,7 @@
 """Coverage: which offsets of a stream are recorded, for which keys. Ranges of offsets are [from, to).
 
-The range that grows with its stream is the tail. Tails of many streams are advanced, opened and closed in one
-statement, with a compare-and-set for each.
+The range that grows with its stream is the tail. Tails of many streams are advanced, opened and closed together,
+with a compare-and-set for each.
 """
 
 from collections.abc import Iterable, Sequence

@@ -88,8 +88,7 @@ class Database:
         refusing: The message of `UsedAfterClose` after `close`. None: it may be used after `close`.
         ending: A deadline of all waits, which is brought forward when the component ends. None (default): no deadline.
         pool_size: Connections kept; as many again may be opened under load. Default: 5. Ignored with `connections_max`.
-        is_bounded: If False, open more connections instead of waiting for one, also in a shared pool. Default:
-            True.
+        is_bounded: If False, open more connections instead of waiting, also in a shared pool. Default: True.
         connections_max: Maximum connections, all of them kept; a caller waits up to ten minutes for a free one. None
             (default): twice `pool_size`, and half a minute.
         statement_s: Maximum seconds of a statement. None: no limit except the deadline of a call (`relatum.waiting`).

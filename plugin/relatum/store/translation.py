@@ -1,7 +1,7 @@
 """The one boundary where errors of psycopg and SQLAlchemy become Relatum's.
 
 Errors before there is a session come from libpq as text, without a SQLSTATE: `_SAID` lists these texts. Errors of a
-server in another language than English (`lc_messages`) count as unavailability, with the server's text.
+server whose messages are not in English (`lc_messages`) count as unavailability, with the server's text.
 """
 
 import re
@@ -37,8 +37,7 @@ _PASSING: Final = (
 )
 
 _MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], type[RelatumError], str, str], ...]] = (
-    # By SQLSTATE: our error, its reason if it is transient, and its message; {} is the first line of PostgreSQL's
-    # message.
+    # By SQLSTATE: our error, its reason if it is transient, and its text; {} is the first line of PostgreSQL's.
     (
         (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName),
         SchemaMissing, "", "the database has no schema `relatum`, or an older one: run `relatum migrate`",
