@@ -147,5 +147,5 @@ _UNKNOWN: Final = (
     "the schema `relatum` is at revision {found}, which this release cannot upgrade; nothing was changed. "
     "Up to 0003: run `relatum migrate` of release 0.4.0 first. 0005 to 0022 were never released: drop the schema "
     "(DROP SCHEMA relatum CASCADE), run `relatum migrate` and `relatum backfill`, or restore a database of 0.4.0. "
-    "A later one: use the release of Relatum that made it"
+    "Later revisions: use the release of Relatum that created them"
 )

@@ -261,12 +261,12 @@ def _is_exact(block: Block, held: Sequence[tuple[int, int]], first_retained: int
 def compare_coverage(rows: Sequence[CoverageRow], first: int | None, last: int | None) -> Iterator[Difference]:
     """Yield ranges that contradict each other, or the stream's ends; an end of None is not compared."""
     for start, end in _overlaps(rows):
-        yield _of_coverage(start, end, "two ranges hold the same")
+        yield _of_coverage(start, end, "two ranges cover the same offsets")
     for row in rows:
         if last is not None and row.to_offset > last + 1:
-            yield _of_coverage(max(row.from_offset, last + 1), row.to_offset, "the stream ends before")
+            yield _of_coverage(max(row.from_offset, last + 1), row.to_offset, "the stream ends earlier")
         if first is not None and row.kind == "hole" and row.to_offset > first:
-            yield _of_coverage(max(row.from_offset, first), row.to_offset, "a hole where messages are")
+            yield _of_coverage(max(row.from_offset, first), row.to_offset, "a hole where the stream has messages")
     if rows and not has_right_tail(rows):
         end = max(row.to_offset for row in rows)
         yield _of_coverage(end, end, "the range that ends last is not the tail")

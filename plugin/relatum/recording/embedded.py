@@ -298,7 +298,7 @@ class EmbeddedRecorder:
             streams = self._bound(reader, subject.name) if subject.is_exchange else self._named(reader, subject.name)
         except ConnectionLost as error:
             # This query may have broken the connection: repeat it only after its backoff.
-            logger.info("streams of %r not looked up: %s", subject.name, ended(error))
+            logger.info("cannot look up the streams of %r: %s", subject.name, ended(error))
             with self._changed:
                 self._watched.answered(subject, [], time.monotonic())
             raise
@@ -334,8 +334,8 @@ class EmbeddedRecorder:
             self._unknown.add(exchange)
             logger.log(
                 logging.DEBUG if exchange.endswith(_TALK) else logging.WARNING,
-                "the streams that exchange %r leads to are not known: %s; this process records only those of them that "
-                "are named in intercept(…, streams=[…])",
+                "the streams that exchange %r leads to are not known: %s; this process records only those named in "
+                "intercept(…, streams=[…])",
                 exchange,
                 f"{len(streams)} streams are bound to it" if streams else "no stream is bound to it directly",
             )

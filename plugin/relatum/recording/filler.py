@@ -76,7 +76,7 @@ def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow], b
     position = last_position(rows)
     if position is not None and not is_same(reader, stream, position, bounds):
         raise CoverageConflict(
-            f"stream {stream!r} is not the one that was recorded: let `relatum record` notice it first", stream=stream
+            f"stream {stream!r} is not the one that was recorded: run `relatum record` first", stream=stream
         )
 
 
@@ -271,8 +271,8 @@ class Filler:
         last = ends_of_known(self._reader, self._stream.name).last
         if last is not None and last < part.to_offset - 1:
             raise StreamUnavailable(
-                f"the stream {self._stream.name!r} ends at {last} here, before {part.to_offset}, to which it is to be "
-                "recorded: this copy of it lags behind, or its tail was lost"
+                f"the stream {self._stream.name!r} ends at {last} on this node, before {part.to_offset}, up to which "
+                "it should be recorded: this replica lags behind, or the stream lost its tail"
             )
 
     def _cross(self, work: "_Work", to_offset: int) -> None:
@@ -326,7 +326,7 @@ class Filler:
     def _check_free(self, rows: Iterable[CoverageRow], part: Segment) -> None:
         covering = list(rows)
         if unrecorded(covering, (part.from_offset, part.to_offset), part.key_ids) != [part]:
-            raise CoverageConflict("another back-fill covered a part of it", stream=self._stream.name)
+            raise CoverageConflict("another back-fill covered some of the offsets", stream=self._stream.name)
         tail = next((row for row in covering if row.is_tail), None)
         if tail is None or tail.to_offset < part.to_offset:
             # The messages that were read are not those of the stream now.

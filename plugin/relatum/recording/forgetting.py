@@ -25,7 +25,7 @@ _NEEDING: Final = sql("""
     FROM relatum.super_streams JOIN relatum.super_stream_partitions USING (super_stream_id)
     WHERE vhost = :vhost::text AND stream = :stream::text AND state = 'active'
     UNION ALL
-    SELECT format('the collector %L follows it, or has messages of it that are not finished', collector.name)
+    SELECT format('the collector %L follows it, or has unfinished messages of it', collector.name)
     FROM relatum.collectors AS collector JOIN relatum.collector_sources AS source USING (collector_id)
     WHERE collector.vhost = :vhost::text AND source.stream = :stream::text
         AND (EXISTS (
@@ -35,11 +35,11 @@ _NEEDING: Final = sql("""
                 SELECT FROM relatum.collected_messages AS message
                 WHERE message.source_id = source.source_id AND message.finished_at IS NULL))
     UNION ALL
-    SELECT format('the consumer %L of groups reads it by name; remove that one first', name)
+    SELECT format('the group consumer %L reads it by name; remove the consumer first', name)
     FROM relatum.group_consumers
     WHERE vhost = :vhost::text AND streams && :names::text[]
     UNION ALL
-    SELECT format('the consumer %L has not finished groups that began in it', name)
+    SELECT format('the group consumer %L has unfinished groups that began in it', name)
     FROM relatum.group_consumers JOIN relatum.group_states USING (consumer_id)
     WHERE stream_id = ANY (:ids::integer[]) AND state IN ('ready', 'claimed')
     LIMIT 1""")
@@ -50,7 +50,7 @@ def reason_of(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | Non
     """Return why a stream is still needed and what to do, as text; None if it is not needed."""
     ids = [row.stream_id for row in rows]
     for holder in holders_of(connection, RECORDERS, ids).values():
-        return f"the recorder {holder} records it; stop that one first"
+        return f"the recorder {holder} records it; stop the recorder first"
     names = sorted({name for row in rows for name in (row.name, row.super_stream) if name is not None})
     asked = {"vhost": rows[0].vhost, "stream": rows[0].name, "names": names, "ids": ids}
     return connection.execute(_NEEDING, asked).scalar()
@@ -181,7 +181,7 @@ def _generations(connection: sa.Connection, vhost: str, names: Sequence[str]) ->
     for name in names:
         if name not in chosen and not any(row.super_stream == name for row in rows):
             hint = meant(name, (each for row in rows for each in (row.name, row.super_stream)))
-            what = f"nothing of a stream {name!r} is recorded in the virtual host {vhost!r}"
+            what = f"no stream {name!r} is recorded in the virtual host {vhost!r}"
             raise StreamNotFound(f"{what}{hint}", stream=name)
     return {name: [row for row in rows if row.name == name] for name in sorted(chosen)}
 
@@ -189,7 +189,7 @@ def _generations(connection: sa.Connection, vhost: str, names: Sequence[str]) ->
 def check_free(name: str, needed: str | None) -> None:
     """Raise `StreamInUse` if there is a reason why the stream is needed."""
     if needed is not None:
-        raise StreamInUse(f"the stream {name!r} is not forgotten: {needed}", stream=name, reason=needed)
+        raise StreamInUse(f"the stream {name!r} cannot be forgotten: {needed}", stream=name, reason=needed)
 
 
 def _counted(

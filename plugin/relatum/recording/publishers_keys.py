@@ -70,7 +70,7 @@ class PublishersKeys:
         self._has_agreed, self._defines = True, False
         self._look_at = time.monotonic() + self._look_s
         if self.agreement.conflict is not None:
-            logger.warning("the publisher's keys are defined as it says now")
+            logger.warning("the database defines the keys as this publisher does now")
         self.agreement.tell(None)
         self._outages.over(_KEYS)
         return True
@@ -85,7 +85,7 @@ def begin_beside(thread: threading.Thread, agreement: KeyAgreement) -> None:
     try:
         thread.start()
     except RuntimeError as error:
-        logger.warning("this process publishes and records nothing, which the next recorder does: %s", error)
+        logger.warning("this process publishes without recording; the next recorder records its messages: %s", error)
         agreement.tell(None)
 
 

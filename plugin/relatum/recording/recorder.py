@@ -121,7 +121,7 @@ class Recorder:
         finally:
             self._group.stop()
             if stop.is_set():
-                logger.info("the recorder has ended, as it was told to")
+                logger.info("the recorder has stopped, as requested")
 
     def _look_for_streams(self, stop: threading.Event) -> None:
         away, unknown = backoff(), backoff(QUESTION_S)

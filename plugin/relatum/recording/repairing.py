@@ -57,7 +57,7 @@ def repair(
         BrokerUnavailable, ReadTimeout: windows repaired before stay repaired; safe to repeat.
     """
     if not isinstance(report, VerifyReport):
-        raise InvalidInput(f"report= takes what verify gave, not {shown(report)}")
+        raise InvalidInput(f"report= takes the result of verify, not {shown(report)}")
     checked_name("vhost", vhost)
     different = [stream for stream in report.streams if stream.difference_count]
     done: list[str] = []
@@ -68,7 +68,7 @@ def repair(
             return [line for stream in different for line in _lines(stream)]
         source = report.broker if broker is None else broker
         if source is None:
-            raise ConfigurationError("the report does not say which broker it compared with: give `broker`")
+            raise ConfigurationError("the report does not say which broker it compared with: pass `broker`")
         with StreamReader.open(source) as reader:
             for stream in different:
                 done += _lines(_Repair(engine, reader, vhost, stream).run())
@@ -81,7 +81,7 @@ def _lines(found: StreamVerified) -> list[str]:
     return [*lines, f"{found.stream}: and {more:,} more differences of these kinds"] if more else lines
 
 
-_REPLACED: Final = "nothing: run `relatum record`, which notices it and begins anew"
+_REPLACED: Final = "not repaired: run `relatum record`, which detects it and begins anew"
 
 
 def _describe(stream: str, difference: Difference) -> str:
@@ -96,7 +96,7 @@ def _check_generation(engine: sa.Engine, vhost: str, found: StreamVerified) -> N
     with transaction(engine) as connection:
         stream = current_stream(connection, vhost, found.stream)
     if stream is None:
-        raise Conflict(f"stream {found.stream!r} is not known any more: verify again")
+        raise Conflict(f"stream {found.stream!r} is not recorded any more: verify again")
     if found.stream_id not in (None, stream.stream_id):
         raise Conflict(f"stream {found.stream!r} has a new generation since it was compared: verify again")
 
@@ -188,7 +188,7 @@ class _Repair:
         if differs and not filler.rewrite(window, is_due) and (found or claimed):
             raise StreamUnavailable(
                 f"offsets {window[0]} to {window[1] - 1} of the stream {name!r} cannot be unpacked here, or are gone: "
-                "what is recorded of them is as it was",
+                "their rows are unchanged",
                 stream=name,
             )
         self._done.add_window(window, found)

@@ -52,7 +52,7 @@ class RecordedStream:
     messages: Annotated[int, Counter("relatum_messages_total", "Messages recorded")]
     rows: Annotated[int, Counter("relatum_rows_total", "Rows written")]
     skipped: Annotated[Mapping[str, int], Counter("relatum_skipped_values_total", "Values not recorded", by="reason")]
-    reconnects: Annotated[int, Counter("relatum_reconnects_total", "Sessions begun again after errors")]
+    reconnects: Annotated[int, Counter("relatum_reconnects_total", "Restarts of recording after errors")]
 
 
 @reported()

@@ -75,10 +75,10 @@ class StreamEvent:
 
 _EVENTS: Final = {
     "replaced": ("declared again", "relatum prune removes what was recorded before"),
-    "tail_lost": ("tail lost", "its publishers know what was in it"),
+    "tail_lost": ("tail lost", "its publishers know which messages were lost"),
     "missing": ("deleted", "declare it again, or relatum forget removes what was recorded"),
     "hole": ("hole", "retention was faster than recording: keep the stream longer, or record sooner"),
-    "unreadable": ("unreadable", "install what can unpack these batches"),
+    "unreadable": ("unreadable", "install the codec of these batches"),
 }
 """An event's name for users, and what to do about it."""
 

@@ -193,7 +193,7 @@ class Streams:
         """Handle an error: look up or open the stream again after a pause."""
         if isinstance(error, Conflict):
             # Nothing is wrong: another process was faster. Start over.
-            logger.info("recording of stream %r begins anew: %s", stream.name, ended(error))
+            logger.info("restarting the recording of stream %r: %s", stream.name, ended(error))
             stream.before_opening = None
         else:
             self.outages.failed(stream.log_name, error)
@@ -368,7 +368,7 @@ class Streams:
             if stream.name in opened:
                 self._follow(stream, opened[stream.name])
             else:
-                logger.info("recording of stream %r begins anew: another recorder opened it", stream.name)
+                logger.info("restarting the recording of stream %r: another recorder opened it", stream.name)
                 self._put_off(stream)
 
     def _opened(self, rows: Sequence[StreamRow]) -> dict[str, Opened]:

@@ -164,8 +164,8 @@ def is_same(reader: StreamReader, stream: str, position: Position, bounds: Strea
     found = agreement(reader, stream, position)
     if found is Agreement.UNKNOWN:
         raise StreamUnavailable(
-            f"whether the stream {stream!r} is as it was at offset {position.offset} cannot be told now: no node that "
-            "has it can be asked",
+            f"cannot tell now whether the stream {stream!r} is unchanged at offset {position.offset}: no node that has "
+            "it answers",
             stream=stream,
         )
     return found in (Agreement.SAME, Agreement.EXPIRED)
@@ -180,7 +180,7 @@ def after_loss(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bo
     if agreed is not None and tail is not None and _cut_back(engine, reader, stream, tail, agreed, bounds):
         return True
     extra = {"stream": stream.name, "generation": stream.generation + 1}
-    logger.warning("stream %r was deleted and declared again: recorded from its begin", stream.name, extra=extra)
+    logger.warning("stream %r was deleted and declared again: recording it from the start", stream.name, extra=extra)
     with transaction(engine) as connection:
         # No row of the old generation must answer for the new stream.
         if connection.execute(_RETIRE, {"stream_id": stream.stream_id}).rowcount != 1:
@@ -238,9 +238,9 @@ def _cut_back(
             connection.execute(statement, {"stream_id": stream.stream_id, "cut": cut})
         set_tail(connection, stream, tail_of(connection, stream.stream_id), cut, known)
         lost = cut, tail.to_offset
-        note(connection, stream.stream_id, "tail_lost", lost, "recorded again as the stream has it now")
+        note(connection, stream.stream_id, "tail_lost", lost, "recorded again from the present stream")
     extra = {"stream": stream.name, "from": cut, "to": tail.to_offset}
-    logger.warning("stream %r has lost its end: recorded again from %d on", stream.name, cut, extra=extra)
+    logger.warning("stream %r has lost its end: recording it again from offset %d on", stream.name, cut, extra=extra)
     return True
 
 
@@ -285,7 +285,7 @@ def pass_over(engine: sa.Engine, stream: StreamRow, to_offset: int, reason: str)
         if connection.execute(_GROW_UNREADABLE, grown).rowcount == 0:
             note(connection, stream.stream_id, "unreadable", (tail.to_offset, to_offset), reason)
             extra = {"stream": stream.name, "from": tail.to_offset, "to": to_offset, "reason": reason}
-            text = "offsets %d to %d of stream %r are not recorded, and cannot be unpacked here: %s"
+            text = "offsets %d to %d of stream %r are not recorded, since they cannot be unpacked here: %s"
             logger.warning(text, tail.to_offset, to_offset - 1, stream.name, reason, extra=extra)
 
 

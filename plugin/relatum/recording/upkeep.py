@@ -85,10 +85,10 @@ class Upkeep:
         """Start the duties, and return them to be cancelled."""
         repeat, outages = self._loop.repeat, self._streams.outages
         return [
-            repeat(self._look, "looking at ends", outages),
+            repeat(self._look, "asking for the ends of streams", outages),
             repeat(self._close_gaps, "closing of gaps", outages),
-            repeat(self._tend, "looking after the parts of the table", outages),
-            repeat(self._prune, "deleting what has expired", outages),
+            repeat(self._tend, "maintaining the parts of the table", outages),
+            repeat(self._prune, "deleting expired rows", outages),
         ]
 
     async def _close_gaps(self) -> float:
@@ -124,7 +124,7 @@ class Upkeep:
             empty_parts(self._engine)
             if dropped := drop_parts(self._engine):
                 rows = sum(dropped.values())
-                logger.info("dropped %d rows of messages that are not retained", rows, extra={"rows": rows})
+                logger.info("dropped %d rows of messages that are no longer retained", rows, extra={"rows": rows})
         return TURN_S
 
     # --- ends ---------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Upkeep:
             stream.progress.show(None)
         except RelatumError as error:
             # The follower reports outages.
-            logger.debug("where stream %r ends is not known now: %s", stream.name, ended(error))
+            logger.debug("the end of stream %r is unknown now: %s", stream.name, ended(error))
         else:
             stream.progress.show(bounds.last)
             if tail is not None and bounds.first is not None:
@@ -204,7 +204,7 @@ class Upkeep:
         if self._stop.is_set():
             return False
         extra = {"stream": row.name, "from": part[0], "to": part[1]}
-        logger.info("recording offsets %d to %d of stream %r, left behind", part[0], part[1] - 1, row.name, extra=extra)
+        logger.info("recording remaining offsets %d to %d of stream %r", part[0], part[1] - 1, row.name, extra=extra)
         with suppress(CoverageConflict, StreamNotFound):
             # Another process works on it, or the stream was replaced, which its recorder notices.
             has_done = fill(part)

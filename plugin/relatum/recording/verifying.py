@@ -219,11 +219,11 @@ def plan_verification(
     result.is_recorded, result.stream_id = True, stream.stream_id
     # What cannot be proven is no difference.
     if not bounds.is_proven:
-        result.unproven.append("the stream's end is not its leader's word: coverage behind it was not judged")
+        result.unproven.append("the leader did not confirm the stream's end: coverage after it was not compared")
     if any(row.over_amqp and row.from_offset < row.to_offset for row in rows):
         result.unproven.append(
-            "recorded in part over AMQP 0.9.1, which release 0.4 did, and which proves nothing absent: rows missing "
-            "there were not looked for"
+            "release 0.4 recorded a part of it over AMQP 0.9.1, which may have missed messages: rows missing there "
+            "were not searched for"
         )
     known = last_position(rows)
     agreed = None if known is None else agreement(reader, name, known)

@@ -38,7 +38,7 @@ _OFF: Final = frozenset({"", "0", "none", "off", "false", "no"})
 
 _NO_URL: Final = "the database must be a URL like postgresql://user@host:5432/name"
 
-_NO_CHARACTERS: Final = "the database's URL has a NUL character or half a surrogate pair, which PostgreSQL cannot take"
+_NO_CHARACTERS: Final = "the database's URL has a NUL character or half a surrogate pair, which PostgreSQL refuses"
 
 _NUMBERS: Final = (
     "connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
@@ -73,7 +73,7 @@ class DatabaseAddress:
         if len(ports) == 1:
             ports *= len(hosts)
         if len(ports) != len(hosts):
-            raise ConfigurationError("the database's URL lists hosts and ports that do not go together")
+            raise ConfigurationError("the numbers of hosts and ports in the database's URL do not match")
         return [(host, int(port) if port else None) for host, port in zip(hosts, ports, strict=True)]
 
     def url(self) -> URL:
@@ -119,7 +119,7 @@ def parse_database(database: str | URL) -> DatabaseAddress:
     if not separator:
         raise ConfigurationError(_NO_URL)
     if kind not in _SCHEMES:
-        raise ConfigurationError(f"Relatum keeps its table in PostgreSQL, not in {kind!r}")
+        raise ConfigurationError(f"Relatum needs PostgreSQL, not {kind!r}")
     base, _, query = rest.partition("?")
     # libpq does not decode + as a space.
     options = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
@@ -156,7 +156,7 @@ def _threshold(ours: Mapping[str, str]) -> int | None:
     if text in _OFF:
         return 0
     if not text.isdecimal():
-        raise ConfigurationError(f"{PREPARE} in the database's URL is a number, or none")
+        raise ConfigurationError(f"{PREPARE} in the database's URL must be a number, or none")
     return int(text)
 
 
@@ -168,8 +168,8 @@ def _limits(ours: Mapping[str, str]) -> dict[str, float]:
         except ValueError:
             found[name] = -1.0
         if not (1 if name == POOL_SIZE else 0) <= found[name] < math.inf:
-            what = "a number from 1 on" if name == POOL_SIZE else "a number of seconds from 0 on"
-            raise ConfigurationError(f"{name} in the database's URL is {what}")
+            what = "a whole number, at least 1" if name == POOL_SIZE else "a number of seconds, at least 0"
+            raise ConfigurationError(f"{name} in the database's URL must be {what}")
     return found
 
 
@@ -183,17 +183,17 @@ def _check(address: DatabaseAddress) -> None:
     """Refuse `@`, `/` or `?` in a password if it is not percent-encoded: later errors would be misleading."""
     for name in _NUMBERS:
         if not re.fullmatch(r"\s*[+-]?\d{1,9}\s*", address.parameters.get(name, "0"), re.ASCII):
-            raise ConfigurationError(f"{name} in the database's URL is a whole number")
+            raise ConfigurationError(f"{name} in the database's URL must be a whole number")
     if "@" in address.parameters.get("host", "").removeprefix("@"):
         raise ConfigurationError("in the database's URL, write @ in a user's name or a password as %40")
     for host in address.parameters.get("host", "").split(","):
         if host.count(":") == 1:
-            raise ConfigurationError("in the database's URL, a port follows its host, or is in ?port=1,2")
+            raise ConfigurationError("in the database's URL, write a port after its host, or in ?port=1,2")
         if not host.startswith(("/", "@")):
             checked_host(host, "the database's URL")
     ports = address.parameters.get("port", "")
     if not all(port.isdecimal() and int(port) < 65_536 for port in ports.split(",") if port):
         raise ConfigurationError(
-            f"{_NO_URL}: its port is no number up to 65535 (write / in a password as %2F, ? as %3F)"
+            f"{_NO_URL}: its port is not a number up to 65535 (write / in a password as %2F, ? as %3F)"
         )
     address.hosts()

@@ -211,8 +211,8 @@ def _check_same(wanted: KeyDefinition, existing: KeyDefinition | None) -> None:
     names_other = None not in (wanted.names, existing.names) and wanted.names != existing.names
     if (wanted.sources, wanted.type) != (existing.sources, existing.type) or names_other:
         raise KeyDefinitionConflict(
-            f"key {wanted.name!r} is defined already, as {existing.meaning}, and was asked for now as "
-            f"{wanted.meaning}: write {existing.code} to use it as it is, use another name, or remove it first "
+            f"key {wanted.name!r} is already defined as {existing.meaning}, and now requested as "
+            f"{wanted.meaning}: write {existing.code} to use it, choose another name, or remove it first "
             f"(`relatum keys remove`)",
             key=wanted.name,
         )
@@ -230,13 +230,13 @@ def _check_named(wanted: Iterable[KeyDefinition], known: Mapping[str, KeyDefinit
         named = known.get(key.names)
         if named is None:
             raise InvalidKeyDefinition(
-                f"key {key.name!r} names {key.names!r}, which is no key{meant(key.names, known)}: define that one, too",
+                f"key {key.name!r} names {key.names!r}, which is no key{meant(key.names, known)}: define that key, too",
                 key=key.name,
             )
         if (named.value_type, len(named.components)) != (key.value_type, len(key.components)):
             raise InvalidKeyDefinition(
-                f"key {key.name!r} ({key.meaning}) cannot have the values of {named.name!r} ({named.meaning}): "
-                "both need the same type, and as many parts",
+                f"key {key.name!r} ({key.meaning}) cannot name {named.name!r} ({named.meaning}): "
+                "both need the same type, and the same number of parts",
                 key=key.name,
             )
 
@@ -252,8 +252,8 @@ def remove_key(engine: sa.Engine, name: str) -> None:
     with transaction(engine) as connection:
         if _one_of(connection.execute(_REMOVE, {"key": name}).scalar(), name):
             raise KeyDefinitionConflict(
-                f"key {name!r} is masked, and nothing would hide its values once it is removed: let them be shown "
-                f"first, if they may be (`relatum keys mask {name} --off`)",
+                f"key {name!r} is masked, and its values would be shown once it is removed: unmask it first, if they "
+                f"may be shown (`relatum keys mask {name} --off`)",
                 key=name,
             )
 
@@ -301,7 +301,7 @@ def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream
     """
     found = ensure_streams(connection, vhost, {name: super_stream})
     if not found:
-        raise CoverageConflict(f"the stream {name!r} was forgotten at this moment; try again", stream=name)
+        raise CoverageConflict(f"the stream {name!r} is being forgotten; try again", stream=name)
     return found[0]
 
 
@@ -364,8 +364,8 @@ def check_recorded(connection: sa.Connection, vhost: str | None, names: Collecti
     for name in names:
         if name not in recorded:
             raise StreamNotFound(
-                f"no stream {name!r} is recorded{meant(name, recorded)}: `relatum record {name}` records one that is "
-                "there",
+                f"no stream {name!r} is recorded{meant(name, recorded)}: `relatum record {name}` records it, "
+                "if it exists",
                 stream=name,
             )
 

@@ -156,7 +156,7 @@ class TimedConnection(psycopg.Connection[Any]):
             self.end()
             if self._step == "commit":
                 reason = str(error).partition(";")[0]
-                raise NoAnswerInTime(f"{reason} to a commit: whether it came through is not known") from None
+                raise NoAnswerInTime(f"{reason} to a commit: its outcome is unknown") from None
             raise
 
     def _deadline(self) -> Deadline | None:

@@ -53,7 +53,7 @@ _POOL_S: Final = 30.0
 _POOL_BOUNDED_S: Final = 600.0
 """Seconds to wait for a connection of a pool with `connections_max`: work queues there, and should not fail."""
 
-CLOSED: Final = "this was closed: make another one; nothing was written"
+CLOSED: Final = "this object is closed: create another one; nothing was written"
 
 Rows = list[Any]
 _Answer = TypeVar("_Answer")

@@ -185,7 +185,7 @@ def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], obje
                 yield connection
             if not transaction.is_active:
                 raise ConfigurationError(
-                    "the block ended the transaction that stores its end: what it wrote is not joined with it"
+                    "the block ended the transaction itself: what it wrote was not committed with the step"
                 )
             if idle_s is not None:
                 connection.exec_driver_sql(idle_limit(idle_s))
@@ -196,7 +196,7 @@ def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], obje
                 if not _is_lost(error):
                     raise
                 raise CommitInDoubt(
-                    "the connection to PostgreSQL was lost during the commit, whose outcome is not known", token=token
+                    "the connection to PostgreSQL was lost during the commit, whose outcome is unknown", token=token
                 ) from error
 
 

@@ -33,8 +33,8 @@ def check_may_record(connection: sa.Connection) -> None:
     may, user = connection.execute(_MAY_RECORD).one()
     if not may:
         raise AccessRefused(
-            f"PostgreSQL lets the user {user!r} read here, but not record: grant it the role that may "
-            "(GRANT relatum_recorder TO its_name), or give the URL of another user"
+            f"the PostgreSQL user {user!r} may not record: grant it the role (GRANT relatum_recorder TO its_name), "
+            "or use the URL of another user"
         )
 
 

@@ -49,7 +49,7 @@ _MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], type[RelatumError], s
     ),
     (
         (errors.DuplicatePreparedStatement, errors.InvalidSqlStatementName), ConfigurationError, "",
-        "a statement that was prepared belongs to another session: a pooler hands out sessions by transaction. Add "
+        "a prepared statement belongs to another session: a pooler assigns sessions by transaction. Add "
         "?pgbouncer=true to the database's URL ({})",
     ),
     (
@@ -66,7 +66,7 @@ _MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], type[RelatumError], s
     ((NoAnswerInTime,), DatabaseUnavailable, "timeout", "PostgreSQL: {}"),
 )  # fmt: skip
 
-_TLS_HINT: Final = " (sslmode, sslrootcert, sslcert and sslkey in the database's URL say what is asked of TLS)"
+_TLS_HINT: Final = " (set TLS with sslmode, sslrootcert, sslcert and sslkey in the database's URL)"
 
 _SAID: Final[tuple[tuple[str, type[RelatumError], str, str], ...]] = (
     # By text of libpq or the server: our error, its reason if it is transient, and what to add to the message.
@@ -74,7 +74,7 @@ _SAID: Final[tuple[tuple[str, type[RelatumError], str, str], ...]] = (
     (r"is not in hot standby mode|session is not read-only", DatabaseUnavailable, "target", ""),
     (r"too many (clients|connections)|connection slots are reserved|no more connections allowed"
      r"|max_client_conn|max_db_connections", DatabaseUnavailable, "connections",
-     "; wait, close others, or allow more"),
+     "; wait, close other connections, or raise the limit"),
     (r"the database system is starting up|not yet accepting connections|is in recovery mode",
      DatabaseUnavailable, "starting", ""),
     (r"the database system is shutting down", DatabaseUnavailable, "stopping", ""),
@@ -86,10 +86,10 @@ _SAID: Final[tuple[tuple[str, type[RelatumError], str, str], ...]] = (
     (r"authentication failed|no password supplied|is not permitted to log in|permission denied for database"
      r"|no such user|role \".*\" does not exist|not allowed to connect|auth(entication)? query", AccessRefused, "", ""),
     (r"no pg_hba\.conf entry", AccessRefused, "",
-     ": pg_hba.conf has no line for this host, user and database, with or without TLS as said (see sslmode)"),
+     ": pg_hba.conf has no entry for this host, user, database and TLS mode (see sslmode)"),
     (r"requires a valid client certificate", AccessRefused, "", _TLS_HINT),
     (r"received invalid response|expected authentication request|unsupported protocol version|invalid packet length"
-     r"|unexpected response", ConfigurationError, "", "; what answers there is not PostgreSQL"),
+     r"|unexpected response", ConfigurationError, "", "; the server there is not PostgreSQL"),
     (r"does not support SSL|certificate|private key file|\bSSL\b|\bsslmode\b|sslrootcert|channel binding|TLS",
      ConfigurationError, "", _TLS_HINT),
     (r"definition of service|service file|invalid .* value:|invalid port number|could not match \d+"
@@ -156,7 +156,7 @@ def _translated(original: BaseException | None, *, is_lost: bool) -> RelatumErro
         if isinstance(original, classes):
             return _made(kind, text.format(said) + _grant(said), reason)
     if isinstance(original, REFUSALS) and not is_lost:
-        return RowRefused(f"PostgreSQL refuses a value, and would again: {said}", sqlstate=original.sqlstate)
+        return RowRefused(f"PostgreSQL refuses a value, and a retry would not help: {said}", sqlstate=original.sqlstate)
     if _is_of_connecting(original) and not is_lost:
         return _of_connecting(str(original))
     if is_lost or isinstance(original, _PASSING):
@@ -178,7 +178,7 @@ def _of_connecting(text: str) -> RelatumError:
     chosen = next((error for error in tried if isinstance(error, DatabaseUnavailable)), tried[-1])
     if len(tried) > 1:
         texts = "; ".join(dict.fromkeys(str(error) for error in tried))
-        return type(chosen)(f"no host of the database's URL will do: {texts}", **vars(chosen))
+        return type(chosen)(f"no host of the database's URL can be used: {texts}", **vars(chosen))
     return chosen
 
 
@@ -200,8 +200,8 @@ def _of_one_host(said: str) -> RelatumError:
 
 
 _OPENINGS: Final[dict[type[RelatumError], str]] = {
-    DatabaseUnavailable: "PostgreSQL takes no connection now",
-    ConfigurationError: "PostgreSQL cannot be reached as it is set up",
+    DatabaseUnavailable: "PostgreSQL does not accept connections now",
+    ConfigurationError: "cannot connect to PostgreSQL with these settings",
     AccessRefused: "PostgreSQL refuses this user",
 }
 
@@ -215,9 +215,9 @@ def _grant(said: str) -> str:
     if not said.startswith("permission denied for"):
         return ""
     if " database " in said:
-        return "; `relatum migrate` is run by the owner of the database, or by a user that may CREATE in it"
+        return "; run `relatum migrate` as the owner of the database, or as a user that may CREATE in it"
     return (
-        "; grant it the role that may: relatum_reader looks up, relatum_consumer also shares groups and consumes in "
+        "; grant it a role: relatum_reader looks up, relatum_consumer also shares groups and consumes in "
         "order, relatum_recorder records, taps and defines, relatum_collector collects, relatum_router places contexts "
         "and sets (GRANT relatum_reader TO its_name)"
     )
