@@ -31,7 +31,7 @@ CREATE TABLE relatum.streams (
   first_offset bigint,
   created_at timestamptz NOT NULL DEFAULT now(),
   replaced_at timestamptz,
-  -- References recorder_members.
+  -- The `holder` in recorder_members.
   lease_holder text,
   -- Used by recorders and lookups of release 0.4 only; the release after 0.5 drops it.
   lease_expires_at timestamptz,

@@ -172,7 +172,7 @@ class Recorder:
         return True
 
     def _look(self, reader: StreamReader) -> None:
-        # A query about a stream, which demands nothing of a starting broker.
+        # Asks about a stream, not about a super stream, which is harmless while the broker starts.
         with suppress(NotFound):
             reader.bounds(self._names[0])
 

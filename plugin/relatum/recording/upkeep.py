@@ -1,6 +1,6 @@
 """A recorder's background duties: asking for ends, closing gaps, maintaining the table's parts, deleting expired rows.
 
-Interrupted back-fills leave gaps, and so do batches that could not be unpacked when they were read. Offsets that
+Gaps come from interrupted back-fills, and from batches that could not be unpacked when they were read. Offsets that
 release 0.4 recorded over AMQP 0.9.1 are recorded again with the stream protocol.
 """
 

@@ -73,7 +73,7 @@ def verify(
     seed: int | None = None,
     progress: Callable[[StreamVerified], None] | None = None,
 ) -> VerifyReport:
-    """Compare streams with the table, up to the coverage. Nothing is written.
+    """Compare streams with the table, as far as they are recorded. Writes nothing.
 
     Args:
         broker: The broker's URL, or a `Broker`.
