@@ -160,7 +160,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             if not self._options.follow or has_passed():
                 raise
             self._outages.failed(self._who, error)
-            # Recorders' leases may have expired as well: until their renewal, a stream may only seem to have no recorder.
+            # Recorders' leases may have expired, too: until they are renewed, a stream may only seem unrecorded.
             self._look_for_unrecorded_at = time.monotonic() + UNRECORDED_S[1]
             found = None
         else:
@@ -283,7 +283,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             self._waiting.popleft()
 
     def _not_whole(self, claim: Claim, group: Assembled) -> None:
-        """Handle a group that is no longer complete: retention dropped a part, or its stream lost its tail or was replaced."""
+        """Handle a group that is no longer complete: retention took a part, or its stream was cut or replaced."""
         assert self._scanner is not None, "it was claimed"
         stream = self._scanner.stream_of(claim.stream_id)
         if stream is None:
