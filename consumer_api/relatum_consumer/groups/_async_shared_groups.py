@@ -50,7 +50,7 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         self._end = end
         self._shared = shared
         self._taking = threading.Lock()
-        of_one_process(self, "a consumer of groups")
+        of_one_process(self, "a group consumer")
 
     async def __anext__(self) -> AsyncSharedGroup:
         """Return the next group, as `SharedGroups.__next__` does."""

@@ -180,7 +180,7 @@ class Claims:
             yield Rest(ACKNOWLEDGE_PAUSE_S)
         if not is_done:
             raise ClaimLost(
-                f"the group {claim.group_id} is not this member's any more; it was not acknowledged",
+                f"this member has lost the group {claim.group_id}; it was not acknowledged, and is delivered again",
                 group_id=claim.group_id,
             )
 

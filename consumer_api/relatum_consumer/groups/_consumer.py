@@ -81,8 +81,8 @@ def find_consumer(catalog: Catalog, name: str, options: GroupOptions) -> SharedC
     if consumer.names != (None if names is None else tuple(names)) or consumer.order != options.order:
         streams = "all streams" if consumer.names is None else ", ".join(consumer.names)
         raise ConfigurationError(
-            f"the consumer {name!r} reads {streams} in {consumer.order} order: its members ask for the same; "
-            "another name begins anew"
+            f"the consumer {name!r} reads {streams} in {consumer.order} order: use the same streams= and order=, "
+            "or another consumer name"
         )
     return consumer
 
@@ -143,11 +143,11 @@ class SharedGroupsStatistics:
         held: Groups claimed and neither acknowledged nor released.
     """
 
-    given: Annotated[int, Counter("relatum_group_consumer_given_total", "Groups given to the application")]
-    redelivered: Annotated[int, Counter("relatum_group_consumer_redelivered_total", "Groups given once more")]
+    given: Annotated[int, Counter("relatum_group_consumer_given_total", "Groups delivered to the application")]
+    redelivered: Annotated[int, Counter("relatum_group_consumer_redelivered_total", "Groups delivered again")]
     acknowledged: Annotated[int, Counter("relatum_group_consumer_acknowledged_total", "Groups acknowledged")]
     given_up: Annotated[int, Counter("relatum_group_consumer_given_up_total", "Groups given up")]
-    held: Annotated[int, Gauge("relatum_group_consumer_held_groups", "Groups given and not acknowledged")]
+    held: Annotated[int, Gauge("relatum_group_consumer_held_groups", "Groups claimed and not acknowledged")]
 
 
 STATES: Final = ("open", "ready", "claimed", "done", "dead")
@@ -248,7 +248,7 @@ def consumer_status(catalog: Catalog, name: str) -> GroupConsumerStatus:
     check_name("a consumer's name", name)
     consumer = by_name(catalog, name)
     if consumer is None:
-        raise NotFound(f"there is no consumer {name!r} of groups: its first member makes it")
+        raise NotFound(f"there is no group consumer {name!r}: its first member creates it")
     mine = {"consumer_id": consumer.consumer_id}
     counts = dict.fromkeys(STATES, 0)
     oldest: dict[str, datetime] = {}

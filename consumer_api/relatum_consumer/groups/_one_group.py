@@ -250,7 +250,7 @@ def _suspects(view: View, before: int) -> list[str]:
     rows = view.servers.rows(UNFINISHED, parameters | {"before": before, "limit": ANSWER_MESSAGES_MAX + 1})
     if len(rows) > ANSWER_MESSAGES_MAX:
         raise InvalidInput(
-            f"more than {ANSWER_MESSAGES_MAX:,} groups are not complete: ask for one stream, or for older ones"
+            f"more than {ANSWER_MESSAGES_MAX:,} groups are incomplete: name one stream, or ask for older groups"
         )
     return list(dict.fromkeys([*(group_id for (group_id,) in rows), *view.unrecorded_groups]))
 

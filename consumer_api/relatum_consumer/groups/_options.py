@@ -107,7 +107,7 @@ class GroupConsumer:
 def check_name(what: str, name: Any) -> None:
     """Check a name."""
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARACTERS_MAX or "\0" in name:
-        raise InvalidInput(f"{what} is text of 1 to {NAME_CHARACTERS_MAX} characters")
+        raise InvalidInput(f"{what} must be text of 1 to {NAME_CHARACTERS_MAX} characters")
 
 
 def consumer_of(given: str | GroupConsumer) -> GroupConsumer:
@@ -138,7 +138,7 @@ class GroupOptions:
         checked_choice("on_duplicate", self.on_duplicate, get_args(OnDuplicate))
         checked_choice("on_conflict", self.on_conflict, get_args(OnConflict))
         if self.consumer is not None and not self.complete:
-            raise InvalidInput("complete= does not go with consumer=: a consumer shares complete groups, as recorded")
+            raise InvalidInput("complete= cannot be used with consumer=: a consumer reads only recorded messages")
         # Without a stored position, each run would publish the same dead letters again.
         if self.on_conflict == "dead_letter" and (self.consumer is None or self.consumer.dead_letter_stream is None):
             raise InvalidInput('on_conflict="dead_letter" needs consumer=GroupConsumer(…, dead_letter_stream=…)')
@@ -159,7 +159,7 @@ def _check_start(start: Any, names: tuple[str, ...] | None) -> None:
     if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= INTEGER_MAX:
         raise InvalidInput("start= takes an offset, a datetime, or None for the first message")
     if names is None or len(names) != 1:
-        raise InvalidInput("start= takes an offset only where one stream is named; a datetime serves several")
+        raise InvalidInput("start= takes an offset only if you name one stream; use a datetime for several")
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ def floor_of(stream: str, bounds: StreamBounds) -> int:
     if bounds.is_sure:
         return INTEGER_MAX
     raise StreamUnavailable(
-        f"whether the stream {stream!r} is empty cannot be said now: its leader cannot be asked from here",
+        f"it is unknown whether the stream {stream!r} is empty: its leader cannot be reached from here",
         stream=stream,
     )
 

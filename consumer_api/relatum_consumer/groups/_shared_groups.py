@@ -104,7 +104,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         self._catalog = catalog
         self._options = options
         self._consumer = consumer
-        self._who = f"the consumer {consumer.name!r} of groups"
+        self._who = f"the group consumer {consumer.name!r}"
         self._outages = Outages(logger, broker=str(address))
         stream = consumer.dead_letter_stream
         self._letters = None if stream is None else DeadLetters(address, stream)
@@ -121,7 +121,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         self._look_for_unrecorded_at = time.monotonic() + UNRECORDED_S[0]
         self._counts = dict.fromkeys(("given", "redelivered", "acknowledged", "given_up"), 0)
         self._keeper: Keeper | None = None
-        of_one_process(self, "a consumer of groups")
+        of_one_process(self, "a group consumer")
         metrics.report(self, consumer=consumer.name)
 
     def __next__(self) -> SharedGroup:
@@ -205,7 +205,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         try:
             self._claims.give_back()
         except RelatumError as error:
-            text = "groups of %s could not be given back, and are free when their lease has run out: %s"
+            text = "groups of %s could not be released, and become free when their leases expire: %s"
             logger.info(text, self._who, ended(error))
         metrics.retire(self)
 
@@ -352,7 +352,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         if was_mine and given_up.reason == NEVER_ACKNOWLEDGED:
             stream = self._consumer.dead_letter_stream
             logger.warning(
-                "the group %s was given %d times by the consumer %r and never acknowledged: it is dead, %s",
+                "the group %s was delivered %d times by the consumer %r and never acknowledged: it is dead, %s",
                 claim.group_id,
                 claim.given,
                 self._consumer.name,
@@ -366,7 +366,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             self._claims.end(claim, READY)
         except RelatumError as error:
             self._claims.forget(claim)
-            text = "the group %s of %s could not be given back, and is free when its lease has run out: %s"
+            text = "the group %s of %s could not be released, and becomes free when its lease expires: %s"
             logger.info(text, claim.group_id, self._who, ended(error))
 
     # --- what is not recorded -----------------------------------------------------------------------------
@@ -386,7 +386,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             if stream not in self._unrecorded:
                 self._unrecorded.add(stream)
                 logger.warning(
-                    "%d messages of the stream %r are not recorded, and nobody records it: `relatum record %s`",
+                    "%d messages of the stream %r are not recorded, and it has no recorder: run `relatum record %s`",
                     sum(gap.stop - gap.start for gap in known.uncovered if gap.stream == stream),
                     stream,
                     stream,

@@ -189,10 +189,10 @@ def group_key(catalog: Catalog) -> int:
         definition = None
     if definition is None or definition.sources != GROUP_KEY.sources or definition.type != GROUP_KEY.type:
         raise KeyNotDefined(
-            f"groups are found by the key {GROUP_KEY.name!r}, which is not defined here, or as something else: "
-            "give relatum.intercept(…, keys=[…, relatum.GROUP_KEY]), or run "
+            f"groups need the key {GROUP_KEY.name!r}, which is not defined, or is defined differently: "
+            "call relatum.intercept(…, keys=[…, relatum.GROUP_KEY]), or run "
             f"`relatum keys add {GROUP_KEY.name} --source {' --source '.join(GROUP_KEY.sources)}`; "
-            "then back-fill what is older",
+            "then back-fill older messages",
             key=GROUP_KEY.name,
         )
     return definition.key_id
