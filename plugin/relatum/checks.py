@@ -181,7 +181,7 @@ def checked_host(host: str, where: str) -> None:
         host.encode("idna")
     except UnicodeError:
         raise ConfigurationError(
-            f"{where} names a host that no name can be: a part between dots is empty or has over 63 characters"
+            f"{where} has an invalid host name: a part between dots is empty or has over 63 characters"
         ) from None
 
 

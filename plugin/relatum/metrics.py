@@ -276,7 +276,7 @@ class _Entry:
         except Exception:
             # A failing component must not hide the others, nor prevent its own closing.
             if not self._has_failed:
-                logger.exception("the metrics of a %s are left out: a defect", type(source).__name__)
+                logger.exception("the metrics of a %s are left out after an error", type(source).__name__)
             self._has_failed = True
             return self.counted
         self.counted = {what: values for what, values in found.items() if what[0].kind is not Kind.GAUGE}
@@ -403,7 +403,7 @@ def serve(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
     try:
         server, thread = start_http_server(port, addr=host, registry=_own_registry())
     except OSError as error:
-        raise ConfigurationError(f"no metrics can be served on {host}:{port}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
 
     def end() -> None:
         server.shutdown()

@@ -100,7 +100,7 @@ def configure(*, without: Iterable[str] = (), values_of: Iterable[str] = (), ids
     names = checked_names("without", without)
     wrong = [name for name in names if name not in [*Part]]
     if wrong:
-        raise InvalidInput(f"without= takes of {', '.join(Part)}, not {shown(wrong[0])}")
+        raise InvalidInput(f"without= takes some of {', '.join(Part)}, not {shown(wrong[0])}")
     keys = checked_names("values_of", values_of)
     _options = _Options(frozenset(Part).difference(map(Part, names)), frozenset(keys), ids)
 
@@ -125,7 +125,7 @@ def _harmless(without: str) -> Callable[[Callable[_Arguments, _Result]], Callabl
                 if (kind := (without, type(error))) not in _logged:
                     _logged.add(kind)
                     name = type(error).__qualname__
-                    logger.warning("%s, all else goes on: %s (said once)", without, name, exc_info=error)
+                    logger.warning("%s; nothing else is affected: %s (logged once)", without, name, exc_info=error)
                 return None
 
         return call
@@ -153,7 +153,7 @@ class Description:
     links: Sequence[Link] = ()
 
 
-@_harmless("spans are not made")
+@_harmless("spans are missing")
 def _tracer_of(part: Part) -> Tracer | None:
     """Return the tracer of a part; None if it makes no spans."""
     trace: Any = sys.modules.get("opentelemetry.trace")
@@ -196,20 +196,20 @@ class Span:
         self.part = part
         self._span = span
 
-    @_harmless("a span is not told all")
+    @_harmless("a span is incomplete")
     def tell(self, attributes: Callable[[], Attributes]) -> None:
         """Add attributes. They are computed only if the span is recorded."""
         if self._span is not None and self._span.is_recording():
             self._span.set_attributes(attributes())
 
-    @_harmless("a span is not told all")
+    @_harmless("a span is incomplete")
     def link(self, links: Callable[[], Iterable[Link]]) -> None:
         """Add links to other spans."""
         if self._span is not None and self._span.is_recording():
             for link in links():
                 self._span.add_link(link.context, link.attributes)
 
-    @_harmless("a span is not told all")
+    @_harmless("a span is incomplete")
     def failed(self, error: BaseException | str) -> None:
         """Mark the span as failed by an error, or for a reason given as a word."""
         if self._span is not None:
@@ -218,7 +218,7 @@ class Span:
             self._span.set_attribute("error.type", error if isinstance(error, str) else _name_of(type(error)))
             self._span.set_status(StatusCode.ERROR, str(error) if isinstance(error, _SERVERS) else None)
 
-    @_harmless("a span is not ended")
+    @_harmless("a span does not end")
     def end(self) -> None:
         """End the span."""
         if self._span is not None:
@@ -272,7 +272,7 @@ def _opened(part: Part, tracer: Tracer, describe: Callable[[], Description]) -> 
             _current.reset(ours)
 
 
-@_harmless("a span is not made")
+@_harmless("a span is missing")
 def _begun(tracer: Tracer, describe: Callable[[], Description]) -> Any:
     from opentelemetry.trace import SpanKind
 

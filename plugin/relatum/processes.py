@@ -91,8 +91,8 @@ def _refusing(method: Callable[..., Any], what: str) -> Callable[..., Any]:
     @functools.wraps(method)
     def refuse(*_args: Any, **_options: Any) -> Any:
         raise UsedAfterFork(
-            f"{what} was made before this process was forked off, and works in the process that made it alone: make "
-            "one here; nothing was sent or written"
+            f"{what} was made before a fork, and works only in the process that made it: make one in this process; "
+            "nothing was sent or written"
         )
 
     return refuse

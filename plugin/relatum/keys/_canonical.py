@@ -60,9 +60,9 @@ class SkipReason(StrEnum):
 
 
 _TAKEN: Final = {
-    SkipReason.NOT_INTEGER: "an integer is digits, as 42",
-    SkipReason.NOT_TIMESTAMP: "a timestamp is ISO 8601 with a zone, as 2026-11-23T14:00:00Z, or microseconds",
-    SkipReason.FLOAT: "a number with a fraction has no one text: ask with text or an integer",
+    SkipReason.NOT_INTEGER: "an integer is digits, such as 42",
+    SkipReason.NOT_TIMESTAMP: "a timestamp is ISO 8601 with a zone, such as 2026-11-23T14:00:00Z, or microseconds",
+    SkipReason.FLOAT: "a floating-point number has no unique text: use text or an integer",
 }
 
 

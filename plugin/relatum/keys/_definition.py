@@ -62,7 +62,7 @@ class KeyDefinition:
             object.__setattr__(self, "type", KeyType(self.type))
         except ValueError:
             raise InvalidKeyDefinition(
-                f"key {self.name!r}: no type {shown(self.type)}; there are {', '.join(KeyType)}", key=self.name
+                f"key {self.name!r}: unknown type {shown(self.type)}; types are {', '.join(KeyType)}", key=self.name
             ) from None
         if self.since is not None and not isinstance(self.since, datetime):
             raise InvalidKeyDefinition(
@@ -80,7 +80,7 @@ class KeyDefinition:
             check_name(self.names, key=self.name)
             if self.names == self.name:
                 raise InvalidKeyDefinition(
-                    f"key {self.name!r} cannot name itself: leave names= out where messages share its value",
+                    f"key {self.name!r} cannot name itself: leave out names= if messages share its value",
                     key=self.name,
                 )
 
@@ -93,7 +93,9 @@ class KeyDefinition:
             return (_header(self.name),)
         texts = [source] if isinstance(source, str) else list(source) if isinstance(source, Iterable) else []
         if not texts or not all(isinstance(text, str) for text in texts):
-            raise InvalidKeyDefinition(f"key {self.name!r}: its source names no header or property", key=self.name)
+            raise InvalidKeyDefinition(
+                f"key {self.name!r}: its source must be text, a sequence of texts, or a function", key=self.name
+            )
         components = tuple(Component.parse(text, key=self.name) for text in texts)
         if len(components) > 1 and any(component.is_many for component in components):
             raise InvalidKeyDefinition(
@@ -231,16 +233,16 @@ class KeyDefinition:
         """
         if not self.is_composite:
             if isinstance(value, list | tuple):
-                raise InvalidKeyDefinition(f"the key {self.name!r} takes one value, and no list of them", key=self.name)
+                raise InvalidKeyDefinition(f"the key {self.name!r} takes one value, not a list", key=self.name)
             return canonical(value, self.value_type)
         if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != len(self.components):
             raise InvalidKeyDefinition(
-                f"key {self.name!r} has {len(self.components)} components: ask with a tuple of that many values",
+                f"key {self.name!r} has {len(self.components)} components: pass a tuple of as many values",
                 key=self.name,
             )
         found = self.canonical_of(value)
         if found is None:
-            raise InvalidKeyDefinition(f"key {self.name!r}: None is no value to ask for", key=self.name)
+            raise InvalidKeyDefinition(f"key {self.name!r}: None cannot be searched for", key=self.name)
         return found
 
 

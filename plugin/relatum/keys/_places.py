@@ -122,7 +122,7 @@ class Place:
             return cls._parse_body(name.removeprefix("body:"), key=key, is_trace=True)
         if kind == "property" and name not in PROPERTIES:
             raise InvalidKeyDefinition(
-                f"key {key!r}: no property {name!r} to take it from; there are {', '.join(PROPERTIES)}",
+                f"key {key!r}: unknown property {name!r}; properties are {', '.join(PROPERTIES)}",
                 key=key,
             )
         path: Path = ()
@@ -141,7 +141,7 @@ class Place:
         media_type = media_type.strip().lower()
         if not dollar or (media_type and (not media_type.endswith(":") or "/" not in media_type)):
             raise InvalidKeyDefinition(
-                f"key {key!r}: {shown('body:' + text)} is no place in a body: write body:$.order.id, or "
+                f"key {key!r}: {shown('body:' + text)} is not a place in a body: write body:$.order.id, or "
                 "body:application/cloudevents+json:$.id for bodies of one content type",
                 key=key,
             )
@@ -196,7 +196,7 @@ class Component:
         """
         texts = _OR.split(text)
         if len(texts) > PLACES_MAX:
-            raise InvalidKeyDefinition(f"key {key!r}: at most {PLACES_MAX} places, one of which has it", key=key)
+            raise InvalidKeyDefinition(f"key {key!r}: its source has more than {PLACES_MAX} places", key=key)
         return cls(tuple(Place.parse(each, key=key) for each in texts))
 
 
@@ -243,7 +243,7 @@ def parse_path(text: str, *, key: str) -> Path:
         at = found.end()
     if not steps or at < len(text):
         raise InvalidKeyDefinition(
-            f"key {key!r}: {shown(text)} is no path: write members and indexes as $.order.id, $['order id'], "
+            f"key {key!r}: {shown(text)} is not a path: write members and indexes as $.order.id, $['order id'], "
             "$.items[0].sku, and $.items[*].sku for each item of an array",
             key=key,
         )

@@ -92,5 +92,5 @@ def preset(name: str) -> tuple[KeyDefinition, ...]:
     found = PRESETS.get(name) if isinstance(name, str) else None
     if found is None:
         hint = meant(name, PRESETS) if isinstance(name, str) else ""
-        raise InvalidInput(f"no preset {shown(name)}{hint}; there are {', '.join(PRESETS)}")
+        raise InvalidInput(f"unknown preset {shown(name)}{hint}; presets are {', '.join(PRESETS)}")
     return found

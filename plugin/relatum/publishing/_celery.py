@@ -92,7 +92,7 @@ def intercept(app: Any, interceptions: ProcessInterceptions) -> None:
         # `celery.current_app` is a proxy, on which no attributes can be set.
         app = app._get_current_object()
     if any(definition.from_body is not None for definition in interceptions.options.definitions):
-        raise ConfigurationError("a task's body is made by kombu: its keys are headers, properties, or body:$.… paths")
+        raise ConfigurationError("kombu makes a task's body: take keys from headers, properties, or body:$.… paths")
     put(app, "producer_or_acquire", _Producers(app.producer_or_acquire, interceptions))
     setattr(app, ATTRIBUTE, interceptions)
 

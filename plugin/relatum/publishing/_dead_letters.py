@@ -96,7 +96,7 @@ class DeadLetters(Closing):
                 letter.reduce(getattr(refused, "bytes_max", HEADERS_BYTES_MAX))
                 self._publisher.publish(self.stream, message.body, letter.properties())
                 extra = {"stream": message.stream, "offset": message.offset, "left_out": letter.left_out}
-                logger.warning("a dead letter without all of its properties: %s", refused, extra=extra)
+                logger.warning("a dead letter was published without some of its properties: %s", refused, extra=extra)
 
     def close(self) -> None:
         """Close the connection. The next publish opens another."""
@@ -129,7 +129,7 @@ class Burial:
                     raise
                 # It would fail again and block the next ones.
                 extra = {"stream": message.stream, "offset": message.offset}
-                log_failure(logger, error, f"message {message.id} can be no dead letter", extra=extra)
+                log_failure(logger, error, f"message {message.id} cannot become a dead letter", extra=extra)
                 self._refused[message.id] = ended(error)
             self._left.popleft()
         return self._refused

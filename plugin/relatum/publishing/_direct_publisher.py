@@ -119,11 +119,11 @@ class DirectPublisher(Closing):
         if isinstance(error, ChannelClosedByBroker) and code == _ACCESS_REFUSED:
             return AccessRefused(
                 f"the broker refuses the user {self._address.user!r} to publish {self._what} to {stream!r} by "
-                "the default exchange: the permission to write to 'amq.default' is needed"
+                "the default exchange: grant the permission to write to 'amq.default'"
             )
         why = str(error) or type(error).__name__
         if code == _PRECONDITION_FAILED or code in MALFORMED:
-            return PublishRejected(f"the broker takes no such message: {self._what} for {stream!r}: {why}")
+            return PublishRejected(f"the broker does not accept {self._what} for {stream!r}: {why}")
         return BrokerUnavailable(f"{self._what} could not be published to {stream!r}: {why}")
 
     def _check_frame(self, connection: BlockingConnection, size: int) -> None:
@@ -168,4 +168,4 @@ def encoded_bytes(properties: BasicProperties) -> int:
         return sum(map(len, properties.encode()))
     except Exception as error:
         # pika's encoder raises AssertionError, struct.error, RecursionError and its own errors.
-        raise InvalidInput(f"properties that AMQP 0.9.1 cannot encode: {error or type(error).__name__}") from error
+        raise InvalidInput(f"AMQP 0.9.1 cannot encode the properties: {error or type(error).__name__}") from error

@@ -38,8 +38,8 @@ def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
     """Intercept all present and future connections of the broker object."""
     if interceptions.options.copy_to is not None and broker.confirm_delivery:
         raise ConfigurationError(
-            "copy_to= with confirm_delivery=True is refused: a message whose queue is gone would count as delivered, "
-            "for its copy, and dramatiq would not declare the queue again"
+            "copy_to= cannot be used with confirm_delivery=True: a message to a deleted queue would count as "
+            "delivered because of its copy, and dramatiq would not declare the queue again"
         )
     given = broker.parameters
     interceptions.nodes = given if isinstance(given, list) else [given]

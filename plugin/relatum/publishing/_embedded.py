@@ -97,9 +97,7 @@ class EmbeddedRecorders:
         left: dict[str, int | None] = {}
         for kept, _ in list(cls._used.values()):
             left |= kept.left()
-        warn_of_left(
-            "the process", left, "; so does relatum.release(…) of what was intercepted, before the process ends"
-        )
+        warn_of_left("the process", left, "; to record them here, call relatum.release(…) before the process ends")
 
     @classmethod
     def renew(cls) -> None:

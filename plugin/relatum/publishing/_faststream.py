@@ -37,8 +37,8 @@ def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
     """Intercept the present and future connections of the broker object."""
     if interceptions.options.copy_to is not None:
         raise ConfigurationError(
-            "copy_to= is for Celery and dramatiq: FastStream publishes as mandatory, and a message whose queue "
-            "is gone would count as delivered, for its copy. `relatum tap` the exchange"
+            "copy_to= is for Celery and dramatiq: FastStream publishes as mandatory, and a message to a deleted queue "
+            "would count as delivered because of its copy. Use `relatum tap` for the exchange"
         )
     setattr(broker, ATTRIBUTE, interceptions)
     if not any(isinstance(middleware, _Covering) for middleware in broker.middlewares):

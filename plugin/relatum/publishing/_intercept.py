@@ -124,8 +124,8 @@ def _intercepted(connection: _Connection, options: Options) -> _Connection:
     elif present is None:
         if options.copy_to is not None:
             raise ConfigurationError(
-                f"copy_to= is for Celery and dramatiq, not for {client.NAME}: publish to the stream, or "
-                "`relatum tap` the exchange"
+                f"copy_to= is for Celery and dramatiq, not for {client.NAME}: publish to the stream, or use "
+                "`relatum tap` for the exchange"
             )
         interception = Interception(options, connection, client.NAME)
         try:
@@ -137,7 +137,7 @@ def _intercepted(connection: _Connection, options: Options) -> _Connection:
         client.intercept(connection, interception)
     elif present.options != options:
         raise ConfigurationError(
-            "this connection is intercepted already, with other options: relatum.release(connection) first"
+            "this connection is intercepted with other options: call relatum.release(connection) first"
         )
     return connection
 
@@ -171,7 +171,7 @@ def statistics(connection: object) -> PublisherStatistics:
     with suppress(TypeError):
         counts = counts or _released.get(connection)
     if counts is None:
-        raise ConfigurationError("this connection was never intercepted: relatum.intercept(connection, …)")
+        raise ConfigurationError("this connection was never intercepted: call relatum.intercept(connection, …)")
     return counts.statistics()
 
 
@@ -186,7 +186,7 @@ def _client_of(connection: object) -> ModuleType:
             return import_module(f"relatum.publishing.{name}")
     raise ConfigurationError(
         f"{type(connection).__qualname__} is no connection of pika or aio-pika, no Celery app, and no broker of "
-        "dramatiq or faststream.rabbit; for other clients: relatum.stamped(…) and relatum.recording_here(…)"
+        "dramatiq or faststream.rabbit; for other clients, use relatum.stamped(…) and relatum.recording_here(…)"
     )
 
 

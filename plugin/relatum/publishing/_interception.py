@@ -168,7 +168,7 @@ class Interception:
     def require_database(self) -> None:
         """Check that there is a database, for a receipt."""
         if self.options.database is None:
-            raise ConfigurationError("a receipt comes from the table: intercept the connection with database=URL")
+            raise ConfigurationError("a receipt needs the database: intercept the connection with database=URL")
 
     @property
     def watches(self) -> bool:

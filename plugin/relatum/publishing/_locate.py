@@ -228,7 +228,7 @@ class Locator:
         with self.reader() as reader:
             if reader.routes("", name) != []:
                 return where
-        self._warn_once("%r is no stream: a receipt of a message published to it has no place", name)
+        self._warn_once("%r is not a stream, so receipts of messages published to it have no places", name)
         return Destinations(frozenset(), is_exact=True)
 
     def _bound(self, exchange: str) -> frozenset[str]:
@@ -246,8 +246,8 @@ class Locator:
             self._bound_to[exchange] = (now if bound else now - ASK_S + ASK_AGAIN_S), bound
             if not (bound or self._named):
                 self._warn_once(
-                    "the streams that exchange %r leads to are not known, so receipts cannot say whether they are "
-                    "complete: name them in intercept(…, streams=[…])",
+                    "the streams that exchange %r leads to are unknown, so receipts may be incomplete: name them "
+                    "in intercept(…, streams=[…])",
                     exchange,
                 )
         return bound
@@ -281,12 +281,12 @@ class Locator:
         try:
             yield self._reader or self._opened()
         except UsedAfterClose as error:
-            raise ConnectionLost("the connection was released during the look: look again") from error
+            raise ConnectionLost("the connection was released during the search: search again") from error
 
     def _opened(self) -> StreamReader:
         # The first caller may spend all its time on a silent broker. The others wait only for their own time.
         if not self._opening.acquire(timeout=left_s(CONNECT_S)):
-            raise ReadTimeout("the broker has not answered the callers that asked before")
+            raise ReadTimeout("the broker has not answered earlier calls yet")
         try:
             reader = self._reader = self._reader or StreamReader.open(self._address, timeout_s=CONNECT_S)
         finally:
@@ -350,7 +350,7 @@ class Locator:
         with self._lock:
             if self._opened_database is None:
                 if self._database is None:
-                    raise ConfigurationError("a receipt needs the database: give intercept() its URL")
+                    raise ConfigurationError("a receipt needs the database: intercept the connection with database=URL")
                 self._opened_database = Database(self._database, refusing=None, pool_size=2)
             return self._opened_database
 

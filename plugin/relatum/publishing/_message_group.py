@@ -26,10 +26,10 @@ class _Group:
     def __init__(self, exchange: str, routing_key: str, group_id: str | None, start: int) -> None:
         for name, value in (("exchange", exchange), ("routing_key", routing_key)):
             if not isinstance(value, str):
-                raise GroupFault.OPTION_INVALID.error(f"{name} is a text, not {type(value).__name__}")
+                raise GroupFault.OPTION_INVALID.error(f"{name}= takes a text, not {type(value).__name__}")
         self._target = exchange, routing_key
         self._numbers = Numbering(group_id, start)
-        of_one_process(self, "a message group, whose numbers are given once,")
+        of_one_process(self, "a message group")
 
     def __repr__(self) -> str:
         state = "complete" if self.is_complete else f"next {self.next_sequence}"
@@ -83,13 +83,13 @@ class _Group:
         name = exchange or routing_key
         if (exchange or routing_key) and not position.holds_for(exchange, routing_key):
             raise GroupFault.OPTION_INVALID.error(
-                f"the position of group {position.group_id} says nothing of {name!r}, where this group's messages go: "
-                f"ask group_position(…, streams={name!r})"
+                f"the position of group {position.group_id} does not cover {name!r}, to which this group publishes: "
+                f"call group_position(…, streams={name!r})"
             )
         if not (position.is_proven or unproven):
             raise GroupFault.OPTION_INVALID.error(
-                f"the position of group {position.group_id} is not proven, there may be more of it: ask with "
-                "complete=True by the stream protocol, or say resume(…, unproven=True)"
+                f"the position of group {position.group_id} is not proven, so the group may have more messages: use "
+                "complete=True and the stream protocol, or call resume(…, unproven=True)"
             )
 
     def _failed(self, place: Membership, error: Exception) -> None:
@@ -304,5 +304,5 @@ def _require_routed(result: Any, place: Membership) -> None:
     """Raise if the broker returned the message: aio-pika returns it, unless the channel raises."""
     if came_back(result):
         raise PublishUnroutable(
-            f"message {place.sequence} of group {place.group_id} came back: nothing is bound for it", in_stream=False
+            f"message {place.sequence} of group {place.group_id} was returned: no queue is bound", in_stream=False
         )

@@ -135,7 +135,7 @@ async def publish_async(
     exchange, interception = intercepted_exchange(target)
     if not isinstance(getattr(exchange, "name", None), str):
         raise ConfigurationError(
-            f"no receipt tells of a {type(exchange).__name__}: publish with it itself; nothing was sent"
+            f"a {type(exchange).__name__} gives no receipts: call its own publish(); nothing was sent"
         )
     interception.require_database()
     if not (await exchange.channel.get_underlay_channel()).publisher_confirms:
@@ -146,7 +146,7 @@ async def publish_async(
     ours.headers, ours.message_id = _asking(message.headers, message.message_id, message.timestamp)
     sent = Sent.of(exchange.name, routing_key, ours.message_id, ours.headers, message.body)
     if came_back(await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)):
-        raise PublishUnroutable(f"message {sent.message_id} came back: nothing is bound for it", in_stream=False)
+        raise PublishUnroutable(f"message {sent.message_id} was returned: no queue is bound", in_stream=False)
     return AsyncReceipt(sent, interception.locator)
 
 
@@ -167,14 +167,14 @@ def publisher_of(channel: Any) -> Publisher:
     """Return the publisher of a channel of an intercepted pika connection."""
     if not isinstance(channel, BlockingChannel | Channel):
         raise ConfigurationError(
-            f"channel is a channel of an intercepted pika connection, not {type(channel).__name__} of "
+            f"channel= takes a channel of an intercepted pika connection, not {type(channel).__name__} of "
             f"{type(channel).__module__}; with aio-pika: await relatum.publish_async(exchange, message, routing_key)"
         )
     publisher = vars(channel).get("basic_publish")
     if not isinstance(publisher, Publisher):
         publisher = vars(channel).get(PUBLISHER)
     if not isinstance(publisher, Publisher) or not publisher.interception.active:
-        raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
+        raise ConfigurationError("this channel's connection is not intercepted: call relatum.intercept(connection, …)")
     return publisher
 
 
@@ -183,11 +183,11 @@ def intercepted_exchange(target: Any) -> tuple[Any, Interception]:
     exchange: Any = getattr(target, "default_exchange", None) or target
     if not hasattr(exchange, "publish"):
         raise ConfigurationError(
-            f"target is an exchange or a channel of an intercepted aio-pika connection, not {type(target).__name__}"
+            f"target= takes an exchange or a channel of an intercepted aio-pika connection, not {type(target).__name__}"
         )
     interception = getattr(getattr(exchange, "channel", None), ATTRIBUTE, None)
     if not isinstance(interception, Interception) or not interception.active:
-        raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
+        raise ConfigurationError("this channel's connection is not intercepted: call relatum.intercept(connection, …)")
     return exchange, interception
 
 
@@ -209,7 +209,7 @@ class _Confirms:
             if channel.callbacks.pending(number, Basic.Ack):
                 raise ConfigurationError(
                     "this channel was in confirm mode before its connection was intercepted, so its delivery tags are "
-                    "not known: intercept first"
+                    "unknown: intercept the connection first"
                 )
             channel.confirm_delivery(self._on_answer)
         else:
@@ -263,7 +263,8 @@ class _Confirms:
             self._fail(
                 receipt,
                 PublishUnroutable(
-                    f"message {receipt.message_id} came back: {method.reply_code} {method.reply_text}", in_stream=False
+                    f"message {receipt.message_id} was returned: {method.reply_code} {method.reply_text}",
+                    in_stream=False,
                 ),
             )
 

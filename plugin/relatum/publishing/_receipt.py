@@ -116,12 +116,12 @@ class _Published:
             return found
         note = ""
         if missing:
-            note = f" ({'missing' if is_exact else 'looked for in'}: {', '.join(sorted(missing))})"
+            note = f" ({'missing' if is_exact else 'searched'}: {', '.join(sorted(missing))})"
         elif not is_exact:
-            note = " (its streams are not known: name them in intercept(…, streams=[…]))"
+            note = " (its streams are unknown: name them in intercept(…, streams=[…]))"
         raise NotRecordedInTime(
             f"the message {self.message_id} is confirmed, but was not recorded within {seconds_text(timeout_s)}{note}: "
-            "wait again, or see whether a recorder runs (`relatum status`)",
+            "wait again, or check whether a recorder runs (`relatum status`)",
             found=found,
             in_stream=True if is_exact or found else None,
         )
@@ -256,13 +256,13 @@ class Receipt(_Published):
     def _await_answer(self, deadline: float, timeout_s: float) -> None:
         if self._thread_of_confirms == threading.get_ident():
             raise ConfigurationError(
-                "this is the thread of the callback connection, which must go on to receive the confirm: wait on "
-                "another thread, or use add_done_callback"
+                "this is the thread of the callback connection, which has to receive the confirm: wait on another "
+                "thread, or use add_done_callback"
             )
         if not self._decided.wait(max(0.0, deadline - time.monotonic())):
             raise PublishOutcomeUnknown(
                 f"the broker has not answered for message {self.message_id} within {seconds_text(timeout_s)}; "
-                "it may still",
+                "it may still do so",
                 in_stream=None,
                 settle=self.settle,
             )

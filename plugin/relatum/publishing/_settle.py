@@ -175,8 +175,8 @@ class _Looks:
         where = self._locator.destinations(self._sent)
         if not where.streams:
             raise ConfigurationError(
-                f"the streams that exchange {self._sent.exchange!r} leads to cannot be known here: settle(streams=…), "
-                "or intercept(…, streams=[…])"
+                f"the streams that exchange {self._sent.exchange!r} leads to are unknown: name them in "
+                "settle(streams=…) or intercept(…, streams=[…])"
             )
         return where
 
@@ -189,18 +189,18 @@ class _Looks:
     def _raise_unknown(self, failure: RelatumError | None) -> Any:
         name, searches = self._sent.message_id, self._searches
         if isinstance(failure, NotAStream) or (isinstance(failure, NotFound) and not searches):
-            raise ConfigurationError(f"the message {name} cannot be read again: {failure}") from failure
+            raise ConfigurationError(f"the message {name} cannot be searched for: {failure}") from failure
         if isinstance(failure, NotFound):
             raise failure
         if isinstance(failure, Transient) and not isinstance(failure, (_OutOfTime, ConnectionsInUse)):
             raise BrokerUnavailable(
-                f"the message {name} could not be looked for within {seconds_text(self._timeout_s)}, settle it again: "
+                f"the message {name} could not be searched within {seconds_text(self._timeout_s)}; settle it again: "
                 f"{failure}"
             ) from failure
-        arrives = "it may still arrive" if self._is_exact else "it may still arrive, or lie where it is not looked for"
+        arrives = "it may still arrive" if self._is_exact else "it may still arrive, or be in another stream"
         why = next((search.doubt for search in searches.values() if search.doubt), arrives)
         if isinstance(failure, ConnectionsInUse):
-            why = f"others were looked for by all {failure.limit} connections, settle it again"
+            why = f"all {failure.limit} connections were searching for other messages; settle it again"
         raise PublishOutcomeUnknown(
             f"the message {name} was not found within {seconds_text(self._timeout_s)}; {why}",
             in_stream=None,
@@ -253,7 +253,7 @@ class _Search:
     def _doubt(self, reader: StreamReader, bounds: StreamBounds) -> str:
         """Return why the stream may contain the message although it was not found; "" if it cannot."""
         if not bounds.is_sure:
-            return "the stream's leader was not asked, or shows nothing now, so it may be there"
+            return "the stream's leader did not report its end, so the stream may have the message"
         if bounds.last is None:
             return ""
         if not isinstance(self._next, int) or self._next <= bounds.last:
@@ -261,7 +261,7 @@ class _Search:
         if bounds.first and self._begin is not None:
             first_ms = _chunk_ms(reader, self._stream, "first")
             if first_ms is None or first_ms > self._begin.timestamp() * 1000:
-                return "and retention has dropped what was written then"
+                return "retention has dropped messages of that time"
         return ""
 
 
@@ -286,7 +286,7 @@ def _chunk_ms(reader: StreamReader, stream: str, which: Any) -> int | None:
     with contextlib.closing(cast("Any", batches)) as found:
         for batch in found:
             if batch is None:
-                raise ReadTimeout(f"the stream {stream!r} gave nothing, though it has more")
+                raise ReadTimeout(f"the stream {stream!r} delivered nothing, although it has messages")
             chunk_ms: int | None = cast("RecordBatch", batch).chunk_ms
             return chunk_ms
     return None

@@ -259,7 +259,7 @@ class Stamper:
         self.skipped[key, reason] += 1
         if self.skipped[key, reason] == 1:
             logger.warning(
-                "publishing values of key %r that will not be recorded: %s; further ones are counted", key, reason
+                "published a value of key %r that will not be recorded: %s; further ones are only counted", key, reason
             )
 
 
@@ -312,8 +312,8 @@ def with_copy(headers: Mapping[str, Any] | None, stream: str) -> dict[str, Any]:
     for name, value in given.items():
         if isinstance(value, Decimal):
             raise HeadersRefused(
-                f"header {name!r} is a decimal number, of which no stream takes a copy: give it as text; nothing was "
-                "sent",
+                f"header {name!r} is a decimal number, which cannot be copied to a stream: send it as text; nothing "
+                "was sent",
                 reason="decimal",
             )
     copies = given.get(COPIES, [])

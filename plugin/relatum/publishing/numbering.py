@@ -33,7 +33,7 @@ class Numbering:
 
     def __init__(self, group_id: str | None = None, start: int = 1) -> None:
         if group_id is None and start != 1:
-            raise GroupFault.OPTION_INVALID.error("start goes on with a group: give its group_id")
+            raise GroupFault.OPTION_INVALID.error("start= continues a group: pass its group_id=")
         self.group_id = new_group_id() if group_id is None else checked_group_id(group_id)
         self.next_free = checked_sequence(start)
         """The number after the highest taken one."""
@@ -46,16 +46,16 @@ class Numbering:
         """Continue from a position: with the missing numbers, then with numbers above the highest."""
         if not isinstance(position, GroupPosition):
             raise GroupFault.OPTION_INVALID.error(
-                f"position is what group_position gives, not {type(position).__name__}"
+                f"position= takes a result of group_position(…), not {type(position).__name__}"
             )
         if position.group_id != self.group_id and self.is_begun:
             raise GroupFault.OPTION_INVALID.error(
-                f"group {self.group_id} has been begun: another group is gone on with by a group of its own"
+                f"group {self.group_id} has messages already: continue another group with a new MessageGroup"
             )
         for anomaly in _CANNOT_GO_ON:
             if anomaly in position.anomalies:
                 raise GroupConflict(
-                    f"group {position.group_id} cannot be gone on with: {anomaly}",
+                    f"group {position.group_id} cannot be continued: {anomaly}",
                     group_id=position.group_id,
                     anomaly=str(anomaly),
                 )
@@ -123,7 +123,7 @@ class Numbering:
         """Return the error for a group that ends incomplete."""
         lacks = "its last message" if self.last_sequence is None else f"{self.missing}"
         return IncompleteGroup(
-            f"group {self.group_id} was left without {lacks}: go on with it from its position, or put its last message",
+            f"group {self.group_id} ended without {lacks}: resume it from its position, or put its last message",
             group_id=self.group_id,
             missing=self.missing,
             last_sequence=self.last_sequence,

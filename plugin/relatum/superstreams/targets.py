@@ -72,15 +72,11 @@ class Target:
         Raises:
             ConfigurationError: this kind of target cannot tell: it does more than to publish one message.
         """
-        raise ConfigurationError(
-            f"no receipt tells of a {type(self).__name__}: publish with it itself; nothing was sent"
-        )
+        raise ConfigurationError(f"a {type(self).__name__} gives no receipts: call its own publish(); nothing was sent")
 
     async def destination_async(self, channel: Any, message: Any, routing_key: str) -> tuple[str, str]:
         """The exchange and the routing key an aio-pika message would be published by; see `destination`."""
-        raise ConfigurationError(
-            f"no receipt tells of a {type(self).__name__}: publish with it itself; nothing was sent"
-        )
+        raise ConfigurationError(f"a {type(self).__name__} gives no receipts: call its own publish(); nothing was sent")
 
     def exchange(self, channel: Any) -> "TargetExchange":
         """What takes this target's place where an aio-pika exchange is wanted: it has `publish`."""
