@@ -126,7 +126,7 @@ class KeyDefinition:
 
     @property
     def hint(self) -> str:
-        """Return a hint if a bare name, which means a header, is also a property's name; else ""."""
+        """A hint if a bare name, which means a header, is also a property's name; else ""."""
         source = self.name if self.source is None else self.source
         if callable(source):
             return ""

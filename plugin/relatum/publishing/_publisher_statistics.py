@@ -31,11 +31,11 @@ class PublisherStatistics:
             `release`, if all messages were recorded, and if other connections still use the recorder.
     """
 
-    connections: Annotated[int, Gauge("relatum_publisher_connections", "Connections that are intercepted now")]
+    connections: Annotated[int, Gauge("relatum_publisher_connections", "Intercepted connections")]
     published: Annotated[int, Counter("relatum_publisher_published_total", "Messages sent")]
     errors: Annotated[
         Mapping[str, int],
-        Counter("relatum_publisher_errors_total", "Messages sent whose publish ended as an error", by="reason"),
+        Counter("relatum_publisher_errors_total", "Messages sent whose publish failed", by="reason"),
     ]
     skipped: Annotated[
         Mapping[str, int],
@@ -43,7 +43,7 @@ class PublisherStatistics:
     ]
     receipt_s: Annotated[
         Observed,
-        Distribution("relatum_publisher_receipt_seconds", "Time from sending to the receipt of the message's place"),
+        Distribution("relatum_publisher_receipt_seconds", "Time from sending until the message's places are known"),
     ]
     left: Mapping[str, int | None]
 

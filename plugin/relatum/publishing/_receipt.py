@@ -157,7 +157,7 @@ class Receipt(_Published):
 
     @property
     def error(self) -> PublishError | None:
-        """Why the message is not confirmed, once known: nacked, unroutable, rejected or outcome unknown."""
+        """The error of the publish, once known: nacked, unroutable, rejected or outcome unknown; else None."""
         return self._error
 
     def add_done_callback(self, callback: "Callable[[Receipt], None]") -> None:
