@@ -72,15 +72,11 @@ class Target:
         Raises:
             ConfigurationError: This kind of target cannot, since it does more than publish one message.
         """
-        raise ConfigurationError(
-            f"a {type(self).__name__} cannot publish with a receipt: call its own method; nothing was sent"
-        )
+        raise ConfigurationError(f"a {type(self).__name__} gives no receipts: call its own publish(); nothing was sent")
 
     async def destination_async(self, channel: Any, message: Any, routing_key: str) -> tuple[str, str]:
         """Return the exchange and the routing key for an aio-pika message; see `destination`."""
-        raise ConfigurationError(
-            f"a {type(self).__name__} cannot publish with a receipt: call its own method; nothing was sent"
-        )
+        raise ConfigurationError(f"a {type(self).__name__} gives no receipts: call its own publish(); nothing was sent")
 
     def exchange(self, channel: Any) -> "TargetExchange":
         """Return this target in the form of an aio-pika exchange, with `publish`."""
