@@ -270,7 +270,7 @@ class Flights:
         self._lock = threading.Lock()
 
     def run(self, about: Hashable, ask: Callable[[], _Answer]) -> _Answer:
-        """Return what `ask` returns, called here or by another thread for the same `about`. Do not change the result."""
+        """Return what `ask` returns, called here or by another thread for the same `about`. The result is shared."""
         until = time.monotonic() + self._within_s
         while True:
             with self._lock:
