@@ -380,7 +380,7 @@ class Parts(Generic[_Item]):
                 self.close()
 
     def close(self) -> None:
-        """End the iteration, or let the thread that takes a part now do so, since a source of ids may block for long."""
+        """End the iteration. A thread that takes a part now does it, because a source of ids may block for long."""
         self._is_ended = True
         if self._lock.acquire(blocking=False):
             try:
