@@ -105,7 +105,7 @@ class Scan:
         stop: The offset it ends before; None for none.
         follow: True goes on with new messages; False ends with the existing ones.
         credit: Chunks the broker may send ahead of those handled.
-        any_node: True ends, without `follow`, at the end that a node knows which does not lead the stream.
+        any_node: True ends, without `follow`, at the end known to a node that does not lead the stream.
     """
 
     stream: str
