@@ -41,14 +41,14 @@ class ExpectationStatistics:
         lag_s: Age in seconds of the moment up to which everything is known; what was due before it was reported.
     """
 
-    checked: Annotated[int, Counter("relatum_expectation_checked_total", "Messages that were due and looked at")]
+    checked: Annotated[int, Counter("relatum_expectation_checked_total", "Messages that were due and checked")]
     unmet: Annotated[
         Mapping[str, int],
         Counter("relatum_expectation_unmet_total", "Messages that nothing followed in time", by="finding"),
     ]
     lag_s: Annotated[
         float,
-        Greatest("relatum_expectation_lag_seconds", "Age of the moment up to which is known what came"),
+        Greatest("relatum_expectation_lag_seconds", "Age of the moment up to which all messages are known"),
     ]
 
 
@@ -87,7 +87,7 @@ class MissingWatch:
     ) -> Generator[UnmetExpectation | Rest, None, None]:
         """Yield the messages as they fall due, and rests between looks. `run` limits the time of a look."""
         outages, pauses = Outages(logger, broker=broker), Pauses()
-        who = f"watching for what the expectation {self._name!r} misses"
+        who = f"watching the expectation {self._name!r}"
         metrics.report(self._counted, expectation=self._name)
         try:
             while True:
@@ -136,7 +136,7 @@ class MissingWatch:
             return []
         self._from_us, self._has_more, self._halved = end, self._halved > 0, max(0, self._halved - 1)
         if judge.unreadable or judge.has_lost:
-            logger.warning("%s: messages were dropped or cannot be unpacked before they were looked at", self._name)
+            logger.warning("%s: messages were dropped before they were checked, or cannot be unpacked", self._name)
         self._counted.known_us = max(self._counted.known_us, known_us)
         self._counted.checked += judge.checked
         self._counted.unmet.update(str(each.finding) for each in unmet)

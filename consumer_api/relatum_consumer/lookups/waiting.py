@@ -217,7 +217,7 @@ class Waiting:
         if found is None:
             self._rest(question)
         elif self._catalog.is_news([*found.unrecorded_streams, *(each.key for each in found.new_keys)]):
-            logger.warning("waited in vain for what is not recorded: %s", found.explanation)
+            logger.warning("a wait timed out for messages that are not recorded: %s", found.explanation)
         return found
 
     def _look(self, question: Question, now: float) -> Answer | None:

@@ -192,11 +192,11 @@ class ComponentLoop:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._logger.error("%s has a defect, and goes on", self._name, exc_info=error)
+            self._logger.error("%s hit an unexpected error, and goes on", self._name, exc_info=error)
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error, message = context.get("exception"), context.get("message")
-        self._logger.error("%s has a defect, and goes on: %s", self._name, message, exc_info=error)
+        self._logger.error("%s hit an unexpected error, and goes on: %s", self._name, message, exc_info=error)
 
     async def _cancel_all(self) -> None:
         # In a loop, because new tasks may start during the wait.
@@ -210,7 +210,7 @@ class ComponentLoop:
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
-            self._logger.exception("%s has a defect, and goes on: an exit", self._name)
+            self._logger.exception("%s ignored an exit raised by a callback, and goes on", self._name)
             return False
         return True
 

@@ -200,11 +200,11 @@ class Outages:
         if not is_new:
             return before is None
         if isinstance(what, Server):
-            self._logger.warning("%s is away, and is waited for: %s", self._names[what], ended(error))
+            self._logger.warning("%s is away, and will be retried: %s", self._names[what], ended(error))
         elif isinstance(error, RelatumError):
-            self._logger.warning("%s waits, and is tried again: %s", who, ended(error))
+            self._logger.warning("%s is waiting and will retry: %s", who, ended(error))
         else:
-            self._logger.error("%s waits, by a defect, and is tried again", who, exc_info=error)
+            self._logger.error("%s hit an unexpected error and will retry", who, exc_info=error)
         return before is None
 
     def over(self, who: str) -> None:
@@ -223,7 +223,7 @@ class Outages:
             self._recoveries += 1
             self._changed.notify_all()
         if since is not None:
-            self._logger.info("%s waits no more, after %.0f s", who, time.monotonic() - since)
+            self._logger.info("%s is no longer waiting, after %.0f s", who, time.monotonic() - since)
         self._say_back(back)
 
     def forget(self, who: str) -> None:
