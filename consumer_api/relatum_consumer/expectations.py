@@ -185,7 +185,7 @@ class MissingReport:
         if self.status is not Status.ABSENT:
             return "; ".join(filter(None, (_WORDS[self.status], to_be_recorded((), self.new_keys))))
         if not self.checked:
-            return "no messages in this span, so nothing was looked at"
+            return "no messages in this span, so nothing was checked"
         if not self.not_known_count:
             return _WORDS[self.status]
         if self.is_early:

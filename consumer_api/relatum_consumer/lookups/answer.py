@@ -43,8 +43,8 @@ _WORDS: Final = {
     Status.EXPIRED: "expired: there was one, and retention has dropped it",
     Status.DELETED: "deleted: there was one, and its stream was deleted",
     Status.NOT_RECORDED_YET: "not recorded yet: a part of the streams is not recorded",
-    Status.UNPROVEN: "unproven: none was found, and nobody can prove from here that there is none (a leader that "
-    "cannot be reached, or batches that are not to be unpacked)",
+    Status.UNPROVEN: "unproven: none was found, but it cannot be proven now that there is none (a leader is "
+    "unreachable, or batches cannot be unpacked)",
 }
 
 
@@ -128,13 +128,13 @@ class Covered:
         if self.unrecorded_streams or self.new_keys:
             return to_be_recorded(self.unrecorded_streams, self.new_keys)
         if status is Status.EXPIRED:
-            return "a longer retention of the stream (max-age, max-length-bytes) keeps the next one"
+            return "a longer retention of the stream (max-age, max-length-bytes) would keep such messages"
         if status is not Status.DELETED:
             return ""
         streams = list(dict.fromkeys(where.stream for where in self.deleted))
         names = _some([repr(stream) for stream in streams])
         forget = f"relatum forget {' '.join(streams[:NAMED_MAX])}"
-        return f"the broker has no {names} any more: {forget} removes what was recorded of it"
+        return f"the broker has no {names} any more: {forget} removes their records"
 
 
 @dataclass(frozen=True, slots=True)

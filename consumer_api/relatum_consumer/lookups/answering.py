@@ -79,8 +79,8 @@ def _became(catalog: Catalog, stream: str) -> str:
     if not isinstance(first, Message) or first.chunk_ms is None:
         return ""
     if first.chunk_ms > last.chunk_ms:
-        return f"was deleted and declared again: relatum record {stream} records it anew"
-    return f"has lost its tail: relatum record {stream} records it again from there, and its publishers know the rest"
+        return f"was deleted and declared again: record the new stream with `relatum record {stream}`"
+    return f"has lost its tail: record it from there with `relatum record {stream}`; publish lost messages again"
 
 
 _SPARE: Final = 64
@@ -251,7 +251,7 @@ def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> 
     if isinstance(error, OffsetNotFound):
         if is_sure(error):
             raise replaced(*where) from error
-        message = f"the message at {where} is recorded, and this node does not have it yet: repeat it later"
+        message = f"the message at {where} is recorded, and this node does not have it yet: retry later"
         raise StreamUnavailable(message, stream=where.stream) from error
     raise error
 

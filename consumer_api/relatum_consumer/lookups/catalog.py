@@ -204,7 +204,7 @@ class Catalog:
     def definition(self, key: str) -> KeyDefinition:
         """Return a key's definition."""
         if not isinstance(key, str):
-            raise InvalidInput(f"a key is asked for by its name, not by {type(key).__name__}")
+            raise InvalidInput(f"a key is named by text, not by {type(key).__name__}")
         found = self._current().definitions.get(key)
         if found is None:
             definitions = self._current(fresh=True).definitions
@@ -352,9 +352,9 @@ class Catalog:
             what = f"no stream of the virtual host {self.vhost!r} is recorded"
         told = ", ".join(f"{count} of {vhost!r}" for vhost, count in others)
         raise NothingRecorded(
-            f"{what}, so nobody can say what there is or is not: let something record (`relatum record STREAM…`, or "
-            "relatum.intercept(…, database=…) in the publisher), or name the streams to look in and ask for "
-            "completeness" + (f"; recorded are streams of other virtual hosts: {told}" if others else ""),
+            f"{what}, so nothing is known of its messages: start recording (`relatum record STREAM…`, or "
+            "relatum.intercept(…, database=…) in the publisher), or name the streams to search and ask for a "
+            "complete answer" + (f"; streams of other virtual hosts are recorded: {told}" if others else ""),
             vhost=self.vhost,
         )
 
@@ -379,8 +379,8 @@ def _names(recorded: Iterable[PresentStream]) -> tuple[tuple[str, ...], dict[str
 def replaced(stream: str, offset: int) -> StreamReplaced:
     """Return the error for a stream that is not the recorded one."""
     return StreamReplaced(
-        f"the stream {stream!r} is not the one that was recorded: at offset {offset} is something else, or nothing. It "
-        "was declared again, or lost its tail; a recorder puts that right",
+        f"the stream {stream!r} is not the recorded one: offset {offset} has another message, or none. It "
+        "was declared again, or lost its tail; a recorder will correct the record",
         stream=stream,
         offset=offset,
     )

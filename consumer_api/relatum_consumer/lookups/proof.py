@@ -121,7 +121,7 @@ class Evidence:
         present = {stream.name: stream.stream_id for stream in catalog.streams(names)}
         for name, stream_id in ((stream.name, stream.stream_id) for stream in self.recorded):
             if name in self.ends and present.get(name) != stream_id:
-                message = f"the stream {name!r} was begun anew, or forgotten, while it was asked about: repeat it"
+                message = f"the stream {name!r} was recorded anew, or forgotten, during the lookup: retry it"
                 raise StreamReplaced(message, stream=name)
 
     def is_open(self, required: Collection[int] | None = None) -> bool:
@@ -393,8 +393,8 @@ def check_identity(
             break
         left = deadline - time.monotonic()
         if left <= 0:
-            message = f"nobody can say whether {doubted[0]!r} is the stream that was recorded"
-            raise StreamUnavailable(f"{message}: its leader does not answer; repeat it later", stream=doubted[0])
+            message = f"it is unknown whether {doubted[0]!r} is the recorded stream"
+            raise StreamUnavailable(f"{message}: its leader does not answer; retry later", stream=doubted[0])
         pause(min(pause_s, left))
         pause_s = min(2 * pause_s, IDENTITY_POLL_S[1])
     return there

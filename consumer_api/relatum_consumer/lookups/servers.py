@@ -23,7 +23,7 @@ from relatum.reading import (
 from relatum.store.catalog import KEYS_IN_FORCE
 from relatum.waiting import LOOK_S, current, has_passed, left_s, within
 
-CLOSED: Final = "these relations were closed: make others, or ask inside the `with` block"
+CLOSED: Final = "these relations are closed: create new ones, or use them inside the `with` block"
 """The error message after `close`."""
 
 NOT_REACHED_YET: Final = "The broker did not answer in time: another call still waits for the first connection to it."
@@ -253,7 +253,7 @@ class Flight:
         """Wait until it ends, or until a monotonic time."""
         while not self._over.wait(min(LOOK_S, left := left_s(until - time.monotonic()))):
             if left <= 0:
-                raise ReadTimeout("What others ask for as well was not answered in time; it is safe to repeat.")
+                raise ReadTimeout("A shared request was not answered in time; it is safe to repeat.")
 
 
 class Flights:

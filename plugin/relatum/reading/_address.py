@@ -123,11 +123,11 @@ class BrokerAddress:
             raise InvalidInput("password= takes text without NUL characters and halves of surrogate pairs")
         if self.login.is_of_tls and not (self.amqp_tls or self.stream_tls):
             raise ConfigurationError(
-                "options of TLS need a URL with TLS: amqps:// or rabbitmq-stream+tls://, not "
+                "TLS options need a URL with TLS: amqps:// or rabbitmq-stream+tls://, not "
                 f"{'amqp' if self.amqp_port else 'rabbitmq-stream'}://"
             )
         if any(other.vhost != self.vhost for other in self.others):
-            raise ConfigurationError("several URLs of one broker name the same virtual host")
+            raise ConfigurationError("several URLs of one broker must name the same virtual host")
 
     @classmethod
     def of(cls, broker: "AnyBroker") -> "BrokerAddress":
@@ -252,9 +252,7 @@ class BrokerAddress:
         if stream.stream_port_guessed or address.amqp_port is None:
             raise ConfigurationError("A stream URL beside the broker's URL must be rabbitmq-stream://HOST:PORT.")
         if stream.login.is_of_tls and address.login.is_of_tls and stream.login != address.login:
-            raise ConfigurationError(
-                "The broker's URL and the stream URL have different options of TLS: give them once."
-            )
+            raise ConfigurationError("The broker's URL and the stream URL have different TLS options: give them once.")
         return replace(
             address,
             login=address.login if address.login.is_of_tls else stream.login,
@@ -332,7 +330,7 @@ def _split(url: str) -> tuple[SplitResult, int]:
             "The port in the broker's URL is no number from 1 to 65535 (an IPv6 address is written as [::1]:5672)."
         ) from None
     if _BETWEEN.search(parts.hostname or ""):
-        raise ConfigurationError("Of several URLs of a broker, each one is whole: amqp://…;amqp://…")
+        raise ConfigurationError("Each of several URLs of a broker must be whole: amqp://…;amqp://…")
     checked_host(parts.hostname or "localhost", "The broker's URL")
     return parts, port if port is not None else _PORTS[parts.scheme]
 

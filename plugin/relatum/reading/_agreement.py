@@ -178,7 +178,7 @@ def _claimed(reader: "StreamReader", link: SocketConnection) -> uuid.UUID | None
         except AccessRefused:
             return None
         if time.monotonic() >= until:
-            message = f"the stream {IDENTITY_STREAM!r} does not answer: which broker this is cannot be told"
+            message = f"the stream {IDENTITY_STREAM!r} does not answer: the broker's identity is unknown"
             raise StreamUnavailable(message, stream=IDENTITY_STREAM)
         time.sleep(_PAUSE_S)
 

@@ -70,7 +70,7 @@ def cluster_meant(address: BrokerAddress, *, timeout_s: float) -> str:
         name = given.decode(errors="replace") if isinstance(given, bytes) else given
         if not isinstance(name, str) or not name:
             raise NamelessCluster(
-                "The broker does not say which cluster it is, so the stream port cannot be guessed: give a "
+                "The broker does not name its cluster, so the stream port cannot be guessed: give a "
                 "rabbitmq-stream:// URL."
             )
         if len(_clusters) >= BROKERS_MAX:
@@ -161,7 +161,7 @@ def _amqp_error(error: BaseException, address: BrokerAddress, port: int) -> Rela
         )
     if any(isinstance(each, AuthenticationError) for each in all_inside(error)):
         mechanism = address.login.mechanism
-        return ConfigurationError(f"The broker at {address.where} does not offer {mechanism} to log in by.")
+        return ConfigurationError(f"The broker at {address.where} does not offer the mechanism {mechanism}.")
     return not_reached(error, "AMQP 0.9.1", address.host, port)
 
 

@@ -189,7 +189,7 @@ class AsyncStreamReader(AsyncClosing):
         try:
             return await in_thread(threads, function)
         except NoThreadInTime as error:
-            raise ReadTimeout(f"The time of the call is over: {error}.") from None
+            raise ReadTimeout(f"The call has timed out: {error}.") from None
 
     async def _in_parts(self, given: Generator[list[_Item], None, None], use: Use) -> AsyncGenerator[_Item, None]:
         """Yield the items of an iteration, fetched in parts; between two parts it uses no thread.

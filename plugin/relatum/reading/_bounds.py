@@ -73,7 +73,7 @@ class StreamBounds(_Ends):
 def check_time() -> None:
     """Raise `ReadTimeout` if the call has no time left."""
     if has_passed():
-        raise ReadTimeout(f"The time of the call is over ({current()}).")
+        raise ReadTimeout(f"The call has timed out ({current()}).")
 
 
 def check_integers(offsets: Iterable[int]) -> None:
@@ -119,9 +119,9 @@ def not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound:
     if first is not None and offset < first:
         message = f"Offset {offset} of {stream!r} has expired: the stream now begins at {first}."
         return OffsetExpired(message, stream=stream, offset=offset, first=first, last=last, is_proven=proven)
-    where = "is empty" if last is None else f"ends at {last}" if offset > last else "has none there"
+    where = "is empty" if last is None else f"ends at {last}" if offset > last else "has no message there"
     if bounds.is_silence:
-        where = "shows none at all now"
+        where = "shows no message now"
     message = f"There is no message at offset {offset}: the stream {stream!r} {where}."
     return OffsetNotFound(message, stream=stream, offset=offset, last=last, is_proven=proven)
 
@@ -151,7 +151,7 @@ def ends_of_known(reader: "StreamReader", stream: str) -> StreamBounds:
     if bounds.is_silence:
         raise StreamUnavailable(
             f"the leader of {stream!r} shows no message now: it waits for its replicas, or the stream was declared "
-            "again; the next message tells",
+            "again; the next message will show which",
             stream=stream,
         )
     return bounds

@@ -205,7 +205,7 @@ def not_reached(error: BaseException, protocol: str, host: str, port: int) -> Tl
         return BrokerUnavailable(f"Nothing at {where} answered as {protocol} in time{hint}.")
     reason, why = next((each for each in found if isinstance(each, OSError)), None), ""
     if isinstance(reason, ssl.SSLError):
-        why = f": TLS failed ({reason.reason or 'it hung up'})"
+        why = f": TLS failed ({reason.reason or 'the connection was closed'})"
     elif isinstance(reason, socket.gaierror):
         why = f": the host name {host!r} does not resolve ({reason.strerror or reason})"
     elif reason is not None and reason.errno is not None:
@@ -225,9 +225,9 @@ def _tls_refusal(error: ssl.SSLError, where: str) -> TlsRefused | None:
     if isinstance(error, ssl.SSLCertVerificationError):
         message = f"The certificate of {where} is not trusted: {error.verify_message.rstrip('.')}."
         if error.verify_code in _UNKNOWN_ISSUERS:
-            message += " Name who vouches for it: cacertfile= in the URL, an ssl_context, or SSL_CERT_FILE."
+            message += " Name its certificate authority: cacertfile= in the URL, an ssl_context, or SSL_CERT_FILE."
         elif error.verify_code in _OTHER_NAMES:
-            message += " Where that is the broker you mean, name it: server_name_indication= in the URL."
+            message += " If it is the right broker, set server_name_indication= in the URL."
         return TlsRefused(message)
     reason = error.reason or ""
     if reason in _NO_TLS:

@@ -59,7 +59,7 @@ CLOSES_SINCE: Final = (3, 12)
 attach until the connection ends, up to the node's limit, and then the node fails. Source: rabbitmq-server issue 6317,
 fixed in patch releases of 3.10 and 3.11 after November 2022; those count as leaking, too, which costs little."""
 
-_ENABLE: Final = "Where RabbitMQ runs there, its stream plugin does not: rabbitmq-plugins enable rabbitmq_stream."
+_ENABLE: Final = "If RabbitMQ runs there, enable its stream plugin: rabbitmq-plugins enable rabbitmq_stream."
 
 
 class SocketConnection:
@@ -258,7 +258,7 @@ class SocketConnection:
 
     def _lost(self, error: OSError | None) -> ConnectionLost:
         self.abandon()
-        reason = (error.strerror or str(error)) if error is not None else "it fell silent or hung up"
+        reason = (error.strerror or str(error)) if error is not None else "it was silent or closed the connection"
         return ConnectionLost(f"The stream connection to the broker was lost: {reason}.")
 
     # --- requests -----------------------------------------------------------------------------------------

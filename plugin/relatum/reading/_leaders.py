@@ -340,7 +340,7 @@ def _stats(connection: SocketConnection, stream: str) -> dict[str, int]:
 
 def not_settled(last: Attach, *, may_be_empty: bool) -> NotSettled:
     """Return the error for a leader that has nothing to show yet, given the result of `attach_at_end`."""
-    message = f"The stream {last.stream!r} is starting, or what it has is not committed yet."
+    message = f"The stream {last.stream!r} is starting, or its messages are not committed yet."
     places = places_in(last.answer, last.stream)
     is_alone = not set(places.replicas) - {places.leader}
     return NotSettled(message, stream=last.stream, may_be_empty=may_be_empty, is_alone=is_alone)

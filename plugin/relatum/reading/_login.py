@@ -85,7 +85,7 @@ class BrokerLogin:
             if getattr(self, name) is not None:
                 checked_text(name, getattr(self, name))
         if self.ssl_context is not None and self._has_files:
-            raise ConfigurationError("TLS is told by an ssl_context or by files and options, not by both")
+            raise ConfigurationError("TLS is configured by an ssl_context or by files and options, not by both")
         if self.key is not None and self.certificate is None:
             raise ConfigurationError("a client's key needs its certificate: give both")
         if self.mechanism == "EXTERNAL" and self.ssl_context is None and self.certificate is None:
@@ -182,7 +182,7 @@ def login_of_query(query: str, *, ssl_context: ssl.SSLContext | None = None, is_
         if name in _PARAMETERS:
             value = _parameter(name, text)
             if given.setdefault(_PARAMETERS[name], value) != value:
-                raise ConfigurationError(f"the broker's URL says two things of {_PARAMETERS[name]!r}, one by {name!r}")
+                raise ConfigurationError(f"the broker's URL gives {_PARAMETERS[name]!r} two values, one by {name!r}")
         elif not is_clients and name not in _warned:
             _warned.add(name)
             known = ", ".join(_PARAMETERS)
@@ -208,7 +208,7 @@ def _parameter(name: str, text: str) -> str | bool:
     except (KeyError, ValueError):
         text = ""
     if not text:
-        raise ConfigurationError(f"the URL's parameter {name!r} cannot have that value")
+        raise ConfigurationError(f"the URL's parameter {name!r} has an invalid value")
     return text
 
 

@@ -168,8 +168,8 @@ class Nodes:
                     self.losses[None] += 1
             return connection
         message = (
-            f"The node that advertises {node.host}:{node.port} cannot be reached there from here: it is down, or "
-            "stream.advertised_host and stream.advertised_port in its rabbitmq.conf are to name what can be reached."
+            f"The node that advertises {node.host}:{node.port} is unreachable from here: it is down, or "
+            "stream.advertised_host and stream.advertised_port in its rabbitmq.conf must name a reachable address."
         )
         if time.monotonic() < self._out_of_reach.get(node, 0.0):
             raise OutOfReach(message)

@@ -47,15 +47,13 @@ class Asked:
         if call is None or call.done():
             call = self._call = self._threads.submit(self._function)
         if not wait([call], left_s(PASSWORD_S)).done:
-            raise BrokerUnavailable(
-                f"The function that says the broker's password did not within {seconds_text(PASSWORD_S)}."
-            )
+            raise BrokerUnavailable(f"The broker's password function did not return within {seconds_text(PASSWORD_S)}.")
         if (error := call.exception()) is not None:
-            raise BrokerUnavailable(f"The function that says the broker's password raised {type(error).__name__}.")
+            raise BrokerUnavailable(f"The broker's password function raised {type(error).__name__}.")
         answer = call.result()
         if not can_be_sent(answer):
             raise ConfigurationError(
-                "The function that says the broker's password gave none: it has to return text, without NUL "
+                "The broker's password function returned no password: it must return text, without NUL "
                 f"characters and halves of surrogate pairs, and returned {type(answer).__name__}."
             )
         return str(answer)

@@ -117,7 +117,7 @@ def _checked(frame: bytes, data_start: int, subscription: int, header: tuple[int
     if magic >> 4 != _MAGIC or magic & 0x0F != _VERSION or kind != _USER_CHUNK:
         raise ChunkCorrupt(f"A chunk begins with {magic:#04x}, type {kind}: not a chunk of messages.")
     if data_end > len(frame) or first + records > 1 << 63:
-        raise ChunkCorrupt(f"The chunk at offset {first} has lengths that cannot be.", offset=first)
+        raise ChunkCorrupt(f"The chunk at offset {first} has invalid lengths.", offset=first)
     if zlib.crc32(memoryview(frame)[data_start:data_end]) != checksum:
         raise ChunkCorrupt(f"The chunk at offset {first} has a wrong checksum.", offset=first)
     return Chunk(subscription, first, records, entries, time_ms, epoch, frame, data_start, data_end)

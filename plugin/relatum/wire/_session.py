@@ -295,7 +295,7 @@ class StreamSession:
         self.server_properties = frames.decode_table(_expect(self._answer_to(exchange, properties), "greets"))
         meant = self._login.cluster_name
         if meant is not None and self.server_properties.get("cluster_name") != meant:
-            raise AnotherCluster(f"What answers the stream protocol there is not the cluster {meant!r}.")
+            raise AnotherCluster(f"The server of the stream protocol there is not the cluster {meant!r}.")
         # One at a time: RabbitMQ (3.10 and 4.3) closes the connection if frames are sent ahead during the login.
         handshake = self.next_correlation()
         self.send(frames.about(handshake, Command.SASL_HANDSHAKE))
