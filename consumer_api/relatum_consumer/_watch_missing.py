@@ -38,7 +38,7 @@ class ExpectationStatistics:
     Attributes:
         checked: Checked messages that have a value of the key.
         unmet: Reported messages, by result: late, missing, not_known.
-        lag_s: Age in seconds of the moment up to which everything is known; what was due before it was reported.
+        lag_s: Age in seconds of the moment up to which everything is known, and so reported if it was due.
     """
 
     checked: Annotated[int, Counter("relatum_expectation_checked_total", "Messages that were due and checked")]

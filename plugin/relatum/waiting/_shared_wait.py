@@ -40,8 +40,8 @@ class SharedWait(Generic[_Question, _Answer]):
 
     Args:
         poll: Asks for all waits, in the polling thread. It yields the index of each question that has an answer, with
-            the answer; other questions are asked again. Its errors are raised to all waits, except that its own time
-            limit has passed.
+            the answer; other questions are asked again. Its errors are raised to all waits, except a
+            time-out of its own.
         name: The thread's name.
         first_s: The most seconds until a new question is asked; 0 if the caller has not asked by itself.
     """

@@ -52,8 +52,8 @@ class Threads:
     """Up to `most` daemon threads for calls, started on demand; idle threads end after a while.
 
     A call takes along the deadline that is set where it is submitted. An overdue call, which hangs in code that ignores
-    deadlines, no longer counts against the limit: another thread replaces its own, once for each of `most`. `replaced`
-    counts the lost threads.
+    deadlines, no longer counts against the limit: another thread takes its place, for up to `most` lost threads.
+    `replaced` counts the lost threads.
 
     A forked child starts anew; calls of the parent are the parent's.
     """
