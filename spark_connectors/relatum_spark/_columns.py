@@ -44,7 +44,7 @@ def schema(*, value: bool = True, headers: bool = True, keys: Sequence[str] = ()
     taken = {"stream", "offset", "timestamp", "value", "headers", "properties"}
     for key in keys:
         if key.lower() in taken:
-            raise InvalidInput(f"the key {key!r} cannot be a column: there is another of that name")
+            raise InvalidInput(f"the key {key!r} cannot be a column: another column has this name")
         taken.add(key.lower())
         kinds[key] = "string"
     return _struct(kinds)

@@ -123,7 +123,7 @@ def _settled(spark: SparkSession, edges: DataFrame) -> DataFrame:
         if after == before:
             return edges
         before = after
-    raise InvalidInput(f"the conversations did not settle in {ROUNDS_MAX} rounds: give a max_value_size")
+    raise InvalidInput(f"the conversations did not converge in {ROUNDS_MAX} rounds: give a max_value_size")
 
 
 def _large_star(edges: DataFrame) -> DataFrame:

@@ -33,7 +33,7 @@ _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "priority": (lambda value: value is None or 0 <= value <= 255, "a number from 0 to 255"),
     "expiration": (
         lambda value: value is None or (value.isdecimal() and int(value) <= _TTL_MAX),
-        "a text of digits: milliseconds",
+        "milliseconds as a text of digits",
     ),
 }
 """The check of each property's value, and its description in errors."""
@@ -121,7 +121,7 @@ def _check_properties(properties: Mapping[str, Any]) -> None:
         if isinstance(value, str) and len(value.encode()) > SHORT_BYTES_MAX:
             raise InvalidInput(f"property {name} has more than {SHORT_BYTES_MAX} bytes; nothing was sent")
         if name in _RULES and not _RULES[name][0](value):
-            raise InvalidInput(f"property {name} is {_RULES[name][1]}; nothing was sent")
+            raise InvalidInput(f"property {name} must be {_RULES[name][1]}; nothing was sent")
 
 
 def _fields(given: Mapping[str, Any], new: bool) -> list[bytes]:
@@ -189,7 +189,7 @@ def _text(value: str) -> bytes:
 
 def _integer(value: int) -> bytes:
     if not INTEGER_MIN <= value <= INTEGER_MAX:
-        raise HeadersRefused("a header's number is over 64 bits; nothing was sent", reason="out_of_range")
+        raise HeadersRefused("a header's number exceeds 64 bits; nothing was sent", reason="out_of_range")
     return _LONG(0x81, value)
 
 
@@ -228,7 +228,7 @@ def _symbol_or_null(value: str | None) -> bytes:
 def _check_name(name: str) -> None:
     if not is_header(name):
         raise HeadersRefused(
-            f"a header cannot be named {name!r}: that is RabbitMQ's own; nothing was sent", reason="name"
+            f"a header cannot be named {name!r}: RabbitMQ reserves this name; nothing was sent", reason="name"
         )
     if not 1 <= len(name.encode()) <= SHORT_BYTES_MAX:
         raise HeadersRefused(f"a header's name has 1 to {SHORT_BYTES_MAX} bytes; nothing was sent", reason="name")

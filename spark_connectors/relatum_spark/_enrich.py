@@ -213,7 +213,7 @@ class Enrichment:
         added |= {"status", "attempts", *(field.name for field in _ADDED)}
         clashing = sorted(name for name in added if name.lower() in taken)
         if clashing:
-            raise InvalidInput(f"the columns {', '.join(clashing)} are there already: rename them, or give a prefix=")
+            raise InvalidInput(f"the columns {', '.join(clashing)} already exist: rename them, or give a prefix=")
 
     def _parts(self, df: DataFrame, definition: KeyDefinition) -> list[Column]:
         names = self._value_columns or ((self._on,) if self._on in df.columns else ())
@@ -225,12 +225,12 @@ class Enrichment:
         parts = [each.lone for each in definition.components]
         if None in parts:
             raise InvalidInput(
-                f"the key {self._on!r} is taken from {' + '.join(definition.sources)}, which no column of a stream "
-                "holds: give the column of its values by value_column="
+                f"the key {self._on!r} is read from {' + '.join(definition.sources)}, which is not a column of a "
+                "stream: name the column of its values with value_column="
             )
         needed = {"headers" if each and each.kind == "header" else "properties" for each in parts}
         if not needed.issubset(df.columns):
-            raise InvalidInput(f"the key's value is in no column: name one by value_column=, or keep {sorted(needed)}")
+            raise InvalidInput(f"no column has the key's value: name one with value_column=, or keep {sorted(needed)}")
         return [_part(each) for each in parts if each is not None]
 
     def _lookup(self, definition: KeyDefinition, names: list[str]) -> "_Lookup":
@@ -318,7 +318,7 @@ class _Decisions:
     def __init__(self, session: SparkSession, directory: str) -> None:
         jvm: Any = getattr(session, "_jvm", None)
         if jvm is None:
-            raise ConfigurationError("an enrichment keeps files through the JVM, which Spark Connect does not offer")
+            raise ConfigurationError("an enrichment stores files through the JVM, which Spark Connect does not offer")
         self._session = session
         query = session.sparkContext.getLocalProperty(_QUERY_ID) or "no-query"
         self._root = f"{directory.rstrip('/')}/{query}"

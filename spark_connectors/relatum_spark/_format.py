@@ -93,8 +93,8 @@ def _keys(options: SourceOptions, given: StructType) -> list[KeyDefinition]:
     expected = _columns(options)
     if given != expected:
         raise InvalidInput(
-            "a stream has columns of its own: give no schema; the options includeValue, includeHeaders and keys "
-            f"choose among {expected.simpleString()}"
+            "a stream has fixed columns: give no schema; the options includeValue, includeHeaders and keys "
+            f"select from {expected.simpleString()}"
         )
     definitions = definitions_of(options.database or "", options.keys)
     for definition in definitions:

@@ -77,7 +77,7 @@ def jdbc_jar() -> str:
     named = os.environ.get(JAR_VARIABLE)
     if named:
         if not Path(named).is_file():
-            raise ConfigurationError(f"{JAR_VARIABLE} names {named}, and there is no such file")
+            raise ConfigurationError(f"{JAR_VARIABLE} names {named}, which does not exist")
         return named
     for jar in _JARS:
         if jar.is_file():

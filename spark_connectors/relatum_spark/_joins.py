@@ -204,7 +204,7 @@ def _span_of(within: Any, before: Any, after: Any) -> Span | None:
     """Return the span in microseconds; None for any."""
     if within is not None:
         if before is not None or after is not None:
-            raise InvalidInput("within= means before= and after= of the same length: give it alone")
+            raise InvalidInput("within= sets both before= and after=: give it alone")
         both = span_us("within", within)
         return both, both
     if before is None and after is None:

@@ -58,7 +58,7 @@ class Place:
         if isinstance(self.number, int):
             return self.number
         if stream not in self.number:
-            raise InvalidInput(f"option {self.option} says nothing of the stream {stream!r}")
+            raise InvalidInput(f"option {self.option} has no value for the stream {stream!r}")
         return self.number[stream]
 
 
@@ -169,13 +169,13 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -
     given.check_names()
     if (parsed.super_stream is None) != (parsed.routing_key is None):
         raise InvalidInput(
-            "the options superStream and routingKey come together: routingKey names the column whose value selects the"
-            " stream of the super stream for a row"
+            "the options superStream and routingKey must be given together: routingKey names the column whose value"
+            " selects the stream of the super stream for a row"
         )
     if streaming and (name := given.first("writeId", "batchId")):
         raise InvalidInput(f"option {name}: a streaming query has ids of its own")
     if write_id is None and given.has("writeId"):
-        raise InvalidInput("option writeId is empty: nothing would be recognised as written before")
+        raise InvalidInput("option writeId is empty: a repeated write could not be recognised")
     if write_id is None and given.has("batchId"):
         raise InvalidInput("option batchId counts the writes of one writeId: give that too")
     check_names(parsed.producer_name, parsed.write_id)
@@ -193,7 +193,7 @@ class _Given:
         """Raise `InvalidInput` for options that look misspelt. Ignore other unknown ones: Spark adds its own."""
         for name in sorted(self._options.keys() - self._known.keys()):
             if alike := difflib.get_close_matches(name, self._known, 1, _ALIKE):
-                raise InvalidInput(f"there is no option {name!r}; is {self._known[alike[0]]} meant?")
+                raise InvalidInput(f"there is no option {name!r}; did you mean {self._known[alike[0]]}?")
 
     def has(self, name: str) -> bool:
         return name.lower() in self._options
@@ -221,7 +221,7 @@ class _Given:
         """Return one of the words, ignoring case; the first if the option is not given."""
         word = (self.text(name) or words[0]).strip().lower()
         if word not in words:
-            raise InvalidInput(f"option {name}: {word!r} is none of {', '.join(words)}")
+            raise InvalidInput(f"option {name}: {word!r} is not one of {', '.join(words)}")
         return word
 
     def flag(self, name: str) -> bool:
@@ -235,7 +235,7 @@ class _Given:
             return ()
         names = self.json_list(option) if text.lstrip().startswith("[") else [part.strip() for part in text.split(",")]
         if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) != len(names):
-            raise InvalidInput(f"option {option}: {text!r} is not a list of names, each there once")
+            raise InvalidInput(f"option {option}: {text!r} is not a list of unique names")
         return tuple(names)
 
     def json(self, option: str, kind: type, what: str) -> Any:
@@ -257,7 +257,7 @@ class _Given:
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a name appears twice")
     return found
 
 
@@ -282,7 +282,7 @@ def _key_values(given: _Given) -> tuple[object, ...]:
     """Return the values of the key to look up; those of a composite key are tuples."""
     key, text = given.text("key"), given.text("keyValues")
     if (key is None) != (text is None):
-        raise InvalidInput("the options key and keyValues come together: a key's name, and a JSON list of its values")
+        raise InvalidInput("the options key and keyValues (a JSON list of the key's values) must be given together")
     if text is None:
         return ()
     values = given.json_list("keyValues")

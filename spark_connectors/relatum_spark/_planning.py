@@ -143,7 +143,7 @@ def check_named(options: SourceOptions, streams: list[str]) -> None:
     for place in (options.starting, options.ending):
         for stream in () if isinstance(place.number, int) else place.number:
             if stream not in streams:
-                raise InvalidInput(f"option {place.option}: the stream {stream!r} is not among those read")
+                raise InvalidInput(f"option {place.option}: the stream {stream!r} is not read")
 
 
 def lose(options: SourceOptions, kind: Callable[..., RelatumError], message: str, **fields: Any) -> None:

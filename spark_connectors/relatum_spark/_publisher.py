@@ -117,7 +117,7 @@ class Publisher:
             connection.flush(self._options.confirm_timeout_s)
         except OSError as error:
             connection.abandon()
-            self._unknown("the connection to the broker broke, or it takes nothing any more,", error)
+            self._unknown("the connection to the broker broke, or the broker stopped reading,", error)
         self._take(0.0)
 
     def _confirm(self, in_flight: int) -> None:

@@ -34,7 +34,7 @@ class KeyFilter:
         try:
             return cls(definition, frozenset(definition.canonical_query(value) for value in values))
         except InvalidValue as error:
-            message = f"option keyValues: no message can carry one of these values of {definition.name!r}: {error}"
+            message = f"option keyValues: no message can have one of these values of {definition.name!r}: {error}"
             raise InvalidRelationshipKey(message, key=definition.name, reason=error.reason.value) from error
 
     def passes(self, message: Message) -> bool:

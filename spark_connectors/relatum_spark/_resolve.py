@@ -112,7 +112,7 @@ def resolve(
     if partitions is not None:
         checked_count("partitions", partitions, otherwise=", or None")
         if keep_order:
-            raise InvalidInput("keep_order=True leaves the rows in their partitions: leave out partitions=")
+            raise InvalidInput("keep_order=True keeps the rows' partitions: leave out partitions=")
     added = _added(df.schema, prefix, value=value, headers=headers)
     definitions = definitions_of(database_url(database), checks) if checks else []
     at = df.columns.index
@@ -154,7 +154,7 @@ def _gathered(df: DataFrame, numbers: list[str], resolver: "Resolver", partition
 
 def _check_column(columns: StructType, name: str, types: tuple[str, ...], what: str) -> None:
     if columns.names.count(name) != 1:
-        raise InvalidInput(f"one column {name!r} is needed; there are {', '.join(columns.names)}")
+        raise InvalidInput(f"exactly one column {name!r} is needed; there are {', '.join(columns.names)}")
     kind = columns[name].dataType
     if kind.typeName() not in types:
         raise InvalidInput(f"the column {name!r} must be {what}, not {kind.simpleString()}")
@@ -168,7 +168,7 @@ def _added(columns: StructType, prefix: str, *, value: bool, headers: bool) -> l
     taken = {name.lower() for name in columns.names}
     clashing = [field.name for field in added if field.name.lower() in taken]
     if clashing:
-        raise InvalidInput(f"the columns {', '.join(clashing)} are there already: give the new ones a prefix=")
+        raise InvalidInput(f"the columns {', '.join(clashing)} already exist: give the new ones a prefix=")
     return added
 
 

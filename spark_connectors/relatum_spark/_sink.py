@@ -122,7 +122,7 @@ def _keys(options: SinkOptions) -> tuple[tuple[KeyDefinition, ...], tuple[tuple[
         place = definition.components[0].lone
         if definition.is_composite or place is None or place.kind != "header":
             raise InvalidInput(
-                f"option keyColumns: the key {name!r} is taken from {' and '.join(definition.sources)}, not from one"
+                f"option keyColumns: the key {name!r} is read from {' and '.join(definition.sources)}, not from one"
                 " header: fill the columns headers and properties instead"
             )
         headers.append((name, place.name))
@@ -134,7 +134,7 @@ def _check_columns(schema: StructType, options: SinkOptions) -> None:
     types = {each.name: each.dataType for each in schema.fields}
     for needed in ("value", options.routing_key):
         if needed is not None and needed not in types:
-            raise InvalidInput(f"there is no column {needed!r} to write")
+            raise InvalidInput(f"the column {needed!r} is missing")
     checks: list[tuple[str, DataType, tuple[str, ...]]]
     checks = [(name, types[name], kinds) for name, kinds in _COLUMN_TYPES.items() if name in types]
     if isinstance(headers := types.get("headers"), MapType):
@@ -160,11 +160,11 @@ def _check_columns(schema: StructType, options: SinkOptions) -> None:
 
 def _check_key(name: str, kind: DataType | None) -> None:
     if kind is None or name in (*_COLUMN_TYPES, TIME_HEADER, RECEIPT_HEADER):
-        raise InvalidInput(f"option keyColumns: there is no column {name!r} that can be a key's")
+        raise InvalidInput(f"option keyColumns: the column {name!r} is missing or cannot be a key")
     if kind.typeName() not in _KEY_TYPES:
         reason = _NO_KEYS.get(kind.typeName(), SkipReason.UNSUPPORTED)
         raise InvalidRelationshipKey(
-            f"the column {name!r} is {kind.simpleString()}, which no key can be: {reason}; cast it to a text, a whole"
+            f"the column {name!r} is {kind.simpleString()}, which cannot be a key: {reason}; cast it to text, a whole"
             " number or a timestamp",
             key=name,
             reason=str(reason),
@@ -241,7 +241,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             raise ConfigurationError("a streaming query writes in Spark's tasks only")
         query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
         if query is None or batch is None:
-            raise ConfigurationError("this task is of no streaming query: Spark gave it no query and batch id")
+            raise ConfigurationError("this task belongs to no streaming query: Spark gave it no query and batch id")
         return self._write(iterator, query, int(batch), context.partitionId())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
@@ -255,7 +255,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 def _log_written(messages: Sequence[WriterCommitMessage | None], what: str) -> None:
     done = [message for message in messages if isinstance(message, Published)]
     sent, found = sum(each.sent for each in done), sum(each.found for each in done)
-    _log.info("%s: %d messages published, %d found published before", what, sent, found)
+    _log.info("%s: %d messages published, %d already published before", what, sent, found)
 
 
 def _resume(publisher: Publisher, numberings: Sequence[Numbering], spool: "Spool") -> list[int]:
@@ -280,7 +280,7 @@ def _publish(publisher: Publisher, spool: "Spool", after: Sequence[int]) -> int:
     publisher.finish()
     if sent and any(mine and mine != theirs for mine, theirs in zip(last, publisher.last_ids(), strict=True)):
         raise Conflict(
-            "another run of this task published beside this one, other rows or in another order: some may be there"
+            "another run of this task published concurrently, other rows or in another order: some may be stored"
             " twice or not at all. Switch speculation off (spark.speculation), or sort the rows within partitions"
         )
     return sent
@@ -308,7 +308,7 @@ class Spool:
         keys = [(header, columns[column]) for column, header in self._shape.keys]
         for row, body in enumerate(bodies):
             if body is None:
-                raise InvalidInput("a row has no value (null): a message has a body, be it empty; nothing was sent")
+                raise InvalidInput("a row's value is null: a message needs a body, even if empty; nothing was sent")
             given = _headers(headers[row])
             given |= {header: column[row] for header, column in keys if column[row] is not None}
             if times[row] is not None:
@@ -334,7 +334,7 @@ class Spool:
         message = content.message(message_id, added)
         if len(message) > self._shape.message_bytes_max > 0:
             raise InvalidInput(
-                f"a message has {len(message)} bytes; the broker takes {self._shape.message_bytes_max} by the stream"
+                f"a message has {len(message)} bytes; the broker accepts {self._shape.message_bytes_max} by the stream"
                 " protocol (stream.frame_max); nothing was sent"
             )
         self._file.write(_SPOOLED.pack(target, numbering.next(content.parts()), len(message)) + message)

@@ -65,7 +65,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._emptied: set[str] = set()
         if options.max_offsets_per_trigger is not None and not HAS_ADMISSION:
             _log.warning(
-                "Spark before 4.2 does not tell a source which trigger a query has: with maxOffsetsPerTrigger, a run "
+                "Spark before 4.2 does not report a query's trigger to a source: with maxOffsetsPerTrigger, a run "
                 "with availableNow or once ends after one batch of at most %d offsets",
                 options.max_offsets_per_trigger,
             )

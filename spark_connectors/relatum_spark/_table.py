@@ -121,7 +121,7 @@ def catalog(spark: SparkSession, name: str = "relatum", *, database: str | None 
             a different catalog of that name: Spark keeps the one it opened first.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name == "spark_catalog":
-        raise InvalidInput(f"a catalog's name is letters, digits and _, not {name!r}")
+        raise InvalidInput(f"a catalog's name has letters, digits and _, not {name!r}")
     options = jdbc_options(database_url(database))
     require_driver(spark)
     prefix = f"spark.sql.catalog.{name}"
@@ -184,7 +184,7 @@ def snapshot(database: str | None = None, *, limit_s: float = LIMIT_S) -> Iterat
         DatabaseUnavailable: PostgreSQL does not answer.
     """
     if not 1 <= limit_s <= 86_400:
-        raise InvalidInput(f"a snapshot lives from 1 to 86,400 seconds, not {limit_s:g}")
+        raise InvalidInput(f"limit_s= takes 1 to 86,400 seconds, not {limit_s:g}")
     url = database_url(database)
     engine = make_engine(url, pool_size=1)
     with translated_errors():
