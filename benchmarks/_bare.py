@@ -78,7 +78,7 @@ class BareStreamClient:
             if key == DELIVER:
                 record = _record_at(frame, 5, offset)
             elif key == UNSUBSCRIBE | RESPONSE:
-                assert record is not None, f"nothing lies at offset {offset} of {stream}"
+                assert record is not None, f"there is no message at offset {offset} of {stream}"
                 return record
 
     def publish_all(self, stream: str, records: Iterable[bytes], frame_records: int = FRAME_RECORDS) -> int:
@@ -171,7 +171,7 @@ class AsyncBareStreamClient:
             if key == DELIVER:
                 record = _record_at(frame, 5, offset)
             elif key == UNSUBSCRIBE | RESPONSE:
-                assert record is not None, f"nothing lies at offset {offset} of {stream}"
+                assert record is not None, f"there is no message at offset {offset} of {stream}"
                 return record
 
     def close(self) -> None:

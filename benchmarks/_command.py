@@ -108,7 +108,7 @@ def run(
         with ended_after(SHORT_S):
             _measure(options, groups, console, rows, facts)
     except OutOfTime:
-        console.print(f"{SHORT_S:g} s are over: what is missing is not measured")
+        console.print(f"{SHORT_S:g} s are over: the rest was not measured")
     except Exception as error:  # noqa: BLE001 - must not fail a build
         console.print(f"not measured: {escape(f'{type(error).__name__}: {error}')}")
     _report(options, console, rows, facts)
@@ -150,13 +150,13 @@ def _report(options: argparse.Namespace, console: Console, rows: list[Row], fact
     if options.keep:
         keep(path, facts, rows)
     if not kept:
-        console.print(f"Nothing is kept of {kind_of(facts)} to compare with: --keep does so.")
+        console.print(f"No ratios are kept for {kind_of(facts)}: use --keep to store them.")
         return
     found = fallen(rows, kept)
     for each in found:
         console.print(f"[bold red]fell[/]  {escape(str(each))}", highlight=False)
     if not found:
-        console.print(f"Nothing fell by more than {FELL:.0%} since what is kept of {kind_of(facts)}.")
+        console.print(f"No ratio fell by more than {FELL:.0%} since those kept for {kind_of(facts)}.")
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def catch_up(
         ended_at, last = _wait_covered(connection, stream, messages)
         found = CatchUp(last - first, ended_at - begun_at, peak_rss_bytes(pid))
         row = connection.execute(ROWS, [stream]).fetchone()
-        assert row == (rows_each * messages, messages - 1), f"{row} are in the table of {messages} messages"
+        assert row == (rows_each * messages, messages - 1), f"the table has {row} for {messages} messages"
     return found
 
 

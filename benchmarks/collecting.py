@@ -174,7 +174,7 @@ def _memory(context: Context, database: str, stream: str) -> Row:
         f"{empty / 1e6:,.0f} MB: a collector that follows nothing" if full else "",
         aim=f"≤ {aim / 1e6:,.0f} MB more",
         is_met=more <= aim,
-        note="" if full else "not measured: the system does not tell",
+        note="" if full else "not measured: the system does not report it",
         figures={"empty_bytes": empty, "full_bytes": full, "bytes_max": BYTES_MAX},
     )
 

@@ -157,7 +157,7 @@ def _with_parts(context: Context, small: sa.Engine, engine: sa.Engine, before: G
         note="" if grown.rows == context.rows else f"stopped after {PARTS_S:,.0f} s",
         figures={"rows_per_s": grown.rates, "whole_rows_per_s": before.rates},
     )
-    context.say("closing what is full")
+    context.say("closing full parts")
     close_parts(engine, turn_parts(engine, part_bytes))
     yield asked.related(context, small, engine, grown)
     yield asked.sizes(engine, before)

@@ -60,7 +60,7 @@ def measure(context: Context) -> Iterator[Row]:
         f"{rss / 1e6:,.0f} MB at most" if rss else "",
         aim=f"≤ {RSS_AIM_BYTES / 1e6:,.0f} MB",
         is_met=rss <= RSS_AIM_BYTES,
-        note="not measured: the system does not tell" if not rss else "",
+        note="not measured: the system does not report it" if not rss else "",
         figures={"rss_bytes": rss},
     )
 

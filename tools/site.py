@@ -92,7 +92,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Raise an error if a page needs a network."""
     if fetched := FETCHED.findall(output):
-        raise PluginError(f"{page.file.src_uri} is not read without a network: {', '.join(fetched)}")
+        raise PluginError(f"{page.file.src_uri} needs a network: {', '.join(fetched)}")
     return output
 
 

@@ -26,7 +26,7 @@ class CompiledHook(BuildHookInterface):  # type: ignore[misc,type-arg]
             return
         lacking = _lacking()
         if lacking:
-            self.app.display_warning(f"The wheel is pure Python, nothing is compiled: {lacking}")
+            self.app.display_warning(f"The wheel is pure Python, and no module is compiled: {lacking}")
             return
         self._place = tempfile.TemporaryDirectory(prefix="relatum-")
         made = Path(self._place.name, "made")

@@ -42,12 +42,12 @@ def differences(page: str, graph: Mapping[str, set[str]]) -> Iterator[str]:
         if room not in picture:
             yield f"{PAGE} does not draw {room}"
         elif room not in imports:
-            yield f"{PAGE} draws {room}, which there is not"
+            yield f"{PAGE} draws {room}, which does not exist"
         else:
             yield from (f"{room} imports {other}: not in {PAGE}" for other in sorted(imports[room] - picture[room]))
             yield from (f"{PAGE}: {room} -> {other} is not imported" for other in sorted(picture[room] - imports[room]))
     yield from (
-        f"{PAGE}: {room} is of the ground and imports {other}, which is not"
+        f"{PAGE}: {room} belongs to the ground and imports {other}, which does not"
         for room in sorted(ground)
         for other in sorted(imports.get(room, set()) - picture.get(room, set()))
     )

@@ -94,7 +94,7 @@ def complaints(modules: Mapping[str, Module], checkout: Path) -> Iterator[str]:
         allowed = set(exceptions(checkout, file))
         yield from (f"{what}: {line}" for line in sorted(found - allowed))
         yield from (
-            f"{file} still allows what is gone (tools/measure-house --shorten): {line}"
+            f"{file} still allows a removed item (tools/measure-house --shorten): {line}"
             for line in sorted(allowed - found)
         )
     page = checkout / picture.PAGE
