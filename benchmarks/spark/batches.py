@@ -89,7 +89,7 @@ class _trickle:  # noqa: N801 - reads as the statement it is
             channel = connection.channel()
             number = 0
             while not self._stop.wait(INTERVAL_S):
-                for number in range(number, number + MESSAGES_EACH):  # noqa: B020 - goes on where it was
+                for number in range(number, number + MESSAGES_EACH):  # noqa: B020 - continues the iteration
                     channel.basic_publish("", self._stream, streams.body(number))
                 connection.process_data_events(0)
 

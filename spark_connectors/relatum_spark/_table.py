@@ -65,7 +65,7 @@ def relationships(
         snapshot: The state of the database to read; the action must run inside its block.
 
     Returns:
-        Columns key, value, vhost, stream (string), stream_offset (long), time (timestamp, null where none was
+        Columns key, value, vhost, stream (string), stream_offset (long), time (timestamp, null if none was
         recorded). Filters on all columns but the time run in PostgreSQL. The rows have no order.
 
     Raises:
