@@ -122,7 +122,7 @@ class Numbering:
         if last >> INDEX_BITS + DIGEST_BITS > self._epoch >> INDEX_BITS + DIGEST_BITS:
             raise Conflict(
                 f"the stream {self.stream!r} already has messages of a later batch of this write: it was set back by"
-                " more than one batch, and what would be published twice cannot be known. Nothing was sent."
+                " more than one batch, so a retry might publish messages twice. Nothing was sent."
                 " Use a new checkpoint, or a new writeId, to publish all of it again",
                 stream=self.stream,
             )
@@ -132,9 +132,9 @@ class Numbering:
 def other_rows(stream: str) -> Conflict:
     """Return the error for a task whose rows differ from those of an earlier run."""
     return Conflict(
-        f"an earlier run of this task has sent rows to {stream!r}, and now they are others or came in another order:"
-        " what would be published twice or not at all cannot be known. Nothing was sent by this run. Sort the rows"
-        " within partitions (sortWithinPartitions) or checkpoint them before they are written; give each write of its"
-        " own a writeId of its own",
+        f"an earlier run of this task has sent rows to {stream!r}, and now they differ or have another order:"
+        " a retry might publish messages twice or not at all. Nothing was sent by this run. Sort the rows"
+        " within partitions (sortWithinPartitions) or checkpoint them before they are written; give each separate"
+        " write a writeId of its own",
         stream=stream,
     )
