@@ -257,7 +257,7 @@ def add_expectations(
         for each in given:
             if stored[each.name] != each:
                 raise InvalidInput(
-                    f"expectation {each.name!r} is defined already: {stored[each.name].meaning}. Use another name, or "
+                    f"expectation {each.name!r} is already defined: {stored[each.name].meaning}. Use another name, or "
                     "remove it first (`relatum expect remove`)"
                 )
     return given

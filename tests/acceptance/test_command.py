@@ -342,7 +342,7 @@ def test_two_commands_and_an_exchange_is_looked_up(own_broker: LocalRabbitMQ, da
         channel.exchange_declare(exchange, "topic", durable=True)
         said = relatum.ok("tap", exchange, "--binding-key", "new", "--max-length-bytes", "20000000")
         assert f"relatum record tap.{exchange}" in said
-        assert "20.0 MB and 7d at most" in said
+        assert "at most 20.0 MB and 7d" in said
         with relatum.running("record", f"tap.{exchange}", "--keys", "order_id"):
             channel.basic_publish(exchange, "new", b"4 chairs", pika.BasicProperties(headers={"order_id": 7}))
             wait_until(lambda: relatum.run("find", "order_id", "7").returncode == 0, LIMIT_S, what="the order")

@@ -125,7 +125,7 @@ def test_a_move_that_was_left_is_seen_and_gone_on_with(
 
 def test_consumers_are_shown_and_forgotten(relatum: Relatum, super_stream: str) -> None:
     """An operator sees how far each name is in each partition; a name is forgotten once its members are gone."""
-    assert "Nobody" in relatum.ok("contexts", "consumers", super_stream)
+    assert "no serial consumers" in relatum.ok("contexts", "consumers", super_stream)
     with SerialConsumer(super_stream, "billing", broker=relatum.broker, database=relatum.database_url) as consumer:
         wait_until(lambda: all(each.holder for each in consumer.status().partitions), what="all partitions taken")
         [line] = relatum.ok("contexts", "consumers", super_stream, "--json").splitlines()

@@ -86,7 +86,7 @@ def test_a_replica_that_lags_is_no_other_stream(
         lagging = stack.enter_context(collector(2))
         # Whether it waits for its node or reads at the leader: it must not take the stream for another one.
         wait_until(
-            lambda: is_attached(lagging, stream) or generations(engine) or "cannot be said now" in caplog.text,
+            lambda: is_attached(lagging, stream) or generations(engine) or "is unknown" in caplog.text,
             what="followed, or waited with",
         )
         cluster.follow()

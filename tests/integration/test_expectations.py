@@ -199,7 +199,7 @@ def test_expectations_are_defined_in_the_database(shop: Shop) -> None:
     shop.order(("a", BASE_US))
     shop.record()
     assert add_expectations(database, [paid, paid]) == [paid, paid]
-    for other, said in ((shop.expects(11), "is defined already"), (shop.expects(10, 0), "clocks may differ by 1 s")):
+    for other, said in ((shop.expects(11), "is already defined"), (shop.expects(10, 0), "clocks may differ by 1 s")):
         with pytest.raises(InvalidInput, match=said):
             add_expectations(database, other)
     assert relations.expectations() == (paid,)

@@ -204,7 +204,7 @@ def test_primary_data_that_refers_to_it_stops_it(place: Place) -> None:
         place.sql("DELETE FROM relatum.group_consumers")
         with relations.groups(consumer=GroupConsumer("all")) as groups:
             group = next(iter(groups))
-            refused("'all' has not finished")
+            refused("'all' has unfinished groups")
             group.acknowledge()
     place.sql(COLLECTED, stream=place.stream)
     refused("collector 'mail'")

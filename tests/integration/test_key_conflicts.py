@@ -30,7 +30,7 @@ MINE = KeyDefinition("order", source="header:order_id")
 
 @pytest.fixture
 def taken(engine: sa.Engine) -> sa.Engine:
-    """A database in which the key is defined already, otherwise."""
+    """A database in which the key is already defined, otherwise."""
     add_keys(engine, [KeyDefinition("order", source="property:correlation_id")])
     return engine
 
@@ -59,7 +59,7 @@ def defined(engine: sa.Engine) -> dict[str, KeyDefinition]:
 def test_intercept_raises_over_a_blocking_connection(place: Place, taken: sa.Engine, recorder: str) -> None:
     """The connection stays as it was, and publishes plainly; with the same definition it is intercepted."""
     with broker_connection(place.amqp) as connection:
-        with pytest.raises(KeyDefinitionConflict, match="'order' is defined already") as caught:
+        with pytest.raises(KeyDefinitionConflict, match="'order' is already defined") as caught:
             relatum.intercept(connection, database=place.database, keys=[MINE], recorder=recorder)  # type: ignore[arg-type]
         assert caught.value.key == "order"
         connection.channel().basic_publish("", place.stream, b"plain")

@@ -203,7 +203,7 @@ def test_an_error_says_what_to_do(
 def test_a_tool_that_is_none_is_an_error_of_the_protocol(each_agent: Agent) -> None:
     """It names those that there are; a question that cannot be asked is an error of the tool."""
     assert each_agent.error("find").startswith("invalid_input: key is missing")
-    with pytest.raises(MCPError, match="there is no tool 'publish'; there are around, expectations"):
+    with pytest.raises(MCPError, match="there is no tool 'publish'; the tools are around, expectations"):
         each_agent.call("publish", stream="x")
 
 

@@ -33,7 +33,7 @@ def test_groups_that_are_not_whole_say_what_they_lack(page: Asking, world: World
     text = page.get("/groups").text
     harmless(text)
     assert text.count("incomplete: numbers are missing") == 2
-    assert "contradictory: two messages say that they are the last" in text
+    assert "contradictory: two messages are marked as the last" in text
     for each in answer["groups"]:
         place = each["places"][0]
         shown = page.get(at(**place)).text
