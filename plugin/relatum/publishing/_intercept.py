@@ -82,8 +82,6 @@ def intercept(
         streams: Streams that the embedded recorder records before anything is published to them; receipts and `settle`
             also look there, besides the streams bound to an exchange. Name streams that are bound through other
             exchanges: Relatum cannot find them.
-        broker_url: The broker to read streams from; several nodes' URLs are separated by `;`. None (default): that of
-            the connection, with its TLS and login; for Celery and dramatiq also their other URLs.
         broker: The broker to read streams from: its URL, or a `Broker`, whose TLS and login count. None (default): that
             of the connection, with its TLS and login; for Celery and dramatiq also their other URLs.
         confirm_timeout_s: aio-pika: seconds to wait for a confirm if `publish` has no `timeout`; then the outcome is
