@@ -46,7 +46,7 @@ collector = MessageCollector("example-billing", database=DATABASE, broker=BROKER
 collector.register_executor("order", book, ExecutorOptions(bulk_messages=500, max_age_s=0.2, joins_transaction=True))
 collector.register_executor("payment", book, ExecutorOptions(bulk_messages=500, max_age_s=0.2, joins_transaction=True))
 
-# The collector may be another process; the publisher needs but the broker and the database.
+# The collector may be another process; the publisher needs only the broker and the database.
 relatum.intercept(connection, database=DATABASE, keys=["customer"])
 with collector:
     receipts = []
