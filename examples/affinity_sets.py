@@ -1,4 +1,4 @@
-"""Affinity sets: two publishers put the lines of invoices, and each invoice lies in one partition.
+"""Affinity sets: two publishers put the lines of invoices, and each invoice is in one partition.
 
 Set RELATUM_BROKER_URL and RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/affinity_sets.py
 """
@@ -43,7 +43,7 @@ with StreamReader.open(BROKER) as reader:
 with relatum.AffinitySets(INVOICES, DATABASE) as sets:
     print("open sets:", sum(sets.count().values()))
 
-# Without a database, the placement is in the caller's hand.
+# Without a database, the caller holds the placement.
 with relatum.SuperStream(INVOICES).affinity() as handle:
     channels[0].basic_publish(handle, "", b"1 lamp")
     again = relatum.AffinityHandle.from_token(handle.token)

@@ -29,7 +29,7 @@ async def handle(payment: Message, relations: AsyncRelations) -> None:
         euros = int(payment.body.split()[0])
         print(f"{answer[0].body.decode()}: paid {euros}")
     else:
-        # To be put by: into a table, or a stream of its own, where it is tried again later.
+        # Store it in a table, or in a stream of its own, and retry it later.
         print(f"{payment.body.decode()}: {answer.status}: {answer.explanation}")
 
 

@@ -1,4 +1,4 @@
-"""The message collector: each message is published alone and consumed in bulks; its publisher learns what became of it.
+"""The message collector: each message is published alone and consumed in bulks; its publisher learns the outcome.
 
 Set RELATUM_BROKER_URL and RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/collector.py
 """

@@ -50,7 +50,7 @@ with publisher() as first, publisher() as second, Relations(broker=BROKER, datab
         if group.group_id == group_id:
             print("\n".join(message.body.decode() for message in group))
 
-# In its order, the numbers and the end are made by the group.
+# In logical order, the group makes the numbers and marks the last message.
 with publisher() as channel, relatum.MessageGroup(channel, "", STREAM) as invoice:
     for number, line in enumerate(["Invoice 2026-18", "1 lamp, 60 EUR"], 1):
         invoice.put(line.encode(), last=number == 2)

@@ -70,7 +70,7 @@ connection.close()
 for name, frame in FRAMES.items():
     publish(name, frame)
 
-# %% The index: which message carries which key, at which offset. No stream is read again after this, but for payloads
+# %% The index: which message carries which key, at which offset. After this, streams are read for payloads only
 with as_engine(DATABASE) as engine:
     add_keys(engine, [KeyDefinition("tailnum"), KeyDefinition("origin")])
 for report in relatum_spark.backfill(spark, list(NAMES.values())):
