@@ -1,1 +1,1 @@
-"""The command `relatum`: all its subcommands, above everything else. Nothing imports it."""
+"""The command `relatum` with its subcommands. It is the topmost package: no other package imports it."""

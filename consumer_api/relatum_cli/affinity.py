@@ -1,4 +1,4 @@
-"""`relatum affinity`: the affinity sets of a super stream: listed, shown, closed and moved."""
+"""`relatum affinity`: list, show, close and move the affinity sets of a super stream."""
 
 from typing import Annotated, Final
 
@@ -13,7 +13,7 @@ from relatum_cli.show import Cells, answer, print_facts, print_json, show
 
 affinity = Commands()
 
-IDLE: Final = "Close all sets that no publisher used for so long: seconds, or 90s, 15m, 6h, 2d."
+IDLE: Final = "Close all sets that no publisher has used for this long: seconds, or 90s, 15m, 6h, 2d."
 
 Names = Annotated[list[str] | None, argument("The sets' names.", "[NAME]…")]
 
@@ -21,12 +21,12 @@ Names = Annotated[list[str] | None, argument("The sets' names.", "[NAME]…")]
 @affinity.command("list")
 def list_sets(
     *,
-    prefix: str = option("", "Only sets whose names begin so."),
+    prefix: str = option("", "Only sets whose names begin with this."),
     partition: Partition = None,
     limit: Limit = LIST_MAX,
     given: Asked,
 ) -> None:
-    """List the open sets, by name. The broker's URL only tells the virtual host. `--json` prints a list."""
+    """List the open sets, by name. The broker's URL is used only for its virtual host. `--json` prints a list."""
     with given.looking(AffinitySets) as sets:
         found = sets.list(prefix, partition=partition, limit=limit)
     show(found, _COLUMNS, as_json=given.as_json, empty="No such set is open.")
@@ -59,7 +59,7 @@ def show_set(*, name: str = argument("The set's name.", "NAME"), given: Asked) -
 
 @affinity.command()
 def close(*, names: Names = None, idle: str | None = option(None, IDLE, metavar="SPAN"), given: Asked) -> None:
-    """Close sets, by name or because nobody uses them; what is published under their names then begins new ones.
+    """Close sets by name, or unused sets. Later messages with their names begin new sets.
 
     `--json` prints one document: the number of closed sets.
     """
@@ -81,7 +81,7 @@ def move(
     source: str | None = option(None, "Move all sets of this partition.", "--from", metavar="STREAM"),
     given: Asked,
 ) -> None:
-    """Move sets to another partition; their messages wait until then, and consumers see them in order.
+    """Move sets to another partition. Their messages wait during the move, and consumers see them in order.
 
     `--json` prints one document: the list of the moves.
     """
@@ -96,7 +96,7 @@ def move(
 
 @affinity.command()
 def weight(*, weights: list[str] = argument("Partitions and their weights.", "STREAM=WEIGHT…"), given: Place) -> None:
-    """Set the weights of partitions, for routers that balance by weight; with 0 no new set is placed there."""
+    """Set the weights of partitions, for routers that balance by weight; 0 takes no new sets."""
     by_stream = dict(map(_weight, weights))
     with given.looking(AffinitySets) as sets:
         sets.set_weights(by_stream)
@@ -107,4 +107,4 @@ def _weight(text: str) -> tuple[str, float]:
     try:
         return stream, float(number)
     except ValueError:
-        raise InvalidInput(f"{text!r} is no weight: write STREAM=WEIGHT, such as orders-0=2.5") from None
+        raise InvalidInput(f"{text!r} is not a weight: write STREAM=WEIGHT, such as orders-0=2.5") from None

@@ -1,4 +1,4 @@
-"""The application: a list of commands, each imported when it is run; an error is one line and an exit code."""
+"""The application: a list of commands, each imported when it runs. An error is one line and an exit code."""
 
 import sys
 from importlib import import_module
@@ -21,13 +21,13 @@ OPERATE: Final = "Operate"
 
 
 class Listed(NamedTuple):
-    """A command in the list.
+    """A command in the list of the help.
 
     Attributes:
-        module: The module of this package that has the function, or the `typer.Typer` of several, of that name.
-        panel: The heading of the help's list that it is below.
-        help: The first paragraph of its own help.
-        settings: The command's settings for Click.
+        module: The module of this package with the function, or the `typer.Typer`, of the command's name.
+        panel: The heading above it in the list.
+        help: The first paragraph of the command's own help.
+        settings: The command's `context_settings` for Click. Default: none.
     """
 
     module: str
@@ -37,11 +37,11 @@ class Listed(NamedTuple):
 
 
 _NEGATIVE: Final = {"ignore_unknown_options": True}
-"""For a command with arguments such as -5m, which is a moment and no option."""
+"""For a command with arguments such as -5m, which is a moment, not an option."""
 
 COMMANDS: Final = {
     "find": Listed("find", LOOK_UP, "Find the messages whose KEY has this VALUE."),
-    "related": Listed("find", LOOK_UP, "Find the messages that share a key with one, or are next to it in time."),
+    "related": Listed("find", LOOK_UP, "Find the messages that share a key with a message, or are next to it in time."),
     "around": Listed(
         "find", LOOK_UP, "Show what happened around a MOMENT, in all recorded streams, by time.", _NEGATIVE
     ),
@@ -70,14 +70,14 @@ COMMANDS: Final = {
     "demo": Listed("demo", OPERATE, "Publish, record and find real messages: flights, planes and weather."),
     "migrate": Listed("servers", OPERATE, "Create the schema `relatum`, or bring it up to date. Safe to run again."),
 }
-"""All commands, in the order of the list."""
+"""All commands, in the order of the help."""
 
 
 def load(name: str) -> Any:
-    """Import a command; gives it as Click has it."""
+    """Import a command, and return it as a Click command."""
     listed = COMMANDS[name]
     found = getattr(import_module(f"relatum_cli.{listed.module}"), name.replace("-", "_"))
-    # Typer makes commands of functions, and groups of its applications, as parts of an application only.
+    # Typer only converts the functions and applications that were added to an application.
     around = Commands(rich_markup_mode="markdown")
     if isinstance(found, typer.Typer):
         around.add_typer(found, name=name, help=listed.help, no_args_is_help=True)
@@ -87,7 +87,7 @@ def load(name: str) -> Any:
 
 
 class _Lazy(TyperGroup):
-    """Commands that are imported when they are run, and Relatum's errors as one line and an exit code."""
+    """Imports commands when they run, and turns a `RelatumError` into one line and an exit code."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -95,7 +95,7 @@ class _Lazy(TyperGroup):
             self.add_command(TyperCommand(name, help=listed.help, rich_help_panel=listed.panel), name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As Typer's, with the command itself in place of its line in the list."""
+        """Resolve as Typer does, but return the command itself instead of its placeholder in the list."""
         name, found, rest = super().resolve_command(ctx, args)
         if name is not None:
             found = load(name)
@@ -119,11 +119,11 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
-    # Local variables hold URLs, and URLs hold passwords.
+    # Local variables may contain URLs with passwords.
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-"""The application. What is given to it as `obj` is called as soon as a command is imported, before that is run."""
+"""The application. It calls its `obj` after it has imported a command, and before it runs the command."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -144,7 +144,7 @@ def _root(
 
 
 def main(obj: Any = None) -> None:
-    """Run the command on the process's arguments and end the process."""
+    """Run the command with the process's arguments, and end the process."""
     guard_stdout()
     try:
         app(prog_name="relatum", obj=obj)

@@ -1,4 +1,4 @@
-"""`relatum contexts`: where the serialization contexts of a super stream are, and all that is done with them."""
+"""`relatum contexts`: show, assign, move and verify the serialization contexts of a super stream."""
 
 import sys
 from dataclasses import asdict
@@ -20,7 +20,7 @@ from relatum_cli.show import Cells, answer, counted, print_error, print_json, pr
 contexts = Commands()
 
 FINDINGS_SHOWN: Final = 20
-"""Findings shown on the terminal."""
+"""The most findings printed as text."""
 
 HEADER: Final = "The header that names contexts; by default the one in the database, or serialization_context."
 
@@ -30,7 +30,7 @@ To = Annotated[str, shared("The partition to move them to.", "--to", metavar="ST
 
 @contexts.command()
 def status(*, given: Asked) -> None:
-    """Show the partitions with their contexts, and the moves under way. `--json` prints one document."""
+    """Show the partitions with their contexts, and the moves in progress. `--json` prints one document."""
     with given.looking(SerializationContexts) as opened:
         found = opened.status()
     if given.as_json:
@@ -52,7 +52,7 @@ def list_contexts(*, partition: Partition = None, limit: Limit = LIST_MAX, given
 
 @contexts.command("show")
 def show_contexts(*, names: Names, given: Asked) -> None:
-    """Show where contexts are. Ends with code 6 where one is nowhere. `--json` prints JSON lines."""
+    """Show the partitions of contexts. Exits with code 6 if a context has none. `--json` prints JSON lines."""
     with given.looking(SerializationContexts) as opened:
         found = [opened.assignment_of(name) for name in names]
     show(found, _ASSIGNED, as_json=given.as_json, json_lines=True)
@@ -60,11 +60,11 @@ def show_contexts(*, names: Names, given: Asked) -> None:
 
 @contexts.command()
 def assign(*, to: To, names: Names, given: Asked) -> None:
-    """Assign contexts to a partition before their first messages. Those in another are not moved by it: code 7.
+    """Assign contexts to a partition before their first messages. A context in another partition stays: code 7.
 
     `--json` prints JSON lines.
     """
-    # The broker is asked only where the database does not know the super stream yet.
+    # The broker is only asked if the super stream is not in the database yet.
     broker = given.broker if given.broker_url else None
     with SerializationContexts(given.super_stream, given.database_url, broker=broker) as opened:
         show(opened.assign(names, to), _ASSIGNED, as_json=given.as_json, json_lines=True)
@@ -86,7 +86,7 @@ def move(
     *,
     to: To,
     names: list[str] | None = argument("The contexts' names.", "[CONTEXT]…", default=None),
-    file: Path | None = option(None, "Names from a file, one a line; - reads them from stdin."),
+    file: Path | None = option(None, "A file of names, one a line; - is stdin."),
     given: Asked,
 ) -> None:
     """Move contexts to a partition, while publishers publish and consumers consume.
@@ -104,15 +104,13 @@ def _names_in(file: Path) -> list[str]:
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise typer.BadParameter(f"{str(file)!r} cannot be read: {why}") from error
     return [line for line in text.splitlines() if line]
 
 
 @contexts.command()
-def consolidate(
-    *, sources: list[str] = argument("The partitions to be emptied.", "STREAM…"), to: To, given: Asked
-) -> None:
+def consolidate(*, sources: list[str] = argument("The partitions to empty.", "STREAM…"), to: To, given: Asked) -> None:
     """Move all contexts of some partitions to one. `--json` prints one document: the list of the moves."""
     with given.moving(SerializationContexts) as opened:
         given.show_moves(opened.consolidate, sources, to)
@@ -121,7 +119,7 @@ def consolidate(
 @contexts.command()
 def rebalance(
     *,
-    over: list[str] | None = argument("The partitions to spread over; all where left out.", "[STREAM…]", default=None),
+    over: list[str] | None = argument("The partitions to spread over; all by default.", "[STREAM…]", default=None),
     dry_run: bool = option(False, "Only show how many contexts would move where.", "--dry-run"),
     given: Asked,
 ) -> None:
@@ -140,14 +138,14 @@ def rebalance(
             for stream, names in planned.moves.items():
                 say(f"{counted(len(names), 'context')} would go to {stream}.")
             if not len(planned):
-                say("They are spread evenly.")
+                say("The contexts are spread evenly.")
 
 
 @contexts.command("moves")
 def list_moves(
-    *, latest: int | None = option(None, "The latest of all moves, so many, ended ones included.", min=1), given: Asked
+    *, latest: int | None = option(None, "How many latest moves, ended ones included.", min=1), given: Asked
 ) -> None:
-    """Show the moves that have not ended, and whether somebody goes on with each. `--json` prints one document."""
+    """Show the moves in progress, and which process attends to each. `--json` prints one document."""
     with given.looking(SerializationContexts) as opened:
         found = opened.moves(latest=latest)
     print_moves(found, as_json=given.as_json)
@@ -156,10 +154,10 @@ def list_moves(
 @contexts.command()
 def resume(
     *,
-    moves: list[int] | None = argument("The moves' numbers; all under way where left out.", "[MOVE…]", default=None),
+    moves: list[int] | None = argument("The moves' numbers; all in progress by default.", "[MOVE…]", default=None),
     given: Asked,
 ) -> None:
-    """Go on with moves whose mover died. Several processes may do so at once.
+    """Resume moves whose mover died. Several processes may do so concurrently.
 
     `--json` prints one document: the list of the moves as they ended.
     """
@@ -176,10 +174,10 @@ def resume(
 def abort(
     *,
     moves: list[int] = argument("The moves' numbers.", "MOVE…"),
-    reason: str | None = option(None, "Kept with the move."),
+    reason: str | None = option(None, "Stored with the move."),
     given: Asked,
 ) -> None:
-    """Take moves back: their contexts go on where they were. `--json` prints one document, the list of the moves."""
+    """Abort moves: their contexts stay where they were. `--json` prints one document, the list of the moves."""
     with given.moving(SerializationContexts) as opened:
 
         def abort_all(progress: Progress) -> list[Move]:
@@ -194,11 +192,11 @@ def abort(
 @contexts.command()
 def add_partition(
     *,
-    count: int = option(1, "How many.", min=1, max=1_000),
-    binding_key: list[str] | None = option(None, "A new partition's binding key; the next number where left out."),
+    count: int = option(1, "How many partitions.", min=1, max=1_000),
+    binding_key: list[str] | None = option(None, "A new partition's binding key; the next number by default."),
     given: Asked,
 ) -> None:
-    """Add empty partitions. No context moves by that; `rebalance` spreads them.
+    """Add empty partitions. This moves no contexts; `rebalance` spreads them.
 
     `--json` prints one document: the list of the new streams.
     """
@@ -211,11 +209,11 @@ def add_partition(
 def retire(
     *,
     partition: str = argument("The partition.", "STREAM"),
-    delete: bool = option(False, "Delete the stream, too, once all consumers have read everything.", "--delete"),
+    delete: bool = option(False, "Also delete the stream, once all consumers have read all of it.", "--delete"),
     timeout_s: float = option(30.0, "With --delete, seconds to wait for consumers.", min=0),
     given: Place,
 ) -> None:
-    """Take a partition without contexts out of use. Ends with code 7 while something needs it."""
+    """Retire a partition without contexts. Exits with code 7 while the partition is needed."""
     with given.moving(SerializationContexts) as opened:
         opened.retire(partition, delete=delete, timeout_s=timeout_s)
     say(f"{partition} is {'deleted' if delete else 'retired; its messages stay'}.")
@@ -223,14 +221,14 @@ def retire(
 
 @contexts.command()
 def consumers(*, given: Asked) -> None:
-    """Show how far each serial consumer is in each partition, and what it holds back until a source is consumed.
+    """Show each serial consumer's position in each partition, and what it holds back for moves.
 
     `--json` prints JSON lines: consumer, lag, and its partitions with their holds.
     """
     broker = given.broker
     found = read_consumers(given.super_stream, broker=broker, database=given.database_url)
     if not found:
-        # A name that is spelled wrong has no consumers either, and is an error.
+        # A misspelled name has no consumers either: raise an error for it.
         describe_super_stream(broker, given.super_stream)
     if given.as_json:
         for name, each in found.items():
@@ -241,39 +239,39 @@ def consumers(*, given: Asked) -> None:
         "partition": lambda row: row[1].stream,
         "position": lambda row: row[1].position,
         "lag": lambda row: row[1].lag,
-        "member": lambda row: row[1].holder or "nobody",
+        "member": lambda row: row[1].holder or "none",
         "held back": lambda row: "; ".join(map(_held_text, row[1].holds)),
     }
     rows = [(name, each) for name, status in found.items() for each in status.partitions]
-    show(rows, columns, empty="Nobody consumes it in order.")
+    show(rows, columns, empty="The super stream has no serial consumers.")
 
 
 def _held_text(hold: HoldStatus) -> str:
     held = f"{hold.held:,} of move {hold.move_id} for {hold.seconds:,.1f} s"
     if hold.is_over:
-        return f"{held}: go on once a member consumes here"
+        return f"{held}: continues once a member consumes here"
     return f"{held}, until {hold.source} is consumed past {hold.fence_offset}"
 
 
 @contexts.command()
 def forget(*, name: str = argument("The consumer's name.", "CONSUMER"), given: Place) -> None:
-    """Forget a name that nobody consumes by any more, so that partitions can be retired without it.
+    """Forget a consumer that is no longer used, so that partitions can be retired without it.
 
-    Ends with code 6 where there is none of that name, with code 7 where members of it are up.
+    Exits with code 6 if there is no consumer of that name, and with code 7 while members of it run.
     """
     if not forget_consumer(given.super_stream, name, database=given.database_url, vhost=given.vhost):
-        print_error(f"no consumer {name!r} of {given.super_stream!r} is known")
+        print_error(f"{given.super_stream!r} has no consumer {name!r}")
         raise typer.Exit(ExitCode.NOT_THERE)
 
 
 @contexts.command()
 def verify(*, header: str | None = option(None, HEADER, metavar="NAME"), given: Asked) -> None:
-    """Read all partitions and check: each context's messages count once, in the order in which they were published.
+    """Read all partitions, and check that each context's messages count once, in the order of publishing.
 
-    Without a database the streams are read alone: partitions that were retired are left out, and where retention has
-    dropped fences, what they made strays seems to count. Ends with code 7 where the order is broken. Strays that nobody
-    adopted are shown and break nothing. `--json` prints one document: ok, what was counted, partitions (from and to
-    offset), counts by kind, findings.
+    Without a database only the streams are read: retired partitions are left out, and if retention has dropped fences,
+    strays behind them seem to count. Exits with code 7 if the order is broken. Strays that no process adopted are
+    shown, and are no fault. `--json` prints one document: ok, totals, partitions (from and to offset), counts by kind,
+    findings.
     """
     broker = given.broker
     with progress_bars("messages") as update:
@@ -300,7 +298,7 @@ def _print_report(report: SerialReport) -> None:
         f"({report.adopted:,} adopted): {f'{broken:,} faults' if broken else 'in order'}."
     )
     if report.unplaced:
-        say(f"{report.unplaced:,} of the messages were published by no router: they have no order.")
+        say(f"{report.unplaced:,} of the messages were published without a router: they have no order.")
     if report.findings:
         found = sorted(report.findings, key=lambda each: each.kind.is_notice)[:FINDINGS_SHOWN]
         columns = {"what": "kind", "partition": "stream", "offset": "offset", "context": "context", "found": "text"}

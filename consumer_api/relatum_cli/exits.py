@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, each for one thing a caller can do, and the signals that stop it."""
+"""Exit codes, one for each reaction of a caller, and the signals that stop a command."""
 
 import signal
 import threading
@@ -11,10 +11,10 @@ from relatum import errors
 
 
 class ExitCode(IntEnum):
-    """What the command ends with. The same for all subcommands; docs/commands.md says more of each."""
+    """The exit codes of all subcommands; docs/commands.md explains each."""
 
     OK = 0
-    FAILED = 1  # a defect of Relatum, with its traceback
+    FAILED = 1  # a bug in Relatum; the traceback is printed
     USAGE = 2
     CONFIGURATION = 3
     BROKER = 4
@@ -27,16 +27,16 @@ class ExitCode(IntEnum):
     UNPROVEN = 11
     DECLINED = 12
     OUTPUT = 13
-    CLOSED = 141  # 128 + SIGPIPE, as shells have it
+    CLOSED = 141  # 128 + SIGPIPE, as in shells
 
 
 EPILOG: Final = (
     "Exit codes: 0 done; 1 unexpected; 2 wrong usage; 3 configuration; 4 broker; 5 database; "
     "6 not there; 7 different; 8 not recorded or not finished yet; 9 bad data; 10 failed or dead; "
-    "11 unproven; 12 declined; 13 stdout cannot be written; 141 its reader had enough."
+    "11 unproven; 12 declined; 13 stdout cannot be written; 141 its reader has gone."
 )
 
-# The first class that fits counts, so leaves come before their parents.
+# The first matching class counts, so subclasses come first.
 _CODES: Final[tuple[tuple[type[errors.RelatumError], ExitCode], ...]] = (
     (errors.InvalidInput, ExitCode.USAGE),
     (errors.KeyDefinitionConflict, ExitCode.USAGE),
@@ -54,13 +54,13 @@ _CODES: Final[tuple[tuple[type[errors.RelatumError], ExitCode], ...]] = (
 
 
 def exit_code_of(error: errors.RelatumError) -> ExitCode:
-    """The exit code that tells a script what kind of error it was."""
+    """Return the exit code for a kind of error."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set; a second one of them ends the process as usual."""
+    """Yield an event that SIGTERM and SIGINT set. A second signal ends the process as usual."""
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 

@@ -1,4 +1,4 @@
-"""`relatum find`, `related` and `around`: answers by key and by time; and how lookups are opened for a command."""
+"""`relatum find`, `related` and `around`: lookups by key and by time, and what other commands need for lookups."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,27 +37,27 @@ CODES: Final = {
     "not_recorded_yet": ExitCode.NOT_YET,
     "unproven": ExitCode.UNPROVEN,
 }
-"""With which code a command ends, by the status of its answer."""
+"""The exit code for each status of an answer."""
 
 STREAMS_LISTED: Final = 100
-"""Streams listed in an answer's document; `streams_count` counts all."""
+"""The most streams in an answer's document; `streams_count` counts all."""
 
 
 class InTime(StrEnum):
-    """Which message in time is looked for."""
+    """The message that `--time` looks for."""
 
     BEFORE = "before"
     AFTER = "after"
     NEAREST = "nearest"
 
 
-Limit = Annotated[int, shared("At most so many messages.", "--limit", "-n", min=1, shown=True)]
+Limit = Annotated[int, shared("At most this many messages.", "--limit", "-n", min=1, shown=True)]
 Values = Annotated[list[str], argument("Its value; a composite's values in order.", "VALUE…")]
 
 
 @dataclass(frozen=True)
 class LookupOptions(Given):
-    """Where to look, how much of an answer is wanted, and how it is printed."""
+    """The options of lookups: servers, completeness, log level and output."""
 
     complete: Complete = False
     log_level: Level = None
@@ -76,7 +76,7 @@ def find(
 ) -> None:
     """Find the messages whose KEY has this VALUE.
 
-    Ends with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
+    Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or 11 (unproven). `--json` prints one
     document: status, messages, streams.
     """
     names = [*(streams or ()), *(to or ())] or None
@@ -89,17 +89,17 @@ def find(
 
 def related(
     *,
-    stream: str = argument("The stream of the message in hand."),
+    stream: str = argument("The stream of the given message."),
     offset: int = argument("Its offset.", min=0),
     to: list[str] | None = option(None, LOOK_IN, "--to", "-t", metavar="STREAM"),
     by: KeyNames = None,
-    in_time: InTime | None = option(None, "The message next to it in time, in the one stream of --to.", "--time"),
+    in_time: InTime | None = option(None, "Find the message next to it in time, in the one stream of --to.", "--time"),
     limit: Limit = 20,
     given: LookupOptions,
 ) -> None:
-    """Find the messages that share a key with one, or are next to it in time.
+    """Find the messages that share a key with a message, or are next to it in time.
 
-    The message in hand is the one at OFFSET of STREAM. Ends with 0 (found), 6 (absent, expired, or deleted), 8 (not
+    The given message is the one at OFFSET of STREAM. Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not
     recorded yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
     """
     if in_time and len(to or ()) != 1:
@@ -119,16 +119,16 @@ def around(
     *,
     moment: datetime = argument(f"{FORMS}.", parser=parse_moment),
     streams: LookIn = None,
-    span: str = option("30s", "So long before and after it: 30s, 5m, 2h.", "--for", metavar="SPAN"),
-    before: str | None = option(None, "So long before it, instead.", metavar="SPAN"),
-    after: str | None = option(None, "So long after it, instead.", metavar="SPAN"),
+    span: str = option("30s", "How long before and after it: 30s, 5m, 2h.", "--for", metavar="SPAN"),
+    before: str | None = option(None, "How long before it, instead.", metavar="SPAN"),
+    after: str | None = option(None, "How long after it, instead.", metavar="SPAN"),
     limit: Limit = 20,
     given: LookupOptions,
 ) -> None:
     """Show what happened around a MOMENT, in all recorded streams, by time.
 
-    These are the messages nearest to it. Ends with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded yet) or
-    11 (unproven). `--json` prints one document: status, messages, streams.
+    It shows the messages nearest to the moment. Exits with 0 (found), 6 (absent, expired, or deleted), 8 (not recorded
+    yet) or 11 (unproven). `--json` prints one document: status, messages, streams.
     """
     before_s, after_s = (parse_span(each or span) for each in (before, after))
     with open_relations(given, given.log_level) as relations:
@@ -139,28 +139,28 @@ def around(
 
 
 def open_relations(servers: ServerOptions, log_level: LogLevel | None = None, **options: Any) -> "Relations":
-    """The lookups of a command, which log from a level on; None logs as Python does by itself."""
+    """Open lookups for a command, and set up logging at a level; None leaves Python's default."""
     if log_level is not None:
         set_up_logging(LogFormat.TEXT, log_level)
-    # Here: a command's help needs no database driver.
+    # Imported here, so that a command's help needs no database driver.
     from relatum_consumer import Relations
 
     return Relations(servers.broker, servers.database_url, **options)
 
 
 def one_or_all(values: list[str]) -> str | tuple[str, ...]:
-    """The value of a key: a text, or the texts of a composite."""
+    """Return the value of a key: a text, or a tuple for a composite."""
     return values[0] if len(values) == 1 else tuple(values)
 
 
 def end_with(status: str) -> None:
-    """End the command with the code of an answer's status."""
+    """End the command with the exit code for an answer's status."""
     if code := CODES[status]:
         raise typer.Exit(code)
 
 
 def incomplete_lines(found: "Answer | Trace") -> list[str]:
-    """What could not be read, in words."""
+    """Return lines that say what could not be read."""
     lines = [f"could not be read: {first_few(found.unread)}"] if found.unread else []
     return [*lines, *(f"left out: {each.stream}: {each.reason}" for each in found.unreadable_streams)]
 
@@ -184,7 +184,7 @@ def _lines(answer: "Answer") -> list[str]:
         if answer.explanation and not (answer.missing_keys or answer.new_keys):
             lines.append(answer.explanation)
     elif answer.status == "unproven":
-        lines = ["unproven: there may be more, which nobody can prove or rule out"]
+        lines = ["unproven: there may be more, which cannot be proved or ruled out"]
     return [*lines, *incomplete_lines(answer), f"in {first_few(answer.streams)}"]
 
 

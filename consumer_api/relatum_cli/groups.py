@@ -1,4 +1,4 @@
-"""`relatum groups`: groups that are not complete, all groups, one group, or a consumer that shares groups."""
+"""`relatum groups`: show incomplete groups, all groups, one group, or a group consumer."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -15,9 +15,9 @@ from relatum_cli.show import Cells, lease_text, print_facts, print_json, ranges_
 from relatum_consumer.groups import Group, GroupConsumerStatus, GroupPage, GroupReport
 
 OLDER_THAN_S: Final = 3600.0
-"""How old a group is that is listed by default: most are complete long before, and some take their time."""
+"""The default minimum age of listed groups, in seconds: most groups are complete long before."""
 
-OLDER_THAN: Final = "List groups whose first message is that old: seconds, or 90s, 15m, 6h, 2d; 1h where left out."
+OLDER_THAN: Final = "List groups whose first message is at least this old: seconds, or 90s, 15m, 6h, 2d; 1h by default."
 
 
 def groups(
@@ -27,17 +27,17 @@ def groups(
     group: str | None = option(None, "Show this group instead.", metavar="ID"),
     consumer: str | None = option(None, "Show this consumer instead.", metavar="NAME"),
     every: bool = option(False, "List all groups that are recorded, the newest first.", "--all"),
-    before: str | None = option(None, "With --all: those that are older than it.", metavar="ID"),
-    limit: int = option(20, "With --all: at most so many.", "--limit", "-n", min=1, max=1_000),
-    recorded: bool = option(False, "Look at what is recorded alone, however much of the streams is not.", "--recorded"),
+    before: str | None = option(None, "With --all: groups older than this one.", metavar="ID"),
+    limit: int = option(20, "With --all: at most this many.", "--limit", "-n", min=1, max=1_000),
+    recorded: bool = option(False, "Use only the index, however much of the streams is not recorded.", "--recorded"),
     given: Given,
 ) -> None:
     """List incomplete groups, or all; show one group, or a consumer of groups.
 
-    Groups that contradict themselves are listed with the incomplete ones. The list ends with 0, whatever is in it.
-    `--group` ends with 0 (complete), 6 (nothing of it is there), 7 (it contradicts itself, or has lost a message) or 8
-    (not complete); `--consumer` with 0 or 6 (no such consumer). `--json` prints one document: the list, the page of
-    all, the group, or the consumer.
+    Contradictory groups are listed with the incomplete ones. Lists exit with 0, whatever they contain. `--group` exits
+    with 0 (complete), 6 (no message of it exists), 7 (contradictory, or a message was lost) or 8 (incomplete);
+    `--consumer` with 0 or 6 (no such consumer). `--json` prints one document: the list, the page of all groups, the
+    group, or the consumer.
     """
     if sum((older_than is not None, group is not None, consumer is not None, every)) > 1:
         raise typer.BadParameter("--older-than, --group, --consumer and --all show different things: give one of them")
@@ -68,7 +68,7 @@ _COLUMNS: Final[Cells] = {
     "last": lambda each: _last_text(each.position),
     "first seen": "first_seen",
     "last seen": "last_seen",
-    "lies in": lambda each: ", ".join(sorted({message.stream for message in each.places})),
+    "in": lambda each: ", ".join(sorted({message.stream for message in each.places})),
 }
 
 
@@ -142,7 +142,7 @@ def _message_document(message: Message) -> dict[str, Any]:
 def _code_of(group: Group, position: GroupPosition) -> ExitCode:
     if not group:
         return ExitCode.NOT_THERE
-    # A duplicate is no contradiction: the first counts.
+    # Duplicates are no contradiction: the first one counts.
     if any(anomaly != "duplicate" for anomaly in position.anomalies):
         return ExitCode.DIFFERENT
     return ExitCode.OK if position.is_complete else ExitCode.NOT_YET
@@ -167,7 +167,7 @@ def _print_consumer(status: GroupConsumerStatus, as_json: bool) -> None:
 
 
 def _consumer_facts(status: GroupConsumerStatus) -> Iterator[tuple[str, Any]]:
-    streams = "all that are recorded" if status.streams is None else ", ".join(status.streams)
+    streams = "all recorded ones" if status.streams is None else ", ".join(status.streams)
     yield "reads", f"{streams}, in {status.order} order"
     for state, count in status.counts.items():
         yield f"groups {state}", count

@@ -1,4 +1,4 @@
-"""`relatum keys`: the key definitions in the database, and which streams record their times."""
+"""`relatum keys`: the key definitions in the database, and the streams whose times are recorded."""
 
 from dataclasses import replace
 from typing import Annotated, Any, Final
@@ -12,13 +12,13 @@ from relatum_cli.show import Cells, moment_text, note, print_json, say, show
 keys = Commands()
 
 SOURCES: Final = (
-    "Where one key's value comes from: header:NAME, property:NAME, 'body:$.order.id' for a body of JSON, "
-    "'header:$.x-a.b[0]', trace-id:traceparent; 'A or B': the first that has one. Repeat it for a composite. "
-    "Left out: the header of the key's name."
+    "The source of one key's value: header:NAME, property:NAME, 'body:$.order.id' for a JSON body, "
+    "'header:$.x-a.b[0]', trace-id:traceparent; 'A or B': the first with a value. Repeat it for a composite key. "
+    "By default, the header with the key's name."
 )
 PRESET: Final = f"Define the keys of a library's own messages: {', '.join(PRESETS)}."
-NAMES: Final = "A value of this key names the message that has it as KEY: the one that came before."
-MASKED: Final = "Show digests of its values in place of them to those who look at messages."
+NAMES: Final = "A value of this key names the message with the same value of KEY: its cause."
+MASKED: Final = "Show digests instead of its values on pages and to agents."
 
 KeyName = Annotated[str, argument("The key's name.")]
 
@@ -37,16 +37,16 @@ def add(
 ) -> None:
     """Define keys. They are recorded from now on; `relatum backfill` records them in older messages.
 
-    A bare NAME is a header; where a property has that name, too, a hint on stderr says so. `--json` prints one
+    A bare NAME is a header; if a property has the same name, a hint on stderr says so. `--json` prints one
     document: the list of the keys as stored.
     """
     from relatum.store.catalog import add_keys, backfill_command
 
     wanted = [key for name in presets or () for key in preset(name)]
     if not names and not wanted:
-        raise typer.BadParameter("name a key, or --preset a library")
+        raise typer.BadParameter("give a key's NAME, or --preset LIBRARY")
     if (source and len(names or ()) != 1) or (named and not names):
-        raise typer.BadParameter("--source is for one key at a time, and --names for those that are named")
+        raise typer.BadParameter("--source needs exactly one NAME, and --names at least one")
     sources = tuple(source) if source else None
     wanted += [KeyDefinition(name, source=sources, type=key_type, names=named) for name in names or ()]
     wanted = [replace(key, masked=masked) for key in wanted]
@@ -89,9 +89,9 @@ def list_keys(*, given: DatabaseOptions, as_json: Json = False) -> None:
 
 @keys.command("remove")
 def remove(*, name: KeyName, given: DatabaseOptions) -> None:
-    """Take a key out of force: it is neither recorded nor looked up any more; `relatum prune` deletes its rows.
+    """Remove a key: it is no longer recorded or looked up; `relatum prune` deletes its rows.
 
-    A masked key is removed only after `keys mask NAME --off`, since nothing hides its values any more.
+    A masked key can be removed only after `keys mask NAME --off`: nothing would hide its values any more.
     """
     from relatum.store.catalog import remove_key
 
@@ -104,7 +104,7 @@ def remove(*, name: KeyName, given: DatabaseOptions) -> None:
 def mask(
     *, name: KeyName, on: bool = option(True, "Whether its values are masked.", "--on/--off"), given: DatabaseOptions
 ) -> None:
-    """Show digests of a key's values in place of them to those who look at messages; `--off` shows the values again.
+    """Show digests instead of a key's values on pages and to agents; `--off` shows the values again.
 
     Pages follow within two seconds.
     """
@@ -112,7 +112,7 @@ def mask(
 
     with given.engine() as engine:
         mask_key(engine, name, on=on)
-    say(f"{name} is {'masked' if on else 'not masked any more'}.")
+    say(f"{name} is {'masked' if on else 'no longer masked'}.")
 
 
 @keys.command("time")
@@ -125,8 +125,8 @@ def time(
 ) -> None:
     """Switch the recording of a stream's times on or off, from its next batch on.
 
-    For a stream of which nothing is recorded yet, the broker is asked whether it exists, so `--broker` is needed; code
-    6 where it does not.
+    If nothing of the stream is recorded yet, `--broker` is needed to check that the stream exists; code 6 if it does
+    not.
     """
     from relatum.recording import set_record_time
     from relatum.store.catalog import set_record_time as switch_record_time

@@ -8,18 +8,18 @@ from enum import StrEnum
 from typing import Any, Final
 
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-"""Attributes every record has; whatever else one has was given as `extra` and is data."""
+"""Attributes of every record; all others come from `extra`, and are fields."""
 
 
 class LogFormat(StrEnum):
-    """How log lines look."""
+    """The format of log lines."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class LogLevel(StrEnum):
-    """From which level on a command logs."""
+    """The lowest level that a command logs."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -36,10 +36,10 @@ def _at(record: logging.LogRecord) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, the record's own fields, and an error's traceback."""
+    """Formats a record as one line of JSON: time, level, logger, message, its own fields, and an error's traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
         line = {
             "time": _at(record),
             "level": record.levelname.lower(),
@@ -53,10 +53,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The same for people: time, level, message, then the record's fields as name=value."""
+    """Formats a record as text: time, level, message, then its own fields as name=value."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line, with an error's traceback below."""
         fields = "".join(f" {name}={value}" for name, value in _extra(record).items())
         line = f"{_at(record)} {record.levelname.lower():7} {record.getMessage()}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
@@ -65,13 +65,13 @@ class TextFormatter(logging.Formatter):
 def set_up_logging(log_format: LogFormat, level: str) -> None:
     """Send the logs of this process to stderr.
 
-    `level`: A level of `logging` for Relatum; other packages log from WARNING on.
+    `level`: The lowest level for Relatum; other packages log from WARNING on.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    # What pika warns of is told by our own errors, in our own words.
+    # Relatum's own errors report what pika warns about.
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     logging.getLogger("relatum").setLevel(level.upper())

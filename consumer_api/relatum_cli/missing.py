@@ -1,4 +1,4 @@
-"""`relatum missing` and `relatum expect`: messages that were not followed in time, and which must be."""
+"""`relatum missing` and `relatum expect`: messages that were not followed in time, and the expectations."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -41,19 +41,19 @@ _CODES: Final = {
     "not_recorded_yet": ExitCode.NOT_YET,
     "found": ExitCode.UNSUCCESSFUL,
 }
-"""What it ends with, and of several expectations the last of these that one has."""
+"""The exit code for each status; of several expectations, the code that is last here counts."""
 
-NOTHING_EXPECTED: Final = "Nothing is expected. `relatum expect add NAME` says what is."
+NOTHING_EXPECTED: Final = "No expectation is defined. `relatum expect add NAME` defines one."
 
 
 def missing(
     *,
-    name: str | None = argument("The expectation; all of them where left out.", "[NAME]", default=None),
+    name: str | None = argument("The expectation; all by default.", "[NAME]", default=None),
     since: Since = None,
     until: Until = None,
-    limit: int = option(20, "Show at most so many of each kind.", "--limit", "-n", min=1),
+    limit: int = option(20, "Show at most this many of each kind.", "--limit", "-n", min=1),
     timeout: float = option(60.0, "Seconds for each expectation.", min=1),
-    follow: bool = option(False, "Go on, and print each as soon as it is late or missing.", "--follow", "-f"),
+    follow: bool = option(False, "Keep running, and print each as soon as it is late or missing.", "--follow", "-f"),
     metrics_port: MetricsPort = 0,
     metrics_host: MetricsHost = "127.0.0.1",
     log_level: Level = None,
@@ -61,9 +61,9 @@ def missing(
 ) -> None:
     """List the messages that were not followed in time, as expected.
 
-    By the expectation NAME, or by all. Ends with 0 (nothing is missing or late), 10 (something is), 8 (a recorder is
-    behind with what was due) or 11 (a part of it can never be known); messages that are not due yet change nothing.
-    `--follow` goes on until Ctrl-C. `--json` prints one document, a list with a report for each expectation; with
+    Checks the expectation NAME, or all. Exits with 0 (no message is missing or late), 10 (some are), 8 (due messages
+    are not recorded yet) or 11 (a part can never be known). Messages that are not due yet do not count. `--follow`
+    runs until Ctrl-C. `--json` prints one document, a list with a report for each expectation; with
     `--follow` JSON lines, one message each.
     """
     if follow and (name is None or until is not None):
@@ -71,7 +71,7 @@ def missing(
     if metrics_port and not follow:
         raise typer.BadParameter("--metrics-port is for --follow")
     if follow:
-        # Outages, and their ends, are logged on stderr.
+        # Report outages, and their ends, on stderr.
         log_level = log_level or LogLevel.INFO
     with open_relations(given, log_level, timeout_s=timeout) as relations:
         if follow and name is not None:
@@ -124,12 +124,12 @@ def _lines(report: MissingReport) -> Iterator[str]:
     span = f"from {moment_text(report.since)} to {moment_text(report.until)}"
     yield f"{counts}, {report.not_known_count:,} not known (yet); {span}"
     if report.without_value:
-        yield f"{report.without_value:,} more have no value of {report.expectation.by}: nothing is expected of them"
+        yield f"{report.without_value:,} more have no value of {report.expectation.by}: they are not checked"
     if report.unreadable:
         yield f"{report.unreadable:,} batches cannot be unpacked"
     if report.unrecorded_streams:
         names = report.unrecorded_streams
-        yield f"nobody records {', '.join(names)}: relatum record {' '.join(names)}"
+        yield f"no recorder follows {', '.join(names)}: relatum record {' '.join(names)}"
 
 
 # --- expect -----------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ expect = Commands()
 
 Name = Annotated[str, argument("The expectation's name.")]
 Vhost = Annotated[str | None, shared("The streams' virtual host, if not the broker's.")]
-Span = Annotated[Any, shared("In which time: seconds, or 90s, 15m, 6h, 2d.", metavar="SPAN", parser=parse_span)]
+Span = Annotated[Any, shared("How soon it follows: seconds, or 90s, 15m, 6h, 2d.", metavar="SPAN", parser=parse_span)]
 
 
 @expect.command("add")
@@ -153,9 +153,9 @@ def add(
     vhost: Vhost = None,
     given: Given,
 ) -> None:
-    """Say that each message of one stream is followed by one of another with the same key, within a time.
+    """Define that each message of one stream must be followed by one of another with the same key's value, in time.
 
-    One that is defined already and says the same is kept. `--json` prints one document: the expectation.
+    An equal existing expectation is kept. `--json` prints one document: the expectation.
     """
     wanted = Expectation(name, of=of, by=by, follows=follows, within_s=within, grace_s=parse_span(grace))
     add_expectations(given.database_url, wanted, vhost=vhost or given.vhost)
@@ -173,6 +173,6 @@ def list_expectations(*, vhost: Vhost = None, given: Given) -> None:
 
 @expect.command("remove")
 def remove(*, name: Name, vhost: Vhost = None, servers: ServerOptions) -> None:
-    """Take an expectation back; code 6 where there is none of that name."""
+    """Remove an expectation; code 6 if there is none of that name."""
     remove_expectation(servers.database_url, name, vhost=vhost or servers.vhost)
-    say(f"{name} is expected no longer.")
+    say(f"{name} is no longer expected.")

@@ -1,4 +1,4 @@
-"""Times and spans of time as people write them on a command line, and how they were read."""
+"""Parses times and spans of time as people write them on a command line."""
 
 import re
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
@@ -15,7 +15,7 @@ FORMS: Final = (
 
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-"""The seconds of each unit."""
+"""The length of each unit, in seconds."""
 
 _AGO: Final = re.compile(r"-\s*(?P<span>[\d.]+[smhd]?)|(?P<other>[\d.]+[smhd])(?:\s+ago)?", re.IGNORECASE)
 _WRITTEN: Final = re.compile(
@@ -27,25 +27,25 @@ _WRITTEN: Final = re.compile(
 
 
 class ReadMoment(NamedTuple):
-    """A moment, and what was assumed of it; empty where all was written."""
+    """A moment, and what was assumed in words; empty if nothing was."""
 
     moment: datetime
     assumed: str
 
 
 def parse_span(text: str) -> float:
-    """Seconds from text: a number, or one with s, m, h or d."""
+    """Return the seconds of a span: a number, or a number with s, m, h or d."""
     found = _SPAN.fullmatch(text.strip())
     if not found:
-        raise typer.BadParameter(f"{text!r} is no span of time: give seconds, or 90s, 15m, 6h, 2d")
+        raise typer.BadParameter(f"{text!r} is not a span of time: give seconds, or 90s, 15m, 6h, 2d")
     seconds = float(found[1]) * _UNITS[found[2]]
     if seconds > timedelta.max.total_seconds():
-        raise typer.BadParameter(f"{text!r} is longer than time can be")
+        raise typer.BadParameter(f"{text!r} is too long for a span of time")
     return seconds
 
 
 def parse_moment(text: str) -> datetime:
-    """The moment that a text means; where something was assumed, stderr says how it was read."""
+    """Return the moment that a text means; if something was assumed, print on stderr how the text was read."""
     moment, assumed = read_moment(text)
     if assumed:
         shown = moment.isoformat(timespec="seconds" if not moment.microsecond else "microseconds")
@@ -54,10 +54,9 @@ def parse_moment(text: str) -> datetime:
 
 
 def read_moment(text: str, now: datetime | None = None) -> ReadMoment:
-    """The moment that a text means, written in one of `FORMS`.
+    """Return the moment that a text in one of `FORMS` means.
 
-    A time without a day is the latest one that has passed; without a zone it is UTC, as are the times that commands
-    print.
+    A time without a day is the last one that has passed. Without a zone it is in UTC, like the times in all output.
     """
     now = datetime.now(UTC) if now is None else now
     text = text.strip()
@@ -70,7 +69,7 @@ def read_moment(text: str, now: datetime | None = None) -> ReadMoment:
             return _moment_of(written["day"], written["time"], written["zone"], now)
     except (ValueError, OverflowError):
         pass
-    raise typer.BadParameter(f"{text!r} is no time: write {FORMS}")
+    raise typer.BadParameter(f"{text!r} is not a time: write {FORMS}")
 
 
 def _moment_of(day: str | None, clock: str | None, zone_name: str | None, now: datetime) -> ReadMoment:
@@ -86,13 +85,13 @@ def _moment_of(day: str | None, clock: str | None, zone_name: str | None, now: d
 
 
 def _combined(day: date, at: time, zone: tzinfo | None) -> datetime:
-    """A day and a time in a zone; None is this machine's, with the offset that it has on that day."""
+    """Combine a day and a time in a zone; None is this machine's zone, with its offset on that day."""
     moment = datetime.combine(day, at, zone)
     return moment.astimezone() if zone is None else moment
 
 
 def _zone(name: str | None) -> tuple[tzinfo | None, str]:
-    """A zone by its name, and what to call it; None is this machine's."""
+    """Return a zone by its name, or None for this machine's, and its description."""
     if name is None:
         return UTC, "UTC, since no zone was given"
     if name.upper() in ("Z", "UTC"):

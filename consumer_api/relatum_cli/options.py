@@ -1,4 +1,4 @@
-"""Options that several commands share. URLs may hold passwords: none is ever printed or shown as a default."""
+"""Options that several commands share. URLs may contain passwords: the help never shows one as a default."""
 
 import shlex
 from collections.abc import Callable
@@ -28,26 +28,26 @@ BROKER_VARIABLE: Final = "RELATUM_BROKER_URL"
 STREAM_VARIABLE: Final = "RELATUM_STREAM_URL"
 DATABASE_VARIABLE: Final = "RELATUM_DATABASE_URL"
 
-_BROKER: Final = "RabbitMQ: amqp://user:password@host:5672/vhost, amqps:// or rabbitmq-stream://; several nodes by ;"
-_STREAM: Final = "Where the stream protocol answers, if not 120 ports below AMQP's: rabbitmq-stream://host:5552."
+_BROKER: Final = "RabbitMQ: amqp://user:password@host:5672/vhost, amqps:// or rabbitmq-stream://; separate nodes by ;"
+_STREAM: Final = "The stream protocol's URL, if its port is not AMQP's minus 120: rabbitmq-stream://host:5552."
 _DATABASE: Final = "PostgreSQL: postgresql://user:password@host:5432/name."
-_TO_TRY: Final = "; to try it, `relatum up` runs both and prints their URLs"
-ALL_STREAMS: Final = "Streams and super streams; all that are recorded where left out."
-LOOK_IN: Final = "Look in this stream or super stream; repeatable. All where left out."
+_MISSING: Final = "no URL of {}: give {} or set {} to {}; to try it, `relatum up` runs both and prints their URLs"
+ALL_STREAMS: Final = "Streams and super streams; all recorded ones by default."
+LOOK_IN: Final = "Look in this stream or super stream; repeatable. All by default."
 
 
 def argument(help: str, metavar: str | None = None, *, default: Any = ..., **more: Any) -> Any:  # noqa: A002
-    """An argument of a command: the default value of a parameter, or its annotation; the default is not shown."""
+    """Return an argument of a command, as a parameter's default or annotation; the help hides its default."""
     return typer.Argument(default, metavar=metavar, help=help, show_default=False, **more)
 
 
 def option(default: Any, help: str, *names: str, **more: Any) -> Any:  # noqa: A002 - as Typer names it
-    """An option of a command: the default value of a parameter. The help shows the default where there is one."""
+    """Return an option of a command, as a parameter's default; the help shows its default value, if any."""
     return typer.Option(default, *names, help=help, show_default=default not in (None, False, "", ...), **more)
 
 
 def shared(help: str, *names: str, shown: bool = False, **more: Any) -> Any:  # noqa: A002 - as Typer names it
-    """An option of several commands: the annotation of a parameter; `shown`: the help shows its default."""
+    """Return an option of several commands, as a parameter's annotation; `shown`: the help shows its default."""
     return typer.Option(*names, help=help, show_default=shown, **more)
 
 
@@ -62,64 +62,64 @@ Complete: TypeAlias = Annotated[
     bool, shared("Also read what is not recorded yet, from the streams' tails.", "--complete")
 ]
 Level: TypeAlias = Annotated[
-    LogLevel | None, shared("Log on stderr from this level on: debug tells what was asked of servers.", "--log-level")
+    LogLevel | None, shared("The lowest level to log on stderr; debug includes the requests to servers.", "--log-level")
 ]
 Since: TypeAlias = Annotated[
     datetime | None, shared(f"Only messages of this time or later: {FORMS}.", parser=parse_moment, metavar="MOMENT")
 ]
 Until: TypeAlias = Annotated[datetime | None, shared("Only earlier messages.", parser=parse_moment, metavar="MOMENT")]
 KeyNames: TypeAlias = Annotated[
-    list[str] | None, shared("By this key; repeatable. Any key where left out.", "--by", "-b", metavar="KEY")
+    list[str] | None, shared("By this key; repeatable. Any key by default.", "--by", "-b", metavar="KEY")
 ]
 BatchRows: TypeAlias = Annotated[int, shared("Rows deleted in one transaction.", min=1, max=1_000_000, shown=True)]
 MetricsHost: TypeAlias = Annotated[str, shared("The address the metrics are served on.", shown=True)]
 MetricsPort: TypeAlias = Annotated[
-    int, shared("Serve Prometheus metrics on this port; 0 does not.", min=0, max=65_535, shown=True)
+    int, shared("Serve Prometheus metrics on this port; 0 serves none.", min=0, max=65_535, shown=True)
 ]
 Port: TypeAlias = Annotated[int, shared("The page's port; 0 for a free one.", min=0, max=65_535, shown=True)]
 
 
 @dataclass(frozen=True)
 class BrokerOptions:
-    """Where the broker is; see `Commands`."""
+    """The options for the broker; see `Commands`."""
 
     broker_url: BrokerUrl = None
     stream_url: StreamUrl = None
 
     @property
     def broker(self) -> "Broker":
-        """The broker; `ConfigurationError` where no URL was given, or one that cannot be read."""
-        # Here: `relatum --help` needs none of it.
+        """The broker; `ConfigurationError` if its URL is missing or invalid."""
+        # Imported here, so that `relatum --help` is fast.
         from relatum.reading import Broker
 
         if not self.broker_url:
-            form = "amqp://user:password@host:5672/"
-            raise ConfigurationError(f"which RabbitMQ? Give --broker or set {BROKER_VARIABLE} to {form}{_TO_TRY}")
+            given = "RabbitMQ", "--broker", BROKER_VARIABLE, "amqp://user:password@host:5672/"
+            raise ConfigurationError(_MISSING.format(*given))
         return Broker(self.broker_url, stream_url=self.stream_url)
 
     @property
     def vhost(self) -> str:
-        """The virtual host that the broker's URL names; / where none was given."""
+        """The virtual host of the broker's URL; / without a URL."""
         return self.broker.vhost if self.broker_url else "/"
 
 
 @dataclass(frozen=True)
 class DatabaseOptions:
-    """Where the database is; see `Commands`."""
+    """The option for the database; see `Commands`."""
 
     database: DatabaseUrl = None
 
     @property
     def database_url(self) -> str:
-        """The database's URL; `ConfigurationError` where none was given."""
+        """The database's URL; `ConfigurationError` if it is missing."""
         if not self.database:
-            form = "postgresql://user:password@host:5432/name"
-            raise ConfigurationError(f"which PostgreSQL? Give --database or set {DATABASE_VARIABLE} to {form}{_TO_TRY}")
+            given = "PostgreSQL", "--database", DATABASE_VARIABLE, "postgresql://user:password@host:5432/name"
+            raise ConfigurationError(_MISSING.format(*given))
         return self.database
 
     def engine(self) -> "AbstractContextManager[Engine]":
-        """The database for functions of the store, as long as the block."""
-        # Here: a command's help needs none of it.
+        """Open the database's engine for the block."""
+        # Imported here, so that a command's help is fast.
         from relatum.store.database import as_engine
 
         return as_engine(self.database_url)
@@ -127,18 +127,18 @@ class DatabaseOptions:
 
 @dataclass(frozen=True)
 class ServerOptions(DatabaseOptions, BrokerOptions):
-    """Where broker and database are; see `Commands`."""
+    """The options for broker and database; see `Commands`."""
 
 
 @dataclass(frozen=True)
 class Given(ServerOptions):
-    """Where broker and database are, and whether to print JSON; see `Commands`."""
+    """The options for broker and database, and `--json`; see `Commands`."""
 
     as_json: Json = False
 
 
 def print_exports(broker: "Broker", database_url: str) -> None:
-    """Print servers' URLs as lines for a shell: pasted into another terminal, every command there uses them."""
+    """Print the servers' URLs as `export` lines: pasted into another shell, they set up all commands there."""
     urls = {BROKER_VARIABLE: broker.url, STREAM_VARIABLE: broker.stream_url, DATABASE_VARIABLE: database_url}
     for variable, url in urls.items():
         if url is not None:
@@ -146,7 +146,7 @@ def print_exports(broker: "Broker", database_url: str) -> None:
 
 
 def _spread(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes a dataclass: each field is an option by itself, or an argument before the command's own."""
+    """Replace dataclass parameters by their fields: each is an option, or an argument before the command's own."""
     hints = get_type_hints(command, include_extras=True)
     taken: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     arguments: list[Parameter] = []
@@ -173,10 +173,10 @@ def _spread(command: Callable[..., None]) -> Callable[..., None]:
 
 
 class Commands(typer.Typer):
-    """A group of commands; each may take dataclasses of options."""
+    """A group of commands. A command may take dataclasses of options as parameters."""
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
-        """As Typer's."""
+        """Register a command as Typer does."""
 
         def register(function: F) -> F:
             super(Commands, self).command(name, **options)(_spread(function))

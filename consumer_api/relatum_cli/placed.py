@@ -1,4 +1,4 @@
-"""What commands of contexts and of affinity sets share: the super stream they are about, and how moves are shown."""
+"""What the commands for contexts and affinity sets share: the super stream's options, and the output of moves."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,35 +11,35 @@ from relatum_cli.show import Cells, counted, note, print_json, progress_bars, sa
 T = TypeVar("T", bound=SerializationContexts)
 
 LIST_MAX: Final = 1_000
-"""Contexts, or sets, listed unless more are asked for."""
+"""How many contexts or sets are listed by default."""
 
-Partition = Annotated[str | None, shared("Only those in this partition.", metavar="STREAM")]
-Limit = Annotated[int, shared("How many at most.", min=1, shown=True)]
+Partition = Annotated[str | None, shared("Only in this partition.", metavar="STREAM")]
+Limit = Annotated[int, shared("The most to list.", min=1, shown=True)]
 
 
 @dataclass(frozen=True)
 class Place(ServerOptions):
-    """A super stream, whose contexts or affinity sets a command is about."""
+    """The super stream of a command for contexts or affinity sets."""
 
     super_stream: str = argument("The super stream's name.", "SUPER_STREAM")
 
     def looking(self, kind: type[T]) -> T:
-        """The contexts or sets as the database has them; the broker's URL only tells the virtual host."""
+        """Open the contexts or sets in the database. The broker's URL is used only for its virtual host."""
         return kind(self.super_stream, self.database_url, vhost=self.vhost)
 
     def moving(self, kind: type[T]) -> T:
-        """The contexts or sets, with the broker that moving them needs."""
+        """Open the contexts or sets with the broker, which moves need."""
         return kind(self.super_stream, self.database_url, broker=self.broker)
 
 
 @dataclass(frozen=True)
 class Asked(Place):
-    """A super stream, and whether to print JSON."""
+    """The super stream of a command, and `--json`."""
 
     as_json: Json = False
 
     def show_moves(self, move: Callable[..., Sequence[Move]], *arguments: Any, what: str = "context") -> None:
-        """Call what moves contexts, or sets, and print the result."""
+        """Call a function that moves contexts or sets, and print the result."""
         with progress_bars(f"{what}s") as update:
 
             def on_progress(progress: MoveProgress) -> None:
@@ -56,14 +56,14 @@ class Asked(Place):
             pauses = sorted(each.pause_s or 0.0 for each in moves)
             moved = counted(sum(each.contexts for each in moves), what)
             times = f"{pauses[len(pauses) // 2] * 1e3:,.0f} ms (median), at most {pauses[-1] * 1e3:,.0f} ms"
-            say(f"{moved} in {counted(len(moves), 'move')}; they stood still for {times}.")
+            say(f"{moved} in {counted(len(moves), 'move')}; paused for {times}.")
             for each in moves:
                 if each.aborting:
-                    say(f"Move {each.move_id} was taken back: its {what}s are in {each.source}.")
+                    say(f"Move {each.move_id} was aborted: its {what}s are in {each.source}.")
 
 
 def move_document(move: Move) -> dict[str, Any]:
-    """A move for JSON."""
+    """Return a move for JSON."""
     return with_properties(move, "pause_s", "is_attended")
 
 
@@ -80,19 +80,19 @@ def print_moves(moves: Sequence[Move], *, as_json: bool = False) -> None:
         "held by": _holder_text,
     }
     whole = ("move", "contexts", "state", "pause")
-    empty = "No move is under way."
+    empty = "No move is in progress."
     show(moves, columns, as_json=as_json, empty=empty, whole=whole, document_of=move_document)
 
 
 def _pause_text(move: Move) -> str:
-    """How long a move's contexts stood still."""
+    """Return how long a move's contexts were paused."""
     return "–" if move.pause_s is None else f"{move.pause_s * 1e3:,.0f} ms"
 
 
 def _holder_text(move: Move) -> str | None:
     if move.state.is_ended:
         return None
-    return move.holder if move.is_attended else "nobody"
+    return move.holder if move.is_attended else "none"
 
 
 def _note_ended(move: Move, what: str) -> None:

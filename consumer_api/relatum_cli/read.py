@@ -1,4 +1,4 @@
-"""`relatum read` and `relatum outcome`: messages at offsets, and what became of messages that a collector took."""
+"""`relatum read` and `relatum outcome`: messages at offsets, and the outcomes of messages in collectors."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ def read(
 ) -> None:
     """Read messages at offsets, without the database.
 
-    An offset without a message ends the command with code 6; the messages before it are printed. `--json` prints JSON
+    An offset without a message exits with code 6; the messages before it are printed. `--json` prints JSON
     lines, one message each.
     """
     from relatum.reading import StreamReader
@@ -46,15 +46,15 @@ def read(
 def outcome(
     *,
     message_ids: list[str] = argument("The messages' ids.", "ID…"),
-    collector: str | None = option(None, "What became of them in this collector alone."),
+    collector: str | None = option(None, "Only their outcomes in this collector."),
     given: DatabaseOptions,
     as_json: Json = False,
 ) -> None:
     """Show what became of messages that collectors took.
 
-    Each is unknown, collected, forwarded, succeeded, failed or dead, with times and reason. Ends with 0 where all
-    succeeded, 10 where one failed or is dead, 6 where one is unknown, 8 where one is not final yet; the first that
-    holds. A collector that is not there is 6, too. `--json` prints one document, the list of outcomes.
+    Each is unknown, collected, forwarded, succeeded, failed or dead, with times and reason. Exits with 10 if one failed
+    or is dead, else with 6 if one is unknown, else with 8 if one is not final yet, else with 0. An unknown collector
+    exits with 6, too. `--json` prints one document, the list of outcomes.
     """
     from relatum.outcomes import Outcomes, OutcomeStatus
 
@@ -81,7 +81,7 @@ def _document(outcome: "Outcome") -> dict[str, Any]:
 
 
 def print_outcome(outcome: "Outcome") -> None:
-    """Print one outcome for people."""
+    """Print one outcome as text."""
     facts = (
         {}
         if outcome.collector is None

@@ -1,6 +1,6 @@
-"""`relatum record`, `backfill`, `verify`, `prune` and `forget`: what is recorded of streams, from first to last.
+"""`relatum record`, `backfill`, `verify`, `prune` and `forget`: recording of streams.
 
-What these are made of is imported as they run: their help needs no client of either server.
+Clients of the servers are imported when a command runs, so that its help is fast.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from relatum.recording import BackfillProgress, BackfillReport, StreamVerified, VerifyReport
 
 DIFFERENCES_SHOWN: Final = 20
-"""Differing rows shown for each stream."""
+"""The most differences printed for each stream as text."""
 
 Streams = Annotated[list[str], argument("Streams and super streams.", "STREAM…")]
 
@@ -42,15 +42,15 @@ def record(
     metrics_port: MetricsPort = 0,
     metrics_host: MetricsHost = "127.0.0.1",
     holder: str | None = option(None, "This recorder's own name in `relatum status`; host and process by default."),
-    database_connections: int = option(RECORDER_CONNECTIONS_MAX, "Connections to PostgreSQL at most.", min=1),
+    database_connections: int = option(RECORDER_CONNECTIONS_MAX, "The most connections to PostgreSQL.", min=1),
     log_format: LogFormat = option(LogFormat.TEXT, "How log lines look."),
-    log_level: LogLevel = option(LogLevel.INFO, "From which level on to log."),
+    log_level: LogLevel = option(LogLevel.INFO, "The lowest level to log."),
     servers: ServerOptions,
 ) -> None:
     """Record streams: catch up, then follow their ends, until SIGTERM or Ctrl-C.
 
-    Both signals finish the batch at hand. Broker and database may go away and come back. Several recorders of the
-    same streams share them: where one dies, the others take over its streams within seconds.
+    On both signals, it finishes its current batch first. It waits while the broker or the database is unavailable.
+    Several recorders of the same streams share them: if one dies, the others take over its streams within seconds.
     """
     from relatum import metrics
     from relatum.recording import Recorder
@@ -75,9 +75,9 @@ def backfill(
 ) -> None:
     """Record what is not recorded yet. It can be stopped, and resumes from there.
 
-    The streams are read again. Where none is named, one that was deleted is passed over, and one that cannot be read,
-    or was replaced, does not stop the others: the command ends with its error. `--json` prints one document, a list of
-    the streams: stream, messages, rows, from_offset, to_offset, seconds.
+    The streams are read again. Without names, deleted streams are skipped, and a stream that cannot be read, or was
+    replaced, does not stop the others: the command exits with its error's code. `--json` prints one document, a list
+    of the streams: stream, messages, rows, from_offset, to_offset, seconds.
     """
     from relatum.reading import StreamReader
     from relatum.recording import backfill as run_backfill
@@ -123,16 +123,16 @@ def verify(
     streams: StreamNames = None,
     sample: float | None = option(None, "Compare this share of each stream, 0 to 1, a window at least.", min=0, max=1),
     seed: int | None = option(None, "With --sample: choose the same sample again."),
-    repair_rows: bool = option(False, "Say what would be recorded again.", "--repair"),
-    dry_run: bool = option(True, "With --repair: only say it, or do it.", "--dry-run/--no-dry-run"),
+    repair_rows: bool = option(False, "Repair differences by recording again; see --dry-run.", "--repair"),
+    dry_run: bool = option(True, "With --repair: only say what would be done, or do it.", "--dry-run/--no-dry-run"),
     given: Given,
 ) -> None:
     """Compare streams with the recorded rows, in both directions.
 
-    The streams are read: every message's keys must have their rows, and every row's message that key. Ends with code 7
-    where they differ, also after a repair: verify again; with 6 where a stream that is named was never recorded, with
-    3 where none is named and none is recorded. A stream that cannot be read does not stop the others: it is named, and
-    the command ends with the code of its error. `--json` prints one document: ok, exact, seed, streams (each with its
+    The streams are read: each key of a message must have its row, and each row its message with that key. Exits with
+    code 7 if they differ, also after a repair: verify again; with 6 if a named stream was never recorded, and with 3 if
+    no stream is named or recorded. A stream that cannot be read does not stop the others: it is named, and the command
+    exits with its error's code. `--json` prints one document: ok, exact, seed, streams (each with its
     differences), and with --repair dry_run and repaired (what was or would be done).
     """
     from relatum.recording import repair
@@ -152,7 +152,7 @@ def verify(
 
 
 def _end_verified(report: "VerifyReport", names: Sequence[str]) -> None:
-    """End with the code of what was found: different, a stream that cannot be read, or one that was never recorded."""
+    """End with the code for differences, a stream that cannot be read, or a named one that was never recorded."""
     if any(stream.difference_count for stream in report.streams):
         raise typer.Exit(ExitCode.DIFFERENT)
     for error in report.failed.values():
@@ -211,13 +211,13 @@ def _print_differences(stream: "StreamVerified") -> None:
 def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given: Given) -> None:
     """Delete rows of messages that retention has dropped, and of removed keys.
 
-    Rows are deleted in bounded batches. Without names, also what is over in no stream: messages that collectors
-    finished, sets that were released, moves.
+    Rows are deleted in bounded batches. Without names, also old finished messages of collectors, and sets and moves
+    that ended long ago.
 
-    A stream that cannot be read is named and does not stop the others; the command then ends with the code of that
-    error. A name that is not recorded ends it with code 6, before anything is deleted.
+    A stream that cannot be read is named and does not stop the others; the command then exits with its error's code. A
+    name that is not recorded exits with code 6, before anything is deleted.
 
-    `--json` prints one document: rows deleted by stream; "" is for what belongs to no recorded stream.
+    `--json` prints one document: rows deleted by stream; "" counts rows that belong to no recorded stream.
     """
     from relatum.collecting import forget_finished
     from relatum.contexts import forget_placements
@@ -234,7 +234,7 @@ def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given:
     if given.as_json:
         print_json(report.rows)
     else:
-        names: Cells = {"stream": lambda row: row[0] or "removed keys, replaced streams, and what is over"}
+        names: Cells = {"stream": lambda row: row[0] or "removed keys, replaced streams, and ended work"}
         show(report.rows.items(), {**names, "rows deleted": lambda row: row[1]}, empty="Nothing to delete.")
     for stream, error in report.failed.items():
         note(f"{stream}: not pruned: {error}")
@@ -253,16 +253,15 @@ def forget(
 ) -> None:
     """Delete all that was recorded of streams; the streams themselves stay.
 
-    It asks first, and deletes in bounded batches. No broker is asked: `--broker` only tells the virtual host. Stop the
-    recorders of the streams first. Ends with code 6 where nothing of a name is recorded, with 7 where somebody still
-    needs a stream; nothing is deleted then. `--dry-run` shows the rows of that one, too. Where it was killed, repeat
-    it.
+    It asks first, and deletes in bounded batches. `--broker` is used only for its virtual host. Stop the recorders of
+    the streams first. Exits with code 6 if nothing of a name is recorded, and with 7 if a stream is still in use;
+    nothing is deleted then. `--dry-run` shows the rows of such a stream, too. If it was killed, run it again.
 
-    `--origin` deletes nothing, and does not ask: where a broker has taken another one's place, the next recorder takes
-    the streams for that broker's, and begins those anew that are not what was recorded.
+    `--origin` deletes nothing, and does not ask. After another broker has replaced the old one, the next recorder
+    takes the streams as the new broker's, and starts again with those that are not the recorded ones.
 
-    `--json` prints one document, the list of streams with the rows of each table, and who needs a stream; it needs
-    `--yes` or `--dry-run`.
+    `--json` prints one document, the list of streams with the rows of each table, and what still uses a stream; it
+    needs `--yes` or `--dry-run`.
     """
     from relatum.recording import forget as run_forget
     from relatum.recording import forget_origin
@@ -271,7 +270,7 @@ def forget(
     url, vhost = given.database_url, given.vhost
     if origin:
         forgotten = forget_origin(url, streams, vhost=vhost)
-        answer(forgotten, f"Taken for no broker's: {', '.join(forgotten)}.", as_json=given.as_json)
+        answer(forgotten, f"The broker is forgotten of: {', '.join(forgotten)}.", as_json=given.as_json)
         return
     if not (sure or dry_run):
         if given.as_json:

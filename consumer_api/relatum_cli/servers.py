@@ -1,4 +1,4 @@
-"""`relatum up` and `relatum migrate`: private servers until Ctrl-C, and the schema of a database."""
+"""`relatum up` and `relatum migrate`: private servers, and the schema of a database."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,18 +17,18 @@ from relatum_consumer.web.options import WebOptions
 from relatum_migrations import LOCK_S, current, head, missing_roles, sql, upgrade
 
 WATCH_S: Final = 0.5
-"""Seconds between two looks at whether both servers still run."""
+"""Seconds between two checks whether both servers still run."""
 
 
 def up(
     directory: Path = option(Path(".servers"), "Where the servers keep their data.", "--directory", "-d"),
-    web: bool = option(False, "Serve the page on them, too; needs the extra `web`.", "--web"),
+    web: bool = option(False, "Also serve the page; needs the extra `web`.", "--web"),
     port: Port = 0,
 ) -> None:
     """Run a private RabbitMQ and PostgreSQL, and print their URLs, until Ctrl-C.
 
-    The URLs are printed as lines for another terminal's shell. They stay the same as long as their ports are free, so
-    that `relatum up` can be started again in the directory. The data stays too.
+    The URLs are printed as `export` lines for another shell. If `relatum up` is started again in the directory, the
+    data is there, and the URLs are the same if their ports are free.
     """
     with stop_signals() as stopped, LocalServers(directory) as servers:
         if stopped.is_set():
@@ -59,10 +59,10 @@ def migrate(
 ) -> None:
     """Create the schema `relatum`, or bring it up to date. Safe to run again.
 
-    It also creates the roles, where the user may, and grants each what it needs, whatever the revision was. Roles that
+    It also creates the roles, if the user may, and grants each what it needs, whatever the revision was. Roles that
     could not be created are named on stderr.
 
-    `--sql` needs no database. `--json` prints one document: revision (null where there is no schema) and head.
+    `--sql` needs no database. `--json` prints one document: revision (null without a schema) and head.
     """
     if show_current and show_sql:
         raise typer.BadParameter("--current and --sql exclude each other")
@@ -80,7 +80,7 @@ def migrate(
 
 
 def _warn_of(roles: list[str]) -> None:
-    """Say which roles are not there, and what to do."""
+    """Print which roles are missing, and what to do."""
     if roles:
         made = " ".join(f"CREATE ROLE {role} NOLOGIN;" for role in roles)
         typer.echo(

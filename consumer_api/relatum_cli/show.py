@@ -1,7 +1,7 @@
-"""What commands print: data to stdout, errors and progress to stderr.
+"""Output of commands: data goes to stdout, errors and progress to stderr.
 
-Where stdout is no terminal, nothing is cut, folded, boxed or coloured, and tables are tab-separated: the reader is a
-program, or somebody who reads it later, whatever the width of the terminal was.
+If stdout is not a terminal, nothing is cut, folded, boxed or coloured, and tables are tab-separated: a program may read
+the output, or a person may read it later on another terminal.
 """
 
 import base64
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from relatum.reading import Message
 
 BODY_CHARACTERS_SHOWN: Final = 80
-"""Characters of a body in a table; `--json` has all of it."""
+"""The most characters of a body in a table; `--json` has the whole body."""
 
 NAMES_SHOWN: Final = 5
-"""Names in a line; the line counts the others."""
+"""The most names in a line; the line counts the others."""
 
 _LINE_BREAKS: Final = str.maketrans({"\t": " ", "\n": " ", "\r": " "})
-"""A row is a line and a tab ends a cell: a cell has neither."""
+"""Newlines end rows and tabs end cells, so cells contain neither."""
 
 Cells: TypeAlias = Mapping[str, str | Callable[[Any], Any]]
-"""A table's columns: by heading, an attribute's name, or a function of a row."""
+"""A table's columns: for each heading an attribute's name, or a function of a row."""
 
 
 class _Console(Console):
-    """Prints text of other people unchanged, without markup and emoji; control characters, which move cursors, as dots.
+    """Prints text literally, without markup and emoji. Control characters, which move cursors, become dots.
 
-    NO_COLOR, set to anything, turns off all escape sequences: https://no-color.org
+    A non-empty NO_COLOR turns off all escape sequences: https://no-color.org
     """
 
     def __init__(self, **options: Any) -> None:
@@ -54,7 +54,7 @@ class _Console(Console):
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """As `rich.console.Console.render`."""
+        """Render as `rich.console.Console` does, with control characters as dots."""
         for each in super().render(renderable, options):
             yield each if each.control or each.text.isprintable() else each._replace(text=_printable(each.text))
 
@@ -63,14 +63,14 @@ console: Final = _Console()
 errors: Final = _Console(stderr=True)
 
 say = partial(console.print, soft_wrap=True)
-"""Print lines for people to stdout; long ones are wrapped by the terminal alone, so that names can be copied whole."""
+"""Print text to stdout. Only the terminal wraps long lines, so that names can be copied whole."""
 
 note = partial(errors.print, soft_wrap=True)
-"""The same to stderr."""
+"""Print text to stderr, like `say`."""
 
 
 def print_error(message: str) -> None:
-    """Print one error for people."""
+    """Print an error message to stderr."""
     note(f"error: {message}", style="red")
 
 
@@ -87,16 +87,16 @@ def show(
     document_of: Callable[[Any], Any] = document,
     json_lines: bool = False,
 ) -> None:
-    """Print a list: as JSON, as a table on a terminal, and as tab-separated lines elsewhere.
+    """Print a list as JSON, as a table on a terminal, or as tab-separated lines.
 
     Args:
         found: The rows.
-        columns: The columns of the table; or attributes' names in one text.
-        as_json: Print one document, a list.
-        empty: What is printed in place of a table without rows.
-        whole: Columns with short cells, which stay in one line on a terminal.
-        document_of: What JSON has of a row.
-        json_lines: Print JSON lines in place of the one document.
+        columns: The columns of the table, or attributes' names separated by spaces.
+        as_json: Print one JSON document, a list.
+        empty: Text to print instead of a table without rows. Default: print the table's head.
+        whole: Headings of columns with short cells, which stay on one line on a terminal.
+        document_of: Converts a row for JSON.
+        json_lines: Print JSON lines instead of one document.
     """
     rows = list(found)
     if as_json and json_lines:
@@ -115,19 +115,19 @@ def show(
 def print_table(
     rows: Iterable[Iterable[Any]], columns: Collection[str] = (), *, title: str = "", whole: Collection[str] = ()
 ) -> None:
-    """Print a table; numbers have their thousands apart, and long cells go on in the next line.
+    """Print a table. Numbers have thousands separators, and long cells wrap.
 
     Args:
         rows: The cells of each row.
-        columns: The headings; empty for a table without.
-        title: Printed above it.
-        whole: Columns with short cells, which stay in one line.
+        columns: The headings; empty for a table without headings.
+        title: Text above the table. Default: none.
+        whole: Headings of columns with short cells, which stay on one line.
     """
     texts = [[_cell(value) for value in row] for row in rows]
     if title:
         say(title, style="bold")
     if not console.is_terminal:
-        # Not by rich, which makes spaces of tabs.
+        # Not with rich, which replaces tabs by spaces.
         for line in ([*columns], *texts) if columns else texts:
             console.file.write("\t".join(_printable(cell.translate(_LINE_BREAKS)) for cell in line) + "\n")
     elif texts or columns:
@@ -141,12 +141,12 @@ def print_table(
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, Any]]) -> None:
-    """Print what is known of one thing: its name, and a line for each fact."""
+    """Print the facts about one thing: its name, and a line for each fact."""
     print_table(facts, title=title)
 
 
 def answer(value: Any, text: str, *, as_json: bool) -> None:
-    """Print what a command did: as JSON, or in words."""
+    """Print the result of a command as JSON or as text."""
     if as_json:
         print_json(value)
     else:
@@ -160,7 +160,7 @@ def print_json(value: Any, *, one_line: bool = False) -> None:
 
 
 def with_properties(value: Any, *names: str) -> dict[str, Any]:
-    """A dataclass for JSON, with some of its properties."""
+    """Return a dataclass for JSON, with some of its properties."""
     return {**document(value), **{name: getattr(value, name) for name in names}}
 
 
@@ -168,7 +168,7 @@ def with_properties(value: Any, *names: str) -> dict[str, Any]:
 
 
 def message_document(message: "Message") -> dict[str, Any]:
-    """A message for JSON: a body that is UTF-8 as `body`, any other as `body_base64`."""
+    """Return a message for JSON, with `body` if the body is UTF-8, else `body_base64`."""
     shown = {name: getattr(message, name) for name in ("stream", "offset", "time", "time_source", "headers")}
     shown["properties"] = {name: value for name, value in document(message.properties).items() if value is not None}
     try:
@@ -210,36 +210,36 @@ def _printable(text: str) -> str:
 
 
 def moment_text(at: datetime | None) -> str:
-    """A moment for people."""
+    """Return a moment as text."""
     return "–" if at is None else f"{at:%Y-%m-%d %H:%M:%S %Z}"
 
 
 def lease_text(member: Any) -> str:
-    """Until when a member has its lease, or since when it has not."""
+    """Return until when a member's lease is valid, or since when it has lapsed."""
     return f"{'until' if member.is_alive else 'lapsed at'} {moment_text(member.lease_expires_at)}"
 
 
 def ranges_text(ranges: Sequence[tuple[int, int]], most: int | None = 3) -> str:
-    """Ranges [from, to) for people: the first and the last number of each."""
+    """Return ranges [from, to) as text: the first and the last number of each."""
     shown = [f"{start:,}" if start == end - 1 else f"{start:,}–{end - 1:,}" for start, end in ranges[:most]]
     more = len(ranges) - len(shown)
     return (", ".join(shown) or "–") + (f" and {more:,} more" if more else "")
 
 
 def first_few(names: Sequence[Any]) -> str:
-    """The first of names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     more = len(names) - NAMES_SHOWN
     return ", ".join(map(str, names[:NAMES_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things, in words."""
+    """Return a number with its noun, in the plural unless the number is 1."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 @contextmanager
 def progress_bars(unit: str) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A function that shows on stderr, on a terminal, how far something is: its name, how much is done, of how much."""
+    """Yield a function that shows a progress bar if stderr is a terminal: name, amount done, total amount."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
@@ -258,12 +258,12 @@ def progress_bars(unit: str) -> Iterator[Callable[[str, int, int | None], None]]
 
 
 def confirm(question: str) -> None:
-    """Ask on stderr, and end the command unless the answer is yes; nobody to answer is no."""
-    # Not by click, which writes a blank to stdout and ends with code 1.
+    """Ask on stderr, and end the command unless the answer on stdin is yes."""
+    # Not with Click, which writes a blank to stdout and ends with code 1.
     typer.echo(f"{question} [y/N]: ", nl=False, err=True)
     answer = "" if sys.stdin is None or sys.stdin.closed else sys.stdin.readline()
     if not (answer and sys.stdin.isatty()):
-        # A terminal has shown the end of the line that was typed; nothing else has.
+        # End the line; only a terminal echoes the newline that the user types.
         typer.echo(err=True)
     if answer.strip().lower() not in ("y", "yes"):
         typer.echo("nothing was done", err=True)
@@ -271,9 +271,9 @@ def confirm(question: str) -> None:
 
 
 class _Stdout(io.FileIO):
-    """The file behind stdout: where it cannot be written, the command ends with a code of its own.
+    """The file behind stdout. If a write fails, the command ends with a code for that.
 
-    What is written afterwards, as the interpreter ends, is dropped.
+    Later output, while the interpreter ends, is dropped.
     """
 
     is_lost = False
@@ -292,13 +292,13 @@ class _Stdout(io.FileIO):
 
 
 def guard_stdout() -> None:
-    """End the process with a code of its own where stdout cannot be written or nobody reads it any more."""
+    """End the process with a code of its own if stdout cannot be written, or its reader is gone."""
     before = sys.stdout
     if isinstance(before, io.TextIOWrapper):
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(_Stdout(before.fileno(), "w", closefd=False)),
             before.encoding,
-            # A dash that a terminal lacks is no reason to print nothing.
+            # Print the rest even if the terminal's encoding lacks a character, such as a dash.
             before.errors if _is_unicode(before) else "replace",
             line_buffering=before.line_buffering,
             write_through=before.write_through,

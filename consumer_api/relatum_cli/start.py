@@ -1,8 +1,8 @@
-"""The console script: whatever `relatum` does at the moment, Ctrl-C ends it with 130, and without a traceback.
+"""The console script: at any moment, Ctrl-C ends `relatum` with code 130 and without a traceback.
 
-What a command needs takes a second to import, where Ctrl-C would be a traceback, and so it would be while the
-interpreter ends. So this module imports nothing of it, and before and after the command ends the process by itself. In
-between, Ctrl-C is a `KeyboardInterrupt` as ever: what is open is closed.
+A command's imports take a second. Ctrl-C would print a traceback then, and also while the interpreter ends. So this
+module imports none of them, and its signal handler ends the process at once before and after the command. While the
+command runs, Ctrl-C is a `KeyboardInterrupt` as usual, so that open resources are closed.
 """
 
 import os
@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import Any, Final
 
 INTERRUPTED: Final = 130
-"""What a command ends with after Ctrl-C: 128 + SIGINT, as shells have it."""
+"""The exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 
 
 def main() -> None:
-    """Run the command on the process's arguments and end the process."""
+    """Run the command with the process's arguments, and end the process."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        # Ignored, as in the background of a script, or somebody else's.
+        # SIGINT is ignored, as in a script's background job, or another handler is set.
         _run()
         return
     signal.signal(signal.SIGINT, _leave)
@@ -30,7 +30,7 @@ def main() -> None:
             _leave()
         before(kind, error, trace)
 
-    # Before Typer is imported, which calls what it finds.
+    # Set before the import of Typer, whose hook calls the previous one.
     sys.excepthook = quietly
     sys.unraisablehook = _unraisable
     try:
@@ -44,7 +44,7 @@ def main() -> None:
 def _run(*, interruptible: bool = False) -> None:
     from relatum_cli.app import main as run
 
-    # Called when the command that is run is imported, too.
+    # The application calls it once the command is imported.
     run(_interruptible if interruptible else None)
 
 
@@ -53,14 +53,14 @@ def _interruptible() -> None:
 
 
 def _unraisable(unraisable: Any) -> None:
-    """Ctrl-C that came while an object was finalised is dropped by the interpreter, with a traceback: leave instead."""
+    """End the process on Ctrl-C during finalisation, where the interpreter would print a traceback and continue."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         _leave()
     sys.__unraisablehook__(unraisable)
 
 
 def _leave(*_: Any) -> None:
-    """End the process at once. Whatever is under way is as after a kill, which loses and doubles nothing."""
+    """End the process at once. Work in progress is left as after a kill, which loses and doubles nothing."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()

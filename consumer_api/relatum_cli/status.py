@@ -1,4 +1,4 @@
-"""`relatum status`: how recording and collecting are doing."""
+"""`relatum status`: the state of recording and of collectors."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,17 +15,17 @@ from relatum_cli.show import lease_text, moment_text, print_facts, print_json, r
 
 def status(
     *,
-    streams: list[str] | None = argument("Streams and super streams; all where left out.", "[NAME…]", default=None),
-    collector: bool = option(False, "Show collectors: the names are theirs, all where left out.", "--collector"),
+    streams: list[str] | None = argument("Streams and super streams; all by default.", "[NAME…]", default=None),
+    collector: bool = option(False, "Show collectors; a NAME is then a collector's.", "--collector"),
     given: Given,
 ) -> None:
     """Show how far each stream is recorded, and what happened to it.
 
-    That is: first and last offset, what is recorded, holes, gaps, lag, rows and size. With `--collector`, for each
-    collector: its members, its streams with position and lag (where a broker is named), messages by state, and since
-    when the oldest unfinished one waits. A name that is not known ends the command with code 6. A stream that cannot be
-    read is shown with its state and the reason; where it was named, the command ends with the code of that. `--json`
-    prints one document, the list of streams or collectors; there, ranges are [from, to).
+    It shows first and last offset, recorded ranges, holes, gaps, lag, rows and size. With `--collector`, it shows for
+    each collector its members, its streams with position and lag (given a broker), messages by state, and since when
+    the oldest unfinished one waits. An unknown name exits with code 6. A stream that cannot be read is shown with its
+    state and the reason; if it was named, the command exits with that error's code. `--json` prints one document, the
+    list of streams or collectors, with ranges as [from, to).
     """
     if collector:
         broker = given.broker if given.broker_url else None
@@ -33,7 +33,7 @@ def status(
         if given.as_json:
             print_json(collectors)
         elif not collectors:
-            say("There is no collector yet: the first member of a name makes it.")
+            say("There is no collector yet: its first member creates it.")
         else:
             for each in collectors:
                 print_facts(each.collector, _collector_facts(each))
@@ -47,7 +47,7 @@ def status(
         for stream in found:
             print_facts(_title(stream), _facts(stream))
     for stream in found if streams else ():
-        # Shown in full all the same. One that is missing has a status like any other.
+        # The error comes after all output. A missing stream is a normal status.
         if stream.error is not None and stream.state not in ("missing", "deleted"):
             raise stream.error
 
@@ -57,7 +57,7 @@ def _recorded(servers: ServerOptions, names: list[str]) -> list[StreamStatus]:
     if not {name for each in found for name in (each.stream, each.super_stream)}.issuperset(names):
         with servers.engine() as engine, translated_errors(), engine.connect() as connection:
             check_recorded(connection, servers.broker.vhost, names)
-        # Its recording began after the first look.
+        # Recording of the name began after the first query.
         found = status_of(servers.broker, servers.database_url, names)
     return found
 
@@ -65,7 +65,7 @@ def _recorded(servers: ServerOptions, names: list[str]) -> list[StreamStatus]:
 def _title(stream: StreamStatus) -> str:
     name = f"{stream.stream} (partition of {stream.super_stream})" if stream.super_stream else stream.stream
     remedies = {
-        "unattended": f": nobody records it now; relatum record {stream.super_stream or stream.stream}",
+        "unattended": f": no recorder follows it now; relatum record {stream.super_stream or stream.stream}",
         "deleted": f": relatum forget {stream.stream} removes what was recorded of it",
     }
     return f"{name}: {stream.state}{remedies.get(stream.state, '')}"
@@ -121,5 +121,5 @@ def _source_text(source: SourceStatus) -> str:
     if source.position is None:
         return "not followed"
     lag = "" if source.lag_offsets is None else f", lag {source.lag_offsets:,} offsets"
-    follower = source.follower or "nobody at the moment"
+    follower = source.follower or "none at the moment"
     return f"position {source.position:,}{lag}, followed by {follower}, {source.passed_over:,} passed over"

@@ -1,4 +1,4 @@
-"""`relatum suggest`: which headers, properties and members of bodies would make keys."""
+"""`relatum suggest`: headers, properties and body members that would make good keys."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ from relatum_consumer.suggesting import suggest as suggested
 def suggest(
     *,
     streams: list[str] = argument("The streams' names.", "STREAM…"),
-    messages: int = option(SAMPLE_MESSAGES, "Messages of each stream to look at.", min=1, max=100_000),
-    limit: int = option(20, "Suggestions at most.", min=1, max=256),
-    apply: bool = option(False, "Define the suggested keys, but those with each value once.", "--apply"),
+    messages: int = option(SAMPLE_MESSAGES, "The most messages to read of each stream.", min=1, max=100_000),
+    limit: int = option(20, "The most suggestions.", min=1, max=256),
+    apply: bool = option(False, "Define the suggested keys, except those whose values are all different.", "--apply"),
     given: Given,
 ) -> None:
     """Suggest keys, from a sample of streams.
 
-    Keys are headers, properties and members of JSON bodies. The best have values that occur in several of the streams
-    and tell messages apart, so name streams together that belong together. The database is only needed for `--apply`.
-    `--json` prints one document: the list.
+    Candidates are headers, properties and members of JSON bodies. The best have values that occur in several of the
+    streams and distinguish messages, so name related streams together. Only `--apply` needs the database. `--json`
+    prints one document: the list.
     """
     with StreamReader.open(given.broker) as reader:
         samples = [sample(reader, stream, messages) for stream in dict.fromkeys(streams)]
@@ -37,9 +37,9 @@ def suggest(
         return
     empty = [each.stream for each in samples if not each.messages]
     if empty:
-        say(f"No message is in {', '.join(empty)} yet.")
+        say(f"No messages yet in {', '.join(empty)}.")
     if not found and len(empty) < len(samples):
-        say("Nothing there tells messages apart. Define what you know:")
+        say("Nothing in the sample distinguishes messages. Define a key that you know:")
         say("relatum keys add NAME --source header:NAME, or 'body:$.NAME'.")
     if not found:
         return
@@ -55,7 +55,7 @@ def suggest(
         say(f"Defined: {', '.join(key.name for key in stored)}.")
         say(f"Messages recorded before: {backfill_command(key.name for key in stored)}")
     elif related:
-        say("--apply defines those whose values come again, or are in both.")
+        say("--apply defines the keys whose values repeat, or occur in several streams.")
     if len(stored) < len(found):
         say("One by one: relatum keys add KEY --source SOURCE")
 

@@ -12,22 +12,22 @@ from relatum_cli.show import answer, confirm, print_json, say, show
 
 super_stream = Commands()
 
-KEYS = "A partition's binding key, where they are not to be numbers. Repeat it, in the partitions' order."
+KEYS = "A partition's binding key, instead of a number. Repeat it in the order of the partitions."
 
 
 @dataclass(frozen=True)
 class Options(BrokerOptions):
-    """A super stream, and how it is shown."""
+    """The options for a super stream, and its output."""
 
     name: str = argument("The super stream's name.", "NAME")
     as_json: Json = False
 
     def described(self) -> Layout:
-        """The super stream as the broker has it."""
+        """Read the super stream's layout from the broker."""
         return describe_super_stream(self.broker, self.name)
 
     def show(self, layout: Layout) -> None:
-        """Print its partitions."""
+        """Print the partitions."""
         if self.as_json:
             print_json(layout)
         else:
@@ -37,16 +37,16 @@ class Options(BrokerOptions):
 @super_stream.command()
 def declare(
     *,
-    partitions: int | None = option(None, "How many partitions; 3 where neither they nor keys are given."),
+    partitions: int | None = option(None, "How many partitions; by default one for each binding key, or 3."),
     binding_keys: list[str] | None = option(None, KEYS, "--binding-key", metavar="KEY"),
-    max_length_bytes: int | None = option(None, "What a stream keeps, at least.", metavar="BYTES"),
-    max_age: str | None = option(None, "For how long, at least: seconds, or 15m, 6h, 7d.", metavar="SPAN"),
-    segment_bytes_max: int | None = option(None, "Bytes of a segment.", metavar="BYTES"),
-    leader_locator: str | None = option(None, "Where leaders are put: client-local, balanced."),
+    max_length_bytes: int | None = option(None, "How much a stream keeps, at least.", metavar="BYTES"),
+    max_age: str | None = option(None, "How long it keeps them, at least: seconds, or 15m, 6h, 7d.", metavar="SPAN"),
+    segment_bytes_max: int | None = option(None, "The size of a segment.", metavar="BYTES"),
+    leader_locator: str | None = option(None, "Where leaders are placed: client-local, balanced."),
     initial_cluster_size: int | None = option(None, "How many nodes have a copy of a stream."),
     given: Options,
 ) -> None:
-    """Declare a super stream; one that is there as asked for stays as it is.
+    """Declare a super stream; an existing one with these options is kept.
 
     `--json` prints one document: super_stream, partitions (each with place, stream, binding_key).
     """
@@ -71,7 +71,7 @@ def declare(
 def describe(*, given: Options) -> None:
     """Show a super stream's partitions in their order. `--json` prints one document, as `declare` does.
 
-    Where the stream protocol does not answer, only partitions NAME-0, NAME-1 and so on are seen.
+    If the stream protocol does not answer, only partitions NAME-0, NAME-1 and so on are found.
     """
     given.show(given.described())
 
@@ -95,13 +95,13 @@ def delete(*, sure: Yes = False, given: Options) -> None:
 def route(
     *,
     keys: list[str] = argument("Keys of messages.", "KEY…"),
-    partitions: int | None = option(None, "For so many partitions NAME-0, NAME-1 and so on; no broker is asked."),
+    partitions: int | None = option(None, "Assume this many partitions NAME-0, NAME-1, …; needs no broker."),
     given: Options,
 ) -> None:
-    """Show to which partition messages of a key go.
+    """Show to which partition the messages of a key go.
 
-    It is the rule of RabbitMQ's stream clients for Java, Go, .NET and Rust. `--json` prints one document: a list, each
-    with key, place, stream and binding_key.
+    The rule is that of RabbitMQ's stream clients for Java, Go, .NET and Rust. `--json` prints one document: a list,
+    each with key, place, stream and binding_key.
     """
     layout = given.described() if partitions is None else Layout.numbered(given.name, partitions)
     routed = [(key, layout.route(key)) for key in keys]

@@ -1,4 +1,4 @@
-"""`relatum tap` and `relatum untap`: a copy of each message of an exchange in a stream."""
+"""`relatum tap` and `relatum untap`: copy each message of an exchange into a stream."""
 
 import json
 from collections.abc import Sequence
@@ -28,26 +28,24 @@ _COLUMNS: Final[Cells] = {
     "since": "created_at",
 }
 
-ARGUMENTS: Final = 'What is copied of an exchange of type headers: \'{"x-match": "any", "format": "pdf"}\'.'
+ARGUMENTS: Final = 'The messages to copy from an exchange of type headers: \'{"x-match": "any", "format": "pdf"}\'.'
 
 
 @dataclass(frozen=True)
 class KeptOptions:
-    """What a stream that is not there is declared with."""
+    """The options of streams that `tap` declares."""
 
     max_length_bytes: int = option(
-        KEPT.max_length_bytes or 0, "What the stream keeps, on each node.", metavar="BYTES", min=1
+        KEPT.max_length_bytes or 0, "How much a new stream keeps, on each node.", metavar="BYTES", min=1
     )
-    max_age: str = option("7d", "For how long: seconds, or 15m, 6h, 7d.", metavar="SPAN")
-    segment_bytes_max: int = option(
-        KEPT.segment_bytes_max or 0, "So much is dropped at a time.", metavar="BYTES", min=1
-    )
-    leader_locator: str | None = option(None, "Where the leader is put: client-local, balanced.")
+    max_age: str = option("7d", "How long it keeps messages: seconds, or 15m, 6h, 7d.", metavar="SPAN")
+    segment_bytes_max: int = option(KEPT.segment_bytes_max or 0, "How much it drops at a time.", metavar="BYTES", min=1)
+    leader_locator: str | None = option(None, "Where the leader is placed: client-local, balanced.")
     initial_cluster_size: int | None = option(None, "How many nodes have a copy; all by default.")
 
     @property
     def options(self) -> StreamOptions:
-        """The same as a stream takes them."""
+        """The options of the stream."""
         return StreamOptions(
             max_length_bytes=self.max_length_bytes,
             max_age=timedelta(seconds=parse_span(self.max_age)),
@@ -59,18 +57,18 @@ class KeptOptions:
 
 def tap(
     *,
-    exchanges: list[str] | None = argument("Exchanges that are there.", "EXCHANGE…", default=None),
+    exchanges: list[str] | None = argument("Existing exchanges.", "EXCHANGE…", default=None),
     stream: str | None = option(None, "The stream for all of them; tap.EXCHANGE for each by default.", metavar="NAME"),
-    binding_keys: list[str] | None = option(None, "What is copied; all by default.", "--binding-key", metavar="KEY"),
+    binding_keys: list[str] | None = option(None, "What to copy; all by default.", "--binding-key", metavar="KEY"),
     arguments: str | None = option(None, ARGUMENTS, metavar="JSON"),
-    show_list: bool = option(False, "Show what is tapped, and change nothing.", "--list"),
+    show_list: bool = option(False, "Show the taps, and change nothing.", "--list"),
     kept: KeptOptions,
     given: Given,
 ) -> None:
     """Copy each message of exchanges into a stream; publishers do not change.
 
-    A stream that is not there is declared, and keeps 5 GB and 7 days at most. `relatum record` records it like any
-    other. Nothing can be bound to the default exchange, so it cannot be tapped.
+    A missing stream is declared, and keeps at most 5 GB and 7 days. `relatum record` records it like any other. The
+    default exchange cannot be tapped: nothing can be bound to it.
 
     `--json` prints one document: a list of exchange, type, stream, binding_key, arguments, made_stream, created_at.
     """
@@ -87,7 +85,7 @@ def tap(
             options=kept.options,
         )
     else:
-        raise typer.BadParameter("name exchanges, or say --list")
+        raise typer.BadParameter("give an EXCHANGE, or --list")
     empty = "No exchange is tapped."
     show(taps, _COLUMNS, as_json=given.as_json, document_of=_document, whole=("since",), empty=empty)
     if not (show_list or given.as_json):
@@ -97,12 +95,12 @@ def tap(
 def _say_more(taps: Sequence[Tap], kept: KeptOptions) -> None:
     if any(each.kind is None for each in taps):
         say(
-            "This user may not ask for an exchange's type. One of type direct has no key for all messages, and gives "
-            "only what its --binding-key names."
+            "This user may not read an exchange's type. No key binds all messages of a direct exchange: only those "
+            "with a --binding-key are copied."
         )
     if any(each.made_stream for each in taps):
         limits = f"{size_text(kept.max_length_bytes)} and {kept.max_age}"
-        say(f"A stream that was not there keeps {limits} at most on each node: --max-length-bytes, --max-age.")
+        say(f"A new stream keeps at most {limits} on each node: --max-length-bytes, --max-age.")
     say(f"Record it: relatum record {' '.join(dict.fromkeys(each.stream for each in taps))}")
 
 
@@ -116,8 +114,8 @@ def untap(
 ) -> None:
     """Stop copying exchanges. Streams and recorded rows stay, unless `--delete`.
 
-    `--delete` asks first. It deletes only streams that `relatum tap` declared, and that no other tap needs; what was
-    recorded of them goes by `relatum forget`.
+    `--delete` asks first. It deletes only streams that `relatum tap` declared, and that no other tap needs.
+    `relatum forget` deletes what was recorded of them.
 
     `--json` prints one document, as `tap` does; with `--delete` it needs `--yes`.
     """
@@ -134,8 +132,8 @@ def untap(
         print_json([_document(each) for each in gone])
         return
     for each in gone:
-        what = f"stream {each.stream} is deleted" if delete else f"what was copied stays in {each.stream}"
-        say(f"{each.exchange} is not tapped any more; {what}.")
+        what = f"stream {each.stream} is deleted" if delete else f"the copies stay in {each.stream}"
+        say(f"{each.exchange} is no longer tapped; {what}.")
 
 
 def _parsed(text: str) -> dict[str, Any]:

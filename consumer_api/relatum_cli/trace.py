@@ -1,4 +1,4 @@
-"""`relatum trace`: what is connected with a message or a value, as a tree, a graph, or a document."""
+"""`relatum trace`: the messages connected with a message or a value, as a tree, a flowchart or JSON."""
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _WORDS: Final = {
     "expired": "expired: there was something, and retention has dropped it",
     "deleted": "deleted: there was something, and its stream was deleted",
     "not_recorded_yet": "not recorded yet: there may be more among {uncovered}; --complete reads them",
-    "unproven": "unproven: there may be more, which nobody can prove or rule out",
+    "unproven": "unproven: there may be more, which cannot be proved or ruled out",
 }
 _STOPS: Final = {
     "fan_out": "not followed: {value}, which {count:,} messages have, or more (--fan-out)",
@@ -36,13 +36,13 @@ _STOPS_SHOWN: Final = 5
 def trace(
     *,
     name: str = argument("The message's stream; or a key's name.", "STREAM|KEY"),
-    value: list[str] = argument("Its offset; or the value, a composite's in order.", "OFFSET|VALUE…"),
-    is_message: bool = option(False, "The name is a stream's, also where a key has that name.", "--message"),
+    value: list[str] = argument("Its offset; or the key's value, a composite's values in order.", "OFFSET|VALUE…"),
+    is_message: bool = option(False, "The name is a stream's, even if a key has the same name.", "--message"),
     by: KeyNames = None,
     streams: LookIn = None,
-    hops: int = option(8, "Hops from the start at most.", min=1),
-    limit: int = option(1_000, "At most so many messages.", "--limit", "-n", min=1),
-    fan_out: int = option(200, "Follow values that at most so many messages have.", min=1),
+    hops: int = option(8, "The most hops from the start.", min=1),
+    limit: int = option(1_000, "At most this many messages.", "--limit", "-n", min=1),
+    fan_out: int = option(200, "Follow values that at most this many messages have.", min=1),
     since: Since = None,
     until: Until = None,
     as_mermaid: bool = option(False, "Print a flowchart for Mermaid.", "--mermaid"),
@@ -50,10 +50,10 @@ def trace(
 ) -> None:
     """Show all messages connected with one, or with a value, and what caused what.
 
-    A name that is a key's is taken as that, but with --message. Where keys name other messages
-    (`relatum keys add --names`), arrows lead from what came first.
-    Ends with 0 (found), 6 (nothing else is there), 8 (not recorded yet: there may be more) or 11 (unproven). `--json`
-    prints one document.
+    If a key has the name, it is the key's, unless you add --message. If keys name other messages
+    (`relatum keys add --names`), arrows lead from cause to effect.
+    Exits with 0 (found), 6 (nothing else is connected), 8 (not recorded yet: there may be more) or 11 (unproven).
+    `--json` prints one document.
     """
     if as_mermaid and given.as_json:
         raise typer.BadParameter("give --mermaid or --json, not both")
@@ -85,7 +85,7 @@ def trace(
 def _traced(
     relations: "Relations", name: str, value: list[str], options: dict[str, Any], *, is_message: bool
 ) -> "Trace":
-    """The trace from a key's value, where there is such a key, else from the message at an offset."""
+    """Return the trace from a key's value if the key exists, else from the message at an offset."""
     if not is_message:
         try:
             return relations.trace((name, one_or_all(value)), **options)
@@ -100,14 +100,14 @@ def _is_offset(value: list[str]) -> bool:
 
 
 def _lines(found: "Trace") -> list[str]:
-    """How many messages there are, where it stopped, and how sure that is."""
+    """Return lines with the counts, where the trace stopped, and its status."""
     lines = [f"{counted(len(found), 'message')}, {counted(max(found.hops.values(), default=0), 'hop')}"]
     lines += [
         _STOPS[stop.reason].format(value=f"{stop.key} = {stop.value}", count=stop.count)
         for stop in found.stopped[:_STOPS_SHOWN]
     ]
     if len(found.stopped) > _STOPS_SHOWN:
-        lines.append(f"and {len(found.stopped) - _STOPS_SHOWN:,} more such values")
+        lines.append(f"and {len(found.stopped) - _STOPS_SHOWN:,} more")
     gone = {"expired": found.expired, "deleted": found.deleted}
     lines += [f"{word}: {first_few(places)}" for word, places in gone.items() if places]
     lines += incomplete_lines(found)
@@ -120,7 +120,7 @@ def _lines(found: "Trace") -> list[str]:
 
 
 def _words(found: "Trace") -> str:
-    """How sure it is; what was not recorded when it began is mostly the end of a stream that is being written."""
+    """Return the status in words. Unrecorded offsets are mostly at the end of a stream that is being written."""
     if found.new_keys and found.status == "found":
         return f"{_WORDS['found']}, by the older keys"
     new = {stream for each in found.new_keys for stream in each.streams}
@@ -137,7 +137,7 @@ def _words(found: "Trace") -> str:
 
 
 def tree(found: "Trace", start: str) -> Tree:
-    """Each message once, below the one it was first reached from, by the nearest way from the start."""
+    """Return the tree: each message once, on the shortest path from the start."""
     links = _links(found)
     root = Tree(start)
     first = [where for where, hop in found.hops.items() if hop == 0]
@@ -160,7 +160,7 @@ def tree(found: "Trace", start: str) -> Tree:
 
 
 def _links(found: "Trace") -> dict[MessageId, list[tuple[str, Sequence[MessageId], bool]]]:
-    """Where each message leads, with the words for it: by an arrow, or to all that share a value; or to nothing."""
+    """Return each message's links: label, linked messages (none for an unknown cause), and whether it is an arrow."""
     links: dict[MessageId, list[tuple[str, Sequence[MessageId], bool]]] = defaultdict(list)
     for edge in found.edges:
         if edge.cause is None:

@@ -1,6 +1,6 @@
-"""`relatum web` and `relatum mcp`, and the page beside other commands.
+"""`relatum web` and `relatum mcp`, and the page for other commands.
 
-What they need of the extras `web` and `mcp` is imported when they run.
+The packages of the extras `web` and `mcp` are imported when a command runs.
 """
 
 import os
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from relatum_consumer.web.server import WebServer
 
 _WATCH_S: Final = 0.5
-"""Seconds between two looks at whether the page still runs."""
+"""Seconds between two checks whether the page still runs."""
 
-TRACE_URL: Final = "Link messages to their traces: as https://jaeger.example/trace/{trace_id}."
+TRACE_URL: Final = "Link messages to their traces, such as https://jaeger.example/trace/{trace_id}."
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown of messages."""
+    """The options for what is shown of messages."""
 
     mask: list[str] | None = option(None, "Show this key's values as digests; repeatable.", metavar="KEY")
     mask_bodies: bool = option(False, "Show no bodies.", "--mask-bodies")
@@ -34,7 +34,7 @@ class Shown:
     trace_url: str | None = option(None, TRACE_URL, metavar="URL")
 
     def options(self, servers: ServerOptions, **others: Any) -> WebOptions:
-        """The options of the page."""
+        """Return the options of the page."""
         return WebOptions(
             servers.broker,
             servers.database_url,
@@ -50,17 +50,17 @@ def web(
     *,
     host: str = option("127.0.0.1", "The address to listen at; any but loopback needs a token."),
     port: Port = 8440,
-    root_path: str = option("", "What a proxy has before every path, as /relatum.", metavar="PATH"),
-    mcp: bool = option(False, "Serve tools for agents, too, at /mcp (Model Context Protocol).", "--mcp"),
-    host_name: list[str] | None = option(None, "A name by which browsers may call it, besides localhost; repeatable."),
-    https: bool = option(False, "A proxy serves it by https: the cookie is sent by https alone.", "--https"),
+    root_path: str = option("", "The prefix of all paths behind a proxy, such as /relatum.", metavar="PATH"),
+    mcp: bool = option(False, "Also serve tools for agents at /mcp (Model Context Protocol).", "--mcp"),
+    host_name: list[str] | None = option(None, "A host name of the page, besides localhost; repeatable."),
+    https: bool = option(False, "A proxy serves the page by https; the cookie is sent only by https.", "--https"),
     shown: Shown,
     servers: ServerOptions,
 ) -> None:
     """Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C.
 
-    It only reads. On this machine (127.0.0.1) anybody may look; elsewhere a token is needed: the one in the variable
-    RELATUM_WEB_TOKEN, or a new one, which is printed with the address. The address is printed to stdout.
+    It only reads. Addresses other than loopback need a token: the one in the variable RELATUM_WEB_TOKEN, or a new one,
+    which is printed with the page's URL. The URL is printed to stdout.
     """
     token = os.environ.get("RELATUM_WEB_TOKEN") or None
     made = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else None
@@ -80,7 +80,7 @@ def web(
 def mcp(*, shown: Shown, servers: ServerOptions) -> None:
     """Serve lookups to an agent over stdin and stdout (Model Context Protocol).
 
-    They only read. Logs go to stderr. Over HTTP: `relatum web --mcp`.
+    The tools only read. Logs go to stderr. Over HTTP: `relatum web --mcp`.
     """
     with of_extra("mcp"):
         import anyio
@@ -94,12 +94,12 @@ def serve(options: WebOptions, begin: tuple[str, int] | None = None, *, query: s
 
     Args:
         options: The options of the page.
-        begin: A message to begin at, whose address is printed, too.
-        query: The end of the printed address.
+        begin: The stream and offset of a message whose URL is printed, too. Default: none.
+        query: The query of the printed URL. Default: none.
 
     Raises:
-        ConfigurationError: the extra is not installed, or an option cannot be.
-        ServerStartFailed: it did not start, or ended by itself.
+        ConfigurationError: the extra is not installed.
+        ServerStartFailed: the page did not start, or ended by itself.
     """
     with of_extra():
         from relatum_consumer.web.links import Links
@@ -118,7 +118,7 @@ def serve(options: WebOptions, begin: tuple[str, int] | None = None, *, query: s
 
 
 def served(options: WebOptions) -> "WebServer":
-    """The page, which is served until it is closed."""
+    """Start serving the page; the caller closes it."""
     with of_extra():
         from relatum_consumer.web.server import WebServer
     return WebServer(options)

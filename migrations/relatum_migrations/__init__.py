@@ -1,9 +1,9 @@
-"""Making and changing the schema `relatum`: SQL files, run by Alembic; importable, no ini file to keep.
+"""Creating and upgrading the schema `relatum`: SQL files run by Alembic, as an importable package without an ini file.
 
-`sql/schema.sql` is the whole schema, which a new database gets at once. A database of release 0.4.0 or later gets the
-revisions that it lacks. `sql/functions.sql` and `sql/roles.sql` are applied each time.
+`sql/schema.sql` is the whole schema, for new databases. A database of release 0.4.0 or later gets the revisions that it
+lacks. `sql/functions.sql` and `sql/roles.sql` run each time.
 
-The version table is `relatum.alembic_version`, the schema's own: an application's migrations are not touched.
+The version table is `relatum.alembic_version`, so an application's own migrations are not affected.
 """
 
 import io
@@ -24,13 +24,13 @@ from relatum.store.translation import translated_errors
 __all__ = ["LOCK_S", "current", "head", "missing_roles", "sql", "upgrade"]
 
 _LOCK = 0x72656C6174756D
-"""The advisory lock a migration takes, so that several that start together run one after the other ("relatum")."""
+"""The advisory lock of migrations ("relatum"): migrations that start together run one after the other."""
 
 LOCK_S: Final = 30.0
-"""Seconds to wait for each lock, by default. Sessions that need what a migration waits for wait as long."""
+"""Default seconds to wait for each lock. Sessions that queue behind the migration wait as long."""
 
 _STEP_S: Final = 3600.0
-"""Seconds for one file of SQL: indexes of large tables take their time."""
+"""Seconds for one SQL file: it may build indexes of large tables."""
 
 _ROLES: Final = ("relatum_recorder", "relatum_consumer", "relatum_reader", "relatum_collector", "relatum_router")
 
@@ -44,32 +44,32 @@ def _config(connection: Connection | None = None, output: TextIO | None = None) 
 
 
 def _revisions() -> list[str]:
-    """The revisions this release knows, from that of release 0.4.0 to the newest."""
+    """Return the revisions of this release, from that of release 0.4.0 to the newest."""
     scripts = ScriptDirectory.from_config(_config()).walk_revisions()
     return [script.revision for script in reversed(list(scripts))]
 
 
 def upgrade(database: AnyDatabase, *, lock_timeout_s: float = LOCK_S) -> None:
-    """Make the schema, or bring one of release 0.4.0 or later to the newest revision.
+    """Create the schema, or upgrade a schema of release 0.4.0 or later to the newest revision.
 
     Idempotent; several processes may call it at once.
 
-    It also makes the roles that are missing, where the user may, and grants each what it needs, even where there was
-    nothing else to do. `missing_roles` says which could not be made.
+    It always creates missing roles, if the user may, and grants each role what it needs. `missing_roles` returns the
+    roles that could not be created.
 
     Args:
-        database: PostgreSQL's URL, or a `Database`. The user must own the schema, or may create it.
-        lock_timeout_s: Seconds to wait for each lock that other sessions hold. Default 30.
+        database: PostgreSQL's URL, or a `Database`. The user must own the schema, or have the right to create it.
+        lock_timeout_s: Seconds to wait for each lock that other sessions hold. Default: 30.
 
     Raises:
-        DatabaseUnavailable: PostgreSQL does not answer, or a lock was held for too long: the schema is at the revision
-            that `current` returns, whole, and it is safe to repeat.
+        DatabaseUnavailable: PostgreSQL does not answer, or a lock was held for too long; the schema is completely at
+            the revision that `current` returns; safe to repeat.
         AccessRefused: the user may not create the schema.
         ConfigurationError: the schema is at a revision that this release cannot upgrade; nothing was changed.
     """
     revisions = _revisions()
     with as_engine(database, statement_s=_STEP_S) as engine, translated_errors():
-        # Each in a transaction of its own: one reads a large table, which the locks of the one before would close.
+        # A transaction for each: one reads a large table, which the locks of the previous one would block.
         for revision in revisions:
             with engine.begin() as connection:
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
@@ -97,9 +97,9 @@ def _make(connection: Connection) -> None:
 
 
 def missing_roles(database: AnyDatabase) -> list[str]:
-    """The roles that the server does not have: this user could not make them. Nobody has their rights.
+    """Return the roles that do not exist, because the user of `upgrade` could not create them.
 
-    Let somebody who may make them, and then call `upgrade` again, which grants them what they need.
+    Create them as a user with that right, then call `upgrade` again, which grants them what they need.
     """
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
         there = set(connection.exec_driver_sql("SELECT rolname FROM pg_roles").scalars())
@@ -107,7 +107,7 @@ def missing_roles(database: AnyDatabase) -> list[str]:
 
 
 def current(database: AnyDatabase) -> str | None:
-    """The revision the database is at; None where the schema is not there."""
+    """Return the database's revision; None if the schema does not exist."""
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
         return _current(connection)
 
@@ -119,12 +119,12 @@ def _current(connection: Connection) -> str | None:
 
 
 def head() -> str:
-    """The newest revision this release knows."""
+    """Return the newest revision of this release."""
     return _revisions()[-1]
 
 
 def sql() -> str:
-    """The SQL that makes the whole schema in a new database, for review; nothing is run."""
+    """Return the SQL that creates the schema in a new database, for review; runs nothing."""
     stamp = io.StringIO()
     alembic_command.stamp(_config(output=stamp), "head", sql=True)
     files = _CREATE, _text("functions.sql"), _text("schema.sql"), stamp.getvalue(), _text("roles.sql")
@@ -132,8 +132,8 @@ def sql() -> str:
 
 
 def run(connection: Connection, name: str) -> None:
-    """Run a file of SQL, in the transaction under way."""
-    # Without parameters psycopg takes any number of statements, and `%` as it stands.
+    """Run an SQL file in the current transaction."""
+    # Without parameters psycopg accepts several statements, and does not interpret `%`.
     connection.exec_driver_sql(_text(name), execution_options={"no_parameters": True})
 
 
@@ -147,5 +147,5 @@ _UNKNOWN: Final = (
     "the schema `relatum` is at revision {found}, which this release cannot upgrade; nothing was changed. "
     "Up to 0003: run `relatum migrate` of release 0.4.0 first. 0005 to 0022 were never released: drop the schema "
     "(DROP SCHEMA relatum CASCADE), run `relatum migrate` and `relatum backfill`, or restore a database of 0.4.0. "
-    "A later one: use the release of Relatum that made it"
+    "Later revisions: use the release of Relatum that created them"
 )

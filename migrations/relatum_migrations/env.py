@@ -1,4 +1,4 @@
-"""Alembic's environment: it runs on the connection it is handed, or prints what a new database is stamped with."""
+"""Alembic's environment: runs on the given connection, or prints the statements that stamp a new database."""
 
 from alembic import context
 
@@ -8,6 +8,6 @@ context.configure(
     connection=context.config.attributes["connection"],
     dialect_name="postgresql",
     version_table_schema=SCHEMA,
-    transactional_ddl=False,  # The transaction is the caller's.
+    transactional_ddl=False,  # The caller controls the transaction.
 )
 context.run_migrations()

@@ -1,7 +1,7 @@
 """Relatum finds the messages that belong together, across RabbitMQ streams, without scanning them.
 
-A publisher wraps its connection: `relatum.intercept(connection, database=URL, keys=["order_id"])`. One that needs the
-offset of what it published calls `relatum.publish` (`publish_async` for aio-pika) and waits on the receipt.
+A publisher wraps its connection: `relatum.intercept(connection, database=URL, keys=["order_id"])`. A publisher that
+needs a message's offset calls `relatum.publish` (`publish_async` for aio-pika) and waits on the receipt.
 """
 
 from typing import TYPE_CHECKING
@@ -96,8 +96,8 @@ _HOMES = {
     for name in names.split()
 }
 
-# This module runs before any other of the package. Were it to import pika and SQLAlchemy, so would the keys and the
-# wire format, which need neither, and every start of the command.
+# This module runs before any other of the package. If it imported pika and SQLAlchemy, so would the keys and the wire
+# format, which need neither, and every start of the command.
 __getattr__ = imported_later(__name__, _HOMES)
 
 

@@ -1,7 +1,7 @@
-"""Checks of arguments of public calls, before anything is asked, sent or written: one clear error for each kind.
+"""Checks of the arguments of public calls, made before any I/O, with one form of error for each kind.
 
-Arguments go to PostgreSQL, whose integers have 64 bits and whose texts have no NUL character; to the broker, whose
-names are UTF-8; or into a wait, where a huge number of seconds overflows.
+PostgreSQL has 64-bit integers and texts without NUL characters, the broker's names are UTF-8, and a wait of very many
+seconds overflows.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -13,17 +13,17 @@ from relatum.errors import ConfigurationError, InvalidInput
 from relatum.headers import NAME_BYTES_MAX
 
 COUNT_MAX: Final = 1_000_000_000
-"""The largest number of things that can be asked for: more do not fit into memory."""
+"""The largest count a caller may request: more objects do not fit into memory."""
 
 SECONDS_MAX: Final = 2**31 - 1
-"""The longest wait, 68 years: locks and sockets overflow somewhere beyond it."""
+"""Seconds of the longest wait, 68 years: locks and sockets overflow beyond it."""
 
 
 def checked_count(argument: str, value: Any, *, least: int = 1, most: int = COUNT_MAX, otherwise: str = "") -> int:
-    """A number of things; `otherwise` names other possible values in the error.
+    """Return a count. `otherwise`: Text that names other possible values in the error.
 
     Raises:
-        InvalidInput: it is no integer between the two.
+        InvalidInput: the value is no integer from `least` to `most`.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidInput(f"{argument}= takes a number from {least:,} to {most:,}{otherwise}, not {shown(value)}")
@@ -33,10 +33,10 @@ def checked_count(argument: str, value: Any, *, least: int = 1, most: int = COUN
 def checked_seconds(
     argument: str, value: Any, *, least: float = 0.0, most: float = SECONDS_MAX, zero: bool = True
 ) -> float:
-    """A finite number of seconds; `zero`: whether 0 is allowed.
+    """Return a finite number of seconds. `zero`: Whether 0 is allowed.
 
     Raises:
-        InvalidInput: it is no number of seconds between the two.
+        InvalidInput: the value is no number from `least` to `most`.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     # Comparisons with NaN are false.
@@ -52,14 +52,14 @@ def checked_seconds(
 
 
 def seconds_text(seconds: float) -> str:
-    """A span of time as errors show it: whole seconds from 10 on, tenths below, hundredths below 1."""
+    """Return a duration as text for errors: whole seconds from 10 on, tenths below, hundredths below 1."""
     decimals = 0 if seconds >= 10 else 1 if seconds >= 1 else 2
     whole, _, rest = f"{seconds:,.{decimals}f}".partition(".")
     return f"{whole}.{rest.rstrip('0')}".rstrip(".") + " s"
 
 
 def size_text(count: float | None) -> str:
-    """A number of bytes for people."""
+    """Return a number of bytes as text."""
     if count is None:
         return "–"
     for unit in ("B", "kB", "MB", "GB"):
@@ -70,10 +70,10 @@ def size_text(count: float | None) -> str:
 
 
 def checked_name(argument: str, value: Any) -> str:
-    """A name of a stream, a super stream or a key. The broker may not even answer to a longer one.
+    """Return the name of a stream, a super stream or a key. The broker may not even answer if it is too long.
 
     Raises:
-        InvalidInput: it is no text, an empty one, or one that neither the broker nor PostgreSQL can hold.
+        InvalidInput: the value is no text, or is empty, or the broker or PostgreSQL cannot hold it.
     """
     if len(_encoded(argument, value, least=1, what="a name")) > NAME_BYTES_MAX:
         raise InvalidInput(f"{argument}= takes a name of {NAME_BYTES_MAX} bytes at most; {value[:40]!a}… is longer")
@@ -82,10 +82,10 @@ def checked_name(argument: str, value: Any) -> str:
 
 
 def checked_text(argument: str, value: Any, *, least: int = 0, what: str = "text") -> str:
-    """A text of at least `least` characters, such as a routing key; `what`: its name in the error.
+    """Return a text of at least `least` characters, such as a routing key. `what`: Its name in the error.
 
     Raises:
-        InvalidInput: it is none, too short, or one that neither the broker nor PostgreSQL can hold.
+        InvalidInput: the value is no text, or is too short, or the broker or PostgreSQL cannot hold it.
     """
     _encoded(argument, value, least=least, what=what)
     text: str = value
@@ -93,7 +93,6 @@ def checked_text(argument: str, value: Any, *, least: int = 0, what: str = "text
 
 
 def _encoded(argument: str, value: Any, *, least: int, what: str) -> bytes:
-    """A text as the broker and PostgreSQL get it."""
     if not isinstance(value, str) or len(value) < least:
         raise InvalidInput(f"{argument}= takes {what}, not {shown(value)}")
     try:
@@ -106,10 +105,10 @@ def _encoded(argument: str, value: Any, *, least: int, what: str) -> bytes:
 
 
 def checked_names(argument: str, value: Any, *, least: int = 0) -> tuple[str, ...]:
-    """Several names; not one text, whose characters would be taken for names.
+    """Return names. A single text is refused: its characters would be taken for names.
 
     Raises:
-        InvalidInput: it is no iterable of names, or has too few of them.
+        InvalidInput: the value is no iterable of names, or has too few.
     """
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise InvalidInput(f"{argument}= takes a list of names, not {shown(value)}")
@@ -122,7 +121,7 @@ def checked_names(argument: str, value: Any, *, least: int = 0) -> tuple[str, ..
 
 
 def checked_weights(argument: str, value: Any) -> dict[str, float]:
-    """Weights by name."""
+    """Return weights by name."""
     if not isinstance(value, Mapping):
         raise InvalidInput(f"{argument}= takes a mapping of streams' names to numbers, not {shown(value)}")
     for name, weight in value.items():
@@ -134,10 +133,10 @@ def checked_weights(argument: str, value: Any) -> dict[str, float]:
 
 
 def checked_callable(argument: str, value: Any) -> Callable[..., Any]:
-    """A function to be called later.
+    """Return a function.
 
     Raises:
-        InvalidInput: it cannot be called.
+        InvalidInput: the value is not callable.
     """
     if not callable(value):
         raise InvalidInput(f"{argument}= takes a function; {shown(value)} cannot be called")
@@ -146,10 +145,10 @@ def checked_callable(argument: str, value: Any) -> Callable[..., Any]:
 
 
 def checked_event(argument: str, value: Any) -> None:
-    """An Event of threading, asyncio or multiprocessing.
+    """Check an Event of threading, asyncio or multiprocessing.
 
     Raises:
-        InvalidInput: it is none.
+        InvalidInput: the value is no Event.
     """
     if not callable(getattr(value, "is_set", None)) or not callable(getattr(value, "wait", None)):
         raise InvalidInput(f"{argument}= takes an Event, not {shown(value)}")
@@ -157,7 +156,7 @@ def checked_event(argument: str, value: Any) -> None:
 
 @contextmanager
 def as_options() -> Iterator[None]:
-    """Raise wrong arguments as `ConfigurationError`: they are options of the object being made."""
+    """Raise `InvalidInput` of the block as `ConfigurationError`: the arguments are options of a new object."""
     try:
         yield
     except InvalidInput as error:
@@ -165,32 +164,32 @@ def as_options() -> Iterator[None]:
 
 
 def checked_choice(argument: str, value: Any, choices: Collection[str]) -> str:
-    """One of some words."""
+    """Return a value that is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise InvalidInput(f"{argument}= takes one of {', '.join(map(repr, choices))}, not {shown(value)}")
     return value
 
 
 def checked_host(host: str, where: str) -> None:
-    """Check that a host's name can be looked up: otherwise Python would raise a `UnicodeError`.
+    """Check that a host's name can be resolved: otherwise Python would raise a `UnicodeError`.
 
     Raises:
-        ConfigurationError: a part between dots is empty, or longer than 63 characters. The name is not shown: it may be
-            part of a password that was not quoted.
+        ConfigurationError: a part between dots is empty, or longer than 63 characters. The error does not show the
+            name, which may be part of an unquoted password.
     """
     try:
         host.encode("idna")
     except UnicodeError:
         raise ConfigurationError(
-            f"{where} names a host that no name can be: a part between dots is empty or has over 63 characters"
+            f"{where} has an invalid host name: a part between dots is empty or has over 63 characters"
         ) from None
 
 
 def checked_body(value: Any) -> bytes | str:
-    """A message's body, as pika takes one.
+    """Return a message's body.
 
     Raises:
-        InvalidInput: it is neither bytes nor text.
+        InvalidInput: the value is neither bytes nor text.
     """
     if not isinstance(value, bytes | str):
         raise InvalidInput(f"body= takes bytes or text, not {type(value).__name__}")
@@ -198,13 +197,13 @@ def checked_body(value: Any) -> bytes | str:
 
 
 def meant(name: str, known: Iterable[str | None]) -> str:
-    """A suffix of errors that suggests the most similar known name; "" if none is similar."""
+    """Return a suffix for errors that suggests the most similar known name; "" if none is similar."""
     alike = get_close_matches(name, {each for each in known if each}, n=1)
     return f" (did you mean {shown(alike[0])}?)" if alike else ""
 
 
 def shown(value: Any) -> str:
-    """The beginning of a value for an error, in ASCII."""
+    """Return the beginning of a value in ASCII, for errors."""
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return f"an integer of {value.bit_length()} bits"
     return ascii(value)[:80]

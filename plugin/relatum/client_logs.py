@@ -1,7 +1,7 @@
-"""Keeps log records of pika and aiormq about Relatum's own connections out of the application's log.
+"""Keeps pika's and aiormq's records about Relatum's own connections out of the application's log.
 
-They log each failed attempt to connect as an error, in a dozen lines, and each channel that a broker closes as a
-warning: retrying components would fill the log. Relatum raises its own errors, and logs an outage once. Records about
+The clients log each failed attempt to connect as an error of a dozen lines, and each channel that a broker closes as a
+warning: components that retry would fill the log. Relatum raises its own errors and logs an outage once. Records about
 the application's connections are not filtered.
 """
 
@@ -12,10 +12,10 @@ from contextvars import ContextVar
 from typing import Final
 
 CLIENTS: Final = ("pika", "aiormq", "aio_pika")
-"""The filtered loggers, with all below them."""
+"""The filtered loggers; their children are filtered, too."""
 
 _is_own: Final[ContextVar[bool]] = ContextVar("relatum_own_connection", default=False)
-"""Whether the running code is about a connection of Relatum's own. Tasks that a client starts there inherit it."""
+"""Whether the running code uses one of Relatum's own connections. Tasks that a client starts inherit the value."""
 
 _looked_at = 0
 """The number of loggers when the filter was last installed."""
@@ -23,9 +23,9 @@ _looked_at = 0
 
 @contextmanager
 def own_connection() -> Iterator[None]:
-    """Suppress log records of clients while the block runs, also in tasks started there; also a decorator.
+    """Suppress clients' log records in a block or a decorated function, and in tasks started there.
 
-    If a client's logger is enabled for DEBUG, they are shown at that level.
+    If a client's logger is enabled for DEBUG, the records are logged at that level.
     """
     _put_filter()
     token = _is_own.set(True)
@@ -36,7 +36,7 @@ def own_connection() -> Iterator[None]:
 
 
 def _put_filter() -> None:
-    """Install the filter on each existing logger: a logger's filter does not see records of those below it."""
+    """Install the filter on each existing logger: a logger's filter does not see records of its children."""
     global _looked_at
     loggers = logging.root.manager.loggerDict
     if len(loggers) == _looked_at:
@@ -48,7 +48,7 @@ def _put_filter() -> None:
 
 
 def _show(record: logging.LogRecord) -> bool:
-    """Whether to show a record; one about a connection of Relatum's own gets level DEBUG."""
+    """Return whether to log a record. Records about Relatum's own connections get level DEBUG."""
     if not _is_own.get():
         return True
     if not logging.getLogger(record.name).isEnabledFor(logging.DEBUG):

@@ -1,4 +1,4 @@
-"""Closing: at the end of a `with` block, or when the owner is garbage-collected; and repeating a call in a thread."""
+"""Close at the end of a `with` block, or when the owner is garbage-collected; repeat a call in a thread."""
 
 import threading
 import weakref
@@ -15,19 +15,19 @@ _Owner = TypeVar("_Owner")
 def close_when_dropped(owner: object, close: Callable[[], None]) -> None:
     """Call `close` once the owner is garbage-collected, at the latest when the process ends.
 
-    It runs in a thread of its own: the collector may run in any thread, also in one that holds a lock `close` needs.
+    `close` runs in its own thread: the collector may run in any thread, even one that holds a lock `close` needs.
 
     Args:
-        owner: Held weakly.
-        close: Must not refer to the owner, and must handle its own errors.
+        owner: The object, held weakly.
+        close: A function that does not refer to the owner and handles its own errors.
     """
     weakref.finalize(owner, _close_apart, close)
 
 
 def close_within(close: Callable[[], None], timeout_s: float, *, name: str) -> None:
-    """Call `close` in a thread of its own, and wait at most `timeout_s`: a frozen server does not answer a goodbye.
+    """Call `close` in its own thread, and wait at most `timeout_s` seconds: a frozen server does not answer.
 
-    If no thread can be started, as at the end of the interpreter with Python 3.12, it is not called: the process ends.
+    If no thread can be started, as at the end of the interpreter with Python 3.12, `close` is not called.
     """
     closing = threading.Thread(target=close, name=name, daemon=True)
     with suppress(RuntimeError):
@@ -37,10 +37,10 @@ def close_within(close: Callable[[], None], timeout_s: float, *, name: str) -> N
 
 def _close_apart(close: Callable[[], None]) -> None:
     if threading.main_thread().is_alive():
-        # Not a `Thread`, whose start takes locks and waits.
+        # Not a `Thread`: its start takes locks and waits.
         start_new_thread(close, ())
     else:
-        # The interpreter ends: this thread is idle, and another one would not finish.
+        # At the end of the interpreter, this thread is idle, and another one would not finish.
         close()
 
 
@@ -49,7 +49,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> object:
-        """Close it."""
+        """Close the object."""
 
     def __enter__(self) -> Self:
         return self
@@ -61,11 +61,11 @@ class Closing(ABC):
 
 
 class AsyncClosing(ABC):
-    """The asyncio twin of `Closing`."""
+    """An asynchronous context manager that closes itself."""
 
     @abstractmethod
     async def close(self) -> object:
-        """Close it."""
+        """Close the object."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,13 +77,13 @@ class AsyncClosing(ABC):
 
 
 class Keeper:
-    """Calls a function with an object every so many seconds, in a daemon thread, until ended or the object is dropped.
+    """A daemon thread that calls a function with an object every `every_s` seconds.
 
-    In a child of the process there is no such thread.
+    It ends with `end`, or when the object is garbage-collected. A forked child does not have the thread.
 
     Args:
-        owner: The object; held weakly.
-        call: What to call with it: a function of its class, which raises nothing.
+        owner: The object, held weakly.
+        call: A function of the object's class that raises nothing.
     """
 
     def __init__(self, owner: _Owner, call: Callable[[_Owner], None], *, every_s: float, name: str) -> None:
@@ -93,7 +93,7 @@ class Keeper:
         self._thread.start()
 
     def end(self) -> None:
-        """Call it no more. A call under way is waited for, unless it is what ends this."""
+        """End the thread. Waits for a running call, unless that call ends the thread."""
         self._ended.set()
         if self._thread is not threading.current_thread():
             self._thread.join()

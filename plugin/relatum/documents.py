@@ -1,4 +1,4 @@
-"""Values as plain JSON: one form for `--json` of the command, the page's API and agents' tools. Pure."""
+"""Converts values to plain JSON, for `--json` of the command, the page's API and agents' tools. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -8,11 +8,11 @@ from typing import Any
 
 
 def document(value: Any, text: Callable[[str], str] = str) -> Any:  # noqa: PLR0911
-    """A value as JSON has it: dataclasses and named tuples by their fields, times as ISO 8601, the rest as text.
+    """Convert a value to JSON: dataclasses and named tuples by field, times as ISO 8601, the rest as text.
 
     Args:
         value: The value.
-        text: Applied to each text.
+        text: A function applied to each text.
     """
     if isinstance(value, Enum):
         value = value.value
@@ -36,5 +36,5 @@ def document(value: Any, text: Callable[[str], str] = str) -> Any:  # noqa: PLR0
 
 
 def field_names(kind: Any) -> tuple[str, ...]:
-    """The fields of a dataclass or a named tuple; none of anything else."""
+    """Return the names of the fields of a dataclass or a named tuple; () for other types."""
     return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else getattr(kind, "_fields", ())

@@ -1,6 +1,6 @@
-"""Everything Relatum raises, grouped by what a caller can do about it; the classes are in the order of the tree.
+"""All errors of Relatum, grouped by what a caller can do. The classes are in the order of the class tree.
 
-Fields say what failed (`stream`, `offset`, `key`, `reason`); no message holds a payload, a credential or a URL.
+Fields say what failed (`stream`, `offset`, `key`, `reason`). No message contains a payload, a credential or a URL.
 All errors can be pickled.
 """
 
@@ -25,15 +25,15 @@ class RelatumError(Exception):
         return (type(self), self.args, self.__dict__)
 
 
-# --- what is set up or installed: change it ---------------------------------------------------------------------------
+# --- configuration and installation: change them ----------------------------------------------------------------------
 
 
 class ConfigurationError(RelatumError):
-    """A URL, an option or an installation is not as it must be; nothing was sent or written."""
+    """A URL, an option or the installation is wrong; nothing was sent or written."""
 
 
 class UsedAfterFork(ConfigurationError):
-    """An object that works in one process was made before a fork and used in the child. Make one in each process."""
+    """An object made before a fork was used in the child. Make one in each process."""
 
 
 class UsedAfterClose(ConfigurationError):
@@ -45,13 +45,13 @@ class SchemaMissing(ConfigurationError):
 
 
 class NothingRecorded(ConfigurationError):
-    """A lookup in all recorded streams of a virtual host (field `vhost`) that has none: nothing can be known."""
+    """A lookup in all recorded streams found that the virtual host has none (field `vhost`). Record a stream."""
 
     vhost: str
 
 
 class AnotherBroker(ConfigurationError):
-    """A stream of that name was recorded from another broker (`recorded`, not `connected`); nothing was written."""
+    """The stream was recorded from another broker (`recorded`, not `connected`); nothing was written."""
 
     stream: str
     recorded: str
@@ -59,24 +59,24 @@ class AnotherBroker(ConfigurationError):
 
 
 class TlsRefused(ConfigurationError):
-    """No TLS with a broker: either side refuses a certificate, or does not speak TLS."""
+    """No TLS connection to a broker: one side refused a certificate, or does not use TLS."""
 
 
 class ServerStartFailed(ConfigurationError):
-    """A private server did not start; the message ends with the server's own last lines."""
+    """A private server did not start. The message ends with the server's last lines of output."""
 
 
 class TimeNotRecorded(ConfigurationError):
-    """A lookup by time asked for a stream whose times are switched off (field `stream`)."""
+    """A lookup by time in a stream whose times are not recorded (field `stream`)."""
 
     stream: str
 
 
-# --- the call: change it; nothing was sent or written -----------------------------------------------------------------
+# --- arguments: change the call; nothing was sent or written ----------------------------------------------------------
 
 
 class InvalidInput(RelatumError, ValueError):
-    """The call is wrong; nothing was sent or written."""
+    """An argument is invalid; nothing was sent or written."""
 
 
 class InvalidRelationshipKey(InvalidInput):
@@ -87,28 +87,28 @@ class InvalidRelationshipKey(InvalidInput):
 
 
 class InvalidKeyDefinition(InvalidInput):
-    """A key definition cannot be one (field `key`); nothing was written."""
+    """A key definition is invalid (field `key`); nothing was written."""
 
     key: str
 
 
 class InvalidGroup(InvalidInput):
-    """Headers, an id, a number or a call that no message group can have (field `reason`); nothing was sent."""
+    """A message group's headers, id, number or use are invalid (field `reason`); nothing was sent."""
 
     reason: str
 
 
 class HeadersRefused(InvalidInput):
-    """Headers that cannot be sent safely: too deep, many or large, or for no stream (field `reason`); not sent."""
+    """Headers are too deep, many or large to be sent safely, or have no stream (field `reason`); nothing was sent."""
 
     reason: str
 
 
-# --- what was named and is not there ----------------------------------------------------------------------------------
+# --- a named thing does not exist -------------------------------------------------------------------------------------
 
 
 class NotFound(RelatumError, LookupError):
-    """What was named does not exist."""
+    """A named thing does not exist."""
 
 
 class StreamNotFound(NotFound):
@@ -124,10 +124,10 @@ class NotAStream(NotFound):
 
 
 class OffsetNotFound(NotFound):
-    """No message is at the offset (fields `stream`, `offset`): past the end, or an offset the broker used itself.
+    """There is no message at the offset (fields `stream`, `offset`): past the end, or used by the broker itself.
 
-    Fields: `is_proven` (True if the stream's leader says so; False: one node, which may lag behind); `last` (the
-    stream's last offset, None for an empty stream).
+    Fields: `is_proven` (True: the stream's leader says so; False: another node says so, which may lag behind); `last`
+    (the stream's last offset; None if the stream is empty).
     """
 
     stream: str
@@ -137,7 +137,7 @@ class OffsetNotFound(NotFound):
 
 
 class OffsetExpired(OffsetNotFound):
-    """Retention has dropped the offset (fields `stream`, `offset`, `first`: the first one retained)."""
+    """Retention has dropped the offset (fields `stream`, `offset`; `first`: the first retained offset)."""
 
     first: int
 
@@ -155,13 +155,13 @@ class SuperStreamNotFound(NotFound):
 
 
 class PlacementNotFound(NotFound):
-    """No serialization context, or affinity set, of that name is placed (field `name`)."""
+    """The serialization context or affinity set has no placement (field `name`)."""
 
     name: str
 
 
 class PredecessorNotFound(NotFound):
-    """The message whose affinity set is to be joined is not known (field `predecessor`); nothing was sent."""
+    """The message whose affinity set to join is unknown (field `predecessor`); nothing was sent."""
 
     predecessor: str
 
@@ -170,39 +170,39 @@ class PredecessorNotFound(NotFound):
 
 
 class AccessRefused(RelatumError):
-    """The broker or the database refuses this user."""
+    """The broker or the database refused this user."""
 
 
-# --- what was found is not what was expected; nothing was written -----------------------------------------------------
+# --- the state differs from the expected one; nothing was written -----------------------------------------------------
 
 
 class Conflict(RelatumError):
-    """What was found is not what was expected; nothing was written."""
+    """The state differs from the expected one; nothing was written."""
 
 
 class StreamReplaced(Conflict):
-    """The stream was declared again, or lost its tail (field `stream`; `also`: the same errors of other streams)."""
+    """The stream was declared again, or lost its tail (fields `stream`; `also`: errors of other streams)."""
 
     stream: str
     also: "tuple[StreamReplaced, ...]" = ()
 
 
 class CoverageConflict(Conflict):
-    """Another recorder moved the coverage first (field `stream`); this batch was not written."""
+    """Another recorder advanced the coverage first (field `stream`); this batch was not written."""
 
     stream: str
 
 
 class KeyDefinitionConflict(Conflict):
-    """A definition of that name with another source or type is in force (field `key`)."""
+    """The key is defined with another source or type (field `key`)."""
 
     key: str
 
 
 class IncompleteGroup(Conflict):
-    """A message group ended while messages of it are missing.
+    """A message group ended while some of its messages are missing.
 
-    Fields: `group_id`; `missing` (ranges of sequence numbers: first, last); `last_sequence` (None without a last one).
+    Fields: `group_id`; `missing` (ranges of sequence numbers: first, last); `last_sequence` (None: no last message).
     """
 
     group_id: str
@@ -218,20 +218,20 @@ class GroupConflict(Conflict):
 
 
 class ClaimLost(Conflict):
-    """The member's lease on a group ran out, or it gave the group back (field `group_id`); nothing was written."""
+    """The member's lease on a group expired, or it released the group (field `group_id`); nothing was written."""
 
     group_id: str
 
 
 class SuperStreamConflict(Conflict):
-    """A super stream has other partitions, or another header of contexts (fields `super_stream`, `reason`)."""
+    """A super stream has other partitions, or another context header (fields `super_stream`, `reason`)."""
 
     super_stream: str
     reason: str
 
 
 class MoveConflict(Conflict):
-    """A move cannot begin or go on (fields `move_id`, `state`: of a move of the same context, or of one that ended)."""
+    """A move cannot begin or continue (fields `move_id`, `state`: the context's open move, or the ended one)."""
 
     move_id: int
     state: str
@@ -245,23 +245,23 @@ class PartitionInUse(Conflict):
 
 
 class StreamInUse(Conflict):
-    """A stream cannot be forgotten: it is recorded, or others keep what refers to it (fields `stream`, `reason`)."""
+    """A stream cannot be forgotten: it is being recorded, or other rows refer to it (fields `stream`, `reason`)."""
 
     stream: str
     reason: str
 
 
 class PartitionLost(Conflict):
-    """The member's lease on a partition ran out, and another member has it (field `stream`); nothing was written."""
+    """The member's lease on a partition expired, and another member has it (field `stream`); nothing was written."""
 
     stream: str
 
 
-# --- what passes: the call is safe to repeat --------------------------------------------------------------------------
+# --- transient: the call is safe to repeat ----------------------------------------------------------------------------
 
 
 class Transient(RelatumError):
-    """Something that passes; the call is safe to repeat."""
+    """A transient failure; the call is safe to repeat."""
 
 
 class BrokerUnavailable(Transient):
@@ -273,23 +273,23 @@ class ConnectionLost(BrokerUnavailable):
 
 
 class StreamUnavailable(BrokerUnavailable):
-    """The stream moves to another node, or was deleted, under a reader (field `stream`)."""
+    """The stream moved to another node, or was deleted, while it was read (field `stream`)."""
 
     stream: str
 
 
 class StreamNotHere(StreamUnavailable):
-    """No node that can be reached from here has a replica of the stream that answers (field `stream`)."""
+    """No reachable node has a replica of the stream that answers (fields `stream`, `offset`)."""
 
     offset: int
 
 
 class DatabaseUnavailable(Transient):
-    """PostgreSQL does not answer, or takes nothing now.
+    """PostgreSQL does not answer, or accepts no statement now.
 
     Field `reason`: `read_only` (a standby, or default_transaction_read_only; nothing was written), `target` (no host
-    matches target_session_attrs), `disk_full`, `connections` (too many), `pool` (none of ours became free), `timeout`,
-    `starting`, `stopping`, `name` (the host's name does not resolve), or None: no answer.
+    matches target_session_attrs), `disk_full`, `connections` (too many), `pool` (no pooled connection became free),
+    `timeout`, `starting`, `stopping`, `name` (the host's name does not resolve), or None: no answer.
     """
 
     reason: str | None = None
@@ -300,16 +300,16 @@ class ReadTimeout(Transient):
 
 
 class ConnectionsInUse(Transient):
-    """All connections of a reader are in use (`limit`: `broker_connections_max`; `waiting`: calls that wait)."""
+    """All connections of a reader are in use (fields `limit`: `broker_connections_max`; `waiting`: waiting calls)."""
 
     limit: int
     waiting: int
 
 
 class NotRecordedInTime(Transient):
-    """The message is confirmed, but its rows were not there in time. Wait again.
+    """The message is confirmed, but was not recorded in time. Wait again.
 
-    Fields: `found` (the places known so far), `in_stream` (True, or None if it may have gone to other queues only).
+    Fields: `found` (the places known so far), `in_stream` (True; None: it may have gone only to other queues).
     """
 
     found: tuple[Any, ...] = ()
@@ -317,13 +317,13 @@ class NotRecordedInTime(Transient):
 
 
 class NotFinishedInTime(Transient):
-    """The outcome of a message was not final in time (field `outcome`: what is known so far). Wait again."""
+    """A message's outcome was not final in time (field `outcome`: its present state). Wait again."""
 
     outcome: Any
 
 
 class ContextMoving(Transient):
-    """A move of the message's context did not end in time (fields `context`, `move_id`); nothing was sent."""
+    """The move of the message's context did not end in time (fields `context`, `move_id`); nothing was sent."""
 
     context: str
     move_id: int
@@ -336,17 +336,17 @@ class TooManyOpenSets(Transient):
     open_sets_max: int
 
 
-# --- messages that were to be published -------------------------------------------------------------------------------
+# --- publishing -------------------------------------------------------------------------------------------------------
 
 
 class PublishError(RelatumError):
-    """A publish did not end as confirmed (field `in_stream`: False, or None where it is not known)."""
+    """A publish was not confirmed (field `in_stream`: False, or None: unknown)."""
 
     in_stream: bool | None = None
 
 
 class PublishRejected(PublishError):
-    """The broker took the message into no stream."""
+    """The broker stored the message in no stream."""
 
     in_stream: bool | None = False
 
@@ -363,31 +363,31 @@ class PublishOutcomeUnknown(PublishError):
     """The connection was lost, or time ran out, after sending: the message may or may not be in the stream.
 
     `settle(timeout_s)` finds out by reading the streams: it returns the message's places, or raises `PublishRejected`
-    (it is nowhere and cannot arrive any more) or this error again. Await it if the publish was awaited. It is not
-    pickled: it belongs to the process that published.
+    (no stream has the message, and it cannot arrive any more) or this error again. Await it if you awaited the publish.
+    It is not pickled: it uses connections of the process that published.
     """
 
     settle: Callable[..., Any]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild without `settle`: it holds connections of this process."""
+        """Pickle without `settle`, which uses connections of this process."""
         kind, args, fields = super().__reduce__()
         return kind, args, {name: value for name, value in fields.items() if name != "settle"}
 
 
-# --- bytes that are broken --------------------------------------------------------------------------------------------
+# --- corrupt data -----------------------------------------------------------------------------------------------------
 
 
 class DataError(RelatumError):
-    """Bytes are not what they should be."""
+    """Data are corrupt or in an unknown format."""
 
 
 class ProtocolError(DataError):
-    """A peer broke the stream protocol."""
+    """A peer violated the stream protocol."""
 
 
 class ChunkCorrupt(DataError):
-    """A chunk's checksum or lengths are wrong (fields `stream`, `offset` where known)."""
+    """A chunk's checksum or lengths are wrong (fields `stream`, `offset`, if known)."""
 
 
 class UndecodableMessage(DataError):
@@ -395,6 +395,6 @@ class UndecodableMessage(DataError):
 
 
 class RowRefused(DataError):
-    """PostgreSQL refuses a value or a row, and always would (field `sqlstate`); nothing was written."""
+    """PostgreSQL refuses a value or a row permanently (field `sqlstate`); nothing was written."""
 
     sqlstate: str | None

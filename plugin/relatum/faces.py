@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first used, so that unused ones do not slow the start."""
+"""Lazy imports of a package's names, so that unused modules do not slow the start."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -7,14 +7,14 @@ from typing import Any
 
 
 def imported_later(room: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Make the `__getattr__` of a package.
+    """Return a `__getattr__` for a package.
 
     Args:
         room: The package's `__name__`.
-        homes: The modules of the names that are imported later.
+        homes: The module of each name to import later.
 
     Returns:
-        A function that imports a name when it is first used, and keeps it.
+        A function that imports a name at its first use and stores it in the package.
     """
 
     def imported(name: str) -> Any:

@@ -1,27 +1,27 @@
-"""Every limit of the kernel, by name, with its unit and where it comes from."""
+"""All limits of the kernel, with units and origins."""
 
 from typing import Final
 
 KEY_VALUE_BYTES_MAX: Final = 1024
-"""Bytes of a key's value in UTF-8. A PostgreSQL B-tree entry ends at 2,704 bytes; this leaves room for the rest."""
+"""Bytes of a key's value in UTF-8. A PostgreSQL B-tree entry has at most 2,704 bytes, with the other columns."""
 
 KEY_NAME_BYTES_MAX: Final = 255
 """Bytes of a key's name. AMQP 0.9.1 field names are short strings."""
 
 KEYS_MAX: Final = 256
-"""Key definitions in force at one time. The recorder tests each message against all of them."""
+"""Key definitions in force at one time. The recorder applies all of them to each message."""
 
 HEADERS_MAX: Final = 1024
-"""Header values in one message, nested ones counted. The broker takes 5,000; readers slow down long before."""
+"""Header values of one message, including nested ones. The broker accepts 5,000; readers become slow long before."""
 
 HEADERS_DEPTH_MAX: Final = 16
-"""Levels of nested tables and arrays in headers. pika's and aio-pika's readers die at 900 to 2,000 levels."""
+"""Levels of nested tables and arrays in headers. pika and aio-pika crash at 900 to 2,000 levels when reading."""
 
 HEADERS_BYTES_MAX: Final = 122_880
 """Encoded bytes of all headers. A header frame over 131,064 bytes makes the broker close the connection."""
 
 MESSAGE_BYTES: Final = 512
-"""Bytes that the objects of a message take in memory, about, beside its record: what one of no bytes counts."""
+"""Bytes that a message's objects take in memory besides its record, approximately. An empty message counts as many."""
 
 TIME_US_MIN: Final = -62_135_596_800_000_000
 """Microseconds since 1970, UTC: 0001-01-01, the first moment `datetime` can hold."""
@@ -36,20 +36,19 @@ INTEGER_MAX: Final = 2**63 - 1
 """The largest value of an integer key."""
 
 RECORDER_CONNECTIONS_MAX: Final = 4
-"""Connections to PostgreSQL of a recorder, unless it is told otherwise: a dozen recorders fit into its default of 100.
-"""
+"""Connections to PostgreSQL of a recorder, by default: a dozen recorders fit into the server's default of 100."""
 
 TIME_BLOCK_MESSAGES_MAX: Final = 128
-"""Messages one entry of the time index covers: about what is read in the time of one attach."""
+"""Messages one entry of the time index covers: reading them takes about as long as one attach."""
 
 TIME_BLOCK_DISORDER_US_MAX: Final = 1_000_000
-"""Microseconds one entry of the time index may span where messages are not in the order of their times."""
+"""Microseconds one entry of the time index may span if messages are not in the order of their times."""
 
 GROUP_ID_BYTES: Final = 24
-"""Bytes of a message group's id. IBM MQ's: `MQBYTE24`."""
+"""Bytes of a message group's id, as in IBM MQ: `MQBYTE24`."""
 
 GROUP_SEQUENCE_MAX: Final = 999_999_999
-"""The highest number of a message in its group. IBM MQ's, for `MsgSeqNumber`."""
+"""The highest number of a message in its group, as in IBM MQ: `MsgSeqNumber`."""
 
 PARTITIONS_MAX: Final = 1000
-"""Partitions of one super stream. RabbitMQ's own limit where it has one: `stream.max_super_stream_partitions`."""
+"""Partitions of one super stream, as in RabbitMQ versions with a limit: `stream.max_super_stream_partitions`."""

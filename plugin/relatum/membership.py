@@ -1,6 +1,6 @@
-"""Message groups: a message's place in its group, and how far a group has come. Pure: no I/O.
+"""Message groups: a message's place in its group, and a group's progress. Pure.
 
-The messages of a group have one id, numbers from 1 on without gaps, and a flag on the last of them, in the headers
+The messages of a group have a common id, numbers from 1 on without gaps, and a flag on the last message, in the headers
 `group_id`, `group_sequence` and `group_last`. `relatum.MessageGroup` publishes them; the key `GROUP_KEY` finds them.
 """
 
@@ -23,27 +23,27 @@ GROUP_KEY: Final = KeyDefinition(
     "message_group",
     (f"header:{GROUP_ID_HEADER}", f"header:{GROUP_SEQUENCE_HEADER}", f"header:{GROUP_LAST_HEADER}"),
 )
-"""The key by which groups are found. Its values are `<group id>|<sequence>|<last>`, so that a group is one range of the
-index; none of the three parts contains characters that a composite escapes."""
+"""The key by which groups are found. Its values are `<group id>|<sequence>|<last>`, so a group is one range of the
+index. None of the three parts contains characters that a composite key escapes."""
 
 _GROUP_ID: Final = re.compile(rf"[0-9a-f]{{{2 * GROUP_ID_BYTES}}}\Z", re.ASCII)
 _VALUE: Final = re.compile(rf"([0-9a-f]{{{2 * GROUP_ID_BYTES}}})\|([1-9][0-9]{{0,8}})\|(true|false)\Z", re.ASCII)
 
 _AFTER_SEPARATOR: Final = chr(ord("|") + 1)
-"""The end of the range of a group's values: the character after the separator of the parts."""
+"""The end of the range of a group's values: the character after the separator."""
 
 
 new_place: Final = tuple.__new__
-"""Makes a place of its parts. `Membership(…)` would be one more function call on the publish path."""
+"""Makes a `Membership` of its parts. `Membership(…)` would be one more function call on the publish path."""
 
 
 class GroupFault(StrEnum):
-    """Why headers or a call are refused: the field `reason` of `InvalidGroup`."""
+    """Why headers or a call are invalid: the field `reason` of `InvalidGroup`."""
 
     advice: str
 
     def __new__(cls, reason: str, advice: str = "") -> Self:
-        """A reason, with the text of its error."""
+        """Make a reason with the text of its error."""
         fault = str.__new__(cls, reason)
         fault._value_ = reason
         fault.advice = advice
@@ -59,17 +59,17 @@ class GroupFault(StrEnum):
     SEQUENCE_OUT_OF_RANGE = "group_sequence_out_of_range", f"group_sequence is from 1 to {GROUP_SEQUENCE_MAX:,}"
     LAST_NOT_BOOLEAN = "group_last_not_a_boolean", "group_last is True or False"
     ENDED = "group_has_ended"
-    """The group has its last message already, or its block was left."""
+    """The group has its last message already, or its block has ended."""
     OPTION_INVALID = "option_invalid"
     """An option of the group, or the position to resume from, is invalid."""
 
     def error(self, text: str = "") -> InvalidGroup:
-        """The error of this reason."""
+        """Return an error with this reason."""
         return InvalidGroup(text or self.advice, reason=str(self))
 
 
 class GroupStatus(StrEnum):
-    """Whether a message belongs to a group."""
+    """Whether a message belongs to a group, and ends it."""
 
     NOT_IN_GROUP = "not_in_group"
     IN_GROUP = "in_group"
@@ -77,12 +77,12 @@ class GroupStatus(StrEnum):
 
 
 class Membership(NamedTuple):
-    """A message's place in its group. Not checked: see `checked_membership`.
+    """A message's place in its group. Unchecked: see `checked_membership`.
 
     Attributes:
         group_id: 24 bytes as 48 hexadecimal digits in lower case.
         sequence: From 1 to 999,999,999.
-        last: Whether the group ends with it.
+        last: Whether the group ends with the message.
     """
 
     group_id: str
@@ -101,14 +101,14 @@ class Membership(NamedTuple):
 
 
 def new_group_id() -> str:
-    """A new group id: a version 7 UUID and 8 random bytes. Ids made later sort later, to the millisecond."""
+    """Return a new group id: a version 7 UUID and 8 random bytes. Later ids sort later, to the millisecond."""
     return uuid7(time.time_ns()).replace("-", "") + os.urandom(GROUP_ID_BYTES - 16).hex()
 
 
 def membership(headers: Mapping[str, Any]) -> Membership | None:
-    """The place of a message with these headers; None if it is in no group.
+    """Return the place of a message with these headers; None if it is in no group.
 
-    A message without a valid id, number and flag is in no group: it has no value of `GROUP_KEY`.
+    A message without a valid id, number and flag is in no group, since it has no value of `GROUP_KEY`.
     """
     group_id = headers.get(GROUP_ID_HEADER)
     if group_id is None:
@@ -125,12 +125,12 @@ def membership(headers: Mapping[str, Any]) -> Membership | None:
 
 
 def value_of(group_id: str, sequence: int, last: bool) -> str:
-    """The value of `GROUP_KEY` for a message at a place."""
+    """Return the value of `GROUP_KEY` for a message at a place."""
     return f"{group_id}|{sequence}|{'true' if last else 'false'}"
 
 
 def parse_value(value: str) -> Membership | None:
-    """The place in a value of `GROUP_KEY`; None if it is not such a value."""
+    """Return the place in a value of `GROUP_KEY`; None if the value is not of that form."""
     found = _VALUE.match(value)
     if found is None:
         return None
@@ -139,12 +139,12 @@ def parse_value(value: str) -> Membership | None:
 
 
 def value_bounds(group_id: str) -> tuple[str, str]:
-    """The range of a group's values of `GROUP_KEY`, end excluded, in the order of code points, as in the table."""
+    """Return the range of a group's values of `GROUP_KEY`, end excluded, in the table's order of code points."""
     return f"{group_id}|", f"{group_id}{_AFTER_SEPARATOR}"
 
 
 def group_status(message: Message) -> GroupStatus:
-    """Whether a message is in no group, in one, or the last of one."""
+    """Return whether a message is in no group, in one, or the last of one."""
     place = membership(message.headers)
     if place is None:
         return GroupStatus.NOT_IN_GROUP
@@ -152,7 +152,7 @@ def group_status(message: Message) -> GroupStatus:
 
 
 def checked_group_id(group_id: Any) -> str:
-    """The id itself.
+    """Return a group id unchanged.
 
     Raises:
         InvalidGroup: it is not 24 bytes, written as 48 hexadecimal digits in lower case.
@@ -167,12 +167,12 @@ def _is_group_id(group_id: Any) -> bool:
 
 
 def checked_membership(headers: Mapping[str, Any]) -> Membership | None:
-    """The place of a message that is about to be published; None if its headers name no group.
+    """Return the place of a message about to be published; None if its headers name no group.
 
-    None counts as not given; a flag that is not given is False.
+    A header with the value None counts as missing. A missing flag counts as False.
 
     Raises:
-        InvalidGroup: id or number is given alone, or one of the three is invalid.
+        InvalidGroup: the id or the number is missing, or one of the three is invalid.
     """
     group_id = headers.get(GROUP_ID_HEADER)
     sequence = headers.get(GROUP_SEQUENCE_HEADER)
@@ -199,7 +199,7 @@ def _fault(group_id: Any, sequence: Any, last: Any) -> GroupFault | None:
 
 
 def _is_plain(group_id: Any, sequence: Any, last: Any) -> bool:
-    """Whether they are a place as they are, as nearly all are."""
+    """Return whether the values are a valid place without conversion, as nearly all are."""
     return (
         type(group_id) is str
         and type(sequence) is int
@@ -210,7 +210,7 @@ def _is_plain(group_id: Any, sequence: Any, last: Any) -> bool:
 
 
 def checked_sequence(sequence: Any) -> int:
-    """The sequence number itself.
+    """Return a sequence number unchanged.
 
     Raises:
         InvalidGroup: it is no integer from 1 to 999,999,999.
@@ -234,14 +234,14 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class Anomaly(StrEnum):
-    """Faults of a group besides being incomplete. It may have several."""
+    """Faults of a group other than missing messages. A group may have several."""
 
     DUPLICATE = "duplicate"
-    """A sequence number that several messages have."""
+    """Several messages have one sequence number."""
     TWO_LASTS = "two_lasts"
-    """Several sequence numbers flagged as the last. The lowest counts."""
+    """Several sequence numbers are flagged as the last. The lowest counts."""
     PAST_LAST = "past_last"
-    """A message with a number above the last one's, not flagged as the last."""
+    """A message has a number above the last one's and is not flagged as the last."""
     EXPIRED = "expired"
     """Retention has dropped a message of the group."""
 
@@ -251,18 +251,18 @@ class GroupPosition:
     """How far a group has come.
 
     Attributes:
-        group_id: The group.
+        group_id: The group's id.
         contiguous: The highest number up to which none is missing; 0 if the first is missing.
-        highest: The highest number seen; 0 for none.
-        missing: The missing numbers below the last, or below the highest if the last is not seen: ranges (first,
+        highest: The highest number found; 0 if there is none.
+        missing: The missing numbers below the last, or below the highest if the last is not found: ranges (first,
             last), ascending.
-        last_sequence: The last message's number; None if it is not seen. Of several, the lowest.
-        seen: How many different numbers there are.
+        last_sequence: The last message's number; None if it is not found. Of several, the lowest.
+        seen: How many different numbers were found.
         anomalies: Other faults, in the order of `Anomaly`.
-        streams: The streams and super streams that were searched, sorted; None: not known.
-        is_of_all: Whether these are all streams that the database knew then, since none was named.
-        is_proven: Whether they were searched up to their leaders' ends. False if only recorded messages were, or the
-            broker could not tell the end: there may be more of the group.
+        streams: The streams and super streams that were searched, sorted; None: unknown.
+        is_of_all: Whether these were all streams that the database knew, because the caller named none.
+        is_proven: Whether they were searched up to their leaders' ends. False if only recorded messages were searched,
+            or the broker could not tell an end: the group may have more messages.
     """
 
     group_id: str
@@ -277,9 +277,9 @@ class GroupPosition:
     is_proven: bool = field(default=True, compare=False)
 
     def holds_for(self, exchange: str, routing_key: str) -> bool:
-        """Whether the streams searched include those of an exchange and a routing key.
+        """Return whether the searched streams include those of an exchange and a routing key.
 
-        For an exchange that is not a super stream, the caller knows its streams, and names them when asking.
+        For an exchange that is not a super stream, the caller must have named its streams.
         """
         if self.streams is None:
             return True
@@ -289,26 +289,26 @@ class GroupPosition:
 
     @property
     def next_sequence(self) -> int:
-        """The lowest number that is missing."""
+        """The lowest missing number."""
         return self.contiguous + 1
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last message and all before it are there, whatever the anomalies."""
+        """Whether the last message and all before it are present, whatever the anomalies."""
         return self.last_sequence is not None and self.contiguous >= self.last_sequence
 
 
 def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] = ()) -> GroupPosition:
-    """How far a group has come, from the places of its messages.
+    """Return the position of a group, from the places of its messages.
 
     Args:
-        group_id: The group; members of others are ignored.
-        members: One place for each message, in any order. A message that was routed to several streams is given once.
+        group_id: The group's id. Members of other groups are ignored.
+        members: One place for each message, in any order. A message routed to several streams has one place here.
         expired: Places of messages that retention has dropped. They count as missing, unless another message has the
-            same number; the flag of the last still counts.
+            same number; their last flags still count.
 
     Returns:
-        The position. It does not depend on the order.
+        The position. It does not depend on the order of the places.
     """
     numbers: set[int] = set()
     lasts: set[int] = set()
@@ -325,7 +325,7 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
     highest = max(numbers, default=0)
     is_whole = count == len(numbers) == highest and min(numbers, default=0) == 1
     if is_whole and not gone and (not lasts or lasts == {highest}):
-        # The usual case, for each group that is read.
+        # The usual case.
         return GroupPosition(group_id, highest, highest, (), last_sequence, count)
     missing = _missing(sorted(numbers), highest if last_sequence is None else last_sequence)
     past = last_sequence is not None and any(number > last_sequence for number in numbers - lasts)
@@ -347,7 +347,7 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
 
 
 def _contiguous(numbers: set[int], missing: Ranges) -> int:
-    """The number before the first that is missing. Past the last, numbers may go on."""
+    """Return the number before the first missing one. Numbers past the last count, too."""
     if missing:
         return missing[0][0] - 1
     number = 0
@@ -357,7 +357,7 @@ def _contiguous(numbers: set[int], missing: Ranges) -> int:
 
 
 def _missing(numbers: list[int], end: int) -> Ranges:
-    """The ranges of numbers from 1 to `end` that are not among the sorted ones."""
+    """Return the ranges of numbers from 1 to `end` that are not in the sorted list."""
     ranges = []
     expected = 1
     for number in numbers:

@@ -1,18 +1,18 @@
 """Metrics for Prometheus: one registry of the components of this process.
 
-Each component has `statistics()`, a frozen dataclass of counters and gauges. Its fields name their metrics, so nothing
-else is declared, and nothing is counted twice. A scrape asks all components at that moment; until then, counting is an
-addition to a number.
+Each component has `statistics()`, which returns a frozen dataclass of counters and gauges. The fields' annotations name
+the metrics, so nothing is declared or counted twice. A scrape calls `statistics()` of all components; until then,
+counting only increments a number.
 
     relatum.metrics.serve(9400)                              http://127.0.0.1:9400/metrics
-    relatum.metrics.exposition()                             the page, for a server of the application's own
+    relatum.metrics.exposition()                             the page, for the application's own server
     prometheus_client.REGISTRY.register(collector())         beside the application's own metrics
 
-The other names are for modules that declare and report metrics. docs/metrics.md has the list of all metrics.
+The other names are for modules that declare and report metrics. docs/metrics.md lists all metrics.
 
-Names are as Prometheus and RabbitMQ have them: `relatum_`, the component, what is counted, the unit in full and last
-(`_seconds`, `_bytes`), `_total` behind counters. Labels are what the process itself was told to work on, such as the
-streams it records: never contents of messages, nor names that others choose.
+Names follow Prometheus and RabbitMQ: `relatum_`, the component, the counted thing, the unit in full (`_seconds`,
+`_bytes`), then `_total` for counters. Label values come from the process's own configuration, such as the streams it
+records: never contents of messages, nor names that others choose.
 """
 
 import logging
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("relatum.metrics")
 
-# --- how long things took ---------------------------------------------------------------------------------------------
+# --- histograms -------------------------------------------------------------------------------------------------------
 
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""The upper ends of buckets for what takes a millisecond when all is well, and is given up after ten seconds."""
+"""The buckets' upper bounds in seconds, for calls that normally take a millisecond and time out after ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class Observed:
     """The counts of a histogram.
 
     Attributes:
-        bounds: The buckets' upper ends, rising. The last bucket has none.
-        counts: Values in each bucket; one more than bounds.
-        sum: All values together.
+        bounds: The buckets' upper bounds, ascending. The last bucket has none.
+        counts: The number of values in each bucket; one more than bounds.
+        sum: The sum of all values.
     """
 
     bounds: tuple[float, ...]
@@ -76,10 +76,10 @@ class Observed:
 
 
 class Histogram:
-    """Counts values by size. Threads may share one.
+    """Counts values by size. Thread-safe.
 
     Args:
-        bounds: The buckets' upper ends, rising. Default: for seconds, from a millisecond to ten seconds.
+        bounds: The buckets' upper bounds, ascending. Default: seconds, from a millisecond to ten seconds.
     """
 
     __slots__ = ("_bounds", "_counts", "_lock", "_sum")
@@ -91,19 +91,19 @@ class Histogram:
         self._lock = threading.Lock()
 
     def observe(self, value: float) -> None:
-        """Count one value."""
+        """Count a value."""
         bucket = bisect_left(self._bounds, value)
         with self._lock:
             self._counts[bucket] += 1
             self._sum += value
 
     def observed(self) -> Observed:
-        """The counts so far."""
+        """Return the counts so far."""
         with self._lock:
             return Observed(self._bounds, tuple(self._counts), self._sum)
 
 
-# --- which field of which statistics is which metric ------------------------------------------------------------------
+# --- declaring fields of statistics as metrics ------------------------------------------------------------------------
 
 
 class Kind(StrEnum):
@@ -116,18 +116,18 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric; as the annotation of a field, it marks that field.
+    """A metric. It annotates the field of statistics that it reports.
 
     Args:
-        name: Its name, as Prometheus shows it.
-        meaning: Its meaning, in a few words.
-        by: The field is a mapping, and its keys are the values of this label. None (default): it is one value.
-        labels: All its labels, in order; filled in from the statistics that it is declared in.
+        name: The metric's name, as Prometheus shows it.
+        meaning: The metric's help text.
+        by: The field is a mapping, whose keys are the values of this label. None (default): it is one value.
+        labels: All labels, in order; taken from the statistics that declare the metric.
     """
 
     kind: ClassVar[Kind]
     merge: ClassVar[Any] = staticmethod(lambda values: reduce(add, values))
-    """How the values of several components with the same labels become one."""
+    """Merges the values of several components with the same labels."""
     name: str
     meaning: str
     by: str | None = None
@@ -135,56 +135,56 @@ class Metric:
 
 
 class Counter(Metric):
-    """A number that only grows."""
+    """A number that only increases."""
 
     kind = Kind.COUNTER
 
 
 class Gauge(Metric):
-    """A number, or a truth, that holds now; None is left out. Those of several components are added up."""
+    """A present number or truth value. None is left out. Values of several components are added."""
 
     kind = Kind.GAUGE
 
 
 class Greatest(Gauge):
-    """A gauge; of several components, the greatest is reported."""
+    """A gauge that reports the greatest value of several components."""
 
     merge = staticmethod(max)
 
 
 class Least(Gauge):
-    """A gauge; of several components, the least is reported."""
+    """A gauge that reports the least value of several components."""
 
     merge = staticmethod(min)
 
 
 class Distribution(Metric):
-    """The counts of a `Histogram`: its `observed()`."""
+    """A histogram: the field is an `Observed`, from `Histogram.observed()`."""
 
     kind = Kind.HISTOGRAM
 
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """The field is a mapping to further statistics; its keys are the values of this label."""
+    """Annotates a mapping to further statistics, whose keys are the values of this label."""
 
     label: str
 
 
 _Fields = list[tuple[str, "Metric | _Fields"]]
-"""The fields of statistics that are metrics, by name; a mapping to further statistics has those of them."""
+"""The names of fields with their metrics, or with the nested fields of a mapping to further statistics."""
 
 _Values = dict[tuple[Metric, tuple[str, ...]], list[Any]]
-"""Values by metric and by the values of its labels."""
+"""Values by metric and label values."""
 
 _Statistics = TypeVar("_Statistics", bound=type[Any])
 
 _declared: dict[Any, tuple[str, ...]] = {}
-"""Labels, by the class of the statistics."""
+"""Labels by class of statistics."""
 
 
 def reported(*labels: str) -> Callable[[_Statistics], _Statistics]:
-    """Declare a frozen dataclass as the statistics of a component; its fields are marked by their annotations.
+    """Declare a frozen dataclass as a component's statistics. Annotated fields are metrics.
 
         @reported()
         @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def reported(*labels: str) -> Callable[[_Statistics], _Statistics]:
             in_use: Annotated[int, Gauge("relatum_reader_connections_in_use", "Connections that calls use now")]
 
     Args:
-        labels: The labels that `report` is given for each component.
+        labels: The labels whose values `report` gets for each component.
     """
 
     def declare(statistics: _Statistics) -> _Statistics:
@@ -203,7 +203,7 @@ def reported(*labels: str) -> Callable[[_Statistics], _Statistics]:
 
 
 def declared() -> list[Metric]:
-    """All metrics of the modules that this process has imported, by name."""
+    """Return all metrics of the modules imported in this process, ordered by name."""
 
     def metrics_of(fields: _Fields) -> Iterator[Metric]:
         for _, what in fields:
@@ -217,7 +217,7 @@ def declared() -> list[Metric]:
 def _fields_of(statistics: Any, labels: tuple[str, ...]) -> _Fields:
     found: _Fields = []
     for name, hint in get_type_hints(statistics, include_extras=True).items():
-        # An inherited field is reported by the class that has it.
+        # The class that defines an inherited field reports it.
         if name in vars(statistics)["__annotations__"] and get_origin(hint) is Annotated:
             mark = hint.__metadata__[0]
             if isinstance(mark, Each):
@@ -248,11 +248,11 @@ def _values(
 # --- the components of this process -----------------------------------------------------------------------------------
 
 PAST_MAX: Final = 100
-"""Values of components that ended are kept one by one up to this number, then merged."""
+"""Values of ended components are kept one by one up to this number, then merged."""
 
 
 class _Entry:
-    """One component, and its counters when it was asked last."""
+    """A component and its last known counters."""
 
     def __init__(self, source: "weakref.ref[Any]", labels: Mapping[str, str]) -> None:
         self._source = source
@@ -261,7 +261,7 @@ class _Entry:
         self.counted: _Values = {}
 
     def values(self) -> _Values:
-        """The component's values now; if it is gone, or fails, its last counters."""
+        """Return the component's values; if it is gone or fails, its last known counters."""
         source = self._source()
         if source is None:
             return self.counted
@@ -274,9 +274,9 @@ class _Entry:
             for what, value in _values(statistics, _fields_of(kind, labels), given):
                 found.setdefault(what, []).append(value)
         except Exception:
-            # One that cannot answer must not silence all others, nor hinder its own closing.
+            # A failing component must not hide the others, nor prevent its own closing.
             if not self._has_failed:
-                logger.exception("the metrics of a %s are left out: a defect", type(source).__name__)
+                logger.exception("the metrics of a %s are left out after an error", type(source).__name__)
             self._has_failed = True
             return self.counted
         self.counted = {what: values for what, values in found.items() if what[0].kind is not Kind.GAUGE}
@@ -284,9 +284,9 @@ class _Entry:
 
 
 class _Registry:
-    """All components of this process, by identity, and the counters of those that ended.
+    """All components of this process, by identity, and the counters of ended ones.
 
-    No component is asked under the lock, since it may take one of its own.
+    `statistics()` is never called under the lock, since a component may take its own lock.
     """
 
     def __init__(self) -> None:
@@ -294,8 +294,8 @@ class _Registry:
         after_fork(self, _Registry._renew)
 
     def _renew(self) -> None:
-        """Begin anew: in a child, what the parent's components count is the parent's to report."""
-        # Reentrant: the garbage collector ends a component in any thread, in the midst of anything.
+        """Start empty: in a forked child, the parent reports its own components."""
+        # Reentrant: the garbage collector may end a component at any point of any thread.
         self._lock = threading.RLock()
         self._entries: dict[int, _Entry] = {}
         self._past: _Values = {}
@@ -338,20 +338,19 @@ def report(source: Any, *, owner: object | None = None, **labels: str) -> None:
     """Report a component from now on.
 
     Args:
-        source: Has `statistics()`, which returns what `reported` declared. It asks no server and does not fail.
-        owner: None (default): the component is reported while something else refers to it, or until `retire`. With an
-            owner, it is reported until that is dropped, and its counters are kept in full. The source must not refer to
-            its owner.
-        labels: The values of the labels that its statistics were declared with.
+        source: The component. Its `statistics()` returns a class declared with `reported`, without I/O or errors.
+        owner: None (default): the component is reported while it is referenced, or until `retire`. With an owner, it is
+            reported until the owner is garbage-collected, and no count is lost. The source must not refer to its owner.
+        labels: The values of the labels that the statistics declare.
     """
     _registry.report(source, labels)
     if owner is not None:
-        # Keeps the source until then, so that its counters are read in full.
+        # Keeps the source alive until then, so that its final counters are read.
         weakref.finalize(owner, retire, source).atexit = False
 
 
 def retire(source: Any) -> None:
-    """Stop reporting a component that has ended, except for its counters. Idempotent."""
+    """Stop reporting a component that has ended. Its counters are kept. Idempotent."""
     _registry.retire(source)
 
 
@@ -359,9 +358,9 @@ def retire(source: Any) -> None:
 
 
 def collector() -> "Collector":
-    """A collector for a registry of `prometheus_client`: `prometheus_client.REGISTRY.register(collector())`.
+    """Return a collector for `prometheus_client`: `prometheus_client.REGISTRY.register(collector())`.
 
-    It reports all components of this process, later ones too. It asks no server, so it always answers.
+    It reports all components of this process, including later ones. It does no I/O, so it always answers.
     """
     from prometheus_client.registry import Collector
 
@@ -373,14 +372,14 @@ def collector() -> "Collector":
             return (_family(metric, by_metric[metric]) for metric in sorted(by_metric, key=lambda each: each.name))
 
         def describe(self) -> list[Any]:
-            # Nothing is known to collide; registering must not ask.
+            # No names collide; registering must not collect.
             return []
 
     return Reported()
 
 
 def exposition() -> str:
-    """All metrics of this process in Prometheus' text format: `text/plain; version=0.0.4; charset=utf-8`."""
+    """Return all metrics of this process in Prometheus' text format: `text/plain; version=0.0.4; charset=utf-8`."""
     from prometheus_client import generate_latest
 
     return generate_latest(_own_registry()).decode()
@@ -404,7 +403,7 @@ def serve(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
     try:
         server, thread = start_http_server(port, addr=host, registry=_own_registry())
     except OSError as error:
-        raise ConfigurationError(f"no metrics can be served on {host}:{port}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
 
     def end() -> None:
         server.shutdown()

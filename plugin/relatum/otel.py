@@ -1,14 +1,14 @@
-"""OpenTelemetry: spans of what Relatum does. The one module that knows it.
+"""OpenTelemetry spans of Relatum's operations. No other module uses OpenTelemetry.
 
-Spans exist once the application has set a tracer provider (`opentelemetry.trace.set_tracer_provider`), without a call
-to Relatum. Nothing here imports OpenTelemetry for that: an application that set a provider has imported it, so without
-one a span costs a lookup in `sys.modules`.
+Spans are made once the application has set a tracer provider (`opentelemetry.trace.set_tracer_provider`); no call to
+Relatum is needed. An application that set a provider has imported OpenTelemetry, so this module does not import it to
+find out: without a provider, a span costs a lookup in `sys.modules`.
 
     otel.configure(without=["recorder"])        no spans of a recorder's transactions
     otel.configure(values_of=["order_id"])      spans of lookups show values of this key, unless it is masked
 
 The other names are for modules that make spans. Samplers, processors, exporters and propagators belong to the
-application: errors that they raise are logged, and change no answer and no row. See docs/adr/0037-opentelemetry.md.
+application. Their errors are logged and change no result and no row. See docs/adr/0037-opentelemetry.md.
 """
 
 import logging
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Link as Link
     from opentelemetry.trace import Tracer
 else:
-    # Names for annotations: it is not imported for those.
+    # Annotations alone do not import OpenTelemetry.
     Link = Tracer = Any
 
 _Arguments = ParamSpec("_Arguments")
@@ -42,22 +42,22 @@ SCHEMA: Final = "https://opentelemetry.io/schemas/1.37.0"
 """The semantic conventions that attributes follow."""
 
 LINKS_MAX: Final = 128
-"""Messages of one span that are checked for a link: OpenTelemetry keeps as many links of a span by default."""
+"""Messages of one span that are checked for a link. OpenTelemetry keeps 128 links of a span by default."""
 
 _HEADER_MAX: Final = 4_096
-"""Longest header that is read, in characters: W3C's `tracestate`, the longest one, should have 512."""
+"""Characters of the longest header that is read: W3C's `tracestate`, the longest one, should have 512."""
 
 _SERVERS: Final = (BrokerUnavailable, ConnectionsInUse, DatabaseUnavailable, ReadTimeout)
-"""Errors whose messages are about servers: those of others may quote a message's contents."""
+"""Errors whose texts are about servers. The texts of other errors may quote a message's contents."""
 
 logger: Final = logging.getLogger("relatum.otel")
 
 
-# --- which spans there are, and what they may show --------------------------------------------------------------------
+# --- options ----------------------------------------------------------------------------------------------------------
 
 
 class Part(StrEnum):
-    """Parts of Relatum whose spans can be switched off."""
+    """Parts of Relatum whose spans can be disabled."""
 
     LOOKUPS = "lookups"
     """Calls of `Relations` and `AsyncRelations`."""
@@ -78,35 +78,35 @@ class _Options:
     ids: bool = False
 
 
-# OpenTelemetry's variable for what `opentelemetry-instrument` leaves alone: names with commas, or `*`.
+# OpenTelemetry's variable of disabled instrumentations: names separated by commas, or `*`.
 _disabled = os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "").split(",")
 _options = _Options(frozenset()) if {"relatum", "*"} & {name.strip() for name in _disabled} else _Options()
 
 
 def configure(*, without: Iterable[str] = (), values_of: Iterable[str] = (), ids: bool = False) -> None:
-    """Choose which spans there are in this process, and what they may show; each call replaces the last one.
+    """Choose which spans this process makes, and what they may show. Each call replaces the previous one.
 
     Args:
-        without: Parts that have no spans, of "lookups", "recorder", "collector", "serial" and "moves". Default: none.
-        values_of: Keys whose sought values are shown on spans of lookups, as `relatum.key.NAME`. Never masked values.
-            Default: none.
-        ids: Whether links to messages show `messaging.message.id` and `messaging.message.conversation_id`, of the
-            properties `message_id` and `correlation_id`. Default: False, because keys are often made of them.
+        without: Parts without spans, of "lookups", "recorder", "collector", "serial" and "moves". Default: none.
+        values_of: Keys whose sought values lookups' spans show as `relatum.key.NAME`, unless they are masked. Default:
+            none.
+        ids: Whether links to messages show `messaging.message.id` and `messaging.message.conversation_id`, from the
+            properties `message_id` and `correlation_id`. Default: False, since these often are keys.
 
     Raises:
-        InvalidInput: there is no such part.
+        InvalidInput: a part is unknown.
     """
     global _options
     names = checked_names("without", without)
     wrong = [name for name in names if name not in [*Part]]
     if wrong:
-        raise InvalidInput(f"without= takes of {', '.join(Part)}, not {shown(wrong[0])}")
+        raise InvalidInput(f"without= takes some of {', '.join(Part)}, not {shown(wrong[0])}")
     keys = checked_names("values_of", values_of)
     _options = _Options(frozenset(Part).difference(map(Part, names)), frozenset(keys), ids)
 
 
 def shows_values_of(key: str) -> bool:
-    """Whether values of a key may be shown, unless they are masked."""
+    """Return whether spans may show a key's values, unless they are masked."""
     return key in _options.values_of
 
 
@@ -114,7 +114,7 @@ _logged: Final[set[tuple[str, type[Exception]]]] = set()
 
 
 def _harmless(without: str) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result | None]]:
-    """Make a function return None if the application's code that it calls raises; each kind of error is logged once."""
+    """Make a function return None if the application's code in it raises. Each kind of error is logged once."""
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result | None]:
         @wraps(function)
@@ -125,7 +125,7 @@ def _harmless(without: str) -> Callable[[Callable[_Arguments, _Result]], Callabl
                 if (kind := (without, type(error))) not in _logged:
                     _logged.add(kind)
                     name = type(error).__qualname__
-                    logger.warning("%s, all else goes on: %s (said once)", without, name, exc_info=error)
+                    logger.warning("%s; nothing else is affected: %s (logged once)", without, name, exc_info=error)
                 return None
 
         return call
@@ -138,13 +138,13 @@ def _harmless(without: str) -> Callable[[Callable[_Arguments, _Result]], Callabl
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A span as it begins.
+    """The description of a span at its start.
 
     Attributes:
-        name: Its name, out of few.
-        attributes: Those known at its start.
-        kind: "internal" (default), or "consumer" for what processes messages.
-        links: Links to the spans that sent what is processed.
+        name: The span's name, one of few.
+        attributes: The attributes known at the start.
+        kind: "internal" (default), or "consumer" for processing messages.
+        links: Links to the spans that sent the processed messages.
     """
 
     name: str
@@ -153,11 +153,11 @@ class Description:
     links: Sequence[Link] = ()
 
 
-@_harmless("spans are not made")
+@_harmless("spans are missing")
 def _tracer_of(part: Part) -> Tracer | None:
-    """The tracer of a part; None if there are no spans."""
+    """Return the tracer of a part; None if it makes no spans."""
     trace: Any = sys.modules.get("opentelemetry.trace")
-    # The module has no such function as long as another thread imports it.
+    # While another thread imports the module, it lacks the function.
     if part not in _options.parts or not hasattr(trace, "get_tracer_provider"):
         return None
     tracer = _made_by(trace.get_tracer_provider())
@@ -168,7 +168,7 @@ def _tracer_of(part: Part) -> Tracer | None:
 
 @lru_cache(maxsize=1)
 def _made_by(provider: Any) -> Tracer | None:
-    """Our tracer of a provider; None if it makes no spans."""
+    """Return Relatum's tracer from a provider; None if it makes no spans."""
     from opentelemetry import trace
 
     if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
@@ -178,16 +178,16 @@ def _made_by(provider: Any) -> Tracer | None:
 
 
 def is_on(part: Part) -> bool:
-    """Whether there are spans of a part now."""
+    """Return whether a part makes spans now."""
     return _tracer_of(part) is not None
 
 
 class Span:
-    """A span that is open, or none.
+    """An open span, or a placeholder without one.
 
     Args:
-        part: The part it belongs to; None for no span.
-        span: OpenTelemetry's span; None for none.
+        part: The part the span belongs to; None for the placeholder.
+        span: OpenTelemetry's span; None if there is none.
     """
 
     __slots__ = ("_span", "part")
@@ -196,31 +196,31 @@ class Span:
         self.part = part
         self._span = span
 
-    @_harmless("a span is not told all")
+    @_harmless("a span is incomplete")
     def tell(self, attributes: Callable[[], Attributes]) -> None:
-        """Add attributes, which are computed only if the span is recorded."""
+        """Add attributes. They are computed only if the span is recorded."""
         if self._span is not None and self._span.is_recording():
             self._span.set_attributes(attributes())
 
-    @_harmless("a span is not told all")
+    @_harmless("a span is incomplete")
     def link(self, links: Callable[[], Iterable[Link]]) -> None:
-        """Link to more spans."""
+        """Add links to other spans."""
         if self._span is not None and self._span.is_recording():
             for link in links():
                 self._span.add_link(link.context, link.attributes)
 
-    @_harmless("a span is not told all")
+    @_harmless("a span is incomplete")
     def failed(self, error: BaseException | str) -> None:
-        """Mark it as failed: by an error, or for another reason, in a word."""
+        """Mark the span as failed by an error, or for a reason given as a word."""
         if self._span is not None:
             from opentelemetry.trace import StatusCode
 
             self._span.set_attribute("error.type", error if isinstance(error, str) else _name_of(type(error)))
             self._span.set_status(StatusCode.ERROR, str(error) if isinstance(error, _SERVERS) else None)
 
-    @_harmless("a span is not ended")
+    @_harmless("a span does not end")
     def end(self) -> None:
-        """End it."""
+        """End the span."""
         if self._span is not None:
             self._span.end()
 
@@ -234,17 +234,17 @@ NO_SPAN: Final = Span(None, None)
 _NOTHING: Final[AbstractContextManager[Span]] = nullcontext(NO_SPAN)
 
 _current: ContextVar[Span] = ContextVar("relatum_span", default=NO_SPAN)
-"""Our current span: never the application's, not even if ours could not be made."""
+"""Relatum's current span: never the application's, even if Relatum's could not be made."""
 
 
 def span(part: Part, describe: Callable[[], Description]) -> AbstractContextManager[Span]:
-    """Open a span around a block, if there is tracing. The context manager returns the span.
+    """Return a context manager that opens a span around a block, if there is tracing, and returns the span.
 
-    An `Exception` that leaves the block is the span's error: its class and, where a server was away, its words.
+    An `Exception` that leaves the block becomes the span's error: its class and, if a server failed, its text.
 
     Args:
-        part: The part it belongs to.
-        describe: Describes the span; called only if there is one.
+        part: The part the span belongs to.
+        describe: Returns the description. It is called only if there is a span.
     """
     tracer = _tracer_of(part)
     return _NOTHING if tracer is None else _opened(part, tracer, describe)
@@ -268,11 +268,11 @@ def _opened(part: Part, tracer: Tracer, describe: Callable[[], Description]) -> 
         if theirs is not None:
             context.detach(theirs)
         opened.end()
-        with suppress(ValueError):  # Closed in another context, as a generator that nobody reads on.
+        with suppress(ValueError):  # Closed in another context, as an abandoned generator.
             _current.reset(ours)
 
 
-@_harmless("a span is not made")
+@_harmless("a span is missing")
 def _begun(tracer: Tracer, describe: Callable[[], Description]) -> Any:
     from opentelemetry.trace import SpanKind
 
@@ -283,14 +283,14 @@ def _begun(tracer: Tracer, describe: Callable[[], Description]) -> Any:
 
 
 def note(part: Part, attributes: Callable[[], Attributes]) -> None:
-    """Add attributes to the current span, if it is one of this part."""
+    """Add attributes to the current span, if it belongs to this part."""
     current = _current.get()
     if current.part is part:
         current.tell(attributes)
 
 
 def carried(part: Part, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Bind a function to the span that is current here, for a call in another thread."""
+    """Bind a function to the current span, for a call in another thread."""
     if not is_on(part):
         return function
     from opentelemetry import context
@@ -308,20 +308,20 @@ def carried(part: Part, function: Callable[_Arguments, _Result]) -> Callable[_Ar
     return called
 
 
-# --- links to the spans of those who sent messages, which carry those in headers --------------------------------------
+# --- links to the spans that sent messages, from the messages' headers ------------------------------------------------
 
 
 def links_of(messages: Iterable[Any], most: int = LINKS_MAX) -> list[Link]:
-    """Links to the spans that sent messages, read by the application's own propagators.
+    """Return links to the spans that sent messages, read by the application's propagators.
 
-    Call it only if there is tracing (`is_on`).
+    Call this only if there is tracing (`is_on`).
 
     Args:
-        messages: Messages as `relatum.reading.Message`.
-        most: How many of them to check. Default 128.
+        messages: Messages, as `relatum.reading.Message`.
+        most: How many messages to check. Default: 128.
     """
     fields = _header_names() or frozenset()
-    # One by one: a message that raises costs no other its link.
+    # One by one: a message that raises does not affect the others' links.
     found = (_link_of(message, fields) for message in islice(messages, most))
     return [link for link in found if link is not None]
 
@@ -340,8 +340,8 @@ def _link_of(message: Any, fields: frozenset[str]) -> Link | None:
 
     raw = message.raw
     if raw is not None and not any(name.encode() in raw for name in fields):
-        return None  # Found out without decoding it, which takes ten times as long.
-    # Anybody can write headers: a propagator gets only short texts.
+        return None  # Decoding the message takes ten times as long.
+    # Any publisher can write headers: pass only short texts to propagators.
     said = {name: message.headers.get(name) for name in fields}
     carrier = {name: value for name, value in said.items() if type(value) is str and len(value) <= _HEADER_MAX}
     if not carrier:

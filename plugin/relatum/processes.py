@@ -1,11 +1,11 @@
-"""What a fork does to objects that have threads, sockets or an identity; and the name of a process.
+"""Fork safety of objects with threads, sockets or an identity; and the name of a process.
 
-In the child only the forking thread exists; sockets are shared with the parent, and a lock that another thread held
-stays locked for ever. So in a child each such object does one of two things:
+A forked child has only the forking thread. Sockets are shared with the parent, and a lock that another thread held
+stays locked for ever. So each such object behaves in a child in one of two ways:
 
-- It works: `after_fork` has it make new locks and forget its connections, sending nothing on them.
-- It ends: after `of_one_process`, calls raise `UsedAfterFork`, and closing it does nothing. Its threads, leases,
-  numbers and connections are the parent's, which goes on with them.
+- It works: `after_fork` makes it create new locks and forget its connections without using them.
+- It ends: after `of_one_process`, calls raise `UsedAfterFork`, and closing it does nothing. The parent continues to use
+  its threads, leases, numbers and connections.
 
 This costs nothing without a fork, or in the parent. Other ways to start processes copy no objects.
 """
@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from relatum.errors import UsedAfterFork
 
 _ENDINGS: Final = frozenset({"close", "aclose", "release", "__exit__", "__aexit__"})
-"""Methods that end an object. In a child they do nothing and return True, as for an object that has ended."""
+"""Methods that end an object. In a child they do nothing and return True, as if it had ended already."""
 
 _USES: Final = frozenset(
     {"__call__", "__enter__", "__aenter__", "__iter__", "__aiter__", "__next__", "__anext__", "__getitem__"}
@@ -31,30 +31,30 @@ _USES: Final = frozenset(
 _renewed: "WeakKeyDictionary[Any, Callable[[Any], None]]" = WeakKeyDictionary()
 _single: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
 _left: list[Any] = []
-"""Objects of the parent, kept so that they are not finalised here."""
+"""Objects of the parent, kept so that the child does not finalise them."""
 
 
 def after_fork(owner: Any, renew: Callable[[Any], None]) -> None:
-    """In a child, call `renew(owner)` before anything else runs there.
+    """Call `renew(owner)` in each forked child before other code runs there.
 
-    `renew` makes new locks and forgets connections. It takes no lock, waits for nothing and sends nothing. It must not
-    refer to the owner, which is held weakly: give a function of the class.
+    `renew` makes new locks and forgets connections, without taking locks, waiting or sending. It must not refer to the
+    owner, which is held weakly: pass a function of the class.
     """
     _renewed[owner] = renew
 
 
 def of_one_process(owner: Any, what: str) -> None:
-    """In a child, end the object: its public methods raise `UsedAfterFork`, and closing it does nothing.
+    """End an object in each forked child: its public methods raise `UsedAfterFork`, and closing it does nothing.
 
     Args:
-        owner: The object; held weakly. Its attributes stay as they were.
-        what: Its name in the error, with an article: "a recorder".
+        owner: The object, held weakly. Its attributes do not change.
+        what: The object's name in the error, with an article: "a recorder".
     """
     _single[owner] = what
 
 
 def leave_to_parent(*objects: Any) -> None:
-    """Keep objects of the parent from being finalised here: they would say goodbye on the parent's sockets."""
+    """Keep objects of the parent alive in the child: finalisers would send on the parent's sockets."""
     _left.extend(objects)
 
 
@@ -68,7 +68,7 @@ def _in_child() -> None:
 
 @functools.cache
 def _ended(kind: Any, what: str) -> Any:
-    """The class of a parent's object in a child."""
+    """Return the class that a parent's object gets in a child."""
     body: dict[str, Any] = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     if all("__dict__" not in vars(each) for each in kind.__mro__ if each is not object):
         body["__slots__"] = ()
@@ -91,15 +91,15 @@ def _refusing(method: Callable[..., Any], what: str) -> Callable[..., Any]:
     @functools.wraps(method)
     def refuse(*_args: Any, **_options: Any) -> Any:
         raise UsedAfterFork(
-            f"{what} was made before this process was forked off, and works in the process that made it alone: make "
-            "one here; nothing was sent or written"
+            f"{what} was made before a fork, and works only in the process that made it: make one in this process; "
+            "nothing was sent or written"
         )
 
     return refuse
 
 
 def _nothing(self: Any, *args: Any, **_options: Any) -> bool | None:
-    # `__exit__` gets three arguments, and must not swallow an error.
+    # `__exit__` gets three arguments and must not suppress an error.
     return None if len(args) == len(("kind", "error", "trace")) else True
 
 
@@ -107,10 +107,10 @@ async def _nothing_async(self: Any, *args: Any, **_options: Any) -> bool | None:
     return _nothing(self, *args)
 
 
-# Hooks of the standard library run first: `threading` has forgotten the other threads by then.
+# The standard library's hooks run first: by now, `threading` has forgotten the other threads.
 os.register_at_fork(after_in_child=_in_child)
 
 
 def new_holder() -> str:
-    """A name for this process as a holder of leases: host, process id, and random digits."""
+    """Return a name for this process as a holder of leases: host, process id and random digits."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}"

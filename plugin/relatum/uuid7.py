@@ -1,6 +1,6 @@
-"""Ids for messages that have none. They carry the time. Made on the publish path, so of prepared parts.
+"""Ids for messages without one. An id carries the message's time. Built of prepared parts, for a fast publish path.
 
-An id ends with `MARK`, by which readers know that its time is the message's: other UUIDv7 may be of any moment.
+An id ends with `MARK`, by which readers know that its time is the message's: other UUIDv7 may have any time.
 See docs/adr/0022-an-id-carries-the-time.md.
 """
 
@@ -12,29 +12,29 @@ from relatum.limits import TIME_US_MAX
 from relatum.processes import after_fork
 
 MARK: Final = "c53a9e"
-"""The end of each id, and of one in 16 million random ones. Random itself, and part of the format."""
+"""The end of each id, and by chance of one in 16 million others. Chosen at random, and part of the format."""
 
 _FRACTIONS: Final = tuple(f"7{fraction:03x}-" for fraction in range(4096))
-"""The version, and the 12 bits after it: the fraction of the millisecond."""
+"""The version and the next 12 bits: the fraction of the millisecond."""
 
 _COUNTERS: Final = tuple(f"{count:03x}-" for count in range(4096))
 
 _moment: tuple[int, str] = (-1, "")
-"""A millisecond, and how the ids of that millisecond begin."""
+"""A millisecond, and the beginning of its ids."""
 
 _block: tuple[str, Iterator[str], str] = ("", iter(()), "")
-"""The variant with two random bits, the counters not used yet, and how the ids that go with them end."""
+"""The variant with two random bits, the unused counters, and the end of the ids of this block."""
 
 
 def uuid7(time_ns: int) -> str:
-    """A version 7 UUID as its 36 characters, whose time `time_us_of` gives back.
+    """Return a version 7 UUID of 36 characters. `time_us_of` returns its time.
 
-    48 bits of Unix milliseconds, 12 of their fraction, a counter of 12 between 26 random bits, and the mark. The random
-    bits are new for every 4,096 ids, and in a child process: the kernel's call for them would cost more than all the
-    rest. Safe in threads: taking from an iterator and replacing a tuple are single steps.
+    It has 48 bits of Unix milliseconds, 12 bits of their fraction, 26 random bits with a 12-bit counter between them,
+    and the mark. The random bits change every 4,096 ids and in a child process: a system call for each id would cost
+    more than the rest. Thread-safe: taking from an iterator and replacing a tuple are atomic.
 
     Args:
-        time_ns: Now, as `time.time_ns()` gives it.
+        time_ns: The present time, from `time.time_ns()`.
 
     Source: RFC 9562, sections 5.7 and 6.2 (methods 1 and 3).
     """
@@ -56,7 +56,7 @@ def uuid7(time_ns: int) -> str:
 
 
 def time_us_of(message_id: Any) -> int | None:
-    """When the id was made, microseconds since 1970, UTC: up to 1.25 us early. None if `uuid7` did not make it."""
+    """Return an id's time, microseconds since 1970, UTC, up to 1.25 us early. None if `uuid7` did not make it."""
     if type(message_id) is not str or not message_id.endswith(MARK) or len(message_id) != _LENGTH:
         return None
     try:
@@ -77,5 +77,5 @@ def _begin_block() -> None:
     _block = (f"{random >> 24 & 0x3 | 0x8:x}", iter(_COUNTERS), f"{random & 0xFFFFFF:06x}{MARK}")
 
 
-# A child that went on with the parent's block would make the parent's ids.
+# With the parent's block, a child would make the parent's ids.
 after_fork(uuid7, lambda _: _begin_block())

@@ -353,7 +353,7 @@ def test_two_commands_and_an_exchange_is_looked_up(own_broker: LocalRabbitMQ, da
     assert listed == listed | tap | {"made_stream": True}
     ends(relatum, ExitCode.USAGE, f"untap {exchange} --delete --json")
     ends(relatum, ExitCode.DECLINED, f"untap {exchange} --delete")
-    assert f"what was copied stays in tap.{exchange}" in relatum.ok("untap", exchange)
+    assert f"the copies stay in tap.{exchange}" in relatum.ok("untap", exchange)
     assert relatum.json("tap", "--list") == []
     ends(relatum, ExitCode.NOT_THERE, f"untap {exchange}")
     arguments = json.dumps({"x-match": "any", "format": "pdf"})
@@ -377,7 +377,7 @@ def test_what_is_expected_is_defined_and_what_is_missing_is_told(
     publish(place.stream, "a")
     publish(other_stream, "a")
     place.record(place.stream, other_stream, keys=["order_id"])
-    assert "Nothing is expected" in relatum.ok("missing")
+    assert "No expectation is defined" in relatum.ok("missing")
     words = f"--of {place.stream} --by order_id --follows {other_stream}"
     relatum.ok(*f"expect add paid {words} --within 0.001s --grace 0.5s".split())
     ends(relatum, ExitCode.USAGE, f"expect add paid {words} --within 2h")
@@ -389,7 +389,7 @@ def test_what_is_expected_is_defined_and_what_is_missing_is_told(
     assert "nothing is missing" in relatum.ok("missing", "paid")
     publish(place.stream, "b")
     behind = relatum.run("missing")
-    assert (behind.returncode, f"nobody records {place.stream}" in behind.stdout) == (ExitCode.NOT_YET, True)
+    assert (behind.returncode, f"no recorder follows {place.stream}" in behind.stdout) == (ExitCode.NOT_YET, True)
     place.record()
     shown = relatum.run("missing", "paid")
     assert (shown.returncode, f"missing\t{place.stream}\t1\tb" in shown.stdout) == (ExitCode.UNSUCCESSFUL, True)

@@ -292,5 +292,5 @@ def test_what_would_be_forgotten_is_shown_while_it_is_recorded(relatum: Relatum,
         for arguments in (("--dry-run",), ("--dry-run", "--json")):
             ended = relatum.run("forget", recorded, *arguments)
             assert (ended.returncode, recorded in ended.stdout) == (ExitCode.DIFFERENT, True)
-            assert "stop that one first" in ended.stderr
+            assert "stop the recorder first" in ended.stderr
         assert relatum.run("forget", recorded).stdout == ""

@@ -96,7 +96,7 @@ def test_stdout_has_the_protocol_and_nothing_else(
         assert failed["isError"]
         assert failed["content"][0]["text"].endswith("No key is defined.")
         # The rights are asked for beside the questions, which may all be answered before.
-        wait_until(lambda: "its sessions are read-only" in logged.read_text(), LIMIT_S, what="the warning")
+        wait_until(lambda: "read-only sessions prevent that" in logged.read_text(), LIMIT_S, what="the warning")
         rest, _ = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, rest) == (0, "")
     assert "Traceback" not in logged.read_text()

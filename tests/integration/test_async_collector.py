@@ -201,7 +201,7 @@ async def test_a_cancelled_start_gives_its_membership_back(apart: Apart, engine:
             try:
                 await starting
             except asyncio.CancelledError:
-                with pytest.raises(ConfigurationError, match="does not run"):
+                with pytest.raises(ConfigurationError, match="not running"):
                     await collector.collect(messages(1)[0])
             else:
                 await collector.close()

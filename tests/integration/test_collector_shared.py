@@ -164,7 +164,7 @@ def test_it_is_said_that_start_does_not_count(
         with caplog.at_level("INFO", "relatum.collector"), collecting.collector(consumer, start=1) as collector:
             wait_until(lambda: is_attached(collector, stream), what="the stream followed")
             wait_status(collector, SUCCEEDED, "b")
-        return sum("start is for" in record.message for record in caplog.records), consumer.bodies
+        return sum("start= is only for" in record.message for record in caplog.records), consumer.bodies
 
     assert consume() == (0, ["b"])
     assert consume() == (1, [])
@@ -399,7 +399,7 @@ def test_messages_of_a_dead_member_are_taken_over(collecting: Collecting, engine
         [given_up] = wait_status(collector, DEAD, "e")
     assert sorted(consumer.bodies) == ["a", "b", "c"]
     assert [outcome.attempts for outcome in outcomes] == [2, most, 1]
-    assert (failed[0].reason, (failed[1].reason or "")[:9]) == ("expired: another message lies there now", "expired: ")
+    assert (failed[0].reason, (failed[1].reason or "")[:9]) == ("expired: another message is there now", "expired: ")
     assert "died" in (given_up.reason or "")
     assert [each.body for each in collecting.place.messages(dead_stream)] == [b"e"]
 

@@ -131,7 +131,7 @@ def test_nobody_follows_where_none_has_all_types(
         assert [member.follow(stream, 0) for stream in ("orders", "mails", "orders")] == [None] * 3
         assert heir.follow("orders", 0) is None
         assert member.held() == {"orders", "mails"}
-        assert [(each.levelname, each.getMessage().count("nobody follows")) for each in caplog.records] == [
+        assert [(each.levelname, each.getMessage().count("no member follows")) for each in caplog.records] == [
             ("WARNING", 1),
             ("WARNING", 1),
         ]
@@ -233,7 +233,7 @@ def test_a_stale_member_cannot_store_results(member: StoreMember, database: Data
     assert heir.take_over(["order"], 1) == []
     assert not member.renew()
     for call in (lambda: member.add(entries(9)), lambda: member.follow("orders", 0)):
-        with pytest.raises(Conflict, match="gone"):
+        with pytest.raises(Conflict, match="was removed"):
             call()
 
 

@@ -118,7 +118,7 @@ def test_who_may_only_read_records_nothing_and_is_told(
 
 def test_who_may_not_migrate_is_told_who_may(empty_database_url: str, role: str) -> None:
     """Somebody's own user, where the owner's is needed."""
-    with pytest.raises(AccessRefused, match="run by the owner"):
+    with pytest.raises(AccessRefused, match="as the owner"):
         upgrade(changed(empty_database_url, user=role))
 
 
@@ -162,7 +162,7 @@ def test_what_is_wrong_with_a_url_is_named(database_server_url: str, way: str) -
         (refusal("57P03", "the database system is starting up"), DatabaseUnavailable, "starting", "starting up"),
         (refusal("57P03", "the database system is shutting down"), DatabaseUnavailable, "stopping", "shutting down"),
         (refusal("57P03", "the database system is in recovery mode"), DatabaseUnavailable, "starting", "recovery"),
-        (refusal("53300", "sorry, too many clients already"), DatabaseUnavailable, "connections", "allow more"),
+        (refusal("53300", "sorry, too many clients already"), DatabaseUnavailable, "connections", "raise the limit"),
         (
             refusal("28000", 'no pg_hba.conf entry for host "::1", user "u", database "d", no encryption'),
             AccessRefused,
@@ -171,7 +171,7 @@ def test_what_is_wrong_with_a_url_is_named(database_server_url: str, way: str) -
         ),
         (refusal("28000", "connection requires a valid client certificate"), AccessRefused, None, "sslcert"),
         (welcome("14.9"), ConfigurationError, None, "PostgreSQL 14 is too old"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ConfigurationError, None, "what answers there is not PostgreSQL"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ConfigurationError, None, "the server there is not PostgreSQL"),
     ],
 )
 def test_what_a_server_says_at_the_start_is_understood(

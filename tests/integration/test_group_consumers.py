@@ -271,7 +271,7 @@ def test_who_waits_for_what_nobody_records_is_told(
     with relations.groups(streams, consumer="billing") as groups:
         assert [list(groups), list(groups)] == [[], []]
     assert told(caplog) == [
-        f"{count} messages of the stream {name!r} are not recorded, and nobody records it: `relatum record {name}`"
+        f"{count} messages of the stream {name!r} are not recorded, and it has no recorder: run `relatum record {name}`"
         for name, count in ((part, 3), (never, 2))
     ]
     caplog.clear()

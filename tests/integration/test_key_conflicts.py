@@ -235,7 +235,7 @@ def test_a_key_may_name_another_that_is_defined_with_it_or_before(engine: sa.Eng
 def test_a_key_names_only_one_that_can_have_its_values(engine: sa.Engine) -> None:
     """Else nothing would ever be found by it; nothing is written."""
     add_keys(engine, ["id", KeyDefinition("number", type="integer"), KeyDefinition("pair", source=("a", "b"))])
-    for named, what in {"idd": "is no key", "number": "the same type", "pair": "as many parts"}.items():
+    for named, what in {"idd": "is no key", "number": "the same type", "pair": "number of parts"}.items():
         with pytest.raises(InvalidKeyDefinition, match=what):
             add_keys(engine, [KeyDefinition("cause", names=named)])
     assert set(names_of(engine)) == {"id", "number", "pair"}

@@ -149,7 +149,7 @@ def test_nothing_is_left_of_a_second_pair_when_its_owner_is_killed(
     ("options", "program", "said"),
     [
         ({"configuration": {"no.such.setting": "1"}}, "", r"(?s)RabbitMQ in .* ended with status .*no\.such\.setting"),
-        ({"start_timeout_s": 0.2}, "", r"gave no answer in 0\.2 s"),
+        ({"start_timeout_s": 0.2}, "", r"did not answer within 0\.2 s"),
         ({}, "nowhere", r"\A[^\n]*apt-get install [^\n]* rabbitmq-server[^\n]*Docker[^\n]*\Z"),
     ],
     ids=["its last lines", "too long", "not installed"],

@@ -236,7 +236,7 @@ def test_delivery_tags_are_counted_while_a_connection_is_released(place: Place, 
         earlier = open_channel(connection, on_thread)
         on_thread(earlier.confirm_delivery, lambda _: None)
         on_thread(relatum.intercept, connection, **recorded)
-        with pytest.raises(ConfigurationError, match="intercept first"):
+        with pytest.raises(ConfigurationError, match="intercept the connection first"):
             on_thread(relatum.publish, earlier, "", place.stream, b"")
 
 

@@ -247,4 +247,4 @@ def test_a_member_with_nothing_to_do_says_so_once(
         members.leave("a")
         members.settle(b=1)
         assert said("standing by: ") == 1
-        assert said("the recorder has ended, as it was told to") == 1
+        assert said("the recorder has stopped, as requested") == 1

@@ -211,7 +211,7 @@ def test_many_exchanges_go_into_one_stream(bed: Bed) -> None:
     assert not bed.is_queue(stream)
     bed.channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
     tap(bed.url, bed.database, first, stream=stream)
-    with pytest.raises(Conflict, match="was there before"):
+    with pytest.raises(Conflict, match="not declared for a tap"):
         bed.untap(first, delete=True)
     bed.channel.exchange_delete(first)
     bed.untap(first)
@@ -227,18 +227,18 @@ def test_what_cannot_be_tapped_is_one_error_and_makes_nothing(bed: Bed) -> None:
     declare_super_stream(bed.url, partitioned, 2)
     cases: list[tuple[Any, dict[str, Any], type[RelatumError], str]] = [
         ([there, "nowhere"], {}, NotFound, "no exchange 'nowhere'"),
-        ([there, hashing], {"binding_keys": ["1"]}, InvalidInput, "would take messages from the others"),
+        ([there, hashing], {"binding_keys": ["1"]}, InvalidInput, "take messages from other queues"),
         ([there, direct], {}, InvalidInput, "no key for all messages"),
         ("", {}, InvalidInput, "exchanges="),
         ("amq.rabbitmq.trace", {}, InvalidInput, "the broker's own"),
-        (there, {"arguments": {"format": "pdf"}}, InvalidInput, "no notice of arguments"),
+        (there, {"arguments": {"format": "pdf"}}, InvalidInput, "ignores arguments"),
         (there, {"arguments": {"format": 0.5}}, InvalidInput, "arguments="),
-        (headers, {"arguments": {"pages": 2**63}}, InvalidInput, "64 bits"),
+        (headers, {"arguments": {"pages": 2**63}}, InvalidInput, "64-bit"),
         (headers, {"arguments": {"x" * 300: "y"}}, InvalidInput, "255 bytes"),
         (headers, {"arguments": {"half": "\ud83d"}}, InvalidInput, "surrogate"),
         (headers, {"arguments": {"x-match": "most"}}, InvalidInput, "x-match"),
         (there, {"binding_keys": "a.b"}, InvalidInput, "list of names"),
-        (partitioned, {"binding_keys": ["0"]}, InvalidInput, "a super stream's partitions"),
+        (partitioned, {"binding_keys": ["0"]}, InvalidInput, "a partition of a super stream"),
     ]
     for exchanges, options, error, words in cases:
         with pytest.raises(error, match=words):
@@ -247,7 +247,7 @@ def test_what_cannot_be_tapped_is_one_error_and_makes_nothing(bed: Bed) -> None:
         bed.tap(there, stream=there)
     long = f"{unique_name()}-{'x' * 227}"
     bed.channel.exchange_declare(long, "topic", auto_delete=True)
-    with pytest.raises(InvalidInput, match="to be given by --stream"):
+    with pytest.raises(InvalidInput, match="choose one by --stream"):
         bed.tap(long)
     assert not bed.is_queue(stream)
     assert defined_taps(bed.database) == []

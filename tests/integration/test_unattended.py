@@ -138,7 +138,7 @@ def test_a_status_begins_with_who_records(place: Place, relatum: Relatum, record
     found = place.status()
     assert (found.state, found.recorder) == ("unattended", None)
     shown = relatum.ok("status", recorded)
-    assert shown.startswith(f"{recorded}: unattended: nobody records it now; relatum record {recorded}"), shown
+    assert shown.startswith(f"{recorded}: unattended: no recorder follows it now; relatum record {recorded}"), shown
     with place.recording():
         place.put((b"", {}))
         place.wait_recorded()
@@ -160,7 +160,7 @@ def test_keys_are_told_as_they_are_defined(place: Place, relatum: Relatum, caplo
     assert "--source property:correlation_id" in ended.stderr
     ended = relatum.run("keys", "add", "call", "--source", "property:correlation_id")
     assert ended.returncode == 2
-    assert "as header:correlation_id, text, and was asked for now as property:correlation_id, text" in ended.stderr
+    assert "as header:correlation_id, text, and now requested as property:correlation_id, text" in ended.stderr
     assert "KeyDefinition('call', source='header:correlation_id')" in ended.stderr
 
 

@@ -43,7 +43,7 @@ def by(key: Callable[[Collected], Any]) -> Callable[[Bulk], Any]:
     return lambda bulk: {key(bulk.messages[0]): None, key(bulk.messages[2]): KeyError("k")}
 
 
-LEFT_OUT = "the executor gave no result for this message"
+LEFT_OUT = "the executor returned no result for this message"
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_what_is_done_in_a_span_goes_on_whatever_raises_around_it(
         assert otel.carried(Part.MOVES, len)("four") == 4
     said = [each for each in caplog.records if each.name == "relatum.otel"]
     assert len(said) <= 3
-    assert all("all else goes on" in each.getMessage() and each.levelno == logging.WARNING for each in said)
+    assert all("nothing else is affected" in each.getMessage() and each.levelno == logging.WARNING for each in said)
 
 
 def test_a_span_that_could_not_be_made_tells_its_neighbours_nothing(spans: Spans) -> None:

@@ -89,7 +89,7 @@ def test_the_rest_of_a_url_becomes_properties(
         ("postgresql://user:secret@/name?host=/run/postgresql", "Unix socket"),
         ("mysql://user:secret@db/name", "mysql"),
         ("postgresql://user:secret@db:port/name", "URL"),
-        ("postgresql://user:secret@/name?host=h1,h2,h3&port=1,2", "do not go together"),
+        ("postgresql://user:secret@/name?host=h1,h2,h3&port=1,2", "do not match"),
         ("no url, secret", "URL"),
         ("postgresql://user:secret@db/name?krbsrvname=x", "krbsrvname"),
         ("postgresql://user:secret@db/name?target_session_attrs=x", "target_session_attrs"),

@@ -205,7 +205,7 @@ def test_a_new_key_is_named_with_what_cures_it(place: Place, own: Asking) -> Non
     assert words == {"order_id": "found", "host": f"not recorded yet: {told}"}
     for path in (conversation, "/?key=host&value=h", message):
         text = html.unescape(own.get(path).text)
-        assert ("Read what is not recorded yet, too" in text) == (path != message)
+        assert ("Also read what is not recorded yet" in text) == (path != message)
         assert text.count("relatum backfill --keys host") == 1
         assert "obody records" not in text
     add_keys(place.engine, ["unused"])
@@ -229,7 +229,7 @@ def test_nothing_found_is_said_with_what_is_known(page: Asking, world: World) ->
     ):
         shown = page.get(f"/?{urlencode(query)}").text
         assert page.answer("/search", **query)["words"] in shown
-        assert ("Read what is not recorded yet, too" in shown) == may_help
+        assert ("Also read what is not recorded yet" in shown) == may_help
 
 
 _AT = "stream=orders&offset=1"
@@ -401,7 +401,7 @@ def test_a_stream_is_shown_by_each_key(page: Asking, world: World) -> None:
     assert page.get(at(world.orders, detail["last"])).status_code == 200
     # It is found by a part of its name; where none has it, the page says so.
     assert page.get(f"/api/streams?q={world.orders.upper()}").json()["total"] == 1
-    assert "No recorded stream has such a name" in page.get("/streams?q=nothing-like-it").text
+    assert "No recorded stream matches" in page.get("/streams?q=nothing-like-it").text
 
 
 def hostile_names(count: int) -> list[str]:

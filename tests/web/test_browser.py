@@ -324,7 +324,7 @@ def test_the_address_with_the_token_lets_one_in(browser: Browser, world: World) 
     with WebServer(world.page(port=0, token=token)) as server, looking(browser, server.url) as window:
         page, path = window.page, f"{server.url}message?stream={quote(world.orders)}&offset=0"
         page.goto(path)
-        expect(page.get_by_text("this page wants its token")).to_be_visible()
+        expect(page.get_by_text("this page needs its token")).to_be_visible()
         page.goto(f"{path}&token={token}")
         expect(page.locator("h1")).to_contain_text(world.orders)
         assert page.url == path
@@ -451,7 +451,7 @@ def test_over_a_silent_link_what_is_shown_is_said_to_be_old(browser: Browser, se
         page.get_by_label("refresh").check()
         link.mode = "frozen"
         told = page.locator("[data-told]")
-        in_time(told, "The page does not answer: this is what was")
+        in_time(told, "The page does not answer. This is its last state")
         page.locator("tbody tr").first.evaluate("row => { row.id = 'old'; }")
         link.mode = "pass"
 

@@ -66,7 +66,7 @@ def test_an_answer_is_never_too_long_and_says_how_to_go_on(serving: Agent, place
         assert not cursor or repr(cursor) in found["go_on"]
     assert offsets == list(range(30))
     body = result("read", stream=place.stream, offset=0, body_bytes=16_384)
-    assert "This was too long: texts were cut" in body["go_on"]
+    assert "The answer was too long: texts were cut" in body["go_on"]
     assert (body["answer"]["body"]["end"], len(body["answer"]["body"]["part"])) == (16_383, 5_461 * 6)
     assert "body_from=16383" in body["go_on"]
     for tool, arguments in {

@@ -75,7 +75,7 @@ def test_a_group_is_shown_by_number(page: Asking, world: World) -> None:
     whole = page.get(f"/api/groups/group?id={group_id(1)}").json()
     assert (whole["group"]["contiguous"], [each["sequence"] for each in whole["results"]]) == (3, [1, 2, 3])
     assert [each["is_last"] for each in whole["results"]] == [False, False, True]
-    assert "Nothing of it is there" in page.get(f"/groups/group?id={group_id(9)}").text
+    assert "The group has no messages" in page.get(f"/groups/group?id={group_id(9)}").text
 
 
 def test_without_the_key_of_groups_it_says_how_to_define_it(own: Asking) -> None:
@@ -182,7 +182,7 @@ def test_contexts_are_shown_where_they_live(page: Asking, world: World) -> None:
     shown = page.get(f"{path}?name={world.placed}").text
     hrefs = {attributes.get("href") for tag, attributes in harmless(shown).elements if tag == "a"}
     assert "/?key=order_id&value=c" in hrefs
-    assert "It is nowhere" in page.get(f"{path}?name={world.placed}&context=nobody").text
+    assert "The context has no partition" in page.get(f"{path}?name={world.placed}&context=nobody").text
 
 
 def test_a_wait_that_is_over_is_said_to_be(place: Place) -> None:
@@ -216,7 +216,7 @@ def test_a_wait_that_is_over_is_said_to_be(place: Place) -> None:
             holds = [each for partition in status["partitions"] for each in partition["holds"]]
             assert [(each["move_id"], each["is_over"]) for each in holds] == [(move.move_id, is_over)]
             assert (f"until {source} is consumed past" in shown) is not is_over
-            assert (f"{source} is consumed, and these go on once a member consumes here" in shown) is is_over
+            assert (f"{source} is consumed, and these continue once a member consumes here" in shown) is is_over
             (line,) = relatum.ok("contexts", "consumers", name, "--json").splitlines()
             holds = [each for partition in json.loads(line)["partitions"] for each in partition["holds"]]
             assert [each["is_over"] for each in holds] == [is_over]
@@ -227,7 +227,7 @@ def test_pages_that_may_not_be_read_or_are_empty_say_what_to_do(place: Place) ->
     paths = ("/groups", "/collectors", "/missing", "/contexts")
     for role, status, said in (
         ("router", 403, ["GRANT relatum_reader"] * 3),
-        ("consumer", 200, ["Groups have no key yet", "no collector yet", "relatum expect add", "Nothing is placed"]),
+        ("consumer", 200, ["Groups have no key yet", "no collector yet", "relatum expect add", "No contexts are"]),
     ):
         with asking(page_of(place, database=f"{place.database}?options=-crole%3Drelatum_{role}")) as page:
             for path, words in zip(paths, said, strict=False):

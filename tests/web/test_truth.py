@@ -22,8 +22,8 @@ ANSWER_S = 2.0
 """Seconds that a server is given for a small question, as docs/web.md says."""
 
 EMPTY = (
-    "No key is defined yet", "No stream is recorded yet", "Nothing is expected yet", "There is no collector yet",
-    "Nothing is placed over partitions yet", "No groups", "No group of that age", "Nobody.",
+    "No key is defined yet", "No stream is recorded yet", "No expectation is defined yet", "There is no collector yet",
+    "No contexts are placed yet", "No groups", "No group of that age", "No serial consumers.",
 )  # fmt: skip
 """What a view says where the question was answered, and the answer is that there is nothing."""
 

@@ -42,7 +42,7 @@ def test_a_deleted_stream_is_not_said_to_have_expired(place: Place, own: Asking,
     assert row["state"] == "deleted"
     gone = own.get(at(stream, 0))
     assert (gone.status_code, f'href="{at(stream)}">The stream' in gone.text) == (404, True)
-    assert "deleted: the broker does not have it any more" in own.get(at(stream)).text
+    assert "deleted: the broker no longer has it" in own.get(at(stream)).text
     unknown = own.get(at(f"never-{stream}", 0))
     assert (unknown.status_code, "All streams</a>" in unknown.text) == (404, True)
     relatum = Relatum(place.amqp, place.stream_url, place.database)

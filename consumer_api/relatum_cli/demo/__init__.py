@@ -1,4 +1,4 @@
-"""`relatum demo`: flights, planes and weather of New York, 2013, published, recorded, found, and checked."""
+"""`relatum demo`: publishes, records, finds and checks flights, planes and weather of New York in 2013."""
 
 from relatum_cli.demo._command import demo
 

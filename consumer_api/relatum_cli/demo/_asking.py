@@ -1,4 +1,4 @@
-"""The questions about a flight: asked once with a stop-watch, then many times beside what the rows say."""
+"""The questions about a flight: timed for one flight, then checked against the rows for many."""
 
 import random
 import time
@@ -15,21 +15,21 @@ from relatum_consumer import Answer, Relations, Status
 from relatum_consumer.expectations import Expectation, MissingReport, add_expectations
 
 REPEATS = 20
-"""How often a question is asked of Relatum for its time, the median; it is scanned for once."""
+"""How often Relatum answers a question for the median time; the scan runs once."""
 
 REPORTS_MAX = 100_000
-"""Weather reports that are compared: more than there are."""
+"""The limit of compared weather reports, above their number."""
 
 
 _HEADERS: Final = {"tailnum": ("tailnum",), "origin": ("origin",), "airport_hour": ("origin", "time_hour")}
 
 Found = str | None
-"""The `message_id` of the answer; None where there is none."""
+"""The `message_id` of the answer, or None."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a flight: which message of a stream has the same value of a key, or is the latest before it."""
+    """A question about a flight: the message of a stream with the same value of a key, or the latest one before it."""
 
     words: str
     stream: str
@@ -38,14 +38,14 @@ class Question:
     expected: Callable[[Expected, Row], Row | None]
 
     def ask(self, relations: Relations, flight: Message, stream: str) -> Answer:
-        """Ask Relatum."""
+        """Return Relatum's answer."""
         if self.is_latest:
             return relations.before(flight, stream, by=self.by)
         assert self.by is not None
         return relations.related(flight, to=stream, by=self.by)
 
     def by_scanning(self, reader: StreamReader, flight: Message, stream: str) -> Found:
-        """Look at each message of the stream."""
+        """Return the answer of a scan over all messages of the stream."""
         found: Message | None = None
         for message in reader.iterate(stream, "first"):
             if self._matches(flight, message) and (found is None or (self.is_latest and _at(message) > _at(found))):
@@ -53,7 +53,7 @@ class Question:
         return found.properties.message_id if found else None
 
     def can_be_asked(self, flight: Message) -> bool:
-        """Whether it has a value to ask by: a flight without a tail number has no plane."""
+        """Whether the flight has the values of the key: some have no tail number."""
         return all(name in flight.headers for name in _HEADERS.get(self.by or "", ()))
 
     def _matches(self, flight: Message, other: Message) -> bool:
@@ -79,7 +79,7 @@ QUESTIONS: Final = (
 
 
 def said(answer: Answer) -> Found:
-    """What an answer says: a message, that there is none, or the status where neither is known."""
+    """Return the message of an answer, None if it is absent, or the status if neither is known."""
     if answer.first is not None:
         return answer.first.properties.message_id
     return None if answer.status is Status.ABSENT else f"({answer.status})"
@@ -87,7 +87,7 @@ def said(answer: Answer) -> Found:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One question's answer and how long it took each way."""
+    """The answer to a question, and how long Relatum and the scan took."""
 
     question: Question
     answer: Message
@@ -97,7 +97,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An answer that is not what the rows say."""
+    """An answer that differs from the rows."""
 
     message: str
     question: str
@@ -107,13 +107,13 @@ class Difference:
 
 
 class Asking:
-    """The published data and the means to ask.
+    """Asks the questions, and collects the answers that differ from the rows.
 
     Args:
-        servers: Where the streams are.
-        data: The rows that were published.
-        relations: The consumer.
-        reader: The reader that scans; the same class as the consumer reads with.
+        servers: The servers with the streams.
+        data: The published rows.
+        relations: The lookups.
+        reader: The reader for scans, of the class that lookups use, too.
     """
 
     def __init__(self, servers: Servers, data: Data, relations: Relations, reader: StreamReader) -> None:
@@ -123,18 +123,18 @@ class Asking:
         self._relations = relations
         self._reader = reader
         self.differences: list[Difference] = []
-        # Offsets cannot be computed: RabbitMQ takes some for itself.
+        # Offsets cannot be computed: RabbitMQ uses some itself.
         self._offsets = {
             message.properties.message_id: message.offset
             for message in reader.iterate(servers.stream(FLIGHTS), "first")
         }
 
     def flight(self, row: Row) -> Message:
-        """The message that was published of a row."""
+        """Read the message of a row."""
         return self._relations.read(self._servers.stream(FLIGHTS), self._offsets[row.message_id])
 
     def choose(self) -> Row:
-        """The latest flight that left and has an answer to every question: a scan for it has the most to read."""
+        """Return the latest flight that departed and has all answers: a scan for it reads the most."""
 
         def has_answers(row: Row) -> bool:
             return not _is_cancelled(row) and all(each.expected(self._expected, row) for each in QUESTIONS)
@@ -142,7 +142,7 @@ class Asking:
         return next(filter(has_answers, self._flights[::-1]))
 
     def timed(self, row: Row) -> Iterator[Timed]:
-        """Each question about one flight, asked of Relatum `REPEATS` times and scanned for once."""
+        """Time each question about one flight: `REPEATS` times with Relatum, once by scanning."""
         flight = self.flight(row)
         for question in QUESTIONS:
             stream = self._servers.stream(question.stream)
@@ -174,7 +174,7 @@ class Asking:
         return asked
 
     def check_departures(self) -> MissingReport:
-        """Ask which weather reports no flight of their hour followed in time, while there were flights at all."""
+        """Check which weather reports no flight of their hour followed in time, within the period of the flights."""
         weather, flights = self._servers.stream(WEATHER), self._servers.stream(FLIGHTS)
         expectation = Expectation(self._servers.stream("departures"), weather, "airport_hour", flights, WITHIN_S)
         add_expectations(self._servers.database, expectation, vhost=self._servers.broker.vhost)

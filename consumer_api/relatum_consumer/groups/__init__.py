@@ -1,6 +1,6 @@
-"""Reading message groups: whole and in order, found through the table, in whatever order their messages are stored.
+"""Read message groups, complete and in order, found through the index wherever their messages are stored.
 
-The methods are those of `Relations` and `AsyncRelations`: `groups`, `group`, `grouped`, `group_position`,
+The methods belong to `Relations` and `AsyncRelations`: `groups`, `group`, `grouped`, `group_position`,
 `incomplete_groups`, `group_consumer_status`.
 """
 

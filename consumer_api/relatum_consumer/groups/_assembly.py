@@ -1,4 +1,4 @@
-"""Rows of the table put together as groups: members in order, the place of a group among others. Pure."""
+"""Assembles groups from rows of the table: members in order, and the group's place among others. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -13,16 +13,16 @@ from relatum.membership import Anomaly, GroupPosition, assess
 GroupOrder: TypeAlias = Literal["logical", "physical"]
 
 _FINAL: Final = (Anomaly.EXPIRED, Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
-"""What a complete group cannot recover from; the first that applies is reported."""
+"""Anomalies that a complete group cannot recover from. The first that applies is reported."""
 
 
 Row: TypeAlias = tuple[str, int, bool, str, int, int | None]
-"""The fields of a `Member`. A hundred thousand are held at once, and Python's garbage collector, which visits each
-object of a class again and again, leaves out plain tuples of texts and numbers: a tenth of the time."""
+"""The fields of a `Member`. A hundred thousand rows are held at once. Python's garbage collector skips plain tuples of
+texts and numbers, but visits objects of a class repeatedly: tuples take a tenth of the time."""
 
 
 class Member(NamedTuple):
-    """A message of a group, as the table has it. The first three fields are those of a `Membership`."""
+    """A message of a group, from its row. The first three fields are those of a `Membership`."""
 
     group_id: str
     sequence: int
@@ -33,12 +33,12 @@ class Member(NamedTuple):
 
     @property
     def id(self) -> MessageId:
-        """Where the message is."""
+        """The message's stream and offset."""
         return MessageId(self.stream, self.offset)
 
 
 def named(rows: Iterable[Row]) -> list[Member]:
-    """Rows as members."""
+    """Return rows as members."""
     return [Member(*row) for row in rows]
 
 
@@ -48,8 +48,8 @@ stream_and_offset: Final = itemgetter(3, 4)
 class Place(NamedTuple):
     """The position of a message in the order of arrival over streams.
 
-    `reached_us` is the latest time in its stream up to the message. So a stream's own order is that of its offsets,
-    whatever the messages' times are, and streams are merged by time.
+    `reached_us` is the latest time in the message's stream up to the message. So a stream's messages are ordered by
+    offset, whatever their times are, and streams are merged by time.
     """
 
     reached_us: int
@@ -58,17 +58,17 @@ class Place(NamedTuple):
 
 
 NEVER_US: Final = INTEGER_MIN
-"""Sorts before all times: nothing in the stream has had a time so far."""
+"""Sorts before all times: no message in the stream has had a time so far."""
 
 
 class Clock:
-    """The places of the messages of streams, each stream's given in the order of offsets."""
+    """Computes messages' places. It gets the messages of each stream in the order of offsets."""
 
     def __init__(self) -> None:
         self._reached: dict[str, int] = {}
 
     def place(self, row: Row) -> Place:
-        """The place of a stream's next message; one of unknown time arrived when the one before it did."""
+        """Return the place of a stream's next message. Without a time, it has the time of the message before it."""
         _, _, _, stream, offset, time_us = row
         reached = self._reached.get(stream, NEVER_US)
         if time_us is not None and time_us > reached:
@@ -77,7 +77,7 @@ class Clock:
 
 
 def in_arrival(rows: Iterable[Row]) -> list[Row]:
-    """The rows in the order they arrived: in a stream by offset; streams merged by time, then by name."""
+    """Return the rows in the order of arrival: by offset in a stream; streams merged by time, then by name."""
     by_offset = sorted(rows, key=stream_and_offset)
     if not by_offset or by_offset[0][3] == by_offset[-1][3]:
         return by_offset
@@ -85,15 +85,15 @@ def in_arrival(rows: Iterable[Row]) -> list[Row]:
 
 
 def distinct(rows: Iterable[Row]) -> list[Row]:
-    """The rows, each once.
+    """Return the rows without repetitions.
 
-    A row and the message it is of, read before it was recorded, may differ in what they know of the time.
+    A row from the table and one made from the unrecorded message may have different times.
     """
     return list({stream_and_offset(row): row for row in rows}.values())
 
 
 def by_group(members: Iterable[Member]) -> dict[str, list[Member]]:
-    """The members of each group."""
+    """Return the members by group."""
     groups: dict[str, list[Member]] = defaultdict(list)
     for member in members:
         groups[member.group_id].append(member)
@@ -102,17 +102,17 @@ def by_group(members: Iterable[Member]) -> dict[str, list[Member]]:
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A group as its rows show it.
+    """A group, assembled from its rows.
 
     Attributes:
-        group_id: Its id.
-        position: How far it is, and what is wrong with it.
-        rows: Those retained, one for each number, the one that arrived first; in the order asked for.
-        duplicates: Others of the same numbers, in the order of arrival.
-        expired: Those that retention has dropped, in the order of arrival.
-        was_complete: Whether each number from 1 to the last is there, or was until retention dropped it.
-        head: The member whose place is the group's: in logical order the first of number 1, in physical order the
-            first of all; None if there is none.
+        group_id: The group's id.
+        position: The group's progress and anomalies.
+        rows: The retained rows, one for each number: the first that arrived. In the requested order.
+        duplicates: Other rows with the same numbers, in the order of arrival.
+        expired: Rows of messages that retention has dropped, in the order of arrival.
+        was_complete: Whether each number from 1 to the last is present, or was until retention dropped it.
+        head: The member whose place is the group's place: the first with number 1 in logical order, the first member in
+            physical order; None if there is none.
     """
 
     group_id: str
@@ -125,17 +125,17 @@ class Assembled:
 
     @property
     def retained(self) -> tuple[Row, ...]:
-        """The rows whose messages can be read, in the order they are read in: duplicates last."""
+        """The rows whose messages can be read, in the order of reading: duplicates last."""
         return self.rows + self.duplicates if self.duplicates else self.rows
 
     @property
     def is_complete(self) -> bool:
-        """Whether each number from 1 to the last is there and retained."""
+        """Whether each number from 1 to the last is present and retained."""
         return self.position.is_complete
 
     @property
     def flaw(self) -> Anomaly | None:
-        """Why the group must not be given even if it is complete; None if it is sound."""
+        """The anomaly for which the group must not be delivered even if it is complete; None if it is sound."""
         anomalies = self.position.anomalies
         return next((each for each in _FINAL if each in anomalies), None) if anomalies else None
 
@@ -143,9 +143,9 @@ class Assembled:
 def assemble(
     group_id: str, rows: Iterable[Row], order: GroupOrder = "logical", floors: Mapping[str, int] | None = None
 ) -> Assembled:
-    """A group from its rows, which come in any order, each once.
+    """Assemble a group from its rows, which come in any order and without repetitions.
 
-    `floors`: The first retained offset, by stream.
+    `floors`: The first retained offset of each stream.
     """
     arrived = in_arrival(rows)
     expired: list[Row] = []
@@ -154,7 +154,7 @@ def assemble(
         arrived = [row for row in arrived if row[4] >= floors.get(row[3], 0)]
     chosen: dict[int, Row] = {}
     duplicates = tuple(row for row in arrived if chosen.setdefault(row[1], row) is not row)
-    # A dictionary keeps the order things came in: that of arrival.
+    # The dictionary is in the order of arrival.
     ordered = list(chosen.values()) if order == "physical" else [chosen[number] for number in sorted(chosen)]
     head = next(iter(ordered), None) if order == "physical" else chosen.get(1)
     there, gone = [row[:3] for row in arrived], [row[:3] for row in expired]

@@ -1,4 +1,4 @@
-"""The asyncio face of a member of a consumer that shares groups: the blocking one, called in threads."""
+"""The asyncio interface of a member of a group consumer: it calls the blocking one in threads."""
 
 import asyncio
 import threading
@@ -16,10 +16,10 @@ from relatum_consumer.lookups.waiting import Rest
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class AsyncSharedGroup(Group):
-    """A group that is this member's until it is acknowledged, or the member dies.
+    """A group claimed by this member until it is acknowledged, or the member dies.
 
     Attributes:
-        deliveries: How often the group was claimed; from 2 on it may have been handled before.
+        deliveries: How often the group has been claimed. From 2 on, it may have been handled before.
     """
 
     deliveries: int
@@ -27,17 +27,17 @@ class AsyncSharedGroup(Group):
     _call: Callable[..., Awaitable[Any]]
 
     async def acknowledge(self) -> None:
-        """Say that the group is done; as `SharedGroup.acknowledge`. Any task may. Idempotent."""
+        """Mark the group as done, as `SharedGroup.acknowledge` does. Any task may call this. Idempotent."""
         rests = self._group._acknowledging()
         while (rest := await self._call(next, rests, None)) is not None:  # noqa: ASYNC110
             await asyncio.sleep(rest.seconds)
 
 
 class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
-    """The groups of one member of a consumer. Iterate in one task; an asynchronous context manager.
+    """The groups of one member of a consumer. Iterate in one task. An asynchronous context manager.
 
-    The leases of the groups given and not acknowledged are renewed in the background for as long as this is open, also
-    after its end was reached. A task that is cancelled while it waits for a group loses none.
+    The leases of unacknowledged groups are renewed in the background while this is open, even after the iteration has
+    ended. Cancelling a task that waits for a group loses no group.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         self._end = end
         self._shared = shared
         self._taking = threading.Lock()
-        of_one_process(self, "a consumer of groups")
+        of_one_process(self, "a group consumer")
 
     async def __anext__(self) -> AsyncSharedGroup:
-        """Give the next group; as `SharedGroups.__next__`."""
+        """Return the next group, as `SharedGroups.__next__` does."""
         self._shared._begin()
         found: SharedGroup | Rest | None
         while isinstance(found := await self._call(self._take, returned=self._put_back), Rest):  # noqa: ASYNC110
@@ -64,7 +64,7 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         return AsyncSharedGroup(**known, deliveries=found.deliveries, _group=found, _call=self._call)
 
     def _take(self) -> SharedGroup | Rest | None:
-        # After a task was cancelled, its thread may go on for a moment.
+        # The thread of a cancelled task may still run for a moment.
         with self._taking:
             return self._shared._take()
 
@@ -74,11 +74,11 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
                 self._shared._put_back(found)
 
     def statistics(self) -> SharedGroupsStatistics:
-        """What this member has counted, and how many groups it holds. No I/O."""
+        """Return this member's counters and how many groups it holds. No I/O."""
         return self._shared.statistics()
 
     async def aclose(self) -> None:
-        """Give back what was not acknowledged: other members get it at once. The iteration is over."""
+        """Release unacknowledged groups: other members can claim them at once. The iteration ends."""
         await self._end(self._shared.close)
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The claims of a member: groups that it was given, renewed, and what became of each."""
+"""A member's claims of groups: how it takes, renews and ends them."""
 
 import time
 from collections.abc import Iterator
@@ -16,24 +16,24 @@ from relatum_consumer.lookups.waiting import Rest
 
 @dataclass(slots=True)
 class Claim:
-    """A group that is this member's."""
+    """A group claimed by this member."""
 
     group_id: str
     number: int
-    """How often it has been claimed: two claims are never taken for each other."""
+    """How often the group has been claimed. It tells this claim from others."""
     given: int
-    """How often it was given before, where that is counted."""
+    """How often the group was delivered before, if the consumer counts that."""
     stream_id: int
     first_offset: int
     good_until: float
-    """When the lease runs out, by the monotonic clock; another may have the group then."""
+    """When the lease expires, by the monotonic clock. Another member may claim the group then."""
 
 
 ACKNOWLEDGE_PAUSE_S: Final = 0.25
-"""Seconds until an acknowledgement that PostgreSQL did not answer is sent again."""
+"""Seconds until an acknowledgement that PostgreSQL did not answer is repeated."""
 
 
-# The states are as the index `group_states_next` has them, letter by letter: else it cannot be used.
+# The condition on `state` must be literally that of the index `group_states_next`, or the index cannot be used.
 CLAIM: Final = sql(
     f"""
     WITH chosen AS (
@@ -57,10 +57,10 @@ CLAIM: Final = sql(
 )
 """Claims the first `limit` groups that are ready.
 
-Its rows, in no order: group, claim's number, how often it was given, rank, stream id, first offset.
+Returns rows, unordered: group, claim's number, how often it was delivered, rank, stream id, first offset.
 
-Ready is also a group whose holder did not renew its lease; and, of the holder's own, what it does not know of (`held`
-are those it does): claimed by a process of that name before, or by a statement whose answer was lost.
+A group whose lease has expired is ready, too; and so is a group of this holder that is not in `held`: it was claimed by
+an earlier process of that name, or by a statement whose answer was lost.
 """
 
 RENEW: Final = sql(
@@ -72,7 +72,7 @@ RENEW: Final = sql(
     RETURNING group_id, deliveries
     """
 )
-"""Renews the leases of the groups `group_ids` where they are the holder's: group, claim's number."""
+"""Renews the leases of the groups `group_ids` that the holder has. Returns: group, claim's number."""
 
 STATE_OF: Final = sql(
     """
@@ -84,7 +84,7 @@ STATE_OF: Final = sql(
 
 
 def _set(values: str) -> sa.TextClause:
-    """Change a group that is claimed by this very claim. Its id; nothing where the claim was lost."""
+    """Make a statement that changes a group under this claim. It returns the id, or no row if the claim was lost."""
     return sql(
         f"""
         UPDATE relatum.group_states
@@ -97,18 +97,18 @@ def _set(values: str) -> sa.TextClause:
 
 
 COUNT_GIVEN: Final = _set("given = :given::int")
-"""Writes down how often the group has been given, with this time."""
+"""Stores how often the group has been delivered, including this time."""
 
 DONE: Final = _set("state = 'done', done_at = clock_timestamp()")
 DEAD: Final = _set("state = 'dead', done_at = clock_timestamp()")
 READY: Final = _set("state = 'ready', holder = NULL, lease_expires_at = NULL")
-"""Any member may have it."""
+"""Any member may claim the group."""
 OPEN: Final = _set("state = 'open', holder = NULL, lease_expires_at = NULL")
-"""As if it had not been seen complete."""
+"""The group is incomplete again."""
 
 
 class Claims:
-    """What one member has claimed and not ended. One thread or task claims; any may end."""
+    """The open claims of one member. One thread or task claims; any may end a claim."""
 
     def __init__(self, servers: Servers, holder: str, lease_s: float) -> None:
         self._servers = servers
@@ -116,19 +116,19 @@ class Claims:
         self._lease_s = lease_s
         self._consumer_id: int | None = None
         self.held: dict[str, Claim] = {}
-        """By group: what the leases are renewed of."""
+        """The claims whose leases are renewed, by group."""
         self.is_closed = False
 
     def bind(self, consumer_id: int) -> None:
-        """Say whose groups are claimed."""
+        """Set the consumer whose groups are claimed."""
         self._consumer_id = consumer_id
 
     def take(self, limit: int) -> list[Claim]:
-        """Claim so many groups that are ready; in their order."""
+        """Claim up to `limit` ready groups. Returns them in their order."""
         good_until = time.monotonic() + self._lease_s
         given = {"lease_s": self._lease_s, "limit": limit, "held": list(self.held)}
         rows = self._servers.rows(CLAIM, self._mine() | given)
-        # RETURNING keeps no order: by rank, stream, offset.
+        # RETURNING has no order. Sort by rank, stream, offset.
         claims = [
             Claim(group_id, number, given, stream_id, first_offset, good_until)
             for group_id, number, given, _, stream_id, first_offset in sorted(rows, key=lambda row: row[3:])
@@ -137,37 +137,37 @@ class Claims:
         return claims
 
     def has(self, claim: Claim) -> bool:
-        """Whether a group is this member's by this claim, as far as it knows."""
+        """Return whether the claim is in force, as far as this member knows."""
         return self.held.get(claim.group_id) is claim
 
     def is_mine(self, claim: Claim) -> bool:
-        """Whether a group is still this member's: it may have been read some time ago."""
+        """Return whether the claim is still in force; an expired lease is renewed first."""
         if self.has(claim) and claim.good_until < time.monotonic():
             self.renew()
         return self.has(claim)
 
     def forget(self, claim: Claim) -> None:
-        """Let a claim go that has ended, here or elsewhere."""
+        """Forget a claim that has ended, here or elsewhere."""
         if self.has(claim):
             del self.held[claim.group_id]
 
     def count_given(self, claim: Claim) -> bool:
-        """Record that a group is given; False if it is another's by now. Idempotent."""
+        """Store that a group is delivered. False if the claim was lost. Idempotent."""
         rows = self._servers.rows(COUNT_GIVEN, self._this(claim) | {"given": claim.given + 1})
         if not rows:
             self.forget(claim)
         return bool(rows)
 
     def end(self, claim: Claim, ending: sa.TextClause) -> bool:
-        """End a claim: `DONE`, `DEAD`, `READY` or `OPEN`. Whether it was this member's until then."""
+        """End a claim by `DONE`, `DEAD`, `READY` or `OPEN`. Returns whether it was still in force."""
         rows = self._servers.rows(ending, self._this(claim))
         self.forget(claim)
         return bool(rows)
 
     def acknowledging(self, claim: Claim) -> Iterator[Rest]:
-        """End a claim as done, with a rest before each repetition while the database does not answer.
+        """End a claim as done. While the database is unavailable, yield a rest before each retry.
 
-        It is repeated for as long as the lease may hold.
+        Retries end when the lease may have expired.
         """
         until = time.monotonic() + self._lease_s
         while True:
@@ -180,17 +180,17 @@ class Claims:
             yield Rest(ACKNOWLEDGE_PAUSE_S)
         if not is_done:
             raise ClaimLost(
-                f"the group {claim.group_id} is not this member's any more; it was not acknowledged",
+                f"this member has lost the group {claim.group_id}; it was not acknowledged, and is delivered again",
                 group_id=claim.group_id,
             )
 
     def _was_done(self, claim: Claim) -> bool:
-        """Whether this very claim ended before: the answer to that may have been lost."""
+        """Return whether this claim was done already: that answer may have been lost."""
         rows = self._servers.rows(STATE_OF, self._mine() | {"group_id": claim.group_id})
         return [tuple(row) for row in rows] == [("done", self._holder, claim.number)]
 
     def renew(self) -> None:
-        """Renew the leases of everything held; what is another's by now is let go."""
+        """Renew the leases of all held claims, and forget the lost ones."""
         held = list(self.held.values())
         if not held:
             return
@@ -205,7 +205,7 @@ class Claims:
                 self.forget(claim)
 
     def give_back(self) -> None:
-        """End all claims: other members need not wait for the lease."""
+        """Release all claims, so that other members need not wait for the leases to expire."""
         for claim in list(self.held.values()):
             self.end(claim, READY)
 

@@ -1,4 +1,4 @@
-"""Consumers that share groups: found by name or made, and what is known of one."""
+"""Consumers that share groups: finding one by name, making it, and its status."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from relatum_consumer.lookups.servers import Servers
 
 @dataclass(frozen=True, slots=True)
 class SharedConsumer:
-    """A consumer name as the database has it: what all its members go by."""
+    """A consumer, as stored in the database for all its members."""
 
     consumer_id: int
     names: tuple[str, ...] | None
@@ -30,11 +30,11 @@ class SharedConsumer:
     start_stream_id: int | None
 
     def low(self, stream_id: int) -> int:
-        """The first offset of a stream that counts."""
+        """Return the first offset of a stream that belongs to the consumer."""
         return self.start.offset if self.start_stream_id in (None, stream_id) else 0
 
     def admits(self, head: Member, stream_id: int) -> bool:
-        """Whether a group is one of this consumer's, which depends on its place."""
+        """Return whether a group belongs to this consumer, by the group's place."""
         return Beginning(self.low(stream_id), self.start.since_us).admits(head)
 
 
@@ -49,7 +49,7 @@ ADD: Final = sql(
     RETURNING consumer_id
     """
 )
-"""Makes a consumer, unless there is one of that name."""
+"""Adds a consumer, unless there is one of that name."""
 
 BY_NAME: Final = sql(
     """
@@ -61,7 +61,7 @@ BY_NAME: Final = sql(
 
 
 def find_consumer(catalog: Catalog, name: str, options: GroupOptions) -> SharedConsumer:
-    """The consumer of a name, as the first member made it."""
+    """Return the consumer of a name. The first member makes it."""
     names = None if options.names is None else sorted(set(options.names))
     consumer = by_name(catalog, name)
     if consumer is None:
@@ -81,14 +81,14 @@ def find_consumer(catalog: Catalog, name: str, options: GroupOptions) -> SharedC
     if consumer.names != (None if names is None else tuple(names)) or consumer.order != options.order:
         streams = "all streams" if consumer.names is None else ", ".join(consumer.names)
         raise ConfigurationError(
-            f"the consumer {name!r} reads {streams} in {consumer.order} order: its members ask for the same; "
-            "another name begins anew"
+            f"the consumer {name!r} reads {streams} in {consumer.order} order: use the same streams= and order=, "
+            "or another consumer name"
         )
     return consumer
 
 
 def check_dead_letters(servers: Servers, name: str | None) -> None:
-    """See that there is a stream, or a queue, for dead letters: at the start, not when there is the first."""
+    """Check at the start, not at the first dead letter, that their stream or queue exists."""
     if name is None:
         return
     try:
@@ -98,11 +98,11 @@ def check_dead_letters(servers: Servers, name: str | None) -> None:
             f"dead_letter_stream={name!r}: there is no such stream; declare it", stream=name
         ) from error
     except (NotAStream, AccessRefused):
-        pass  # A queue will do, and a user that may publish need not be allowed to read.
+        pass  # A queue will do, and a user allowed to publish need not be allowed to read.
 
 
 def by_name(catalog: Catalog, name: str) -> SharedConsumer | None:
-    """A consumer as the database has it; None if there is none of that name."""
+    """Return a consumer from the database; None if there is none of that name."""
     rows = catalog.servers.rows(BY_NAME, {"vhost": catalog.vhost, "name": name})
     if not rows:
         return None
@@ -122,7 +122,7 @@ SCANS: Final = sql(
 
 
 def scanned_of(servers: Servers, consumer: SharedConsumer, stream_ids: Iterable[int]) -> dict[int, list[Range]]:
-    """What a consumer has scanned of streams, by their numbers."""
+    """Return the ranges a consumer has scanned, by stream id."""
     parameters = {"consumer_id": consumer.consumer_id, "stream_ids": list(stream_ids)}
     found: dict[int, list[Range]] = defaultdict(list)
     for stream_id, start, stop in servers.rows(SCANS, parameters):
@@ -133,21 +133,21 @@ def scanned_of(servers: Servers, consumer: SharedConsumer, stream_ids: Iterable[
 @reported("consumer")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedGroupsStatistics:
-    """What one member has counted.
+    """The counters of one member.
 
     Attributes:
-        given: Groups given to the application.
-        redelivered: Those of them that had been given before, here or to another member.
+        given: Groups delivered to the application.
+        redelivered: Delivered groups that had been delivered before, to this or another member.
         acknowledged: Groups acknowledged.
-        given_up: Groups given up: published as dead letters, or given too often.
-        held: Groups given and neither acknowledged nor given back.
+        given_up: Groups given up: published as dead letters, or delivered too often.
+        held: Groups claimed and neither acknowledged nor released.
     """
 
-    given: Annotated[int, Counter("relatum_group_consumer_given_total", "Groups given to the application")]
-    redelivered: Annotated[int, Counter("relatum_group_consumer_redelivered_total", "Groups given once more")]
+    given: Annotated[int, Counter("relatum_group_consumer_given_total", "Groups delivered to the application")]
+    redelivered: Annotated[int, Counter("relatum_group_consumer_redelivered_total", "Groups delivered again")]
     acknowledged: Annotated[int, Counter("relatum_group_consumer_acknowledged_total", "Groups acknowledged")]
     given_up: Annotated[int, Counter("relatum_group_consumer_given_up_total", "Groups given up")]
-    held: Annotated[int, Gauge("relatum_group_consumer_held_groups", "Groups given and not acknowledged")]
+    held: Annotated[int, Gauge("relatum_group_consumer_held_groups", "Groups claimed and not acknowledged")]
 
 
 STATES: Final = ("open", "ready", "claimed", "done", "dead")
@@ -158,10 +158,10 @@ class GroupMemberStatus:
     """A member that has claimed groups.
 
     Attributes:
-        holder: The member: its name, or the one that was made for it.
-        claimed: How many groups it has.
-        lease_expires_at: When the first of them is another's, unless it renews the lease.
-        is_alive: Whether that is still to come.
+        holder: The member's name, given or generated.
+        claimed: How many groups it has claimed.
+        lease_expires_at: When the first of its leases expires, unless it is renewed.
+        is_alive: Whether that is in the future.
     """
 
     holder: str
@@ -175,10 +175,10 @@ class GroupSourceStatus:
     """A stream of a consumer.
 
     Attributes:
-        stream: Its name.
-        scanned_to: The offset up to which it was looked through for groups; None where that has not begun.
-        lag_offsets: Offsets that the stream holds and that were not looked through: not recorded yet, or recorded since
-            a member last looked. None where the broker does not know the stream.
+        stream: The stream's name.
+        scanned_to: The offset up to which members have scanned the stream for groups; None if no scan has begun.
+        lag_offsets: How many retained offsets are not scanned: not recorded yet, or recorded since the last scan.
+            None if the broker does not know the stream.
     """
 
     stream: str
@@ -191,14 +191,14 @@ class GroupConsumerStatus:
     """A consumer that shares groups.
 
     Attributes:
-        consumer: Its name.
-        streams: The streams and super streams it reads; None for all that are recorded.
+        consumer: The consumer's name.
+        streams: The streams and super streams it reads; None for all recorded ones.
         order: The order of its groups.
         counts: How many groups are open (not complete), ready, claimed, done and dead.
-        oldest_waiting_at: Since when the oldest group that is ready or claimed is known; None for no group.
-        oldest_open_at: The same of those that are open.
-        members: The members that have claimed groups, by name.
-        sources: The recorded streams it reads, by name.
+        oldest_waiting_at: When the oldest ready or claimed group was found; None if there is none.
+        oldest_open_at: When the oldest open group was found; None if there is none.
+        members: The members that have claimed groups, ordered by name.
+        sources: The recorded streams it reads, ordered by name.
     """
 
     consumer: str
@@ -215,7 +215,7 @@ NAMES: Final = sql("SELECT name FROM relatum.group_consumers WHERE vhost = :vhos
 
 
 def consumer_names(catalog: Catalog) -> tuple[str, ...]:
-    """The consumers of the virtual host, by name."""
+    """Return the names of the virtual host's consumers, in order."""
     rows = catalog.servers.rows(NAMES, {"vhost": catalog.vhost})
     return tuple(name for (name,) in rows)
 
@@ -228,9 +228,9 @@ COUNTS: Final = sql(
     GROUP BY state
     """
 )
-"""How many groups a consumer has in each state, and since when the oldest is known."""
+"""The number of groups in each state, and when the oldest was found."""
 
-# The states are as the index `group_states_next` has them, letter by letter: else it cannot be used.
+# The condition on `state` must be literally that of the index `group_states_next`, or the index cannot be used.
 HOLDERS: Final = sql(
     """
     SELECT holder, count(*), min(lease_expires_at), min(lease_expires_at) >= clock_timestamp()
@@ -240,15 +240,15 @@ HOLDERS: Final = sql(
     ORDER BY holder
     """
 )
-"""The members that have claimed groups: holder, number, the first lease that ends, whether it still holds."""
+"""The members with claims: holder, number of claims, the first lease's expiry, whether that is in the future."""
 
 
 def consumer_status(catalog: Catalog, name: str) -> GroupConsumerStatus:
-    """What is known of a consumer."""
+    """Return the status of a consumer."""
     check_name("a consumer's name", name)
     consumer = by_name(catalog, name)
     if consumer is None:
-        raise NotFound(f"there is no consumer {name!r} of groups: its first member makes it")
+        raise NotFound(f"there is no group consumer {name!r}: its first member creates it")
     mine = {"consumer_id": consumer.consumer_id}
     counts = dict.fromkeys(STATES, 0)
     oldest: dict[str, datetime] = {}
@@ -280,7 +280,7 @@ def _sources(catalog: Catalog, consumer: SharedConsumer) -> tuple[GroupSourceSta
 
 
 def _lag(bounds: StreamBounds | UnreadableStream | None, known: Sequence[Range], low: int) -> int | None:
-    """How many offsets a stream holds, from the consumer's start on, that were not scanned; None if unknown."""
+    """Return how many retained offsets from the consumer's start on are not scanned; None if unknown."""
     if not isinstance(bounds, StreamBounds):
         return None
     if bounds.first is None or bounds.last is None:

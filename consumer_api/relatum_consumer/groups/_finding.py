@@ -1,4 +1,4 @@
-"""Finding whole groups: those that are in the streams now and then, if asked for, those that become complete later."""
+"""Finds complete groups: first those complete now, then, with `follow`, those that become complete later."""
 
 import heapq
 import time
@@ -25,17 +25,17 @@ from relatum_consumer.lookups.proof import coverage_by_stream, ends_of
 from relatum_consumer.lookups.waiting import POLL_S_MAX, POLL_S_MIN, Rest
 
 WINDOW_OFFSETS: Final = 131_072
-"""Offsets of a stream whose rows are asked for at once; each row takes about 200 bytes while it is held."""
+"""Offsets of a stream whose rows are queried at once. A row takes about 200 bytes of memory."""
 
 FIRST_GROUPS: Final = 64
-"""Groups whose rows are asked for at first, while nothing is known of how large groups are."""
+"""Groups whose rows are queried at first, when the size of groups is still unknown."""
 
 GROUPS_AT_ONCE: Final = 2_048
-"""Groups whose rows are asked for at once: what follows many small groups may be large ones."""
+"""Groups whose rows are queried at once, at most: large groups may follow many small ones."""
 
 
 def whole_groups(catalog: Catalog, options: GroupOptions) -> Generator[Group | Rest, None, None]:
-    """Each complete group, once."""
+    """Yield each complete group once."""
     view = look(catalog, options.names, complete=options.complete)
     for batch in batches(view, options):
         yield from deliver(catalog.servers, batch, options)
@@ -44,9 +44,9 @@ def whole_groups(catalog: Catalog, options: GroupOptions) -> Generator[Group | R
 
 
 def batches(view: View, options: GroupOptions) -> Iterator[list[Assembled]]:
-    """The groups that are there in their order, complete or not, as many at a time as are read in one pass.
+    """Yield the present groups in their order, complete or not, in batches that are read in one pass.
 
-    How large groups are shows only when their rows are there, so each batch is put together step by step.
+    The size of a group is known only with its rows, so a batch is assembled step by step.
     """
     beginning = Beginning.of(options.start)
     candidates = _candidates(view, options, beginning.offset)
@@ -57,7 +57,7 @@ def batches(view: View, options: GroupOptions) -> Iterator[list[Assembled]]:
         groups = {id_: assemble(id_, rows, options.order, view.floors) for id_, rows in members.items()}
         for each in part:
             group = groups.get(each.group_id)
-            # Several members may be candidates for one group's place: it is given at that one which is its head.
+            # A group may have several candidates. It belongs to the candidate that is its head.
             if group is None or group.head is None or stream_and_offset(group.head) != stream_and_offset(each):
                 continue
             if beginning.admits(group.head):
@@ -72,9 +72,9 @@ def batches(view: View, options: GroupOptions) -> Iterator[list[Assembled]]:
 
 
 def _candidates(view: View, options: GroupOptions, start: int) -> Iterator[Member]:
-    """The members that may be the head of a group, in the order of arrival.
+    """Yield the members that may be the head of a group, in the order of arrival.
 
-    In logical order those are the messages of number 1, in physical order all messages of groups.
+    In logical order these are messages with number 1, in physical order all messages of groups.
     """
     clock, firsts_only = Clock(), options.order == "logical"
 
@@ -91,9 +91,9 @@ def _candidates(view: View, options: GroupOptions, start: int) -> Iterator[Membe
 
 
 class Idle:
-    """How long to rest between two looks: longer each time, until nothing has come for the time given.
+    """Exponential backoff between two polls, and the idle timeout.
 
-    `idle_s`: Seconds until it ends; None for never. `longest_s`: The longest rest.
+    `idle_s`: The timeout in seconds; None for never. `longest_s`: The longest rest in seconds.
     """
 
     def __init__(self, idle_s: float | None, longest_s: float = POLL_S_MAX) -> None:
@@ -102,16 +102,16 @@ class Idle:
         self.begin()
 
     def begin(self) -> None:
-        """Something has come, or is asked for: count from now on."""
+        """Restart the timeout and the backoff: a group arrived, or the caller asks for the next."""
         self._since, self._pause_s = time.monotonic(), POLL_S_MIN
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing has come for the time given."""
+        """Whether the idle timeout has passed."""
         return self._left_s() <= 0
 
     def rest(self) -> Rest:
-        """The rest until the next look."""
+        """Return the rest until the next poll."""
         rest = Rest(max(0.0, min(self._pause_s, self._left_s())))
         self._pause_s = min(2 * self._pause_s, self._longest_s)
         return rest
@@ -121,11 +121,10 @@ class Idle:
 
 
 def _completed_later(catalog: Catalog, view: View, options: GroupOptions) -> Generator[Group | Rest, None, None]:
-    """Groups as they become complete, each once, until none has come for the time given.
+    """Yield groups as they become complete, each once, until the idle timeout has passed.
 
-    A message that arrives can complete a group whose place is anywhere. So each new part of a stream is looked at for
-    the groups it touches, and those are given that are complete with it and were not before. Nothing is remembered of
-    the groups themselves.
+    A new message can complete a group with any place. So each new part of a stream is searched for the groups it
+    touches, and the groups that are complete with it and were not before are yielded. No state of groups is kept.
     """
     idle = Idle(options.idle_timeout_s)
     left_out: set[int] = set()
@@ -143,7 +142,7 @@ def _completed_later(catalog: Catalog, view: View, options: GroupOptions) -> Gen
 
 
 def _recorded_further(catalog: Catalog, view: View, options: GroupOptions, left_out: set[int]) -> list[tuple[str, int]]:
-    """The streams that are recorded further than the view goes, each with its new end. New streams join the view."""
+    """Return the streams that are recorded beyond the view, each with its new end. New streams join the view."""
     present = catalog.streams(options.names)
     for stream in present:
         if view.numbers.get(stream.name, stream.stream_id) != stream.stream_id:
@@ -168,7 +167,7 @@ def _recorded_further(catalog: Catalog, view: View, options: GroupOptions, left_
 def _completed(
     view: View, touched: Iterable[Member], stream: str, low: int, options: GroupOptions
 ) -> Iterator[Assembled]:
-    """The groups that are complete with what came, and were not before `low` of the stream."""
+    """Yield the groups that are complete with the new messages, and were not without those from `low` on."""
     beginning = Beginning.of(options.start)
     ids = list(dict.fromkeys(member.group_id for member in touched))
     for group_id, rows in view.members_of(ids).items() if ids else ():

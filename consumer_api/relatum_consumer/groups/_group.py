@@ -1,4 +1,4 @@
-"""What reading groups gives: a group's messages in order, and what is known of the group."""
+"""The results of reading groups: a group's messages in order, and reports of groups."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,16 +13,16 @@ from relatum_consumer.lookups.proof import Uncovered
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group(Sequence[Message]):
-    """A group's messages, one for each number, in the order asked for. It does not change.
+    """A group's messages, one for each number, in the requested order. Immutable.
 
-    It is a sequence of messages: `len(group)`, `group[0]`, `for message in group`; `group.at(1)` goes by number.
+    A sequence of messages: `len(group)`, `group[0]`, `for message in group`. `group.at(1)` finds a message by number.
 
     Attributes:
-        group_id: Its id, 48 hexadecimal digits.
+        group_id: The group's id, 48 hexadecimal digits.
         messages: The messages, each read and checked.
-        position: How far the group is, what is missing, and what is wrong with it.
-        duplicates: Further messages with numbers that `messages` has already, in the order of arrival.
-        expired: Where messages of the group lay that retention has dropped.
+        position: The group's progress, missing numbers and anomalies.
+        duplicates: Further messages with numbers of `messages`, in the order of arrival.
+        expired: The places of messages that retention has dropped.
     """
 
     group_id: str
@@ -33,17 +33,17 @@ class Group(Sequence[Message]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether each number from 1 to the last is there."""
+        """Whether each number from 1 to the last is present."""
         return self.position.is_complete
 
     def at(self, sequence: int) -> Message | None:
-        """The message of a number; None if there is none."""
-        # A whole group in logical order has it at its place.
+        """Return the message with a sequence number; None if there is none."""
+        # In a complete group in logical order, it is at this index.
         likely = self.messages[sequence - 1 : sequence] if sequence > 0 else ()
         return next((message for message in (*likely, *self.messages) if sequence_of(message) == sequence), None)
 
     def status_of(self, message: Message) -> GroupStatus:
-        """Whether a message is in no group, in one, or the last of one."""
+        """Return whether a message is in no group, in one, or the last of one."""
         return group_status(message)
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class Group(Sequence[Message]):
 
 
 def sequence_of(message: Message) -> int | None:
-    """A message's number in its group; None if it is in no group."""
+    """Return a message's number in its group; None if it is in no group."""
     place = membership(message.headers)
     return None if place is None else place.sequence
 
@@ -74,11 +74,11 @@ class GroupReport:
     """A group, without its messages.
 
     Attributes:
-        group_id: Its id.
-        position: What is there, what is missing, and what is wrong.
-        first_seen: The time of its earliest message; None where no message of it has a time.
-        last_seen: The time of its latest message; None where no message of it has a time.
-        places: The ids of its messages, in the order of arrival.
+        group_id: The group's id.
+        position: The group's progress, missing numbers and anomalies.
+        first_seen: The time of its earliest message; None if no message has a time.
+        last_seen: The time of its latest message; None if no message has a time.
+        places: The places of its messages, ordered by time.
     """
 
     group_id: str
@@ -89,18 +89,18 @@ class GroupReport:
 
 
 IncompleteGroupReport = GroupReport
-"""A group that is not complete, or not sound."""
+"""A group that is incomplete or has anomalies."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPage:
-    """Groups as they are recorded, the newest first.
+    """A page of recorded groups, the newest first.
 
     Attributes:
-        groups: The groups, complete or not, by their ids, which begin with the time they were made at.
-        next: The argument `before` for the next page; None if this is the last.
-        unrecorded: The ranges that streams retain and that are not recorded by the key of groups. A group with a part
-            there shows as not complete; one that is there wholly is not listed.
+        groups: The groups, complete or not, ordered by id. Ids begin with their creation time.
+        next: The argument `before` for the next page; None if this is the last page.
+        unrecorded: The ranges that streams retain and that are not recorded for the key of groups. A group with
+            messages in them is reported as incomplete; one with all its messages in them is missing.
     """
 
     groups: tuple[GroupReport, ...]

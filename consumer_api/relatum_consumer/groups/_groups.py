@@ -32,7 +32,7 @@ _Result = TypeVar("_Result")
 
 
 class GroupMethods:
-    """The part of `Relations` that is about groups."""
+    """The methods of `Relations` that read groups."""
 
     _catalog: Catalog
     _address: BrokerAddress
@@ -56,37 +56,36 @@ class GroupMethods:
         consumer: str | GroupConsumer | None = None,
         **options: Any,
     ) -> Generator[Group, None, None] | SharedGroups:
-        """Whole groups, one after the other, in whatever order and streams their messages are stored.
+        """Iterate over complete groups, in whatever order and streams their messages are stored.
 
-        Groups that are complete when this is called are returned in the order of groups. With `follow`, those that
-        become complete later follow as they do, even if their place is before a group that was returned already: none
-        is lost, and each is returned once. Memory holds the places of a batch of groups, and 64 MiB and one group of
-        their messages at most, as for `StreamReader.read_many`.
+        Groups that are complete now are returned in the order of groups. With `follow`, groups that become complete
+        later follow as they do, even if their place is before a group already returned. No group is lost, and each is
+        returned once. Memory holds the places of a batch of groups, and at most 64 MiB and one group of their
+        messages, as for `StreamReader.read_many`.
 
         Args:
-            streams: The streams and super streams to look in; None for all that are recorded. A group counts only
-                with its messages in these.
-            consumer: The name under which several processes share the groups and go on where they were, or a
-                `GroupConsumer` with its options. Gives `SharedGroup`s, each to be acknowledged, of what is recorded;
-                `complete` stays as it is. None (default): nothing is remembered.
-            **options: What follows, each by its name.
+            streams: The streams and super streams to search; None for all recorded ones. Messages in other streams do
+                not count.
+            consumer: The name under which several processes share the groups and keep their position, or a
+                `GroupConsumer` with its options. The iterator then yields `SharedGroup`s of recorded messages, to be
+                acknowledged one by one; do not set `complete`. None (default): no position is kept.
+            **options: The following, each by its name.
             order: "logical" (default): groups by the place of their message 1, messages by number. "physical": groups
                 by the place of the first message that arrived, messages in the order of arrival. In a stream, that is
                 the order of offsets; streams are merged by the messages' times, then by name.
-            start: Where to begin: an offset, if one stream is named; a `datetime` (without a zone UTC), for groups
+            start: Where to begin: an offset, if you name one stream; a `datetime` (without a zone: UTC), for groups
                 whose place has that time or a later one; None for the first message. A group whose place is before it
-                is left out; one whose place is after it is whole, even if some of its messages are before it.
-            complete: True (default) also reads what is retained and not recorded yet, so that every group that was
-                complete is given. False takes what is recorded.
-            follow: True continues with groups that become complete later, once they are recorded. Default False.
-            idle_timeout_s: With `follow`: ends after so many seconds without a group; None (default) waits for ever.
-            on_duplicate: What becomes of a number that several messages have: "first" (default) takes the one that
-                arrived first and keeps the others in `Group.duplicates`; "raise" raises `GroupConflict`. A message
-                that an exchange routed to several streams is no duplicate.
-            on_conflict: What becomes of a group that has all its numbers, but two lasts, numbers past the last, or
+                is left out; one whose place is after it is complete, even if some of its messages are before it.
+            complete: True (default) also reads retained messages that are not recorded yet, so that no complete group
+                is missing. False reads only what is recorded.
+            follow: True continues with groups that become complete later, once they are recorded. Default: False.
+            idle_timeout_s: With `follow`: end after so many seconds without a group; None (default) waits for ever.
+            on_duplicate: What to do if several messages have one number: "first" (default) takes the one that arrived
+                first and keeps the others in `Group.duplicates`; "raise" raises `GroupConflict`. A message that an
+                exchange routed to several streams is no duplicate.
+            on_conflict: What to do with a group that has all its numbers, but two lasts, numbers past the last, or
                 messages that retention has dropped: "raise" (default) raises `GroupConflict` at its turn and ends the
-                iteration; "skip" passes it over; "dead_letter" publishes its messages to the dead-letter stream of a
-                consumer.
+                iteration; "skip" skips it; "dead_letter" publishes its messages to the consumer's dead-letter stream.
 
         Returns:
             An iterator; use `contextlib.closing` if you leave it early. With a consumer it is a context manager.
@@ -94,9 +93,9 @@ class GroupMethods:
         Raises:
             KeyNotDefined: the key `message_group` is not defined: groups cannot be found.
             StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
-            GroupConflict: see `on_duplicate` and `on_conflict`. A consumer's group is given back.
+            GroupConflict: see `on_duplicate` and `on_conflict`. A consumer's group is released.
             ConfigurationError: the consumer reads other streams, or in another order.
-            InvalidInput: an argument is wrong, or far too much is not recorded.
+            InvalidInput: an argument is invalid, or too many messages are not recorded.
         """
         names = names_of("streams", streams)
         if consumer is not None:
@@ -108,27 +107,28 @@ class GroupMethods:
     def _groups(
         self, names: tuple[str, ...] | None, **options: Unpack[GroupArguments]
     ) -> Generator[Group | Rest, None, None]:
-        """As `groups`, with rests among the groups: the caller pauses."""
+        """As `groups`, but it yields rests between the groups, for which the caller pauses."""
         return whole_groups(self._catalog, GroupOptions(names, None, **options))
 
     def incomplete_groups(
         self, streams: Names = None, *, older_than: timedelta | float, complete: bool = True
     ) -> list[GroupReport]:
-        """The groups that are not complete, or contradict themselves, oldest first: what is there, what is missing.
+        """Return the groups that are incomplete or contradict themselves, oldest first.
 
-        Definite, unless `complete=False`: what is retained and not recorded yet is read. A group that retention has
-        begun to drop shows the anomaly `expired`; once its rows are pruned, its first numbers show as missing.
+        The answer is definite, unless `complete=False`: messages not recorded yet are read from the streams. A group
+        that retention has begun to drop has the anomaly `expired`; once its rows are pruned, its first numbers are
+        missing.
 
         Args:
             streams: As for `groups`.
-            older_than: How long ago the first message must have come, by its time: a `timedelta` or seconds. Messages
-                of unknown time count as old.
-            complete: True (default) also reads what is retained and not recorded yet, which is all of a stream where
-                the key was defined later. False takes what is recorded.
+            older_than: The least age of a group's first message, by its time: a `timedelta` or seconds. Messages
+                without a time count as old.
+            complete: True (default) also reads retained messages that are not recorded yet: all of a stream, if the key
+                was defined later. False reads only what is recorded.
 
         Raises:
             KeyNotDefined, StreamNotFound: as for `groups`.
-            InvalidInput: an argument is wrong, or there are more than 100,000.
+            InvalidInput: an argument is invalid, or there are more than 100,000 such groups.
         """
         with look_up("incomplete_groups") as told:
             found = look_ups.incomplete(self._catalog, streams, older_than, complete=complete)
@@ -140,26 +140,26 @@ class GroupMethods:
     def group(
         self, group_id: str, *, streams: Names = None, order: GroupOrder = "logical", complete: bool = True
     ) -> Group:
-        """What there is of one group, complete or not: `group.position` says how far it is and what is wrong.
+        """Return one group, complete or not: `group.position` has its progress and anomalies.
 
         Args:
             group_id: 48 hexadecimal digits.
             streams: As for `groups`.
             order: As for `groups`.
-            complete: True (default) also reads what is retained and not recorded yet.
+            complete: True (default) also reads retained messages that are not recorded yet.
 
         Returns:
-            The group; without messages if there are none.
+            The group; it is empty if there are no messages.
 
         Raises:
-            InvalidGroup: that is no group's id.
+            InvalidGroup: the id is invalid.
             KeyNotDefined, StreamNotFound: as for `groups`.
-            NothingRecorded: no stream was named, and none of this virtual host is recorded.
+            NothingRecorded: you named no stream, and none of this virtual host is recorded.
         """
         return self._finish("group", look_ups.group, self._catalog, group_id, streams, order, complete=complete)
 
     def grouped(self, group_id: str, sequence: int, *, streams: Names = None, complete: bool = False) -> Answer:
-        """The messages of one number of a group: one, or several if it has duplicates, oldest first.
+        """Return the messages with one number of a group: one, or several if there are duplicates, oldest first.
 
         Args:
             group_id: 48 hexadecimal digits.
@@ -171,42 +171,42 @@ class GroupMethods:
             The messages and the status, as from `find`.
 
         Raises:
-            InvalidGroup: that is no group's id, or no number.
+            InvalidGroup: the id or the number is invalid.
             KeyNotDefined, StreamNotFound: as for `groups`.
         """
         return self._finish("grouped", look_ups.grouped, self._catalog, group_id, sequence, streams, complete=complete)
 
     def group_position(self, group_id: str, *, streams: Names = None, complete: bool = True) -> GroupPosition:
-        """How far a group is: what a publisher needs to go on with it after a failure.
+        """Return how far a group has come, for a publisher that continues it after a failure.
 
         Args:
             group_id: 48 hexadecimal digits.
             streams: As for `groups`. To continue the group, name the streams its messages go to. None (default) means
                 the streams that the database knows: after a kill it may lack a new one, and `MessageGroup.resume`
                 refuses the position.
-            complete: True (default) also reads what is retained and not recorded yet: continuing from an older
+            complete: True (default) also reads retained messages that are not recorded yet: continuing from an older
                 position makes duplicates.
 
         Returns:
-            The position, and which streams it is of; for a group without messages, the position of a new group.
+            The position and the streams searched; for a group without messages, the position of a new group.
 
         Raises:
-            InvalidGroup: that is no group's id.
+            InvalidGroup: the id is invalid.
             KeyNotDefined, StreamNotFound: as for `groups`.
-            NothingRecorded: no stream was named, and none of this virtual host is recorded.
+            NothingRecorded: you named no stream, and none of this virtual host is recorded.
         """
         return self._finish("group_position", look_ups.position, self._catalog, group_id, streams, complete=complete)
 
     # --- sharing groups -----------------------------------------------------------------------------------
 
     def group_consumers(self) -> tuple[str, ...]:
-        """The names of the consumers that share groups in this virtual host, in order."""
+        """Return the names of the consumers that share groups in this virtual host, in order."""
         return self._finish("group_consumers", consumer_names, self._catalog)
 
     def group_consumer_status(self, name: str) -> GroupConsumerStatus:
-        """The state of a consumer that shares groups: its groups by state, its members, its streams with their lag.
+        """Return a consumer's status: its groups by state, its members, its streams with their lag.
 
-        All groups that the consumer knows are counted: a second for some millions that are done.
+        This counts all groups that the consumer knows: about a second for some millions of done groups.
 
         Args:
             name: The consumer's name.
@@ -217,12 +217,11 @@ class GroupMethods:
         return self._finish("group_consumer_status", consumer_status, self._catalog, name)
 
     def _newest_groups(self, streams: Names = None, *, before: str | None = None, limit: int = 100) -> GroupPage:
-        """A page of the groups that are recorded, complete or not, for the web page and the command.
+        """Return a page of recorded groups, complete or not, for the web page and the command.
 
-        It is read from the index: a page costs the same for a thousand groups and for a billion. The newest come
-        first, by their ids, which begin with the time they were made at. `before` is `next` of the page before; a
-        `limit` of 0 asks only for what is not recorded. If streams are named, a page may have fewer groups than
-        `limit`, and still a next page.
+        The index is read: a page costs the same for a thousand groups and for a billion. The newest come first, by
+        their ids, which begin with their creation time. `before` is `next` of the previous page. A `limit` of 0 returns
+        only the unrecorded ranges. If streams are named, a page may have fewer groups than `limit` and yet a next page.
         """
         return self._finish("newest_groups", look_ups.newest, self._catalog, streams, before, limit)
 
@@ -233,7 +232,7 @@ class GroupMethods:
         *args: _Arguments.args,
         **options: _Arguments.kwargs,
     ) -> _Result:
-        """Call a function within the time for one call."""
+        """Call a function within the time limit of one call."""
         with within(self._timeout_s), look_up(called) as told:
             result = function(*args, **options)
             told(result)

@@ -1,4 +1,4 @@
-"""One group by its id: how far it is, its messages, one of its numbers; and the groups that are not complete."""
+"""Queries of one group by its id: position, messages, one number; and reports of incomplete and of newest groups."""
 
 import time
 from collections.abc import Sequence
@@ -33,13 +33,13 @@ from relatum_consumer.lookups.servers import Servers
 _Names = tuple[str, ...] | None
 
 _IDS_AT_ONCE = 1_000
-"""Groups whose rows are asked for at once for a report."""
+"""Groups whose rows are queried at once for a report."""
 
 _ROUNDS = 5
-"""How often a page is filled up."""
+"""How many queries fill a page, at most."""
 
 _BEHIND_ALL = "g"
-"""Sorts behind all ids, which are hexadecimal digits."""
+"""Sorts after all ids, which are hexadecimal digits."""
 
 
 # --- one group --------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ _BEHIND_ALL = "g"
 def assembled(
     catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder = "logical", complete: bool
 ) -> tuple[Assembled, dict[str, Any]]:
-    """A group as it is now, and the fields of its position that say which streams were searched."""
+    """Return a group's present state, and the fields of its position that say which streams were searched."""
     key_id = group_key(catalog)
     catalog.check_names(names)
     known = evidence(catalog, names, [key_id]) if complete else None
@@ -73,27 +73,27 @@ def assembled(
 
 
 def _floors(servers: Servers, rows: Sequence[Row], *, is_named: bool) -> dict[str, int]:
-    """The first retained offset of each stream that has members."""
+    """Return the first retained offset of each stream that has members."""
     floors: dict[str, int] = {}
     streams = sorted({row[3] for row in rows})
     for stream, bounds in all_ends(servers, streams, is_named=is_named).items():
         if bounds is None:
             floors[stream] = INTEGER_MAX
         else:
-            # Of one that this user may not read, the table knows what was recorded.
+            # The user may not read the stream: rely on the table.
             floors[stream] = floor_of(stream, bounds) if isinstance(bounds, StreamBounds) else 0
     return floors
 
 
 def position(catalog: Catalog, group_id: str, streams: Names, *, complete: bool) -> GroupPosition:
-    """How far a group is."""
+    """Return how far a group has come."""
     names = names_of("streams", streams)
     found, searched = assembled(catalog, checked_group_id(group_id), names, complete=complete)
     return replace(settled(catalog.servers, found, is_named=names is not None), **searched)
 
 
 def settled(servers: Servers, group: Assembled, *, is_named: bool) -> GroupPosition:
-    """A group's position; copies that an exchange routed to other streams are no duplicates."""
+    """Return a group's position. Copies that an exchange routed to other streams are no duplicates."""
     numbers = {member.sequence for member in named(group.duplicates)}
     disputed = tuple(member for member in named(group.rows) if member.sequence in numbers)
     if len({member.stream for member in named(disputed + group.duplicates)}) < 2:
@@ -107,7 +107,7 @@ def settled(servers: Servers, group: Assembled, *, is_named: bool) -> GroupPosit
 
 
 def group(catalog: Catalog, group_id: str, streams: Names, order: GroupOrder, *, complete: bool) -> Group:
-    """What there is of a group."""
+    """Return a group with its messages."""
     check_order(order)
     names = names_of("streams", streams)
     asked = partial(_group, catalog, checked_group_id(group_id), names, order=order, complete=complete)
@@ -122,7 +122,7 @@ def _group(catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder,
 
 
 def grouped(catalog: Catalog, group_id: str, sequence: int, streams: Names, *, complete: bool) -> Answer:
-    """The messages of one number of a group: those that are its last, and those that are not."""
+    """Return the messages with one number of a group, whether flagged as the last or not."""
     names = names_of("streams", streams)
     place = checked_group_id(group_id), checked_sequence(sequence)
     group_key(catalog)
@@ -136,7 +136,7 @@ def grouped(catalog: Catalog, group_id: str, sequence: int, streams: Names, *, c
 
 
 def incomplete(catalog: Catalog, streams: Names, older_than: timedelta | float, *, complete: bool) -> list[GroupReport]:
-    """The groups that are not complete, or not sound, and whose first message is old enough; oldest first."""
+    """Return the groups that are incomplete or unsound and whose first message is old enough, oldest first."""
     seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
     names, age_s = names_of("streams", streams), checked_seconds("older_than", seconds)
     before = time.time_ns() // 1_000 - round(age_s * 1_000_000)
@@ -147,15 +147,15 @@ def incomplete(catalog: Catalog, streams: Names, older_than: timedelta | float, 
         for group_id, rows in view.members_of(part).items():
             found = assemble(group_id, rows, "physical", view.floors)
             times = _times(found)
-            # What is gone altogether is no cause for concern, nor are duplicates alone. What retention has begun to
-            # take is no whole group any more, whether or not its rows have been pruned.
+            # A group without retained messages is not reported, nor are mere duplicates. A group that retention has
+            # begun to drop is reported, whether or not its rows have been pruned.
             is_whole = not found.rows or (found.is_complete and found.flaw is None)
             if not is_whole and (not times or min(times) < before):
                 reports.append(_report(catalog.servers, found, is_named=names is not None))
     return sorted(reports, key=lambda each: (each.first_seen is not None, each.first_seen, each.group_id))
 
 
-# Each step is by the id alone: no other group has values between the id and its own values.
+# Each step compares only the id: no other group has values between an id and the group's values.
 NEWEST: Final = sql(
     f"""
     WITH RECURSIVE walk (group_id, step) AS (
@@ -176,14 +176,14 @@ NEWEST: Final = sql(
     SELECT group_id FROM walk WHERE step > 0 ORDER BY step
     """
 )
-"""Ids of groups that come before `before` in the order of ids, which is that of time, the last first: `most`.
+"""Ids of up to `most` groups before `before`, in descending order of ids, which is that of time.
 
-Each takes one probe of each part's index: the greatest value before all of the group that was found last.
+Each id takes one probe of each part's index: the greatest value below all values of the previous group.
 """
 
 
 def newest(catalog: Catalog, streams: Names, before: str | None, limit: int) -> GroupPage:
-    """Groups as they are recorded, the newest first."""
+    """Return a page of recorded groups, the newest first."""
     names = names_of("streams", streams)
     most = checked_count("limit", limit, least=0, most=_IDS_AT_ONCE)
     at: str | None = _BEHIND_ALL if before is None else checked_name("before", before)
@@ -191,7 +191,7 @@ def newest(catalog: Catalog, streams: Names, before: str | None, limit: int) -> 
     if not most:
         return GroupPage((), before, view.gaps)
     reports: list[GroupReport] = []
-    # Groups of other streams and virtual hosts are among them: a page ends after some rounds even if it is not full.
+    # The ids include groups of other streams and virtual hosts, so the rounds are limited: a page may stay short.
     for _ in range(_ROUNDS):
         wanted = most - len(reports)
         rows = catalog.servers.rows(NEWEST, {"key_id": view.key_id, "before": at, "most": wanted})
@@ -199,7 +199,7 @@ def newest(catalog: Catalog, streams: Names, before: str | None, limit: int) -> 
         members = view.members_of(ids)
         for group_id in ids:
             found = assemble(group_id, members.get(group_id, ()), "physical", view.floors)
-            # What is gone altogether is none any more.
+            # Skip groups without retained messages.
             if found.rows:
                 reports.append(_report(catalog.servers, found, is_named=names is not None))
         at = (ids[-1] or None) if len(ids) == wanted else None
@@ -210,10 +210,10 @@ def newest(catalog: Catalog, streams: Names, before: str | None, limit: int) -> 
 
 _SEQUENCE: Final = "split_part(r.value, '|', 2)"
 _IS_RETAINED: Final = "r.stream_offset >= (:floors::bigint[])[array_position(:stream_ids::int[], r.stream_id)]"
-"""A subscript and no join: which would tempt the planner to read the rows stream by stream, or again and again."""
+"""A subscript, not a join: with a join, the planner may read the rows stream by stream, or repeatedly."""
 
-# Other publishers may set the same headers to anything: such a value must not count as a number that is missing. A
-# look at length and digits costs a tenth of a regular expression.
+# Other publishers may set the same headers to any value: such a value must not count as a missing number. Checking
+# length and digits costs a tenth of a regular expression.
 UNFINISHED: Final = sql(
     f"""
     SELECT split_part(r.value, '|', 1) AS group_id
@@ -234,23 +234,23 @@ UNFINISHED: Final = sql(
     LIMIT :limit::bigint
     """
 )
-"""Ids of the groups in the streams `stream_ids` that are not whole, or not sound: at most `limit`, oldest first.
+"""Ids of the incomplete or unsound groups in the streams `stream_ids`: at most `limit`, oldest first.
 
-Whole and sound is a group whose one last number is its highest, whose numbers are as many, and of which the streams
-have dropped no message: `floors` are their first retained offsets. What is gone altogether is left out. Only groups
-whose first message is of a time before `before`, or of none. It reads every row of the key. An id may be none: other
-publishers set the same headers.
+A group is complete and sound if its only last number is its highest, as many numbers are present, and the streams have
+dropped none of its messages (`floors` are the streams' first retained offsets). Groups without retained messages are
+left out, and groups whose first message has a time of `before` or later. The query reads every row of the key. An id
+may be invalid, since other publishers may set the same headers.
 """
 
 
 def _suspects(view: View, before: int) -> list[str]:
-    """Ids of groups that the table does not show as whole, and of those that are not recorded yet."""
+    """Return ids of the groups that are not complete in the table, and of groups with unrecorded messages."""
     floors = [view.floors[stream] for stream in view.numbers]
     parameters = {"key_id": view.key_id, "stream_ids": list(view.numbers.values()), "floors": floors}
     rows = view.servers.rows(UNFINISHED, parameters | {"before": before, "limit": ANSWER_MESSAGES_MAX + 1})
     if len(rows) > ANSWER_MESSAGES_MAX:
         raise InvalidInput(
-            f"more than {ANSWER_MESSAGES_MAX:,} groups are not complete: ask for one stream, or for older ones"
+            f"more than {ANSWER_MESSAGES_MAX:,} groups are incomplete: name one stream, or ask for older groups"
         )
     return list(dict.fromkeys([*(group_id for (group_id,) in rows), *view.unrecorded_groups]))
 
@@ -261,7 +261,7 @@ def _times(found: Assembled) -> list[int]:
 
 
 def _report(servers: Servers, found: Assembled, *, is_named: bool) -> GroupReport:
-    """What is known of a group."""
+    """Return the report of a group."""
     times = _times(found)
     first, last = (moment(min(times)), moment(max(times))) if times else (None, None)
     members = sorted(named(found.retained), key=lambda each: (each.time_us or 0, each.stream, each.offset))

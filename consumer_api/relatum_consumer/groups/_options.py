@@ -1,4 +1,4 @@
-"""How groups are read and shared: what a caller may choose, checked, and every limit with its unit and origin."""
+"""The options for reading and sharing groups, with their checks, and every limit with its unit and origin."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,22 +11,22 @@ from relatum_consumer.groups._assembly import GroupOrder, Member
 from relatum_consumer.lookups.arguments import time_us_of
 
 BATCH_MESSAGES: Final = 131_072
-"""Messages of the groups that are read in one pass. Groups whose messages are mixed over that many are read as fast
-as groups stored one after the other; `read_many` holds 64 MiB of them at most and reads the others again. The last
-group of a batch may go beyond it."""
+"""Messages of the groups that are read in one pass. Groups that are mixed within so many messages are read as fast
+as groups stored one after the other. `read_many` holds 64 MiB of messages at most and reads the others again. The last
+group of a batch may exceed the limit."""
 
 OnDuplicate: TypeAlias = Literal["first", "raise"]
-"""What becomes of a number that several messages have."""
+"""What to do if several messages have one number."""
 
 OnConflict: TypeAlias = Literal["raise", "skip", "dead_letter"]
-"""What becomes of a group with two lasts, a number past its last, or a message that retention took."""
+"""What to do with a group that has two lasts, a number past its last, or a message that retention has dropped."""
 
 GroupStart: TypeAlias = int | datetime | None
-"""Where reading begins: an offset, a moment, or the first message."""
+"""Where reading begins: an offset, a time, or the first message (None)."""
 
 
 class SharingArguments(TypedDict, total=False):
-    """What `Relations.groups` takes with a consumer and without, for type checkers; see there for the defaults."""
+    """Arguments of `Relations.groups` with or without a consumer, for type checkers. The method states the defaults."""
 
     order: GroupOrder
     start: GroupStart
@@ -37,51 +37,51 @@ class SharingArguments(TypedDict, total=False):
 
 
 class GroupArguments(SharingArguments, total=False):
-    """What it takes without a consumer."""
+    """Arguments of `Relations.groups` without a consumer."""
 
     complete: bool
 
 
 NAME_CHARACTERS_MAX: Final = 255
-"""Characters of a consumer's or member's name: what RabbitMQ allows for names."""
+"""Characters of a consumer's or member's name, as RabbitMQ allows for names."""
 
 LEASE_S: Final = 15.0
-"""Seconds a claim holds without renewal, by default."""
+"""Seconds until a claim that is not renewed expires, by default."""
 
 LEASE_S_MIN: Final = 1.0
-"""Seconds of the shortest lease: it is renewed three times in that time, over the network."""
+"""Seconds of the shortest lease: within it, the lease is renewed three times over the network."""
 
 PREFETCH: Final = 10
-"""Groups a member claims at once, by default: one read gets the messages of all."""
+"""Groups a member claims at once, by default: their messages are read together."""
 
 PREFETCH_MAX: Final = 1_000
-"""Groups a member may claim at once: all are held in memory, and are another's only when the lease has run out."""
+"""Groups a member may claim at once: it holds all in memory, and after its death they wait for the lease to expire."""
 
 DELIVERIES_MAX: Final = 1_000_000
-"""The highest limit of deliveries: a larger one is a mistake, and would outgrow the column it is counted in."""
+"""The highest limit of deliveries: a higher one is a mistake, and would overflow the column of the count."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupConsumer:
     """A consumer that shares groups among its members and keeps its position: `groups(…, consumer=…)`.
 
-    Members are all those that read under one name, in any number of processes. Each group is at one member at a time,
-    until that one acknowledges it; what a member had when it died is another's once its lease has run out.
+    All iterators with the same consumer name are its members, in any number of processes. One member at a time has a
+    group, until it acknowledges the group; the groups of a dead member pass to others when its leases have expired.
 
     Attributes:
         name: The consumer's name, up to 255 characters; unique in a virtual host.
-        member: This member's name; None (default) makes a new one. A process that is started again under the name it
-            had before gets its groups back at once, without waiting for the lease. No two may run under one name.
-        lease_s: Seconds after which the groups of a member that does not answer are another's; from 1, default 15. It
-            is renewed in the background, so handling a group may take longer.
-        prefetch: Groups claimed and read at once, from 1 to 1,000; default 10.
-        dead_letter_stream: The stream for dead letters; it must exist.
-        deliveries_max: How often a group that is never acknowledged is given, by all members together; from 1 to
+        member: This member's name. Default: None, which makes a new one. A process restarted under its previous name
+            gets its groups back at once, without waiting for the leases. No two members may run under one name.
+        lease_s: Seconds after which other members may claim the groups of a dead member; from 1. Default: 15. The
+            lease is renewed in the background, so handling a group may take longer.
+        prefetch: Groups claimed and read at once, from 1 to 1,000. Default: 10.
+        dead_letter_stream: The stream for dead letters, which must exist. Default: None.
+        deliveries_max: How often a group that is never acknowledged is delivered, by all members together; from 1 to
             1,000,000. Then it is dead: its messages go to the dead-letter stream, if there is one, and the logger
-            `relatum.groups` warns of it either way. None (default): no limit.
+            `relatum.groups` warns in any case. Default: None, which means no limit.
 
     Raises:
-        InvalidInput: an option cannot be one, or lacks another that it needs.
+        InvalidInput: an option is invalid.
     """
 
     name: str
@@ -105,13 +105,13 @@ class GroupConsumer:
 
 
 def check_name(what: str, name: Any) -> None:
-    """Refuse what is no name."""
+    """Check a name."""
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARACTERS_MAX or "\0" in name:
-        raise InvalidInput(f"{what} is text of 1 to {NAME_CHARACTERS_MAX} characters")
+        raise InvalidInput(f"{what} must be text of 1 to {NAME_CHARACTERS_MAX} characters")
 
 
 def consumer_of(given: str | GroupConsumer) -> GroupConsumer:
-    """A consumer by its name, or as given."""
+    """Return the consumer options, with defaults if only a name is given."""
     if isinstance(given, str):
         return GroupConsumer(given)
     if not isinstance(given, GroupConsumer):
@@ -121,7 +121,7 @@ def consumer_of(given: str | GroupConsumer) -> GroupConsumer:
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """The options of `Relations.groups`, which documents them. `names` are the streams."""
+    """The options of `Relations.groups`, documented there. `names` are the streams."""
 
     names: tuple[str, ...] | None
     consumer: GroupConsumer | None = None
@@ -138,8 +138,8 @@ class GroupOptions:
         checked_choice("on_duplicate", self.on_duplicate, get_args(OnDuplicate))
         checked_choice("on_conflict", self.on_conflict, get_args(OnConflict))
         if self.consumer is not None and not self.complete:
-            raise InvalidInput("complete= does not go with consumer=: a consumer shares complete groups, as recorded")
-        # Readers that keep no position would publish the same dead letters each time they read.
+            raise InvalidInput("complete= cannot be used with consumer=: a consumer reads only recorded messages")
+        # Without a stored position, each run would publish the same dead letters again.
         if self.on_conflict == "dead_letter" and (self.consumer is None or self.consumer.dead_letter_stream is None):
             raise InvalidInput('on_conflict="dead_letter" needs consumer=GroupConsumer(…, dead_letter_stream=…)')
         _check_start(self.start, self.names)
@@ -148,34 +148,34 @@ class GroupOptions:
 
 
 def check_order(order: Any) -> None:
-    """Refuse what is no order of groups."""
+    """Check an order of groups."""
     checked_choice("order", order, get_args(GroupOrder))
 
 
 def _check_start(start: Any, names: tuple[str, ...] | None) -> None:
-    """Refuse what is no start; an offset is one stream's own."""
+    """Check a start: an offset needs one named stream."""
     if start is None or isinstance(start, datetime):
         return
     if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= INTEGER_MAX:
         raise InvalidInput("start= takes an offset, a datetime, or None for the first message")
     if names is None or len(names) != 1:
-        raise InvalidInput("start= takes an offset only where one stream is named; a datetime serves several")
+        raise InvalidInput("start= takes an offset only if you name one stream; use a datetime for several")
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Where reading begins: groups whose place is before it are left out."""
+    """Where reading begins. Groups with an earlier place are left out."""
 
     offset: int = 0
     since_us: int | None = None
 
     @classmethod
     def of(cls, start: GroupStart) -> "Beginning":
-        """The beginning that was asked for."""
+        """Return the beginning for a `start=` argument."""
         return cls(since_us=time_us_of(start)) if isinstance(start, datetime) else cls(start or 0)
 
     def admits(self, head: Member | None) -> bool:
-        """Whether a group with this head is to be read."""
+        """Return whether a group with this head is to be read."""
         if head is None or head.offset < self.offset:
             return False
         return self.since_us is None or (head.time_us is not None and head.time_us >= self.since_us)

@@ -1,4 +1,4 @@
-"""Reading assembled groups: one pass over the streams for many of them, every message checked against its row."""
+"""Reads the messages of assembled groups: many groups in one pass, every message checked against its row."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -20,7 +20,7 @@ from relatum_consumer.lookups.catalog import replaced
 from relatum_consumer.lookups.servers import Servers
 
 READ_RETRIES: Final = 1
-"""How often a batch is gone on with on a new connection: the broker closes one while its groups are being handled."""
+"""Retries on a new connection: the broker may close one while the caller handles the groups."""
 
 _RECORDED: Final = Extractor([GROUP_KEY])
 
@@ -33,12 +33,12 @@ _WRONG: Final = {
 
 
 def conflict(group_id: str, anomaly: Anomaly) -> GroupConflict:
-    """The error for a group that is not sound."""
+    """Return the error for an unsound group."""
     return GroupConflict(f"the group {group_id} is not sound: {_WRONG[anomaly]}", group_id=group_id, anomaly=anomaly)
 
 
 def deliver(servers: Servers, groups: Sequence[Assembled], options: GroupOptions) -> Iterator[Group]:
-    """The groups that are whole and sound; `GroupConflict` at the turn of one that is whole and not sound."""
+    """Yield the complete, sound groups. Raises or skips the conflict of an unsound one, as the options say."""
     with closing(read_groups(servers, groups, options, is_named=options.names is not None)) as read:
         for found in read:
             if isinstance(found, Group):
@@ -50,9 +50,9 @@ def deliver(servers: Servers, groups: Sequence[Assembled], options: GroupOptions
 def read_groups(
     servers: Servers, groups: Sequence[Assembled], options: GroupOptions, *, is_named: bool
 ) -> Generator[Group | GroupConflict | None, None, None]:
-    """For each group, in order: the group, or the conflict for which it must not be given; None if it is not complete.
+    """Yield for each group, in order: the group, the conflict that bars its delivery, or None if it is incomplete.
 
-    All are read in one pass. `is_named`: A stream that was deleted is an error.
+    All groups are read in one pass. `is_named`: A deleted stream is an error.
     """
     sound = [group for group in groups if group.is_complete and group.flaw is None]
     with closing(read_on(servers, [row for group in sound for row in group.retained])) as reading:
@@ -72,9 +72,9 @@ def read_groups(
 
 
 def read_on(servers: Servers, rows: Sequence[Row]) -> Generator[Message | RelatumError, None, None]:
-    """For each row the message, or the error that says why there is none, by one batched read.
+    """Yield for each row the message, or the error that says why there is none, by one batched read.
 
-    If its connection is lost, it continues on a new one.
+    If the connection is lost, the read continues on a new one.
     """
     at = failures = 0
     while at < len(rows):
@@ -93,9 +93,9 @@ def read_on(servers: Servers, rows: Sequence[Row]) -> Generator[Message | Relatu
 def read_group(
     reading: Iterator[Message | RelatumError], group: Assembled, order: GroupOrder, *, is_named: bool
 ) -> tuple[Assembled, list[Message]]:
-    """The next group of a reading, and its messages: those of `retained`, each checked.
+    """Read the next group; return it and the messages of its `retained` rows, each checked.
 
-    The group is another one if retention took a message between the look at the stream's first offset and the reading.
+    The group is assembled anew if retention has dropped a message since the stream's first offset was queried.
     """
     messages: list[Message] = []
     floors: dict[str, int] = {}
@@ -116,10 +116,10 @@ def read_group(
 
 
 def as_group(group: Assembled, messages: Sequence[Message]) -> Group:
-    """A group and its messages, those of `retained`.
+    """Make a `Group` of an assembled group and the messages of its `retained` rows.
 
-    A message that an exchange routed to several streams is in each of them and is no duplicate: its copies have the
-    same `message_id` and are in different streams.
+    A message that an exchange routed to several streams is no duplicate: its copies have the same `message_id` and are
+    in different streams.
     """
     count = len(group.rows)
     chosen, position = tuple(messages[:count]), group.position
@@ -131,7 +131,7 @@ def as_group(group: Assembled, messages: Sequence[Message]) -> Group:
 
 
 def without_copies(chosen: Sequence[Message], others: Sequence[Message]) -> tuple[Message, ...]:
-    """Those of the others that were published by themselves."""
+    """Return the other messages that are real duplicates, not routed copies."""
     seen: dict[int | None, list[Message]] = {sequence_of(message): [message] for message in chosen}
     duplicates = []
     for message in others:
@@ -148,27 +148,27 @@ def _is_copy(message: Message, other: Message) -> bool:
 
 
 def floor_of(stream: str, bounds: StreamBounds) -> int:
-    """The first offset that a stream retains; of one without any message, that is after all that it ever had."""
+    """Return the first offset that a stream retains; for an empty stream, an offset after all it ever had."""
     if bounds.first is not None:
         return bounds.first
     if bounds.is_sure:
         return INTEGER_MAX
     raise StreamUnavailable(
-        f"whether the stream {stream!r} is empty cannot be said now: its leader cannot be asked from here",
+        f"it is unknown whether the stream {stream!r} is empty: its leader cannot be reached from here",
         stream=stream,
     )
 
 
 def check(row: Row, message: Message) -> None:
-    """Check that a message is what its row says.
+    """Check that a message matches its row.
 
     Raises:
-        StreamReplaced: it is another one.
+        StreamReplaced: it is a different message.
     """
     group_id, sequence, last, stream, offset, recorded_us = row
     raw = message.raw
     if raw is not None:
-        # What a recorder would write down of it today, without decoding the rest.
+        # Extract what a recorder would store now, without decoding the rest.
         time_us, _, values, _, _ = _RECORDED.from_record(raw, message.chunk_ms)
         if values == [(0, value_of(group_id, sequence, last))] and (
             recorded_us is None or time_us in (recorded_us, None)
@@ -176,6 +176,6 @@ def check(row: Row, message: Message) -> None:
             return
     if membership(message.headers) != row[:3]:
         raise replaced(stream, offset)
-    # A row that was recorded over AMQP 0.9.1 may lack the time; what both have must agree.
+    # A row recorded over AMQP 0.9.1 may lack the time. If both have a time, they must agree.
     if recorded_us is not None and message.time_us not in (recorded_us, None):
         raise replaced(stream, offset)

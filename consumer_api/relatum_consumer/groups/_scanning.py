@@ -1,4 +1,4 @@
-"""How a consumer learns of groups: each recorded part of its streams is looked at once, by the first member there."""
+"""How a consumer finds groups: each recorded part of its streams is scanned once, by the first member to reach it."""
 
 import math
 import time
@@ -17,11 +17,11 @@ from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import coverage_by_stream
 
 WINDOW_OFFSETS: Final = 8_192
-"""Offsets of a stream that are scanned at once. Each message may be of another group, so as many groups are written
-down in one statement; a stream that has few groups takes a millisecond for each window."""
+"""Offsets of a stream that are scanned at once. Each message may belong to another group, so one statement may store
+as many groups. In a stream with few groups, a window takes a millisecond."""
 
 GROUPS_AT_ONCE: Final = 500
-"""Groups whose rows are asked for in one statement, and held until it is clear what each of them is."""
+"""Groups whose rows one statement returns, and which are held until each is assembled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Stretch:
 
     Attributes:
         stream_id: The stream.
-        coverage_id: The range of the coverage it is in; that must still be there when it counts as scanned.
-        grows: The beginning of the scanned range that ends where this begins; if there is none, its own beginning.
+        coverage_id: The range of the coverage that contains it, which must still exist when it is stored as scanned.
+        grows: The start of the scanned range that ends where this part begins; if there is none, its own start.
         start: Its first offset.
         stop: The offset after its last.
     """
@@ -44,7 +44,7 @@ class Stretch:
 
 
 def stretches(rows: Iterable[CoverageRow], scanned: Sequence[Range], key_id: int, low: int = 0) -> list[Stretch]:
-    """What of one stream is recorded for a key, from an offset on, and not scanned yet; in the order of offsets."""
+    """Return the parts of a stream that are recorded for a key from an offset on and not scanned, ordered by offset."""
     known = merged(scanned)
     ends = {stop: start for start, stop in scanned}
     found = []
@@ -56,10 +56,10 @@ def stretches(rows: Iterable[CoverageRow], scanned: Sequence[Range], key_id: int
 
 
 def _upsert(where: str) -> str:
-    """Write groups down. They only ever go forward: a member with older rows cannot take back what another found.
+    """Make the statement that stores groups. States only advance: a member with older rows cannot undo a newer state.
 
-    What became of a group whose first message was in a stream that was declared again, and so is none of `present`,
-    says nothing of a group in the new one.
+    A state is overwritten if the group's first message was in a stream that is not among `present`, since it was
+    deleted or declared again.
     """
     return f"""
       INSERT INTO relatum.group_states (rank, first_offset, stream_id, state, group_id, consumer_id)
@@ -78,9 +78,8 @@ def _upsert(where: str) -> str:
     """
 
 
-# What must happen together is one statement, which is one round trip and commits by itself: a window counts as scanned
-# in the statement that writes down the groups it touched, and only if nobody else scanned it first. So a member that
-# dies between two statements leaves nothing half done.
+# One statement is one round trip and one transaction. It stores a window as scanned together with the groups that the
+# window touched, and only if no other member scanned it first. So a member that dies leaves nothing half done.
 WRITE_DOWN: Final = sql(
     f"""
     WITH moved AS (
@@ -105,19 +104,19 @@ WRITE_DOWN: Final = sql(
     SELECT count(*) FROM moved
     """
 )
-"""Counts a window as scanned and writes down its groups: one row, the number of windows counted, 1 or 0.
+"""Stores a window as scanned, and its groups. Returns one row: the number of windows stored, 1 or 0.
 
-`moved` is the scanned range that grew: a new one, or the one that ended where the window begins. Nothing is written
-where another member has scanned from `expected` on, or where the range of the coverage `coverage_id` that the window
-was read from is not there any more, as after a stream has lost its tail.
+`moved` is the scanned range that grew: a new one, or the one that ended where the window begins. Nothing is written if
+another member has scanned from `expected` on, or if the range `coverage_id` of the coverage no longer contains the
+window, as after a stream has lost its tail.
 """
 
 WRITE_DOWN_AGAIN: Final = sql(_upsert(""))
-"""Writes down groups outside any window; their ids."""
+"""Stores groups outside any window. Returns their ids."""
 
 
 class Scanner:
-    """Scans what is recorded and was not scanned by any member."""
+    """Scans recorded messages that no member has scanned."""
 
     def __init__(self, catalog: Catalog, consumer: SharedConsumer) -> None:
         self._catalog = catalog
@@ -125,19 +124,19 @@ class Scanner:
         self._consumer = consumer
         self._view = View.of_table(catalog.servers, 0, ())
         self.scanned_at = -math.inf
-        """When it was last run, as of `time.monotonic`."""
+        """When the last scan began, by `time.monotonic`."""
 
     def stream_of(self, stream_id: int) -> str | None:
-        """The name of a stream, as of the last scan; None if it is not read any more."""
+        """Return the name of a stream as of the last scan; None if it is no longer read."""
         return next((name for name, number in self._view.numbers.items() if number == stream_id), None)
 
     def run(self) -> None:
-        """Scan up to where the streams are recorded now."""
+        """Scan the streams up to the end of what is recorded now."""
         began = time.monotonic()
         key_id = group_key(self._catalog)
         self._catalog.check_names(self._consumer.names)
         present = self._catalog.streams(self._consumer.names)
-        # What is not recorded yet is not in the table; what is, counts up to wherever it is recorded by then.
+        # Unrecorded messages are not in the table. Rows count up to whatever is recorded when they are queried.
         self._view = View.of_table(self._servers, key_id, present)
         rows = coverage_by_stream(self._servers, present)
         scanned = scanned_of(self._servers, self._consumer, self._view.numbers.values())
@@ -145,11 +144,11 @@ class Scanner:
             number, low = stream.stream_id, self._consumer.low(stream.stream_id)
             for stretch in stretches(rows.get(number, ()), scanned.get(number, ()), key_id, low):
                 if not self._scan(stream.name, stretch):
-                    break  # Another member did; what is left shows at the next look.
+                    break  # Another member was first. The next scan finds the rest.
         self.scanned_at = began
 
     def groups(self, group_ids: Iterable[str]) -> Iterator[Assembled]:
-        """Groups as their rows show them now, each once; one of which there are none is incomplete."""
+        """Yield each group once, from its present rows. A group without rows is incomplete."""
         ids = iter(sorted(set(group_ids)))
         while part := list(islice(ids, GROUPS_AT_ONCE)):
             members = self._view.members_of(part)
@@ -157,11 +156,11 @@ class Scanner:
                 yield assemble(group_id, members.pop(group_id, ()), self._consumer.order)
 
     def write_down_again(self, group_id: str) -> None:
-        """Write down what a group is now, outside any window: where what was written may be older."""
+        """Store a group's present state outside any window, since the stored one may be outdated."""
         self._servers.rows(WRITE_DOWN_AGAIN, self._states([group_id]))
 
     def _scan(self, stream: str, stretch: Stretch) -> bool:
-        """Scan a stretch, window after window; False if another member was first."""
+        """Scan a stretch, window after window. False if another member was first."""
         for at in range(stretch.start, stretch.stop, WINDOW_OFFSETS):
             to = min(stretch.stop, at + WINDOW_OFFSETS)
             touched = self._view.between(stream, at, to)
@@ -174,7 +173,7 @@ class Scanner:
         return True
 
     def _states(self, group_ids: Iterable[str]) -> dict[str, object]:
-        """What is to be written down of groups, as the statements take it."""
+        """Return the statements' parameters for groups."""
         rows: list[tuple[int, int, int, str, str]] = []
         outside = []
         for group in self.groups(group_ids):

@@ -1,4 +1,4 @@
-"""One member of a consumer that shares groups: what it is given next, what it acknowledges, and what is given up."""
+"""One member of a consumer that shares groups: which group it delivers next, acknowledges or gives up."""
 
 import logging
 import time
@@ -32,31 +32,31 @@ from relatum_consumer.lookups.waiting import Rest
 logger = logging.getLogger("relatum.groups")
 
 POLL_S_MAX: Final = 0.25
-"""The longest pause between two looks for groups, in seconds; there may be many members, and each looks."""
+"""The longest pause between two queries for groups, in seconds. There may be many members, and each queries."""
 
 SCANS_S: Final = 0.05
-"""Seconds between two looks at the streams, while there are groups to be given."""
+"""Seconds between two scans of the streams, while there are groups to deliver."""
 
 MESSAGES_AT_ONCE: Final = 10_000
-"""Messages after which a member reads no further group ahead; what it has read is held in memory."""
+"""Messages after which a member reads no further group ahead: it holds them in memory."""
 
 DEAD_LETTERS_S: Final = 1.0
-"""Seconds until dead letters that were not taken are tried again, at least."""
+"""The least number of seconds until refused dead letters are published again."""
 
 UNRECORDED_S: Final = (5.0, 60.0)
-"""Seconds until a member that has no group looks for messages that nobody records, and between two such looks: each
-asks the broker for the ends of streams."""
+"""Seconds until a member without groups checks for streams without a recorder, and between two such checks: each asks
+the broker for the ends of streams."""
 
 NEVER_ACKNOWLEDGED: Final = "never_acknowledged"
-"""Why a group is given up that was given as often as its consumer allows."""
+"""The reason for giving up a group that was delivered as often as its consumer allows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class SharedGroup(Group):
-    """A group that is this member's until it is acknowledged, or the member dies.
+    """A group claimed by this member until it is acknowledged, or the member dies.
 
     Attributes:
-        deliveries: How often the group was claimed; from 2 on it may have been handled before.
+        deliveries: How often the group has been claimed. From 2 on, it may have been handled before.
     """
 
     deliveries: int
@@ -64,13 +64,13 @@ class SharedGroup(Group):
     _shared: "SharedGroups"
 
     def acknowledge(self) -> None:
-        """Say that the group is done: it is never given again. Any thread may. Idempotent.
+        """Mark the group as done: it is never delivered again. Any thread may call this. Idempotent.
 
-        Where PostgreSQL does not answer, it is asked again for as long as the lease holds.
+        While PostgreSQL does not answer, the call retries for as long as the lease holds.
 
         Raises:
-            ClaimLost: the group is another member's by now, or was given back when the iteration was closed. What was
-                done with it is done again.
+            ClaimLost: another member has claimed the group, or it was released when the iteration was closed. The group
+                will be handled again.
             DatabaseUnavailable: PostgreSQL does not answer; acknowledging again is safe.
         """
         for rest in self._acknowledging():
@@ -85,17 +85,17 @@ class SharedGroup(Group):
 
 @dataclass(frozen=True, slots=True)
 class _GivenUp:
-    """A group that is not given: its messages become dead letters, if they have a place."""
+    """A group that is given up. Its messages become dead letters, if the consumer has a dead-letter stream."""
 
     reason: str
     burial: Burial | None = None
 
 
 class SharedGroups(Closing, Iterator[SharedGroup]):
-    """The groups of one member of a consumer. Iterate in one thread; a context manager.
+    """The groups of one member of a consumer. Iterate in one thread. A context manager.
 
-    The leases of the groups given and not acknowledged are renewed in the background for as long as this is open,
-    also after its end was reached.
+    The leases of unacknowledged groups are renewed in the background while this is open, even after the iteration has
+    ended.
     """
 
     def __init__(self, catalog: Catalog, address: BrokerAddress, options: GroupOptions) -> None:
@@ -104,33 +104,33 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         self._catalog = catalog
         self._options = options
         self._consumer = consumer
-        self._who = f"the consumer {consumer.name!r} of groups"
+        self._who = f"the group consumer {consumer.name!r}"
         self._outages = Outages(logger, broker=str(address))
         stream = consumer.dead_letter_stream
         self._letters = None if stream is None else DeadLetters(address, stream)
         self._claims = Claims(catalog.servers, consumer.member or new_holder(), float(consumer.lease_s))
         self._scanner: Scanner | None = None
         self._waiting: deque[Claim] = deque()
-        """Claimed, and not read yet."""
+        """Claimed groups that are not read yet."""
         self._outcomes: deque[tuple[Claim, Group | GroupConflict | _GivenUp]] = deque()
-        """What was read and is still to be given, raised or given up at its turn."""
+        """Groups and conflicts that were read, to be delivered, raised or given up at their turn."""
         self._idle = Idle(options.idle_timeout_s, POLL_S_MAX)
         self._pauses = Pauses()
         self._unrecorded: set[str] = set()
-        """Streams that nobody records, already reported by a warning."""
+        """Streams without a recorder that were already reported by a warning."""
         self._look_for_unrecorded_at = time.monotonic() + UNRECORDED_S[0]
         self._counts = dict.fromkeys(("given", "redelivered", "acknowledged", "given_up"), 0)
         self._keeper: Keeper | None = None
-        of_one_process(self, "a consumer of groups")
+        of_one_process(self, "a group consumer")
         metrics.report(self, consumer=consumer.name)
 
     def __next__(self) -> SharedGroup:
-        """Give the next group.
+        """Return the next group.
 
         Raises:
-            GroupConflict: a group is not sound; it was given back.
-            StreamNotFound: there is no stream, or no dead-letter stream, of a name that was given.
-            PublishError: the dead-letter stream does not take a message; the group was given back.
+            GroupConflict: a group is unsound; it was released.
+            StreamNotFound: a named stream, or the dead-letter stream, does not exist.
+            PublishError: the broker did not confirm a dead letter; the group was released.
         """
         self._begin()
         while isinstance(found := self._take(), Rest):
@@ -140,11 +140,11 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         return found
 
     def _begin(self) -> None:
-        """The next group is asked for: the idle time begins."""
+        """Start the idle time: the caller asks for the next group."""
         self._idle.begin()
 
     def _take(self) -> SharedGroup | Rest | None:
-        """The next group; None at the end, a rest if no group is ready."""
+        """Return the next group, None at the end, or a rest if no group is ready."""
         if self._claims.is_closed:
             return None
         if self._keeper is None:
@@ -156,11 +156,11 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             if found is None:
                 self._warn_of_unrecorded(is_end=is_end)
         except (Transient, StreamReplaced) as error:
-            # With follow=True the member waits until the servers are back and a recorder has put the stream right.
+            # With follow=True, the member waits until the servers are back and a recorder has repaired the stream.
             if not self._options.follow or has_passed():
                 raise
             self._outages.failed(self._who, error)
-            # Recorders' leases ran out as well: until they are renewed, a stream may only seem to have no recorder.
+            # Recorders' leases may have expired, too: until they are renewed, a stream may only seem unrecorded.
             self._look_for_unrecorded_at = time.monotonic() + UNRECORDED_S[1]
             found = None
         else:
@@ -175,13 +175,13 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         return found
 
     def _put_back(self, group: SharedGroup) -> None:
-        """The caller was cancelled before it got the group: it is the next again."""
+        """Put a group back at the front: the caller was cancelled before it got the group."""
         self._counts["given"] -= 1
         self._counts["redelivered"] -= group.deliveries > 1
         self._outcomes.appendleft((group._claim, group))
 
     def statistics(self) -> SharedGroupsStatistics:
-        """What this member has counted, and how many groups it holds. No I/O."""
+        """Return this member's counters and how many groups it holds. No I/O."""
         return SharedGroupsStatistics(**self._counts, held=len(self._claims.held))
 
     def _renew(self) -> None:
@@ -189,14 +189,14 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         try:
             self._claims.renew()
         except Transient:
-            pass  # There are two more before the lease runs out; then the groups are let go.
-        except Exception as error:  # noqa: BLE001 - it is tried again; the leases run out where they must
+            pass  # Two more renewals are due before the leases expire and the groups are lost.
+        except Exception as error:  # noqa: BLE001 - it is retried; at worst, the leases expire
             self._outages.failed(who, error)
         else:
             self._outages.over(who)
 
     def close(self) -> None:
-        """Give back what was not acknowledged: other members get it at once. The iteration is over."""
+        """Release unacknowledged groups: other members can claim them at once. The iteration ends."""
         if self._claims.is_closed:
             return
         self._claims.is_closed = True
@@ -205,17 +205,17 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         try:
             self._claims.give_back()
         except RelatumError as error:
-            text = "groups of %s could not be given back, and are free when their lease has run out: %s"
+            text = "groups of %s could not be released, and become free when their leases expire: %s"
             logger.info(text, self._who, ended(error))
         metrics.retire(self)
 
     # --- the next group -----------------------------------------------------------------------------------
 
     def _next(self) -> SharedGroup | Rest | None:
-        """What is to be given next; None if there is nothing now."""
+        """Return the next group or rest; None if there is nothing now."""
         while True:
             while self._outcomes:
-                # Taken off only when that is sure: where the database goes away, it is the next again.
+                # Remove it only after the calls of the database: if one fails, it is the next again.
                 claim, outcome = self._outcomes[0]
                 is_mine = self._claims.is_mine(claim)
                 if is_mine and isinstance(outcome, GroupConflict):
@@ -238,9 +238,9 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         return SharedGroup(**known, deliveries=claim.number, _claim=claim, _shared=self)
 
     def _claim(self) -> None:
-        """Claim what there is; if that is nothing, with what the streams hold by now."""
+        """Claim ready groups. If there are none, scan the streams and try again."""
         if self._scanner is None:
-            # A consumer is made once it is sure that its dead letters have a place.
+            # Check the dead-letter stream before the consumer is made.
             check_dead_letters(self._catalog.servers, self._consumer.dead_letter_stream)
             consumer = find_consumer(self._catalog, self._consumer.name, self._options)
             self._claims.bind(consumer.consumer_id)
@@ -257,7 +257,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
     # --- reading what was claimed -------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Read the groups claimed, as many as may be held at once, in one pass."""
+        """Read claimed groups in one pass, as many as memory may hold."""
         assert self._scanner is not None, "nothing is claimed before that is known"
         self._waiting = deque(claim for claim in self._waiting if self._claims.has(claim))
         groups = {group.group_id: group for group in self._scanner.groups(each.group_id for each in self._waiting)}
@@ -267,7 +267,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             if messages < MESSAGES_AT_ONCE:
                 part.append(groups[claim.group_id])
                 messages += len(groups[claim.group_id].retained)
-        # Where this raises, the broker or the database went away: that group and what follows it is read again.
+        # If this raises, the broker or the database is unavailable: this group and the next ones are read again.
         most = self._consumer.deliveries_max
         found = read_groups(self._catalog.servers, part, self._options, is_named=False)
         for group, read in zip(part, found, strict=True):
@@ -283,11 +283,11 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             self._waiting.popleft()
 
     def _not_whole(self, claim: Claim, group: Assembled) -> None:
-        """A group was complete and is not: retention dropped a part, or its stream lost its end or was replaced."""
+        """Handle a group that is no longer complete: retention took a part, or its stream was cut or replaced."""
         assert self._scanner is not None, "it was claimed"
         stream = self._scanner.stream_of(claim.stream_id)
         if stream is None:
-            # It was in a stream that was deleted; what comes of it in a new one is another group.
+            # Its stream was deleted. In a new stream, the same id is another group.
             self._claims.end(claim, DEAD)
             return
         bounds = ends_of(self._catalog.servers, stream, is_named=False)
@@ -296,7 +296,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             self._conflict(claim, group, conflict(claim.group_id, Anomaly.EXPIRED))
         else:
             self._claims.end(claim, OPEN)
-            # It may have been recorded again: the member that scanned it saw it claimed and left it alone.
+            # It may have been recorded again: the member that scanned it did not change a claimed group.
             self._scanner.write_down_again(claim.group_id)
 
     def _conflict(self, claim: Claim, group: Assembled, error: GroupConflict) -> None:
@@ -308,7 +308,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             self._outcomes.append((claim, self._given_up(error.anomaly, group)))
 
     def _refuse(self, error: GroupConflict) -> None:
-        """Give back what was claimed and not given, and raise."""
+        """Release the claimed groups that are not delivered, and raise."""
         for claim in [*(claim for claim, _ in self._outcomes), *self._waiting]:
             self._claims.end(claim, READY)
         self._outcomes.clear()
@@ -318,7 +318,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
     # --- groups that are given up -------------------------------------------------------------------------
 
     def _given_up(self, reason: str, group: Assembled) -> _GivenUp:
-        """A group that is not given, with what is left of its messages, in its order."""
+        """Return a group to give up, with its retained messages as dead letters, in its order."""
         ids = [member.id for member in named(group.retained)]
         if self._letters is None or not ids:
             return _GivenUp(reason)
@@ -328,14 +328,14 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         return _GivenUp(reason, Burial(self._letters, [(message, reason) for message in messages], **headers))
 
     def _give_up(self, claim: Claim, given_up: _GivenUp) -> Rest:
-        """Publish a group's messages as dead letters, if they have a place; gives the rest before the next group.
+        """Publish a group's messages as dead letters, if there is a stream for them. Returns a rest.
 
-        If they are not taken, the group's turn comes again; a member that follows waits until the servers are back.
+        If that fails, the group is released; with `follow`, the member retries it once the servers are back.
         """
         who = f"publishing dead letters of the group {claim.group_id}, of {self._who},"
         try:
             if given_up.burial is not None and self._letters is not None:
-                # They are rare: a connection that is kept for the next ones is one more to lose.
+                # Dead letters are rare: do not keep the connection.
                 with self._letters:
                     given_up.burial.run()
             was_mine = self._claims.end(claim, DEAD)
@@ -352,7 +352,7 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         if was_mine and given_up.reason == NEVER_ACKNOWLEDGED:
             stream = self._consumer.dead_letter_stream
             logger.warning(
-                "the group %s was given %d times by the consumer %r and never acknowledged: it is dead, %s",
+                "the group %s was delivered %d times by the consumer %r and never acknowledged: it is dead, %s",
                 claim.group_id,
                 claim.given,
                 self._consumer.name,
@@ -366,13 +366,13 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             self._claims.end(claim, READY)
         except RelatumError as error:
             self._claims.forget(claim)
-            text = "the group %s of %s could not be given back, and is free when its lease has run out: %s"
+            text = "the group %s of %s could not be released, and becomes free when its lease expires: %s"
             logger.info(text, claim.group_id, self._who, ended(error))
 
     # --- what is not recorded -----------------------------------------------------------------------------
 
     def _warn_of_unrecorded(self, *, is_end: bool) -> None:
-        """Warn of messages that nobody records, once for each stream: their groups are not given."""
+        """Warn once for each stream without a recorder: groups with messages in it are not delivered."""
         now = time.monotonic()
         if now < self._look_for_unrecorded_at and not is_end:
             return
@@ -381,12 +381,12 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             known = evidence(self._catalog, self._options.names, [group_key(self._catalog)])
             streams = known.unrecorded_streams(self._catalog)
         except RelatumError:
-            return  # The next look for groups fails of it, too; a hint is no reason to end.
+            return  # The next query for groups will raise it, too. A warning must not end the iteration.
         for stream in streams:
             if stream not in self._unrecorded:
                 self._unrecorded.add(stream)
                 logger.warning(
-                    "%d messages of the stream %r are not recorded, and nobody records it: `relatum record %s`",
+                    "%d messages of the stream %r are not recorded, and it has no recorder: run `relatum record %s`",
                     sum(gap.stop - gap.start for gap in known.uncovered if gap.stream == stream),
                     stream,
                     stream,

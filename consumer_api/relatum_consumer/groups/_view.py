@@ -1,7 +1,7 @@
-"""The streams that are read: their ends, what is recorded of them, and the members that are not recorded.
+"""A view of the streams to read: their ends, what is recorded of them, and the members that are not recorded.
 
-The order of the steps is that of every proof: the ends are taken from the broker first, the coverage after that. What
-was in the streams at that moment is then in the table or is read from the stream itself.
+The steps are in the order of every proof: first the broker's ends of the streams, then the coverage. So each message
+that was in the streams at that moment is in the table or is read from its stream.
 """
 
 import logging
@@ -26,20 +26,19 @@ from relatum_consumer.lookups.proof import Uncovered, evidence
 from relatum_consumer.lookups.servers import Servers
 
 UNRECORDED_MEMBERS_MAX: Final = 500_000
-"""Messages of groups that are not recorded yet and are held by their places, 200 bytes each: a recorder is to blame,
-or a back-fill is due, if there are more."""
+"""Unrecorded messages of groups whose places are held in memory, 200 bytes each. If there are more, a recorder does not
+run, or a back-fill is due."""
 
 GROUP_ID_LENGTH: Final = 2 * GROUP_ID_BYTES
 """Characters of a group's id."""
 
 _LOW: Final = "wanted.group_id || '|' COLLATE \"C\""
 _HIGH: Final = "wanted.group_id || '}' COLLATE \"C\""
-"""`}` is the character after `|`. All values of a group, `<group id>|<sequence>|<last>`, lie between the two: they are
-one short range of the index `relationships_lookup`."""
+"""`}` is the character after `|`, so all values of a group, `<group id>|<sequence>|<last>`, are between the two: one
+short range of the index `relationships_lookup`."""
 
-# An aggregate inside keeps PostgreSQL from joining it in another way than group by group. And of a stream that was
-# never analyzed PostgreSQL expects no row: for each group it would look through all of the stream, by the index of
-# offsets, which cannot be used for `stream_id + 0`.
+# The aggregate makes PostgreSQL join group by group. `stream_id + 0` keeps it from the index of offsets: it expects no
+# rows of a stream that was never analyzed, and would search the whole stream for each group.
 MEMBERS: Final = sql(
     f"""
     SELECT wanted.group_id, found.*
@@ -56,11 +55,11 @@ MEMBERS: Final = sql(
     WHERE found.places IS NOT NULL
     """
 )
-"""The rows of each of the groups `group_ids` in the streams `stream_ids`: the group's id, and arrays, in no order, of
-values without that id, stream ids, offsets and times. A group is one row: each row costs the driver.
+"""The rows of each group of `group_ids` in the streams `stream_ids`: the group's id, and unordered arrays of values
+without the id, stream ids, offsets and times. A group is one row, since each row costs the driver time.
 
-One probe a group, for the range of values that begin with its id, of each part that may hold it: one or two, where ids
-are in the order of time.
+Each group takes one index probe of each part that may hold its range of values: one or two parts if ids are in the
+order of time.
 """
 
 
@@ -79,12 +78,12 @@ def _rows_between(condition: str = "") -> sa.TextClause:
     )
 
 
-# Rows arrive in the order of offsets, so what a part of a stream holds is found by the index `relationships_offsets`.
+# Rows are inserted in the order of offsets, so the index `relationships_offsets` finds a part of a stream fast.
 ROWS_BETWEEN: Final = _rows_between()
 """Rows of the key `key_id` in one stream from offset `low` to before `high`: value, offset, time, by offset."""
 
 FIRSTS_BETWEEN: Final = _rows_between("AND split_part(r.value, '|', 2) = '1'")
-"""The same, of number 1."""
+"""The same, but only rows with number 1."""
 
 logger = logging.getLogger("relatum.groups")
 
@@ -94,12 +93,12 @@ class View:
     """The streams to read, and how far they are read.
 
     Attributes:
-        servers: What is asked.
-        key_id: The number of the key of groups.
-        numbers: The streams' numbers in the database, by name.
-        floors: The first retained offset by stream.
-        stops: The offset by stream before which messages count.
-        gaps: What is retained and not in the table.
+        servers: The database and the broker.
+        key_id: The id of the key of groups.
+        numbers: The streams' ids in the database, by name.
+        floors: The first retained offset of each stream.
+        stops: The end of the view of each stream, exclusive.
+        gaps: The retained ranges that are not in the table.
     """
 
     servers: Servers
@@ -113,17 +112,17 @@ class View:
 
     @classmethod
     def of_table(cls, servers: Servers, key_id: int, recorded: Sequence[PresentStream]) -> Self:
-        """All that the table has of streams, whatever they retain."""
+        """Make a view of all rows of streams, whatever the streams retain."""
         numbers = {stream.name: stream.stream_id for stream in recorded}
         return cls(servers, key_id, numbers, {}, dict.fromkeys(numbers, INTEGER_MAX))
 
     @property
     def unrecorded_groups(self) -> Iterable[str]:
-        """The ids of the groups that have members which are not in the table."""
+        """The ids of groups with members that are not in the table."""
         return self._unrecorded_groups
 
     def add_unrecorded(self, group_id: str | None = None) -> None:
-        """Read what is not in the table for the members that are there: all, or those of one group."""
+        """Read the unrecorded ranges for members of all groups, or of one."""
         found: list[Member] = []
         for gap in self.gaps:
             members = self.servers.scan(gap.stream, gap.start, gap.stop, _member_of)
@@ -137,7 +136,7 @@ class View:
         self._unrecorded_groups = by_group(self._unrecorded)
 
     def between(self, stream: str, low: int, high: int, *, firsts_only: bool = False) -> list[Member]:
-        """The members in a part of a stream, in the order of offsets; `firsts_only` those of number 1."""
+        """Return the members in a part of a stream, ordered by offset; with `firsts_only`, those with number 1."""
         held = self._unrecorded
         first, stop = (bisect_left(held, (stream, at), key=stream_and_offset) for at in (low, high))
         members = {each.offset: each for each in held[first:stop] if not firsts_only or each.sequence == 1}
@@ -152,14 +151,14 @@ class View:
         return [members[offset] for offset in sorted(members)]
 
     def members_of(self, group_ids: Sequence[str]) -> dict[str, list[Row]]:
-        """The rows of all members of groups, by group; those of none are left out."""
+        """Return the rows of all members of groups, by group. Groups without members are left out."""
         rows = self.servers.rows(
             MEMBERS,
             {"key_id": self.key_id, "group_ids": list(group_ids), "stream_ids": list(self.numbers.values())},
         )
         streams = {number: (name, self.stops[name]) for name, number in self.numbers.items()}
         groups: dict[str, list[Row]] = defaultdict(list)
-        # The same few dozen in all groups: each is parsed once.
+        # The same few dozen values recur in all groups: parse each once.
         known: dict[str, Membership | None] = {}
         for group_id, *columns in rows:
             members = groups[group_id]
@@ -177,30 +176,30 @@ class View:
 
 
 def _member_of(message: Message) -> Member | None:
-    """A message as a member of its group; None if it is in no group."""
+    """Return a message as a member of its group; None if it is in no group."""
     place = membership(message.headers)
     return None if place is None else Member(*place, message.stream, message.offset, message.time_us)
 
 
 def group_key(catalog: Catalog) -> int:
-    """The number of the key by which groups are found."""
+    """Return the id of the key by which groups are found."""
     try:
         definition = catalog.definition(GROUP_KEY.name)
     except KeyNotDefined:
         definition = None
     if definition is None or definition.sources != GROUP_KEY.sources or definition.type != GROUP_KEY.type:
         raise KeyNotDefined(
-            f"groups are found by the key {GROUP_KEY.name!r}, which is not defined here, or as something else: "
-            "give relatum.intercept(…, keys=[…, relatum.GROUP_KEY]), or run "
+            f"groups need the key {GROUP_KEY.name!r}, which is not defined, or is defined differently: "
+            "call relatum.intercept(…, keys=[…, relatum.GROUP_KEY]), or run "
             f"`relatum keys add {GROUP_KEY.name} --source {' --source '.join(GROUP_KEY.sources)}`; "
-            "then back-fill what is older",
+            "then back-fill older messages",
             key=GROUP_KEY.name,
         )
     return definition.key_id
 
 
 def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> View:
-    """The streams as they are now; `complete` also reads what is retained and not recorded."""
+    """Return a view of the streams now. `complete` also reads retained messages that are not recorded."""
     key_id = group_key(catalog)
     catalog.check_names(names)
     known = evidence(catalog, names, [key_id], needs_firsts=True, is_proof=complete)
@@ -217,7 +216,7 @@ def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> 
     if complete:
         view.add_unrecorded()
         return view
-    # Each stream ends where its recorded part does.
+    # End each stream at the end of its recorded part.
     for gap in reversed(view.gaps):
         if gap.stop >= view.stops[gap.stream]:
             view.stops[gap.stream] = gap.start
@@ -225,5 +224,5 @@ def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> 
 
 
 def warn_left_out(found: UnreadableStream) -> None:
-    """Warn that groups are given without a stream's messages: those that have some there are not complete."""
+    """Warn that a stream is left out: groups with messages in it are not complete."""
     logger.warning("the stream %r is left out: %s", found.stream, found.reason)

@@ -3,7 +3,7 @@
     with WebServer(WebOptions("amqp://…", "postgresql://…")) as server:
         print(server.url)
 
-`relatum web` runs it. `make_application` gives the same as an ASGI application, for a server of your own.
+`relatum web` runs it. `make_application` returns the same page as an ASGI application, for your own server.
 """
 
 from typing import TYPE_CHECKING
@@ -23,5 +23,5 @@ _HOMES = {
     "make_application": "relatum_consumer.web.application",
 }
 
-# The command's help needs none of this, and is there without the extra.
+# Imported on first use: the command's help works without the extra.
 __getattr__ = imported_later(__name__, _HOMES)

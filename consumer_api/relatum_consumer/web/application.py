@@ -1,4 +1,4 @@
-"""The application: routes, what stands before them, and the servers it opens and closes."""
+"""The application: routes, middleware, and the connections that its lifespan opens and closes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-# Their endpoints are declared by being imported.
+# Importing these modules declares their endpoints.
 from relatum_consumer.web import (  # noqa: F401
     collectors,
     contexts,
@@ -39,13 +39,13 @@ from relatum_consumer.web.site import Site
 
 
 def make_application(options: WebOptions) -> Starlette:
-    """The page as an ASGI application. Its lifespan opens what it asks by, and closes that at the end.
+    """Return the page as an ASGI application. Its lifespan opens the connections to both servers, and closes them.
 
     Args:
-        options: What it is told.
+        options: The options of the page.
 
     Raises:
-        ConfigurationError: the broker's or the database's URL is none; the options cannot be.
+        ConfigurationError: the extra `mcp` is not installed. Starting the application raises it for an invalid URL.
     """
     static = static_files()
     links = Links(options.root_path, version_of(static))
@@ -88,7 +88,7 @@ def make_application(options: WebOptions) -> Starlette:
 
 
 class _Tools:
-    """Gives a request to the tools. Questions come by POST: nothing is ever told unasked."""
+    """Passes a request to the tools. Only POST is accepted: the tools never send a message by themselves."""
 
     def __init__(self, rendering: Rendering) -> None:
         self._rendering = rendering
@@ -99,7 +99,7 @@ class _Tools:
         if scope["method"] != "POST":
             problem = Problem(405, "method_not_allowed", "tools are called by POST", "", {"Allow": "POST"})
         elif origin is not None and urlsplit(origin).netloc != headers.get("host"):
-            problem = Problem(403, "other_site", "this was sent by a page of another site")
+            problem = Problem(403, "other_site", "the request comes from a page of another site")
         else:
             await scope["app"].state.mcp(scope, receive, send)
             return
@@ -115,7 +115,7 @@ def _routes(
         return rendering.json(described)
 
     async def static_file(request: Request) -> Response:
-        """A file of the page's own; a browser keeps it, since its path changes when the file does."""
+        """Return a static file. Browsers may cache it: its path changes when the file does."""
         file = static.get(request.path_params["file"])
         if file is None:
             return Response("there is no such file\n", 404, media_type="text/plain")

@@ -1,4 +1,4 @@
-"""What a body is, and how it is shown: JSON, text, an image, or bytes. Nothing of it is ever taken for HTML."""
+"""Detects the kind of a body and formats it: JSON, text, an image, or bytes. No body is ever treated as HTML."""
 
 import json
 import re
@@ -8,21 +8,21 @@ from typing import Any, Final, Literal
 BodyKind = Literal["empty", "json", "text", "image", "binary", "masked"]
 
 _LOOKED_AT: Final = 65_536
-"""Characters of a text that are looked through for control characters."""
+"""How many characters of a text are searched for control characters."""
 
 HEX_BYTES_MAX: Final = 4_096
-"""Bytes shown in hexadecimal."""
+"""The most bytes shown in hexadecimal."""
 
 JSON_BYTES_MAX: Final = 1 << 20
-"""Bytes of JSON that are taken apart; more of it is text."""
+"""The largest body parsed as JSON, in bytes; a larger one counts as text."""
 
 _PREVIEW_CHARACTERS: Final = 160
 
 _INDENT_MAX: Final = 80
-"""Characters of indentation: what lies deeper is in one line."""
+"""The deepest indentation, in characters; deeper values stay on one line."""
 
 _COMPARED_BYTES_MAX: Final = 1 << 14
-"""Bytes of JSON that is compared with that of other messages of a list."""
+"""The largest JSON body compared with those of other messages of a list, in bytes."""
 
 _IMAGES: Final = (
     (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
@@ -30,27 +30,27 @@ _IMAGES: Final = (
     (re.compile(rb"GIF8[79]a"), "image/gif"),
     (re.compile(rb"RIFF.{4}WEBP", re.DOTALL), "image/webp"),
 )
-"""What is shown as an image: by its first bytes alone, whatever it says of itself. SVG is text: it may hold scripts."""
+"""Bodies shown as images, by their first bytes, whatever their properties say. SVG is text: it may hold scripts."""
 
 _NO_TEXT: Final = re.compile(r"[\x01-\x08\x0b\x0e-\x1f\x7f]")
 
 _CHARACTERS_OF_A_NUL: Final = 4
-"""Characters of a text for each NUL in it, at least: in UTF-16, and in numbers, there are more of them."""
+"""The fewest characters for each NUL in a text: UTF-16 and binary numbers have more NULs."""
 
 
 class _Number(str):
-    """A number as it is written: neither rounded nor made another one."""
+    """A JSON number as it was written, without rounding."""
 
     __slots__ = ()
 
 
 def image_type(body: bytes) -> str | None:
-    """The type of an image that browsers show without running anything of it; None for all else."""
+    """Return the media type of an image that browsers show without running any of it, or None."""
     return next((kind for start, kind in _IMAGES if start.match(body)), None)
 
 
 def text_of(body: bytes) -> str | None:
-    """A body as text, which may have a few NULs; None where it is none."""
+    """Return a body as text, which may contain a few NULs; None if it is not text."""
     try:
         text = body.decode()
     except UnicodeDecodeError:
@@ -60,14 +60,14 @@ def text_of(body: bytes) -> str | None:
 
 
 def whole_characters(body: bytes, at: int) -> int:
-    """The same place, or that of the character which it is within."""
+    """Return the offset, moved back to the start of a character if it is inside one."""
     while 0 < at < len(body) and body[at] & 0xC0 == 0x80:
         at -= 1
     return at
 
 
 def kind_of(body: bytes) -> BodyKind:
-    """What a body is, by its bytes."""
+    """Return the kind of a body, judged by its bytes."""
     if not body:
         return "empty"
     if image_type(body):
@@ -78,15 +78,15 @@ def kind_of(body: bytes) -> BodyKind:
 
 
 def preview(body: bytes) -> str:
-    """The beginning of a body in one line."""
-    # One more than are shown, of four bytes each at most.
+    """Return the beginning of a body on one line."""
+    # One character more than is shown, of at most four bytes each.
     text = text_of(body[: whole_characters(body, 4 * (_PREVIEW_CHARACTERS + 1))])
     shown = body[:32].hex(" ") if text is None else " ".join(text.split())
     return shown if len(shown) <= _PREVIEW_CHARACTERS else f"{shown[: _PREVIEW_CHARACTERS - 1]}…"
 
 
 def previews(bodies: Sequence[bytes]) -> list[str]:
-    """The beginnings of the bodies of one stream; of JSON objects without the members that all of them share."""
+    """Return the beginnings of the bodies of one stream; JSON objects lose the members that all of them share."""
     loaded = (_loaded(body) if body[:1] == b"{" and len(body) <= _COMPARED_BYTES_MAX else None for body in bodies)
     objects = [each for each in loaded if isinstance(each, dict)]
     if not 1 < len(objects) == len(bodies):
@@ -99,7 +99,7 @@ def previews(bodies: Sequence[bytes]) -> list[str]:
 
 
 def _written(value: Any, line: str = "") -> str:
-    """A value of JSON as text, numbers as they were written; with a line's beginning, each member on its own."""
+    """Return a JSON value as text, numbers as written. With the start of a line, each member gets its own line."""
     if isinstance(value, _Number):
         return value
     if not value or not isinstance(value, dict | list):
@@ -116,7 +116,7 @@ def _written(value: Any, line: str = "") -> str:
 
 
 def indented(text: str) -> str | None:
-    """JSON with a line for each member; None where it is none, or too deep."""
+    """Return JSON with one member a line; None if the text is not JSON, or is nested too deeply."""
     try:
         loaded = _loaded(text.encode())
         return None if loaded is None else _written(loaded, "\n")
@@ -125,7 +125,7 @@ def indented(text: str) -> str | None:
 
 
 def hex_lines(body: bytes) -> list[str]:
-    """The beginning of a body as `hexdump -C` shows it."""
+    """Return the beginning of a body as `hexdump -C` shows it."""
     lines = []
     for start in range(0, min(len(body), HEX_BYTES_MAX), 16):
         row = body[start : start + 16]
@@ -135,7 +135,7 @@ def hex_lines(body: bytes) -> list[str]:
 
 
 def _loaded(body: bytes) -> Any:
-    """What JSON says; None where it says nothing, or is none."""
+    """Return the JSON value; None if it is null, or the body is not JSON."""
     try:
         return json.loads(body.decode(), parse_int=_Number, parse_float=_Number, parse_constant=_Number)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Collectors: who collects, how far, what became of the messages, what failed and why."""
+"""Collectors: members, positions, and the outcomes of messages with the reasons of failures."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -17,7 +17,7 @@ from relatum_consumer.web.parameters import Asked, Nothing, Number
 from relatum_consumer.web.site import Site
 
 _KEPT_S: Final = 3.0
-"""Seconds for which what is counted is kept."""
+"""Seconds for which counts are cached."""
 
 _STATES: Final = {
     "unsuccessful": (OutcomeStatus.FAILED, OutcomeStatus.DEAD),
@@ -28,7 +28,7 @@ _STATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CollectorsAnswer:
-    """The collectors, by name; finished messages are counted as long as they are kept, many of them by a sample."""
+    """The collectors, ordered by name. Finished messages count while they are stored; large counts are estimates."""
 
     collectors: tuple[CollectorStatus, ...]
 
@@ -41,7 +41,7 @@ async def collectors(site: Site, _: Nothing) -> CollectorsAnswer:
 
 
 async def _statuses(site: Site, names: tuple[str, ...] | None = None) -> tuple[CollectorStatus, ...]:
-    """The collectors of the virtual host, by name."""
+    """Return the collectors of the virtual host, ordered by name."""
     alone = partial(collector_status, site.database, names)
     found = await site.with_broker(("collectors", names), _KEPT_S, partial(alone, broker=site.options.broker), alone)
     return tuple(each for each in found if each.vhost == site.address.vhost)
@@ -50,17 +50,17 @@ async def _statuses(site: Site, names: tuple[str, ...] | None = None) -> tuple[C
 class CollectorAsked(Asked):
     name: str = Field(description="The collector's name.")
     state: Literal["unsuccessful", "waiting", "succeeded"] = Field(
-        "unsuccessful", description="Failed and dead ones, those that wait, or those that succeeded."
+        "unsuccessful", description="Failed and dead messages, waiting ones, or successful ones."
     )
-    limit: int = Field(100, ge=1, le=1_000, description="Messages of a page.")
-    cursor: str = Field("", description="`next` of the page before.")
+    limit: int = Field(100, ge=1, le=1_000, description="Messages on a page.")
+    cursor: str = Field("", description="`next` of the previous page.")
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorAnswer:
-    """A collector, and a page of its messages: finished ones the latest first, others by stream and offset.
+    """A collector, and a page of its messages: finished ones latest first, others by stream and offset.
 
-    A `message_id` is a digest where the property is masked; reasons are left out where bodies, or any key, are masked.
+    A `message_id` is a digest if the property is masked. Reasons are left out if bodies or any key are masked.
     """
 
     collector: CollectorStatus
@@ -75,7 +75,7 @@ class CollectorAnswer:
     page="collectors",
 )
 async def collector(site: Site, asked: CollectorAsked) -> CollectorAnswer:
-    await site.keys()  # which say what is masked
+    await site.keys()  # loads what is masked
     after = read_cursor(asked.cursor, datetime, int, int)
     page = await site.in_thread(
         collected,
@@ -97,7 +97,7 @@ async def collector(site: Site, asked: CollectorAsked) -> CollectorAnswer:
 
 
 def _masked(site: Site, outcome: Outcome) -> Outcome:
-    """An outcome alone, as it is shown: executors say in a reason what they like."""
+    """Return one outcome with masked values hidden. Executors write the reason, which may contain anything."""
     is_masked = site.masking.is_masked_place("property", "message_id")
     return replace(
         outcome,
@@ -108,23 +108,21 @@ def _masked(site: Site, outcome: Outcome) -> Outcome:
 
 
 class OutcomeAsked(Asked):
-    id: str = Field("", description="The property `message_id`; stream:offset of a message that has none.")
+    id: str = Field("", description="The property `message_id`; stream:offset for a message without it.")
     of_stream: str = Field("", description="Instead of an id: the message's stream …")
     of_offset: Number | None = Field(None, description="… and its offset.")
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeAnswer:
-    """What became of the message in each collector: the least advanced first; unknown where none has taken it."""
+    """The message's outcome in each collector, least advanced first; unknown if no collector has it."""
 
     outcomes: tuple[Outcome, ...]
 
 
-@endpoint(
-    "/collectors/outcome", "What became of a message that collectors took.", template="outcome.html", page="collectors"
-)
+@endpoint("/collectors/outcome", "The outcomes of a message in collectors.", template="outcome.html", page="collectors")
 async def outcome(site: Site, asked: OutcomeAsked) -> OutcomeAnswer:
-    await site.keys()  # which say what is masked
+    await site.keys()  # loads what is masked
     message_id = asked.id
     if asked.of_offset is not None:
         message_id = message_id_of(await site.relations.read(asked.of_stream, asked.of_offset))
@@ -135,12 +133,12 @@ async def outcome(site: Site, asked: OutcomeAsked) -> OutcomeAnswer:
 
 
 def message_id_of(message: Message) -> str:
-    """The id by which collectors know a message: its place, if it has none."""
+    """Return the id by which collectors know a message: stream:offset if it has no `message_id`."""
     given = message.properties.message_id
     return f"{message.stream}:{message.offset}" if given is None else str(given)
 
 
 def outcome_of(site: Site, message_id: str) -> Outcome:
-    """What became of a message, by its id."""
+    """Return the outcome of a message, by its id."""
     with Outcomes(site.database) as outcomes:
         return outcomes.of(message_id)

@@ -1,4 +1,4 @@
-"""Contexts: over which partitions they are placed, the moves under way, who consumes and what is held back."""
+"""Contexts: their partitions, the moves in progress, the serial consumers and the messages they hold back."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ from relatum_consumer.web.parameters import Asked, Nothing, Number
 from relatum_consumer.web.site import Site
 
 CONTEXTS_KEPT_S: Final = 1.0
-"""Seconds for which what is told of a super stream is kept."""
+"""Seconds for which the state of a super stream is cached."""
 
 SUPER_STREAMS_LISTED: Final = 50
 MOVES_LISTED: Final = 50
@@ -30,7 +30,7 @@ MOVES_LISTED: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class ContextsAnswer:
-    """The first fifty super streams, of `total`, whose messages are placed by the names in a header, by name."""
+    """The first fifty of `total` super streams whose messages a header places, ordered by name."""
 
     super_streams: tuple[ContextsStatus, ...]
     total: int
@@ -38,7 +38,7 @@ class ContextsAnswer:
 
 @endpoint(
     "/contexts",
-    "Super streams whose contexts are placed: partitions with their contexts, and moves under way.",
+    "Super streams with placed contexts: partitions with their contexts, and moves in progress.",
     template="contexts.html",
     page="contexts",
 )
@@ -56,24 +56,24 @@ async def _status(site: Site, name: str) -> ContextsStatus:
 
 
 def _opened(site: Site, name: str) -> SerializationContexts:
-    """What is stored of a super stream; without the broker, nothing is made."""
+    """Open a super stream from the database. Without a broker, nothing is created."""
     return SerializationContexts(name, site.database, vhost=site.address.vhost)
 
 
 class SuperStreamAsked(Asked):
     name: str = Field(description="The super stream's name.")
-    partition: str = Field("", description="Only contexts that live in this partition.")
+    partition: str = Field("", description="Only contexts in this partition.")
     context: str = Field("", description="Only this context.")
-    limit: int = Field(100, ge=1, le=1_000, description="Contexts of a page.")
-    cursor: Number = Field(0, description="`next` of the page before.")
+    limit: int = Field(100, ge=1, le=1_000, description="Contexts on a page.")
+    cursor: Number = Field(0, description="`next` of the previous page.")
 
 
 @dataclass(frozen=True, slots=True)
 class SuperStreamAnswer:
-    """A super stream, a page of its contexts by name, its latest moves, and who consumes it in order, by name.
+    """A super stream, a page of its contexts by name, its latest moves, and its serial consumers by name.
 
-    A context's name is a digest where the header is masked. It is a value of `key`, where there is such a key.
-    `consumers` is None while the broker, which has the streams' ends, does not answer.
+    A context's name is a digest if the header is masked. `key` is the key that has the header's values, if there is
+    one. `consumers` is None while the broker does not answer: it knows the ends of the streams.
     """
 
     super_stream: ContextsStatus
@@ -86,7 +86,7 @@ class SuperStreamAnswer:
 
 @endpoint(
     "/contexts/super-stream",
-    "The contexts of a super stream and where they live, its latest moves, and who consumes it in order.",
+    "The contexts of a super stream with their partitions, its latest moves, and its serial consumers.",
     template="super_stream.html",
     page="contexts",
 )
@@ -111,7 +111,7 @@ async def super_stream(site: Site, asked: SuperStreamAsked) -> SuperStreamAnswer
 
 
 def _contexts_of(site: Site, asked: SuperStreamAsked) -> tuple[list[Assignment], list[Move]]:
-    """A page of contexts and one more, and the latest moves."""
+    """Return a page of contexts plus one, and the latest moves."""
     with _opened(site, asked.name) as opened:
         latest = opened.moves(latest=MOVES_LISTED)
         if asked.context:

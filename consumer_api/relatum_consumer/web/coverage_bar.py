@@ -1,4 +1,4 @@
-"""Coverage as a bar: which part of what a stream retains is recorded, lost before it was, or not recorded. Pure."""
+"""Coverage as a bar: which retained offsets of a stream are recorded, lost before recording, or unrecorded. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from relatum.store.coverage import Range
 PieceKind = Literal["recorded", "partly", "hole", "unrecorded"]
 
 _WORST: Final[tuple[PieceKind, ...]] = ("hole", "unrecorded", "partly", "recorded")
-"""What a place of several kinds is drawn as: what is wrong with it must not vanish in what is right."""
+"""The order in which kinds win if a piece has several: faults must stay visible."""
 
 PIECES_MAX: Final = 200
-"""Pieces of a bar; where there are more, each piece stands for a part of the bar, and shows the worst of it."""
+"""The most pieces of a bar. If there are more, the bar is cut evenly, and each piece shows the worst kind in it."""
 
 _LEAST: Final = 0.6
-"""Per cent of the bar that a piece takes at least, so that it can be seen."""
+"""The smallest width of a piece, in per cent of the bar, so that it can be seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoveragePiece:
-    """A part of a bar: offsets [start, end), and where it lies, in per cent of the width."""
+    """A part of a bar: offsets [start, end), and its position and width, in per cent of the bar."""
 
     kind: PieceKind
     start: int
@@ -33,12 +33,12 @@ class CoveragePiece:
 def coverage_bar(
     within: Range, covered: Mapping[str, Sequence[Range]], holes: Sequence[Range]
 ) -> tuple[CoveragePiece, ...]:
-    """The pieces of a bar, in order, without what nothing is to be seen of.
+    """Return the pieces of a bar, in the order in which they are drawn.
 
     Args:
         within: The offsets that the stream retains, [first, end).
-        covered: By key, the ranges that are recorded; `recorded` are those of all keys, `partly` those of some.
-        holes: The ranges that retention took before they were recorded.
+        covered: The recorded ranges, by key. A piece that all keys cover is `recorded`; that some cover, `partly`.
+        holes: The ranges that retention dropped before they were recorded.
     """
     first, end = within
     if end <= first:
@@ -55,13 +55,13 @@ def coverage_bar(
         kind = _worst(start, stop, covered, holes)
         begun = pieces.pop()[1] if pieces and pieces[-1][0] == kind else start
         pieces.append((kind, begun, stop))
-    # Drawn one upon the other: what is wrong comes last, so that its least width is seen.
+    # Pieces overlap: faults are drawn last, so that their minimum width stays visible.
     pieces.sort(key=lambda piece: (-_WORST.index(piece[0]), piece[1]))
     return tuple(_drawn(within, *piece) for piece in pieces)
 
 
 def _worst(start: int, end: int, covered: Mapping[str, Sequence[Range]], holes: Sequence[Range]) -> PieceKind:
-    """The worst that some offsets have in them; of a piece between two edges, what all of it is."""
+    """Return the worst kind among some offsets."""
     if any(a < end and start < b for a, b in holes):
         return "hole"
     whole = sum(any(a <= start and end <= b for a, b in ranges) for ranges in covered.values())

@@ -1,4 +1,4 @@
-"""Where the next page begins: plain values as one text, which is read only as a page before gave it."""
+"""Cursors: where the next page begins, as plain values in one text. Only a cursor from an answer is accepted."""
 
 import base64
 import binascii
@@ -9,21 +9,21 @@ from typing import Any, Final
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
 
-WRONG_CURSOR: Final = "this cursor is none that a page before gave"
+WRONG_CURSOR: Final = "this cursor is invalid: take `next` of the previous page"
 
 
 def cursor_of(*values: str | int | datetime | None) -> str:
-    """The values as a cursor."""
+    """Return the values as a cursor."""
     return base64.urlsafe_b64encode(json.dumps(values, default=datetime.isoformat).encode()).decode()
 
 
 def read_cursor(text: str, *kinds: type) -> list[Any] | None:
-    """The values of a cursor, each of its kind, and no number below 0; None where there is no cursor.
+    """Return the values of a cursor, each of the given type, no number below 0; None without a cursor.
 
-    A value of the kind `datetime` may be None.
+    A value of type `datetime` may be None.
 
     Raises:
-        InvalidInput: no page before gave it.
+        InvalidInput: the cursor comes from no answer.
     """
     if not text:
         return None

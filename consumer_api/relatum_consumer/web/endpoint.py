@@ -1,4 +1,4 @@
-"""A question, declared once: the page, the same as JSON, and an agent's tool are made of that, with their descriptions.
+"""Endpoints: each is declared once, and becomes a page, a JSON document and an agent's tool, with descriptions.
 
 @endpoint("/collectors", "Collectors: messages by state.", template="collectors.html", page="collectors")
 async def collectors(site: Site, asked: Nothing) -> CollectorsAnswer: ...
@@ -32,48 +32,48 @@ _Value = TypeVar("_Value")
 _Answering = TypeVar("_Answering", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 Known = tuple[str, str | None]
-"""A fact that is known although one server is away, in words; and a link, or None."""
+"""A fact that is known while one server is unavailable, in words; and a link, or None."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 _FAULT: Final = Problem(
-    500, "unexpected", "the page failed unexpectedly", "Its log has the traceback: please tell whoever runs it."
+    500, "unexpected", "the page failed unexpectedly", "The log has the traceback: please tell the administrator."
 )
 
 PATIENCE_S: Final = 3.0
-"""Seconds that a page waits for what it can do without: what can be typed in does not hang on it."""
+"""How long a page waits for optional parts, such as suggestions for its form, in seconds."""
 
 BESIDE_S: Final = 0.5
-"""Seconds that an answer waits for what is shown beside it."""
+"""How long a page waits for what is shown beside the answer, in seconds."""
 
 _NAMED_MAX: Final = 20
-"""Keys or streams that an error names."""
+"""The most keys or streams that an error names."""
 
 _OFFERED_MAX: Final = 500
-"""Streams offered in a list; of others the name is typed."""
+"""The most streams offered in a list; users type the names of others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A question, and the function that answers it.
+    """An endpoint's parameters, its answer, and the function between them.
 
     Attributes:
-        path: Below `/api`, and of the page.
-        summary: In a line.
-        asked: Its parameters.
+        path: The path below `/api`, and of the page.
+        summary: A description in one line.
+        asked: The model of the parameters.
         gives: The answer's dataclass.
-        answer: The function between. What it raises of Relatum's errors becomes a problem.
-        template: The page's template, which gets `asked`, `answer` (None where there is none), `problem` and `typed`;
-            None where there is no page.
-        page: The page's name, for what it marks in its menu.
-        tool: The name of the tool for agents; empty where there is none.
-        is_asked: Whether there is anything to answer: a form that nobody filled in is a page, too.
-        unasked: Gives such a page `start`, to begin with.
-        beside: Gives a page whose answer has a `next` one `beside`; None where it takes too long.
-        known: Gives what is known all the same, for a page whose answer is not there, or needs a server that is away.
-        narrower: What to ask for instead of what takes too long.
-        files: Files of the same, by the last part of their paths.
-        empty: The code of a problem that is no problem of a page: its template shows what to do first.
+        answer: The function that answers. A `RelatumError` that it raises becomes a `Problem`.
+        template: The page's template, which gets `asked`, `answer` (or None), `problem` and `typed`. Default: None,
+            no page.
+        page: The name that the page's menu marks.
+        tool: The name of the tool for agents; empty for none.
+        is_asked: Whether the parameters ask for an answer; if not, the page shows an empty form.
+        unasked: Returns `start`, the first content of a page with an empty form.
+        beside: Returns `beside` for a page whose answer has a `next`; the page gets None if it takes too long.
+        known: Returns the known facts for a page whose answer is missing or needs an unavailable server.
+        narrower: What to ask for instead of a question that timed out.
+        files: Functions that return files about the same question, by the last part of their paths.
+        empty: The code of a problem for which the page is served with status 200: the template shows the first step.
     """
 
     path: str
@@ -94,21 +94,21 @@ class Endpoint:
 
     @property
     def page_path(self) -> str:
-        """The path of the page: the search is the first one."""
+        """The path of the page; the search is at `/`."""
         return "/" if self.path == "/search" else self.path
 
 
 ENDPOINTS: Final[list[Endpoint]] = []
-"""All of them, as the modules that declare them are imported."""
+"""All endpoints, in the order in which their modules are imported."""
 
 
 def endpoint(path: str, summary: str, **options: Any) -> Callable[[_Answering], _Answering]:
-    """Declares a function as an endpoint; its annotations say what it is asked and gives.
+    """Declare a function as an endpoint; its annotations name the parameters' model and the answer's dataclass.
 
     Args:
-        path: As of `Endpoint`.
-        summary: As of `Endpoint`.
-        options: Others of `Endpoint`.
+        path: See `Endpoint`.
+        summary: See `Endpoint`.
+        options: Further attributes of `Endpoint`.
     """
 
     def declared(answer: _Answering) -> _Answering:
@@ -123,7 +123,7 @@ def endpoint(path: str, summary: str, **options: Any) -> Callable[[_Answering], 
 
 
 def document_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
-    """Answers with JSON."""
+    """Return the handler that responds with the answer as JSON."""
 
     async def respond(site: Site, asked: Any) -> Response:
         return rendering.json(document(await endpoint.answer(site, asked)))
@@ -132,7 +132,7 @@ def document_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
 
 
 def given_out(endpoint: Endpoint, respond: Callable[[Site, Any], Awaitable[Response]], rendering: Rendering) -> Handler:
-    """Answers with a response, or with the document or page of what went wrong."""
+    """Return a handler that responds with a function's response, or with the problem as JSON or a page."""
 
     async def handle(request: Request) -> Response:
         site, began = request.app.state.site, time.monotonic()
@@ -146,11 +146,11 @@ def given_out(endpoint: Endpoint, respond: Callable[[Site, Any], Awaitable[Respo
 
 
 _ALONE: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-"""Also where it is opened by itself: an origin of its own, nothing is loaded or run. Styles are the browser's own."""
+"""A file opened by itself, too, gets its own origin and loads and runs nothing. Only the browser's styles apply."""
 
 
 def file_of(content: bytes, media_type: str, name: str = "") -> Response:
-    """A file that others wrote, served so that no browser runs any of it; with a name, to be saved."""
+    """Return content that publishers wrote as a file that no browser runs. With a name, browsers save it."""
     headers = {"Content-Security-Policy": _ALONE, "Content-Type": media_type}
     if name:
         headers["Content-Disposition"] = f'attachment; filename="{name}"'
@@ -161,7 +161,7 @@ def file_of(content: bytes, media_type: str, name: str = "") -> Response:
 
 
 def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
-    """Answers with the page: with the answer in it, or with what went wrong and what was typed."""
+    """Return the handler that responds with the page: the answer, or the problem, and the form as filled in."""
     assert endpoint.template is not None, "it is a page"
     template = endpoint.template
 
@@ -171,7 +171,7 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
         asked: Any = None
         answer = beside = start = problem = None
         began = time.monotonic()
-        # What needs a server that is away is not waited for as long as an answer may take.
+        # While a server is unavailable, an answer that needs it times out sooner.
         limit_s = ANSWER_S if await site.away() else None
         try:
             asked = parsed(endpoint.asked, query_of(request.query_params.multi_items()))
@@ -222,19 +222,19 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
 
 
 def _again(site: Site, path: str, typed: Mapping[str, list[str]], **changes: object) -> str:
-    """The address of the same question with some parameters changed; of its first page unless `cursor` is given."""
+    """Return the page's URL with some parameters changed; it leads to the first page unless `cursor` is given."""
     return site.links.to(path, **{**typed, "cursor": None, **changes})
 
 
 async def _in_patience(asked: Awaitable[_Value], patience_s: float = PATIENCE_S) -> _Value | None:
-    """What a page can do without; None where nobody can say in time."""
+    """Return an optional part of a page; None if it fails or takes too long."""
     with within(patience_s), suppress(RelatumError):
         return await asked
     return None
 
 
 async def gathered(questions: Iterable[Callable[[], Awaitable[_Value]]], at_once: int = 4) -> list[_Value]:
-    """Results in order, of questions asked side by side. The first error ends the others, and is raised."""
+    """Ask questions concurrently, and return the results in order. The first error cancels the others and is raised."""
     free = asyncio.Semaphore(at_once)
 
     async def answer(question: Callable[[], Awaitable[_Value]]) -> _Value:
@@ -253,7 +253,7 @@ async def gathered(questions: Iterable[Callable[[], Awaitable[_Value]]], at_once
 
 
 def problem_met(error: Exception) -> Problem:
-    """What went wrong, for the reader; a fault of ours goes to the log."""
+    """Return the problem that an error means for the user. Unexpected errors are logged with their tracebacks."""
     if isinstance(error, Refused):
         return error.problem
     problem = problem_of(error) if isinstance(error, RelatumError) else _FAULT
@@ -263,33 +263,37 @@ def problem_met(error: Exception) -> Problem:
 
 
 async def why(endpoint: Endpoint, site: Site, error: Exception, began: float) -> Problem:
-    """What went wrong: the server that is away, where one is; and where both answer, that it took too long."""
+    """Return the problem, blaming the unavailable server if there is one, or else the time limit if it was exceeded."""
     problem, took_s = problem_met(error), time.monotonic() - began
     if isinstance(error, KeyNotDefined | StreamNotFound) and problem.hint != DEFINE_GROUPS:
         with suppress(RelatumError):
-            return replace(problem, hint=await _offered(site, error) or problem.hint)
+            return replace(problem, hint=await _offered(site, error))
     if not isinstance(error, Transient):
         return problem
     if away := await site.away():
         return replace(problem, message=f"this needs {away[0].name}, which does not answer")
     if isinstance(error, ReadTimeout) or took_s >= site.options.timeout_s:
-        limit = f"this takes longer than the {site.options.timeout_s:g} s that an answer may take"
+        limit = f"the answer takes longer than its limit of {site.options.timeout_s:g} s"
         return Problem(503, "took_too_long", limit, endpoint.narrower, problem.headers)
     return problem
 
 
 async def _offered(site: Site, error: KeyNotDefined | StreamNotFound) -> str:
-    """Names that there are, those first that are like the one that was meant; empty where there are none."""
+    """Return a hint with the existing names, similar ones first."""
     if isinstance(error, KeyNotDefined):
-        what, meant, names = "Keys that are defined", error.key, [each.name for each in await site.keys()]
+        what, none, meant = "Defined keys", "No key is defined.", error.key
+        names = [each.name for each in await site.keys()]
     else:
-        what, meant, names = "Streams that are recorded", error.stream, list(await site.relations.streams())
+        what, none, meant = "Recorded streams", "No stream is recorded.", error.stream
+        names = list(await site.relations.streams())
+    if not names:
+        return none
     offered = list(dict.fromkeys([*get_close_matches(meant, names, _NAMED_MAX), *names]))
     more = f" and {len(offered) - _NAMED_MAX:,} more" if len(offered) > _NAMED_MAX else ""
-    return f"{what}: {', '.join(map(repr, offered[:_NAMED_MAX]))}{more}." if names else ""
+    return f"{what}: {', '.join(map(repr, offered[:_NAMED_MAX]))}{more}."
 
 
 def words_of(site: Site, error: RelatumError) -> str:
-    """The same in a line, of a part of an answer."""
+    """Return in one line why a part of an answer failed."""
     away = site.servers.away
     return f"{away[0].name} does not answer" if away and isinstance(error, Transient) else problem_met(error).words

@@ -1,4 +1,4 @@
-"""Message groups: those that are not whole, what each lacks, the consumers that share them, and one group."""
+"""Message groups: incomplete groups and what each lacks, group consumers, and one group with its messages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,17 +22,17 @@ from relatum_consumer.web.parameters import Asked, Number, Several
 from relatum_consumer.web.site import Site
 
 GROUPS_KEPT_S: Final = 10.0
-"""Seconds for which the list is kept: every row of the key is looked at for it, a second for each million."""
+"""Seconds for which the list is cached: it takes a scan of all rows of the key, about a million a second."""
 
 CONSUMERS_LISTED: Final = 10
 CONSUMERS_S: Final = 3.0
-"""Seconds for all consumers of the page together: what they know of their groups is counted."""
+"""How long the status of all consumers of a page may take, in seconds: their groups are counted."""
 
 UNRECORDED_READ: Final = 20_000
-"""Offsets that are not recorded by the key of groups and are read all the same: some 100 ms. A recorder that is a
-little behind so leaves nothing open; where there are more, what is recorded is told, and what is not is named."""
+"""The most offsets unrecorded by the key of groups that are read from the streams: about 100 ms. A small lag of the
+recorder then leaves nothing open. If there are more, the answer covers the recorded part and names the rest."""
 
-_NARROWER: Final = "Every row of the key is looked at: name one stream, or ask for older groups."
+_NARROWER: Final = "The query reads every row of the key: name one stream, or ask for older groups."
 
 _PLACES_LISTED: Final = 5
 _RANGES_LISTED: Final = 20
@@ -40,7 +40,7 @@ _EXPIRED_LISTED: Final = 100
 
 
 def _position(site: Site, position: GroupPosition) -> GroupPosition:
-    """How far a group has come, as it is shown: with its id as a digest where the key of groups is masked."""
+    """Return a group's position for display: its id is a digest if the key of groups is masked."""
     group_id = shown_value(site, GROUP_KEY.name, position.group_id)
     return replace(position, group_id=group_id, missing=position.missing[:_RANGES_LISTED])
 
@@ -51,12 +51,12 @@ def _report(site: Site, report: GroupReport) -> GroupReport:
 
 
 def _is_contradictory(position: GroupPosition) -> bool:
-    """Whether no message can make it whole. A duplicate is no contradiction: the first counts."""
+    """Whether no message can complete the group. Duplicates are no contradiction: the first one counts."""
     return any(each is not Anomaly.DUPLICATE for each in position.anomalies)
 
 
 async def _much_unrecorded(site: Site, streams: tuple[str, ...] = ()) -> tuple[Uncovered, ...]:
-    """Offsets that are not recorded by the key of groups, where they are too many to be read beside."""
+    """Return the offsets unrecorded by the key of groups if they are too many to read; else none."""
     found = (await site.relations._newest_groups(streams or None, limit=0)).unrecorded
     return found if sum(each.stop - each.start for each in found) > UNRECORDED_READ else ()
 
@@ -74,24 +74,23 @@ async def _id_at(site: Site, place: MessageId) -> str:
 
 class GroupsAsked(Asked):
     show: Literal["unfinished", "all"] = Field(
-        "unfinished", description="Those that are not whole; or all, the newest first."
+        "unfinished", description="Unfinished groups; or all groups, newest first."
     )
-    stream: Several = Field((), description="Streams and super streams; all recorded ones where left out.")
-    older_s: Number = Field(0, description="Of those that are not whole: first message at least so many seconds old.")
-    limit: int = Field(500, ge=1, le=500, description="Groups at most.")
-    cursor: str = Field("", description="Of all groups: `next` of the page before.")
+    stream: Several = Field((), description="Streams and super streams; all recorded ones by default.")
+    older_s: Number = Field(0, description="For unfinished groups: the least age of the first message, in seconds.")
+    limit: int = Field(500, ge=1, le=500, description="The most groups.")
+    cursor: str = Field("", description="For all groups: `next` of the previous page.")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsAnswer:
-    """A page of groups, all, the newest first; or those that are not whole, with how many there are.
+    """A page of all groups, newest first; or of the unfinished groups, with their numbers.
 
-    Of those that are not whole the incomplete ones come first, then those that contradict themselves or have lost a
-    message, the oldest first of each. A group's id is a digest where the key of groups is masked: it is then asked for
-    by one of its messages. Of each the first five `places` and the first twenty ranges that are `missing` are there.
-    Where there is much that is not recorded, a part of a group may lie there: `unrecorded` are the first twenty such
-    parts, of `unrecorded_count`. `consumers` are the first ten of `consumers_count`, each with its status, or why it is
-    not known.
+    Of the unfinished groups, incomplete ones come first, then contradictory ones and those that lost a message, each
+    oldest first. A group's id is a digest if the key of groups is masked: ask for the group by one of its messages
+    then. Each group has its first five `places` and the first twenty ranges of `missing`. `unrecorded` are the first
+    twenty of `unrecorded_count` parts of the streams that are not recorded and may hold messages of groups.
+    `consumers` are the first ten of `consumers_count`, each with its status, or the reason why it is unknown.
     """
 
     groups: tuple[GroupReport, ...]
@@ -106,19 +105,19 @@ class GroupsAnswer:
 
 @endpoint(
     "/groups",
-    "Message groups that are not whole and what they lack, or all of them; and the consumers that share groups.",
+    "Unfinished message groups and what they lack, or all groups; and the group consumers.",
     template="groups.html",
     page="groups",
     empty="key_not_defined",
     narrower=_NARROWER,
 )
 async def groups(site: Site, asked: GroupsAsked) -> GroupsAnswer:
-    await site.keys()  # which say what is masked
+    await site.keys()  # loads what is masked
     page: Sequence[GroupReport]
     cursor = incomplete = contradictory = None
     if asked.show == "all":
         after = read_cursor(asked.cursor, str, int)
-        # The last group goes by a message: its id may be secret, and so no part of a link.
+        # The cursor names a message of the last group: the group's id may be secret, and cursors are parts of links.
         before = None if after is None else await _id_at(site, MessageId(*after))
         newest = await site.relations._newest_groups(asked.stream or None, before=before, limit=asked.limit)
         page, unrecorded = newest.groups, newest.unrecorded
@@ -146,7 +145,7 @@ async def _unfinished(site: Site, asked: GroupsAsked, *, complete: bool) -> Sequ
     ask = partial(site.relations.incomplete_groups, asked.stream or None, older_than=older_s, complete=complete)
     with within(site.options.timeout_s):
         reports = await site.lately(("groups", asked.stream, older_s, complete), GROUPS_KEPT_S, ask)
-    # One without a time counts as old.
+    # Groups without a time count as old.
     oldest = datetime.min.replace(tzinfo=UTC)
     return sorted(
         reports, key=lambda each: (_is_contradictory(each.position), each.first_seen or oldest, each.places[:1])
@@ -169,16 +168,16 @@ async def _consumers(site: Site, names: Sequence[str]) -> dict[str, GroupConsume
 
 
 class GroupAsked(Asked):
-    id: str = Field("", description="Its id, 48 hexadecimal digits.")
+    id: str = Field("", description="The group's id, 48 hexadecimal digits.")
     of_stream: str = Field("", description="Instead of an id: the stream of a message of the group …")
     of_offset: Number | None = Field(None, description="… and its offset.")
-    limit: int = Field(100, ge=1, le=1_000, description="Messages of a page.")
-    cursor: Number = Field(0, description="`next` of the page before.")
+    limit: int = Field(100, ge=1, le=1_000, description="Messages on a page.")
+    cursor: Number = Field(0, description="`next` of the previous page.")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMessage:
-    """A message of a group, with its number."""
+    """A message of a group, with its number in the group."""
 
     sequence: int
     is_last: bool
@@ -188,7 +187,7 @@ class GroupMessage:
 
 @dataclass(frozen=True, slots=True)
 class GroupAnswer:
-    """A group, and a page of its messages by number; `expired` is where some lay that retention has taken."""
+    """A group, and a page of its messages by number. `expired`: the ids of messages that retention has dropped."""
 
     group: GroupPosition
     results: tuple[GroupMessage, ...]

@@ -1,4 +1,4 @@
-"""Middleware: paths below a proxy's, security headers, the audit log, and the page's token."""
+"""Middleware: the root path of a proxy, security headers, the audit log, and the page's token."""
 
 import hashlib
 import hmac
@@ -19,7 +19,7 @@ from relatum_consumer.web.rendering import Rendering
 log = logging.getLogger("relatum.web.audit")
 
 _POLICY: Final = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'; object-src 'none'"
-"""Nothing from other hosts, no script and no style within a page."""
+"""Nothing from other hosts; no inline scripts or styles."""
 
 _SAFE: Final = {
     "X-Content-Type-Options": "nosniff",
@@ -30,20 +30,20 @@ _SAFE: Final = {
     "Content-Security-Policy": _POLICY,
     "Cache-Control": "no-store",
 }
-"""Of each answer that does not say otherwise."""
+"""Headers of all answers that do not set their own."""
 
 _ALIVE: Final = PlainTextResponse("alive\n")
-"""The answer to `/alive`, for who watches the process: it tells nothing, and is given before all guards."""
+"""The answer to `/alive`, for process monitors: it reveals nothing and passes no guard."""
 
 _NAMES_MAX: Final = 1_000
-"""Characters kept of the names of parameters."""
+"""The most characters of parameters' names in a log line."""
 
 
 class Gate:
-    """Takes a proxy's path off, puts the security headers on all answers, and logs each request once it is answered.
+    """Strips the root path, adds the security headers to all answers, and logs each request after its answer.
 
-    The log has the client's address, the method, the path, the names of the query's parameters, the status, and
-    milliseconds; the values of parameters are never in it.
+    A log line has the client's address, the method, the path, the names of the query's parameters, the status, and
+    milliseconds. It never has the values of parameters.
     """
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
@@ -51,11 +51,11 @@ class Gate:
         self._root = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Carry out a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # As it was sent: what is percent-encoded stays so, and breaks no line of the log.
+        # The raw path stays percent-encoded, so no line break reaches the log.
         raw = scope.get("raw_path") or scope["path"].encode()
         path = raw.partition(b"?")[0].decode("latin-1")
         if self._root and (path == self._root or path.startswith(f"{self._root}/")):
@@ -90,27 +90,27 @@ _COOKIE: Final = "relatum_token"
 _NEEDED: Final = Problem(
     401,
     "token_needed",
-    "this page wants its token",
+    "this page needs its token",
     "Add ?token=… with the page's token to the address; programs send it as Authorization: Bearer.",
     {"WWW-Authenticate": 'Bearer realm="Relatum"'},
 )
 
 
 class TokenNeeded:
-    """Lets through who has the token: in a cookie, as `Authorization: Bearer`, or in the address, which sets it.
+    """Accepts requests with the token: in a cookie, as `Authorization: Bearer`, or in the URL, which sets the cookie.
 
-    Where there is no token everybody is let through.
+    If the page has no token, all requests are accepted.
     """
 
     def __init__(self, app: ASGIApp, options: WebOptions, rendering: Rendering) -> None:
         self._app = app
         self._options = options
         self._rendering = rendering
-        # The cookie holds the token's sum: a token may have characters that no cookie has.
+        # The cookie holds the token's hash: a token may have characters that cookies must not have.
         self._sum = _sum(options.token or "")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on a request that has the token; refuse the others."""
+        """Pass on a request with the token; refuse others."""
         app: ASGIApp = self._app
         if scope["type"] == "http" and self._options.token is not None and not scope["path"].startswith("/static/"):
             query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -130,9 +130,9 @@ class TokenNeeded:
         return hmac.compare_digest(given.encode(), self._sum.encode())
 
     def _let_in(self, scope: Scope, query: list[tuple[str, str]]) -> RedirectResponse:
-        """Send a browser to the same address without the token, which is then in a cookie."""
+        """Redirect to the same URL without the token, which moves to a cookie."""
         root = self._options.root_path
-        # One slash, however many were sent: two would lead to another host.
+        # Exactly one slash: two would lead to another host.
         path = f"{root}/{scope['path'].lstrip('/')}"
         response = RedirectResponse(f"{path}{'?' if query else ''}{urlencode(query)}", 303)
         response.set_cookie(

@@ -1,4 +1,4 @@
-"""Every address of the page, made in one place, which knows what a proxy puts before it."""
+"""All paths of the page, built in one place, which knows the root path of a proxy."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,50 +7,50 @@ from typing import Final
 from urllib.parse import urlencode
 
 MCP_PATH: Final = "/mcp"
-"""Where tools for agents are."""
+"""The path of the tools for agents."""
 
 FOR_PROGRAMS: Final = ("/api/", MCP_PATH)
-"""Paths for programs: their errors are JSON."""
+"""Paths for programs; errors there are JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Paths, from the root of the host on.
+    """Builds the page's paths, absolute on the host.
 
     Attributes:
-        root_path: What stands before all of them; empty, or as "/relatum".
-        version: Of the static files, a sum of what is in them.
+        root_path: The prefix of all paths, such as "/relatum". Default: empty.
+        version: The hash of the static files.
     """
 
     root_path: str = ""
     version: str = ""
 
     def to(self, path: str, **query: object) -> str:
-        """A path of the page with a query; what is None, False or empty is left out, and a list is several."""
+        """Return a path with a query. None, False and empty values are left out; a list repeats the parameter."""
         given = [(name, value) for name, values in query.items() for value in _several(values)]
         return f"{self.root_path}{path}{'?' if given else ''}{urlencode(given)}"
 
     def static(self, name: str) -> str:
-        """A static file, by a path that changes when the file does."""
+        """Return the path of a static file, which changes when a static file does."""
         return self.to(f"/static/{self.version}/{name}")
 
     def search(self, **query: object) -> str:
-        """The search, with what is asked for."""
+        """Return the path of a search."""
         return self.to("/", **query)
 
     def stream(self, stream: str) -> str:
-        """A stream."""
+        """Return the path of a stream."""
         return self.to("/stream", stream=stream)
 
     def message(self, stream: str, offset: int, part: str = "", **query: object) -> str:
-        """A message, or a part of it: `body`, `image`. It stays as long as the message does."""
+        """Return the path of a message, or of its `body` or `image`. It is valid as long as the message exists."""
         return self.to(f"/message{part and '/'}{part}", stream=stream, offset=offset, **query)
 
 
 def _several(value: object) -> Iterable[str]:
     if isinstance(value, tuple | list):
         return [text for each in value for text in _several(each)]
-    # What a template leaves undefined is empty as text.
+    # An undefined value of a template is an empty text.
     if value is None or value is False or str(value) == "":
         return ()
     if isinstance(value, datetime):

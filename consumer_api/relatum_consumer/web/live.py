@@ -1,4 +1,4 @@
-"""What is new: the recorded messages that arrived last."""
+"""The recorded messages that arrived last."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,25 +17,25 @@ from relatum_consumer.web.parameters import Asked, Several
 from relatum_consumer.web.site import KEPT_S, Site
 
 STREAMS_LOOKED: Final = 20
-"""Streams of which the latest messages are read: those that were recorded last."""
+"""How many streams are read: the most recently recorded ones."""
 
 OFFSETS_LOOKED: Final = 200
-"""Offsets that are read of each, from the end of what is recorded back."""
+"""Offsets read of each stream, back from the last recorded one."""
 
 
 class LiveAsked(Asked):
     key: str = Field("", description="Only messages that have a value of this key …")
-    value: Several = Field((), description="… and this one; of a composite key, its values in order.")
-    stream: Several = Field((), description="Streams and super streams; all where left out.")
-    limit: int = Field(50, ge=1, le=500, description="Messages at most.")
+    value: Several = Field((), description="… and this value; for a composite key, its values in order.")
+    stream: Several = Field((), description="Streams and super streams; all by default.")
+    limit: int = Field(50, ge=1, le=500, description="The most messages.")
 
 
 @dataclass(frozen=True, slots=True)
 class LiveAnswer:
-    """The recorded messages that arrived last at the broker, the newest first, whatever times they carry themselves.
+    """The recorded messages that arrived last at the broker, newest first, whatever their own times.
 
-    They are of the twenty `streams` that were recorded last, of `streams_count`, and of the last offsets of each:
-    what is rare may not be among them.
+    Only the last offsets of `streams` are read, the twenty most recently recorded of `streams_count`: rare messages
+    may be left out.
     """
 
     results: tuple[MessageRow, ...]
@@ -45,7 +45,7 @@ class LiveAnswer:
 
 @endpoint("/live", "The recorded messages that arrived last.", template="live.html", page="live")
 async def live(site: Site, asked: LiveAsked) -> LiveAnswer:
-    """The latest messages, read once for all who look at the same."""
+    """Return the latest messages; viewers of the same page share one read."""
     return await site.lately(("live", asked), KEPT_S, partial(_live, site, asked))
 
 
@@ -66,7 +66,7 @@ async def _live(site: Site, asked: LiveAsked) -> LiveAnswer:
 
 
 def _wanted(site: Site, asked: LiveAsked) -> Callable[[Message], bool]:
-    """Whether a message has the value that is asked for, or any of the key."""
+    """Return the predicate for messages: with the value, with any value of the key, or all messages."""
     if not asked.key:
         if asked.value:
             raise InvalidInput("key is missing: the name of the key whose value it is")
@@ -85,7 +85,7 @@ def _wanted(site: Site, asked: LiveAsked) -> Callable[[Message], bool]:
 
 
 async def _latest(site: Site, end: RecordedEnd) -> list[Message]:
-    """A stream's last recorded messages; none where it is not the one that was recorded."""
+    """Return a stream's last recorded messages; none if the stream is not the recorded one any more."""
     if end.position is None:
         return []
     reader = await site.reader()

@@ -1,4 +1,4 @@
-"""A message: headers, properties, body, what belongs to it by each key, and its neighbours in the stream."""
+"""A message: headers, properties, body, related messages by key, and its neighbours in the stream."""
 
 import asyncio
 import re
@@ -39,32 +39,32 @@ from relatum_consumer.web.site import Site
 from relatum_consumer.web.streams import StreamAsked, ends, statuses
 
 RELATED_SHOWN: Final = 6
-"""Messages of each key up to which all are shown; of more, those nearest in time, and a link leads to the others."""
+"""The most related messages shown for a key. If there are more, the nearest in time are shown, with a link to all."""
 
 NEAREST_SHOWN: Final = 2
-"""Of those, messages of other streams and of its own, each earlier and later."""
+"""How many of these are earlier, and how many later, for other streams and for the message's own."""
 
 _STRIDES: Final = (1, 16, 256, 4_096)
-"""How far before a message its neighbour is looked for, in offsets: streams have gaps, mostly small ones."""
+"""How many offsets before a message are searched for its neighbour, step by step: gaps are mostly small."""
 
 STREAMS_ASKED_MAX: Final = 50
-"""Other streams up to which they are asked for apart."""
+"""With more other streams, the nearest messages of other streams are not looked up."""
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class MessageAsked(StreamAsked):
-    offset: Number = Field(description="Its offset.")
+    offset: Number = Field(description="The message's offset.")
     view: Literal["", "json", "text", "hex", "image"] = Field("", description="How a page shows the body.")
     body_from: Number = Field(0, description="The first byte of the body to show.")
-    body_bytes: int = Field(16_384, ge=0, le=65_536, description="Bytes of the body at most.")
+    body_bytes: int = Field(16_384, ge=0, le=65_536, description="The most bytes of the body to return.")
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Bytes `start` to before `end` of a body of `bytes`: `part` is text, or hexadecimal where `is_hex`.
+    """The bytes [`start`, `end`) of a body of `bytes` bytes: `part` is text, or hexadecimal if `is_hex`.
 
-    `kind` is masked, with no part, where the body may hold a value that is not to be seen.
+    `kind` is `masked`, without a part, if the body may contain a masked value.
     """
 
     kind: BodyKind
@@ -77,9 +77,9 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class RelatedByKey:
-    """Messages that share a key's value with this one, by time; those nearest in time where there are more of them.
+    """The messages that share a key's value with this one, by time. If there are many, the nearest in time.
 
-    `status` and `words` as in a search; where it could not be found out, `status` is `failed`.
+    `status` and `words` are as in a search. If the lookup failed, `status` is `failed`.
     """
 
     key: KeyValue
@@ -91,11 +91,11 @@ class RelatedByKey:
 
 @dataclass(frozen=True, slots=True)
 class MessageAnswer:
-    """A message, and what belongs to it by each key.
+    """A message, and the messages related to it by each key.
 
     `chunk_time` is when the broker wrote it. `previous_offset` and `next_offset` are its neighbours in the stream:
-    offsets have gaps. `outcome` is its state in the collectors that took it, the least advanced; None where none did.
-    `trace_url` is where its trace is shown, if somebody said where.
+    offsets have gaps. `outcome` is its least advanced outcome in collectors; None if no collector has it. `trace_url`
+    leads to its trace if the page is configured with a URL for traces.
     """
 
     stream: str
@@ -116,11 +116,11 @@ class MessageAnswer:
 
 
 async def message(site: Site, asked: MessageAsked) -> MessageAnswer:
-    """Read a message, and look for what belongs to it."""
+    """Read a message, and look up its related messages."""
     found = await site.relations.read(asked.stream, asked.offset)
     await site.keys_last_known()
     keys = key_values(site, found)
-    # Once for each key, whose values are all asked for.
+    # One lookup for each key covers all its values.
     related = gathered([partial(_related, site, found, key) for key in keys if not key.of_value])
     rows, outcome, previous, following = await asyncio.gather(
         related, _became(site, found), _preceding(site, found), _following(site, found)
@@ -137,7 +137,7 @@ async def message(site: Site, asked: MessageAsked) -> MessageAnswer:
         body=_body(site, found, asked),
         previous_offset=previous,
         next_offset=following,
-        # What few share says more.
+        # A value that few messages share says more.
         related=tuple(sorted(rows, key=lambda row: row.has_more)),
         is_in_group=membership(found.headers) is not None,
         outcome=outcome,
@@ -146,7 +146,7 @@ async def message(site: Site, asked: MessageAsked) -> MessageAnswer:
 
 
 async def _became(site: Site, found: Message) -> OutcomeStatus | None:
-    """What collectors made of the message, another one of the same id aside; where nobody can say, nothing is said."""
+    """Return the outcome of this very message, not of another with its id; None if the database cannot answer."""
     try:
         outcome = await site.in_thread(outcome_of, site, message_id_of(found))
     except RelatumError:
@@ -156,7 +156,7 @@ async def _became(site: Site, found: Message) -> OutcomeStatus | None:
 
 
 async def _related(site: Site, found: Message, key: KeyValue) -> RelatedByKey:
-    """What belongs to it by one key; that it could not be found out spoils no other key's."""
+    """Return the messages related by one key. An error is a part of the answer, so other keys still answer."""
     try:
         answer = await site.relations.related(found, by=key.key, limit=RELATED_SHOWN + 1)
     except RelatumError as error:
@@ -170,7 +170,7 @@ async def _related(site: Site, found: Message, key: KeyValue) -> RelatedByKey:
 
 
 async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tuple[Message, ...]:
-    """Of many that share a value those nearest in time, of its own stream and of others; none where nobody can say."""
+    """Return the messages nearest in time that share a value, from other streams and its own; none if unknown."""
     at, values = found.time, values_of(definition, found)
     if at is None or len(values) > 1:
         return ()
@@ -181,7 +181,7 @@ async def _nearest(site: Site, definition: KeyDefinition, found: Message) -> tup
             if not streams or len(streams) > STREAMS_ASKED_MAX:
                 continue
             ask = partial(site.relations.find, definition.name, values[0], streams=streams)
-            # Itself is among those of its own stream.
+            # The message itself is one of its own stream's.
             near += await ask(until=at + _MICROSECOND, order="newest", limit=NEAREST_SHOWN + (streams is not others))
             near += await ask(since=at + _MICROSECOND, limit=NEAREST_SHOWN)
     except RelatumError:
@@ -203,13 +203,13 @@ def _body(site: Site, found: Message, asked: MessageAsked) -> Body:
 
 
 async def _known(site: Site, asked: MessageAsked) -> tuple[Known, ...]:
-    """What one server knows of a message without the other; where it is not there, the ends of its stream."""
+    """Return what one server knows of a message without the other; if both answer, the ends of its stream."""
     if not site.servers.away:
         return await ends(site, asked)
     if not site.servers.broker.error:
         found = await site.relations.read(asked.stream, asked.offset)
-        words = f"RabbitMQ has the message: {size_text(len(found.body))}. Which values are masked is not known without "
-        return ((words + "PostgreSQL, so its headers and its body are not shown.", None),)
+        words = f"RabbitMQ has the message: {size_text(len(found.body))}. PostgreSQL knows which values are masked, so "
+        return ((words + "without it headers and body are not shown.", None),)
     facts: list[Known] = []
     for each in await statuses(site, [asked.stream]):
         by = [key for key, ranges in each.covered.items() if any(low <= asked.offset < high for low, high in ranges)]
@@ -222,11 +222,11 @@ async def _known(site: Site, asked: MessageAsked) -> tuple[Known, ...]:
 (_TRACE,) = preset("traceparent")
 
 _TRACE_ID: Final = re.compile(r"[0-9a-f]{16}|[0-9a-f]{32}")
-"""A trace's id, of 64 or 128 bits. What a header has in its place is anybody's, and no part of an address."""
+"""A trace's id, of 64 or 128 bits. Publishers write the header: any other text must not get into a URL."""
 
 
 def trace_url(pattern: str | None, masking: Masking, message: Message) -> str | None:
-    """Where the trace of a message is shown; None where nobody said where, or the message carries no id to show."""
+    """Return the URL of a message's trace; None without a pattern, or if the trace's id is missing or masked."""
     if pattern is None or masking.is_masked(_TRACE):
         return None
     values, _ = _TRACE.read(bases_of(message))
@@ -234,7 +234,7 @@ def trace_url(pattern: str | None, masking: Masking, message: Message) -> str | 
 
 
 async def _following(site: Site, found: Message) -> int | None:
-    """The message after it, where the stream has one; None also where nobody can say now."""
+    """Return the offset of the next message; None if there is none, or the broker cannot answer."""
     try:
         reader = await site.reader()
         async with aclosing(reader.iterate(found.stream, found.offset + 1)) as later:
@@ -246,7 +246,7 @@ async def _following(site: Site, found: Message) -> int | None:
 
 
 async def _preceding(site: Site, found: Message) -> int | None:
-    """The message before it. Offsets have gaps: where the one before is none, those before that are read."""
+    """Return the offset of the previous message, or None. Offsets have gaps, so the search widens step by step."""
     try:
         reader = await site.reader()
         for stride in _STRIDES:
@@ -263,12 +263,12 @@ async def _preceding(site: Site, found: Message) -> int | None:
 
 # --- its body as a file -----------------------------------------------------------------------------------
 
-_MASKED: Final = Problem(403, "bodies_masked", "this body is not shown here", "Who set up the page can allow it.")
-_NO_IMAGE: Final = Problem(404, "no_image", "this body is no image of a kind that is shown", "Download it instead.")
+_MASKED: Final = Problem(403, "bodies_masked", "this body is not shown here", "The page's administrator can allow it.")
+_NO_IMAGE: Final = Problem(404, "no_image", "this body is not an image that the page can show", "Download it instead.")
 
 
 async def _body_file(site: Site, asked: MessageAsked) -> Response:
-    # No part of the stream's name: it may be anything.
+    # Without the stream's name, which may have any characters.
     name = f"message-{asked.offset}.bin"
     return file_of(await _shown_body(site, asked), "application/octet-stream", name)
 
@@ -291,7 +291,7 @@ async def _shown_body(site: Site, asked: MessageAsked) -> bytes:
 
 endpoint(
     "/message",
-    "A message: time, keys, headers, properties, a part of its body, and what belongs to it by each key.",
+    "A message: time, keys, headers, properties, a part of its body, and its related messages by each key.",
     template="message.html",
     page="message",
     tool="read",

@@ -1,4 +1,4 @@
-"""Messages as answers show them: masked where that is asked for, and as text, so that no number is rounded."""
+"""Messages as answers show them: masked, and as text, so that no number is rounded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from relatum_consumer.web.masking import NOT_SAID, sought
 from relatum_consumer.web.site import Site
 
 _LISTED: Final = 100
-"""Streams and places listed of what an answer covers."""
+"""The most items of each list that says what an answer covers."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key's value in a message: a digest where it is masked. `of_value` is its place among those of the key."""
+    """A key's value in a message; a digest if it is masked. `of_value` is its index among the key's values."""
 
     key: str
     value: str
@@ -29,9 +29,9 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    """A message in a list. `preview` is the beginning of its body in a line; empty where it is masked.
+    """A message in a list. `preview` is the beginning of its body on one line; empty if the body is masked.
 
-    Members that the JSON objects of one stream all share are left out of the previews of a list ("{… ").
+    Members that all listed JSON objects of a stream share are left out of their previews ("{… ").
     """
 
     stream: str
@@ -45,7 +45,7 @@ class MessageRow:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A header or property; `text` is its value whole, a digest where it is masked."""
+    """A header or property. `text` is its whole value; a digest if it is masked."""
 
     name: str
     type: str
@@ -54,21 +54,21 @@ class Named:
 
 
 def covered(found: Covered) -> dict[str, Any]:
-    """The fields of `Covered`, of each list its beginning."""
+    """Return the fields of `Covered`, each list cut to its beginning."""
     return {name: getattr(found, name)[:_LISTED] for name in field_names(Covered)}
 
 
 def values_of(definition: KeyDefinition, message: Message) -> list[Any]:
-    """A key's values in a message as look-ups take them: a composite one in its parts."""
+    """Return a key's values in a message as lookups take them: a composite value as a tuple."""
     values: list[Any] = definition.values_of(message)
     return [tuple(definition.parts_of(message))] if values and definition.is_composite else values
 
 
 def given_value(value: tuple[str, ...]) -> Any:
-    """The value that a question names, as look-ups take it: of several parts, a tuple.
+    """Return the value in a query as lookups take it: several parts as a tuple.
 
     Raises:
-        InvalidInput: there is none.
+        InvalidInput: no value was given.
     """
     if not value:
         raise InvalidInput("value is missing: the key's value")
@@ -76,7 +76,7 @@ def given_value(value: tuple[str, ...]) -> Any:
 
 
 def sought_text(site: Site, key: str, values: Sequence[Any]) -> str:
-    """The value that is sought of a key, as it is shown: of a masked one its digest."""
+    """Return the searched value of a key for display; its digest if the key is masked."""
     definition = site.definitions.get(key)
     if definition is None or not site.masking.is_masked(definition):
         return " + ".join(map(str, values))
@@ -84,14 +84,14 @@ def sought_text(site: Site, key: str, values: Sequence[Any]) -> str:
 
 
 def shown_value(site: Site, key: str, value: str) -> str:
-    """A key's canonical value, as it is shown."""
+    """Return a key's canonical value for display."""
     definition = site.definitions.get(key)
-    # Of a key that was removed since, nobody knows whether it was masked.
+    # A key that was removed may have been masked.
     return NOT_SAID if definition is None else site.masking.shown(definition, value)
 
 
 def key_values(site: Site, message: Message) -> tuple[KeyValue, ...]:
-    """The keys that a message has a value of; one that it has several values of, once for each."""
+    """Return the keys' values in a message; a key with several values has one entry for each."""
     return tuple(
         KeyValue(each.name, site.masking.shown(each, value), number)
         for each in site.definitions.values()
@@ -100,7 +100,7 @@ def key_values(site: Site, message: Message) -> tuple[KeyValue, ...]:
 
 
 def message_rows(site: Site, messages: Sequence[Message]) -> tuple[MessageRow, ...]:
-    """A list of messages: of each stream, what its bodies all share is left out of their previews."""
+    """Return messages as rows of a list; previews leave out what all bodies of their stream share."""
     shown: dict[str, list[Message]] = {}
     for each in messages:
         if not site.masking.hides_body(each):
@@ -125,13 +125,13 @@ def message_rows(site: Site, messages: Sequence[Message]) -> tuple[MessageRow, .
 
 
 def properties_of(found: Message) -> dict[str, Any]:
-    """The properties that a message has."""
+    """Return the properties that are set."""
     given = {name: getattr(found.properties, name) for name in found.properties.__dataclass_fields__}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def named_values(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, ...]:
-    """Headers or properties as they are shown."""
+    """Return headers or properties for display."""
     shown = []
     for name, value in given.items():
         text, type_ = _text_of(value)
@@ -143,10 +143,10 @@ def named_values(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, .
 
 
 def _text_of(value: Any) -> tuple[str, str]:
-    """A value of a header or property as text, and its type."""
+    """Return a header's or property's value as text, and its type."""
     if value is None:
         return "", "null"
-    # A boolean is an integer, too: it comes first.
+    # bool is a subclass of int, so it comes first in the table.
     kind = next((name for kinds, name in _TYPES if isinstance(value, kinds)), type(value).__name__)
     if kind == "bytes":
         return bytes(value).hex(" "), kind

@@ -1,4 +1,4 @@
-"""What is missing: expectations with their counts, and of one the messages that nothing has followed in time."""
+"""Expectations with their counts, and the messages that did not meet one expectation."""
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -17,36 +17,36 @@ from relatum_consumer.web.parameters import Asked, Moment
 from relatum_consumer.web.site import Site
 
 SPANS: Final = {"5m": 300.0, "1h": 3_600.0, "1d": None, "all": None}
-"""Seconds of what fell due that are looked at; a day is what `missing` looks at by itself."""
+"""How far back due messages are checked, in seconds. None: a day is the default of `missing`, all has no limit."""
 
 COUNTED_S: Final = 4.0
-"""Seconds for the counts of all expectations on a page together: messages are read for them."""
+"""How long the counts of all expectations on a page may take, in seconds: messages are read for them."""
 
 COUNTS_KEPT_S: Final = 10.0
-"""Seconds for which counts are kept: many who look at them have the messages read once."""
+"""Seconds for which counts are cached: viewers share one read."""
 
 _AT_ONCE: Final = 3
 _STREAMS_LISTED: Final = 100
 
 Span: TypeAlias = Literal["5m", "1h", "1d", "all"]
 
-_OF_SPAN: Final = "What fell due in the last five minutes, hour or day, or ever."
+_OF_SPAN: Final = "Messages due in the last five minutes, hour or day, or ever."
 
-_TOO_LONG: Final = "Messages are read for it, some 30,000 a second. Ask for a shorter span."
+_TOO_LONG: Final = "It reads messages, about 30,000 a second: ask for a shorter span."
 
 _FINDINGS: Final = (ExpectationResult.MISSING, ExpectationResult.LATE, ExpectationResult.NOT_KNOWN)
 
 
 class MissingAsked(Asked):
     span: Span = Field("1d", description=_OF_SPAN)
-    limit: int = Field(50, ge=1, le=500, description="Expectations at most.")
+    limit: int = Field(50, ge=1, le=500, description="The most expectations.")
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
     """An expectation: each message of `of` is followed by one of `follows` with the same value of `by`, in time.
 
-    `report` has what is known of the span, its lists left out; None where nobody could say, and `words` says why.
+    `report` has the counts of the span, without lists; None if counting failed, and `words` says why.
     """
 
     expectation: Expectation
@@ -56,7 +56,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class MissingAnswer:
-    """The first expectations, by name, of `total`."""
+    """The first of `total` expectations, ordered by name."""
 
     expectations: tuple[Counted, ...]
     total: int
@@ -64,7 +64,7 @@ class MissingAnswer:
 
 @endpoint(
     "/missing",
-    "What is expected to follow messages, and for how many it did not: missing, late, not known.",
+    "The expectations, and how many messages did not meet each: missing, late, not known.",
     template="missing.html",
     page="missing",
     tool="expectations",
@@ -77,7 +77,7 @@ async def missing(site: Site, asked: MissingAsked) -> MissingAnswer:
 
 
 async def _counted(site: Site, expectation: Expectation, span: str) -> Counted:
-    """An expectation with its counts; that they could not be had spoils no other's."""
+    """Return an expectation with its counts. An error is a part of the answer, so other expectations still count."""
     ask = partial(site.relations.missing, expectation, since=_since(expectation, span), limit=1)
     try:
         report = await site.lately(("missing", expectation, span), COUNTS_KEPT_S, ask)
@@ -89,13 +89,13 @@ async def _counted(site: Site, expectation: Expectation, span: str) -> Counted:
 
 
 def _without_lists(report: MissingReport) -> MissingReport:
-    """The same, short, and without values that may be masked."""
+    """Return the report shortened, and without values, which may be masked."""
     streams, unrecorded = report.streams[:_STREAMS_LISTED], report.unrecorded_streams[:_STREAMS_LISTED]
     return replace(report, missing=(), late=(), not_known=(), streams=streams, unrecorded_streams=unrecorded)
 
 
 def _since(expectation: Expectation, span: str) -> datetime | None:
-    """The time of the first message that is looked at; None for what `missing` says of a day."""
+    """Return the time of the first message to check; None for a day, the default of `missing`."""
     if span == "all":
         return datetime.fromtimestamp(0, UTC)
     seconds = SPANS[span]
@@ -110,18 +110,18 @@ def _since(expectation: Expectation, span: str) -> datetime | None:
 class ExpectationAsked(Asked):
     name: str = Field("", description="The expectation's name.")
     finding: Literal["", "missing", "late", "not_known"] = Field(
-        "", description="What is listed; where left out, the first of these that there is."
+        "", description="The finding to list; by default the first of these with messages."
     )
     span: Span = Field("1d", description=_OF_SPAN)
     since: Moment | None = Field(None, description="Instead of a span: only messages of this time or later …")
     until: Moment | None = Field(None, description="… and only before this one.")
-    limit: int = Field(100, ge=1, le=1_000, description="Messages of a page.")
-    cursor: str = Field("", description="`next` of the page before.")
+    limit: int = Field(100, ge=1, le=1_000, description="Messages on a page.")
+    cursor: str = Field("", description="`next` of the previous page.")
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectationAnswer:
-    """What is known of the messages of a span, as `report` and in words, and a page of those of one finding."""
+    """The `report` on the messages of a span, in words too, and a page of the messages with one finding."""
 
     report: MissingReport
     words: str
@@ -132,7 +132,7 @@ class ExpectationAnswer:
 
 @endpoint(
     "/missing/expectation",
-    "Of one expectation, the messages that nothing has followed in time: missing, late, or not known and why.",
+    "The messages that did not meet one expectation: missing, late, or not known and why.",
     template="expectation.html",
     page="missing",
     tool="missing",
@@ -149,7 +149,7 @@ async def expectation(site: Site, asked: ExpectationAsked) -> ExpectationAnswer:
     if since is None and asked.until is None and given is None:
         named = {each.name: each for each in await site.relations.expectations()}.get(asked.name)
         since = None if named is None else _since(named, asked.span)
-    # All pages are of the same span, whatever time it is by then.
+    # All pages have the same span, whenever they are loaded.
     listed, since, until, shown = given or (asked.finding, since, asked.until, 0)
     stop = shown + asked.limit
     report = await site.relations.missing(asked.name, since=since, until=until, limit=stop + 1)

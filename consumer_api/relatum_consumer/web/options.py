@@ -1,4 +1,4 @@
-"""What the page is told when it starts."""
+"""The options of the page."""
 
 import ipaddress
 import re
@@ -13,45 +13,45 @@ from relatum.errors import ConfigurationError
 from relatum.reading import Broker
 
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""What a browser on this machine may call it; a page of elsewhere whose name was turned to 127.0.0.1 is refused."""
+"""Host names of a page on loopback. Others are refused: DNS rebinding points a foreign name at 127.0.0.1."""
 
 TOKEN_MIN: Final = 16
-"""Characters of a token at least: nothing keeps anybody from trying them."""
+"""The shortest token, in characters: the page does not limit guesses."""
 
 TRACE_ID: Final = "{trace_id}"
-"""What stands in the URL of a trace for its id."""
+"""The placeholder of the id in the URL of a trace."""
 
 _URL: Final = re.compile(r"[!#$%&()*+,\-./:;=?@\[\]_~0-9A-Za-z]+")
-"""Characters of a URL: no space, no quote, and no brace."""
+"""The characters of a URL: no spaces, quotes or braces."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebOptions:
-    """Where the page listens, what it stands on, and who may see what of it.
+    """The page's address, its servers, and who may see what.
 
     Attributes:
-        broker: The broker's URL, or a `Broker`; `read` on the streams is all that the page needs.
-        database: PostgreSQL's URL; its sessions are read-only, whatever the role may do.
-        host: The address it listens at. Any but a loopback one needs a `token`.
-        port: The port; 0 for a free one. Default 8440.
-        root_path: What stands before every path where a proxy serves the page below one, as "/relatum".
-        hosts: Names by which the page may be called besides those of loopback: a request by another name is refused.
-            Without them, and where it does not listen on loopback, any.
-        token: What one needs to see the page: in its address once, as `?token=…`, or as `Authorization: Bearer …`; 16
-            random characters of ASCII or more. None, on a loopback address alone, for anybody.
-        is_https: Whether a proxy serves it by https: the cookie is then sent by https alone.
-        masked_keys: Names of keys whose values are shown as digests, besides those that are masked by definition.
-        mask_bodies: Whether bodies are not shown at all.
-        show_bodies: Whether bodies are shown of messages that have a masked value, too: they may hold it.
-        mcp: Whether tools for agents are there, too, at `/mcp`. Default False; needs the extra `mcp`.
-        trace_url: The URL of a trace elsewhere, with `{trace_id}` in it: a message's page links to it where the message
-            carries a trace's id (`traceparent`, `b3`); None for no link.
-        timeout_s: Seconds for one look-up. Default 10.
-        database_connections_max: Sessions of PostgreSQL at most. Default 6.
-        drain_s: Seconds that requests under way have to end in, once it is told to stop. Default 10.
+        broker: The broker's URL, or a `Broker`. The page only needs the permission `read` on the streams.
+        database: PostgreSQL's URL. Sessions are read-only, whatever the role may do.
+        host: The address to listen at. Default: 127.0.0.1. Addresses other than loopback need a `token`.
+        port: The port. Default: 8440. 0 takes a free port.
+        root_path: The prefix of all paths if a proxy serves the page below one, such as "/relatum". Default: empty.
+        hosts: Host names of the page, besides those of loopback; requests with other names are refused. Default: only
+            loopback's names on a loopback address, any name elsewhere.
+        token: The secret for access: at least 16 random ASCII characters. Send it once in the URL as `?token=…`, or as
+            `Authorization: Bearer …`. Default: None, free access, which only a loopback address allows.
+        is_https: Whether a proxy serves the page by https; the cookie is then sent only by https. Default: False.
+        masked_keys: Names of keys whose values are shown as digests, besides those masked by definition.
+        mask_bodies: Whether to hide all bodies. Default: False.
+        show_bodies: Whether to show bodies that may contain a masked value. Default: False.
+        mcp: Whether to serve tools for agents at `/mcp`; needs the extra `mcp`. Default: False.
+        trace_url: The URL of a trace in another system, with `{trace_id}`. The page of a message with a trace's id
+            (`traceparent`, `b3`) links to it. Default: None, no link.
+        timeout_s: How long one lookup may take, in seconds. Default: 10.
+        database_connections_max: The most PostgreSQL sessions for lookups. Default: 6.
+        drain_s: How long requests in progress may take after `close`, in seconds. Default: 10.
 
     Raises:
-        ConfigurationError: they cannot go together, or would show the page to anyone.
+        ConfigurationError: an option is invalid, options exclude each other, or the page would be open to anyone.
     """
 
     broker: str | Broker = field(repr=False)
@@ -80,7 +80,7 @@ class WebOptions:
             raise ConfigurationError(f"a root path begins with / and does not end with it, not {self.root_path!r}")
         if self.token is not None and not (len(self.token) >= TOKEN_MIN and self.token.isascii()):
             raise ConfigurationError(
-                f"a token has {TOKEN_MIN} characters of ASCII at least: `openssl rand -hex 32` makes one"
+                f"a token needs at least {TOKEN_MIN} ASCII characters: `openssl rand -hex 32` makes one"
             )
         if self.mask_bodies and self.show_bodies:
             raise ConfigurationError("bodies are masked (--mask-bodies) or shown (--show-bodies), not both")
@@ -94,21 +94,21 @@ class WebOptions:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether only this machine can reach the page."""
         return is_loopback(self.host)
 
     @property
     def allowed_hosts(self) -> list[str]:
-        """The names by which the page may be called; `*` for any."""
+        """The host names of requests that the page accepts; `*` for any."""
         return [*LOOPBACK_NAMES, *self.hosts] if self.is_loopback or self.hosts else ["*"]
 
 
 @contextmanager
 def of_extra(extra: str = "web") -> Iterator[None]:
-    """Says how the extra is installed, where what is imported within lacks it.
+    """Turn an `ImportError` in the block into an error that says how to install the extra.
 
     Raises:
-        ConfigurationError: it does.
+        ConfigurationError: the extra is not installed.
     """
     try:
         yield
@@ -117,7 +117,7 @@ def of_extra(extra: str = "web") -> Iterator[None]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's alone."""
+    """Whether an address is a loopback address."""
     if host == "localhost":
         return True
     try:
@@ -135,6 +135,6 @@ def _check_trace_url(pattern: str) -> None:
     rest = pattern.replace(TRACE_ID, "")
     if not is_url or TRACE_ID not in pattern or TRACE_ID in parts.netloc or not _URL.fullmatch(rest):
         raise ConfigurationError(
-            f"a trace's URL is as https://jaeger.example/trace/{TRACE_ID}: http or https, and {TRACE_ID} behind the "
+            f"a trace's URL is like https://jaeger.example/trace/{TRACE_ID}: http or https, and {TRACE_ID} after the "
             f"host; not {shown(pattern)}"
         )

@@ -1,8 +1,8 @@
-"""What an endpoint is asked: a model of pydantic, which parses a query or a tool's arguments, and describes itself.
+"""An endpoint's parameters: a pydantic model, which parses a query or a tool's arguments, and has their schemas.
 
 class StreamAsked(Asked):
     stream: str = Field(description="The stream.")
-    limit: int = Field(100, ge=1, le=1_000, description="Messages at most.")
+    limit: int = Field(100, ge=1, le=1_000, description="The most messages.")
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,31 +15,31 @@ from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
 
 _TEXT_MAX: Final = 4_096
-"""Characters of one value: a key's value has 1,024 bytes at most, and a stream's name 255."""
+"""The longest value, in characters: a key's value has at most 1,024 bytes, and a stream's name 255."""
 
 _SEVERAL_MAX: Final = 200
-"""Values of one parameter."""
+"""The most values of one parameter."""
 
 _NAME_CHARACTERS: Final = 80
-"""Characters shown of the name of a parameter that does not exist."""
+"""The most characters of an unknown parameter's name in its error."""
 
 
 class Asked(BaseModel):
-    """A question."""
+    """The parameters of an endpoint."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True, str_max_length=_TEXT_MAX)
 
     @field_validator("*")
     @classmethod
     def _has_no_nul(cls, value: Any) -> Any:
-        """PostgreSQL has no text with a NUL."""
+        """Refuse NUL: PostgreSQL's texts cannot contain it."""
         if any(isinstance(each, str) and "\0" in each for each in (value if isinstance(value, tuple) else [value])):
             raise ValueError("it has a NUL character")
         return value
 
 
 class Nothing(Asked):
-    """A question without parameters."""
+    """No parameters."""
 
 
 def _in_utc(moment: datetime) -> datetime:
@@ -54,16 +54,16 @@ Several = Annotated[
 """A parameter that may be repeated."""
 
 Moment = Annotated[datetime, AfterValidator(_in_utc)]
-"""A moment of ISO 8601; UTC where no zone is given."""
+"""A moment in ISO 8601; UTC without a zone."""
 
 Number = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
-"""An offset, or another number from 0 on."""
+"""An offset, or another number of 0 or more."""
 
 _Question = TypeVar("_Question", bound=Asked)
 
 
 def query_of(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """A query's parameters: a text, or the list of what is repeated."""
+    """Return a query's parameters: a text for each, or a list if it is repeated."""
     given: dict[str, list[str]] = {}
     for name, text in pairs:
         given.setdefault(name, []).append(text)
@@ -71,10 +71,10 @@ def query_of(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 
 def parsed(kind: type[_Question], given: Mapping[str, Any]) -> _Question:
-    """The question that parameters ask. One that is empty is left out, as in a form that was not filled in.
+    """Parse parameters. Empty ones are left out, like the fields of a form that was not filled in.
 
     Raises:
-        InvalidInput: a parameter is wrong, missing, or not known.
+        InvalidInput: a parameter is invalid, missing, or unknown.
     """
     lists = {name: [each for each in value if each != ""] for name, value in given.items() if isinstance(value, list)}
     filled = {name: value for name, value in {**given, **lists}.items() if value not in ("", None, [])}
@@ -85,18 +85,18 @@ def parsed(kind: type[_Question], given: Mapping[str, Any]) -> _Question:
         name = str(first["loc"][0])
         if first["type"] == "extra_forbidden":
             names = ", ".join(kind.model_fields) or "none"
-            raise InvalidInput(f"there is no parameter {name[:_NAME_CHARACTERS]!r}; there are {names}") from None
+            raise InvalidInput(f"there is no parameter {name[:_NAME_CHARACTERS]!r}, only {names}") from None
         if first["type"] == "missing":
             raise InvalidInput(f"{name} is missing: {kind.model_fields[name].description}") from None
         raise InvalidInput(f"{name}: {first['msg']}") from None
 
 
 def properties_of(kind: type[Asked]) -> dict[str, dict[str, Any]]:
-    """The JSON schema of each parameter."""
+    """Return the JSON schema of each parameter."""
     found: dict[str, dict[str, Any]] = kind.model_json_schema().get("properties", {})
     return {name: {key: value for key, value in schema.items() if key != "title"} for name, schema in found.items()}
 
 
 def required_of(kind: type[Asked]) -> list[str]:
-    """The parameters that have to be given."""
+    """Return the names of the required parameters."""
     return [name for name, field in kind.model_fields.items() if field.is_required()]

@@ -1,4 +1,4 @@
-"""What went wrong, for a person and for a script: a status of HTTP, a code, what failed and what to do."""
+"""Problems: errors for people and scripts, with an HTTP status, a code, what failed, and what to do next."""
 
 import re
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from relatum.membership import GROUP_KEY
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why there is no answer.
+    """The reason why there is no answer.
 
     Attributes:
-        status: The status of HTTP.
-        code: For scripts: the error's name, as `stream_not_found`.
+        status: The HTTP status.
+        code: The error's name for scripts, such as `stream_not_found`.
         message: What failed, with which value.
-        hint: What to do next.
-        headers: Of the answer.
+        hint: What to do next. Default: empty.
+        headers: Headers of the response. Default: none.
     """
 
     status: int
@@ -34,48 +34,48 @@ class Problem:
 
     @property
     def is_passing(self) -> bool:
-        """Whether it may be another time in a moment."""
+        """Whether the problem may pass by itself."""
         return self.status == 503
 
 
 class Refused(Exception):
-    """A request that is not carried out, and why."""
+    """Refuses a request with a problem."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.code)
         self.problem = problem
 
 
-_REPEAT: Final = "Nothing is lost by it: try again in a moment."
+_REPEAT: Final = "Nothing is lost: try again in a moment."
 
-# The first class that fits counts, so leaves stand before their parents.
+# The first matching class counts, so subclasses come first.
 _KINDS: Final[tuple[tuple[type[errors.RelatumError], int, str], ...]] = (
-    (errors.InvalidInput, 400, "Change what is asked for."),
-    (errors.NothingRecorded, 404, "Let a recorder run on the streams: relatum record STREAM."),
-    (errors.SchemaMissing, 503, "Somebody has to run: relatum migrate."),
-    (errors.ConfigurationError, 503, "Somebody has to change how the page, or the recorder, is set up."),
-    (errors.OffsetExpired, 410, "Retention has dropped it; later ones are still there."),
+    (errors.InvalidInput, 400, "Change the query."),
+    (errors.NothingRecorded, 404, "Run a recorder on the streams: relatum record STREAM."),
+    (errors.SchemaMissing, 503, "Run: relatum migrate."),
+    (errors.ConfigurationError, 503, "Change the configuration of the page or the recorder."),
+    (errors.OffsetExpired, 410, "Retention has dropped the message; later ones are still there."),
     (errors.StreamNotFound, 404, "Look for its name in the list of streams."),
-    (errors.OffsetNotFound, 404, "Offsets have gaps. Go to the stream, and on from its first or last message."),
-    (errors.KeyNotDefined, 404, "The keys that are defined are listed on the page of streams."),
-    (errors.NotFound, 404, "Look for its name where all of them are listed."),
-    (errors.AccessRefused, 403, "The user whom the page asks as may not read this; who set it up can allow it."),
-    (errors.StreamReplaced, 409, "Let a recorder run on it: relatum record STREAM."),
-    (errors.Conflict, 409, "Somebody has to look into it: relatum verify STREAM."),
+    (errors.OffsetNotFound, 404, "Offsets have gaps: open the stream, and start from its first or last message."),
+    (errors.KeyNotDefined, 404, "The page of streams lists the defined keys."),
+    (errors.NotFound, 404, "Look for its name in the list."),
+    (errors.AccessRefused, 403, "The page's user may not read this; the administrator can allow it."),
+    (errors.StreamReplaced, 409, "Run a recorder on it: relatum record STREAM."),
+    (errors.Conflict, 409, "Check the stream: relatum verify STREAM."),
     (errors.Transient, 503, _REPEAT),
-    (errors.DataError, 502, "Nothing can be done here: others read on beyond it."),
+    (errors.DataError, 502, "This cannot be repaired: recorders and readers continue after it."),
 )
 
 
 DEFINE_GROUPS: Final = (
     f"`relatum keys add {GROUP_KEY.name} "
     + " ".join(f"--source {each}" for each in GROUP_KEY.sources)
-    + "` defines it. Messages that are in the streams already are found after a back-fill."
+    + "` defines it. Older messages are found after a backfill."
 )
 
 
 def problem_of(error: errors.RelatumError) -> Problem:
-    """What an error of a look-up is to who asked."""
+    """Return the problem that a lookup's error means for the user."""
     status, hint = next(((status, hint) for kind, status, hint in _KINDS if isinstance(error, kind)), (500, ""))
     if isinstance(error, errors.KeyNotDefined) and error.key == GROUP_KEY.name:
         hint = DEFINE_GROUPS

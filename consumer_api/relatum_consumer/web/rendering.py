@@ -1,4 +1,4 @@
-"""Templates and answers: the one place that makes HTML, and always escapes; and tables as files."""
+"""Templates and responses: the only place that makes HTML, and it always escapes; and tables as CSV."""
 
 import csv
 import hashlib
@@ -29,7 +29,7 @@ from relatum_consumer.web.problems import Problem
 from relatum_consumer.web.tree import Tree
 
 HUES: Final = 8
-"""Colours of keys, each with a letter."""
+"""How many colours keys have, each with a letter."""
 
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
@@ -37,19 +37,19 @@ TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xm
 
 
 def static_files() -> dict[str, tuple[bytes, str]]:
-    """The page's own files by name: content and type. They are small, and kept."""
+    """Load the static files: content and media type by name. They are small, and stay in memory."""
     found = sorted(files(__package__).joinpath("static").iterdir(), key=lambda file: file.name)
     kinds = {file.name: TYPES.get(file.name.rpartition(".")[2]) for file in found}
     return {file.name: (file.read_bytes(), kind) for file in found if (kind := kinds[file.name])}
 
 
 def version_of(static: Mapping[str, tuple[bytes, str]]) -> str:
-    """A sum over all static files: another one as soon as one of them is another."""
+    """Return a hash of all static files, which changes when one of them does."""
     return hashlib.sha256(repr(sorted(static.items())).encode()).hexdigest()[:16]
 
 
 class Rendering:
-    """Makes answers of templates, of values and of problems.
+    """Makes responses from templates, values and problems.
 
     Args:
         links: The paths of the page.
@@ -94,19 +94,19 @@ class Rendering:
     def page(
         self, template: str, values: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> Response:
-        """An answer of HTML."""
+        """Return an HTML response."""
         text = self._environment.get_template(template).render(values)
         return Response(text, status, dict(headers or {}), "text/html; charset=utf-8")
 
     def problem(self, problem: Problem, scope: Scope) -> Response:
-        """The answer to what went wrong: a page, or for programs a document."""
+        """Return the response for a problem: a page, or JSON for programs."""
         if scope["path"].startswith(FOR_PROGRAMS):
             said = {"code": problem.code, "message": problem.message, "hint": problem.hint}
             return self.json({"error": said}, problem.status, problem.headers)
         return self.page("problem.html", {"problem": problem}, status=problem.status, headers=problem.headers)
 
     def json(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-        """An answer of JSON."""
+        """Return a JSON response."""
         text = json.dumps(value, ensure_ascii=False)
         return Response(text.encode("utf-8", "replace"), status, dict(headers or {}), "application/json")
 
@@ -116,14 +116,14 @@ class Rendering:
 
 @jinja2.pass_context
 def _hue(context: Context, key: str) -> int:
-    """A key's colour, and the place of its letter: other keys that come or go change nothing of it."""
+    """Return the index of a key's colour and letter, which adding or removing other keys does not change."""
     definition = _definition(context, key)
     return 0 if definition is None else (definition.key_id - 1) % HUES
 
 
 @jinja2.pass_context
 def _is_masked(context: Context, key: str) -> bool:
-    """Whether a key's values are digests; of one that was removed nobody knows."""
+    """Whether a key's values are digests; a removed key may have been masked, so it counts as masked."""
     definition = _definition(context, key)
     return definition is None or context["masking"].is_masked(definition)
 
@@ -135,7 +135,7 @@ def _definition(context: Context, key: str) -> KeyDefinition | None:
 
 @jinja2.pass_context
 def _followed(context: Context, each: Any, place: Any = None) -> str:
-    """The search for a key's value: by the value, or, where that is secret or has several parts, by a message of it."""
+    """Return the URL of a search for a key's value: by the value, or by its message if it is masked or composite."""
     links: Links = context["links"]
     definition = _definition(context, each.key)
     if definition is None:
@@ -149,7 +149,7 @@ def _followed(context: Context, each: Any, place: Any = None) -> str:
 
 
 def _bar(found: StreamStatus, key: str = "") -> tuple[CoveragePiece, ...]:
-    """The coverage of a stream by all keys, or by one; nothing while its ends are not known."""
+    """Return the coverage of a stream by all keys, or by one; nothing while the stream's ends are unknown."""
     if found.first is None or found.last is None:
         return ()
     covered = {key: found.covered[key]} if key else found.covered
@@ -157,14 +157,14 @@ def _bar(found: StreamStatus, key: str = "") -> tuple[CoveragePiece, ...]:
 
 
 def visible(text: str) -> str:
-    """Text of others in a line: what would not be seen, or turn what follows around, is written as its number."""
+    """Return text for one line: invisible characters, and those that reverse text, appear as their numbers."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each == " " else f"⟨{ord(each):x}⟩" for each in text)
 
 
 def _isolated(text: str) -> str:
-    """The same where markup may stand: what is written from right to left moves nothing beside it."""
+    """Return text for one line of HTML: right-to-left text does not reorder the text beside it."""
     shown = visible(text)
     if shown.isascii() or not any(unicodedata.bidirectional(each) in ("R", "AL", "AN") for each in shown):
         return shown
@@ -172,7 +172,7 @@ def _isolated(text: str) -> str:
 
 
 def _commands(text: str) -> Markup:
-    """Words of ours, in which commands stand between backticks."""
+    """Return our own text as HTML, with the commands between backticks as code."""
     code, plain = Markup("<code>{}</code>"), Markup("{}")
     parts = enumerate(text.split("`"))
     return Markup("").join((code if number % 2 else plain).format(_isolated(part)) for number, part in parts)
@@ -183,7 +183,7 @@ def _utc(moment: datetime) -> str:
 
 
 def span_text(seconds: float) -> str:
-    """A span of time in its two largest units: "3 d 4 h", "2 min 5 s", "1.25 s", "0.4 ms", "0 s"."""
+    """Return a span of time in its two largest units: "3 d 4 h", "2 min 5 s", "1.25 s", "0.4 ms", "0 s"."""
     if seconds < 0:
         return f"−{span_text(-seconds)}"
     for (size, unit), (less, smaller) in zip(_UNITS, (*_UNITS[1:], (1, "s")), strict=True):
@@ -197,11 +197,11 @@ def span_text(seconds: float) -> str:
 
 
 _FORMULA: Final = re.compile(r"""(^|[;,\t\r\n])([\s"\ufeff\u200b]*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])""")
-"""Where a cell may begin for a spreadsheet with another separator, which drops quotes, and how a formula begins."""
+"""The start of a formula, wherever a spreadsheet with another separator, which drops quotes, may begin a cell."""
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table as CSV of RFC 4180: numbers as they are, text of which none begins as a formula does."""
+    """Return a table as CSV (RFC 4180). Spreadsheets take no text in it for a formula."""
     out = io.StringIO()
     writer = csv.writer(out)
     for row in (head, *rows):
@@ -210,5 +210,5 @@ def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _harmless(text: str) -> str:
-    """Text with an apostrophe before each formula: spreadsheets show it then, and carry out nothing."""
+    """Put an apostrophe before each formula: spreadsheets then show it and do not evaluate it."""
     return _FORMULA.sub(r"\1\2'", text)

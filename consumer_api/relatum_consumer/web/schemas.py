@@ -1,4 +1,4 @@
-"""Schemas of answers as JSON, and the description of `/api` in OpenAPI."""
+"""JSON schemas of answers, and the OpenAPI description of `/api`."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -28,17 +28,18 @@ _PLAIN: Final[dict[Any, dict[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Schemas:
-    """Schemas of answers, by the names of their classes.
+    """Schemas of answers, by class name.
 
     Attributes:
-        at: Where they stand in the document.
+        at: The path of the schemas in the document.
+        found: The schemas made so far, by class name.
     """
 
     at: str = "#/components/schemas/"
     found: dict[str, Any] = field(default_factory=dict)
 
     def of(self, kind: Any) -> dict[str, Any]:  # noqa: PLR0911
-        """The schema of a type."""
+        """Return the schema of a type."""
         if kind in _PLAIN:
             return _PLAIN[kind]
         origin, arguments = get_origin(kind), get_args(kind)
@@ -68,7 +69,7 @@ class Schemas:
 
 
 def object_schema(properties: dict[str, Any], description: str) -> dict[str, Any]:
-    """The schema of an object that has these properties and no others."""
+    """Return the schema of an object with exactly these properties."""
     return {
         "type": "object",
         "description": description,
@@ -79,7 +80,7 @@ def object_schema(properties: dict[str, Any], description: str) -> dict[str, Any
 
 
 def _summary(kind: Any) -> str:
-    """A class's docstring in a line, without its list of attributes."""
+    """Return a class's docstring on one line, without its list of attributes."""
     return " ".join((kind.__doc__ or "").partition("Attributes:")[0].split())
 
 
@@ -97,7 +98,7 @@ _ERROR: Final = object_schema(
 
 
 def openapi(endpoints: Iterable["Endpoint"], root_path: str, version: str) -> dict[str, Any]:
-    """The description of `/api` in OpenAPI 3.1, made of what the endpoints declare."""
+    """Return the OpenAPI 3.1 description of `/api`, made from the endpoints' declarations."""
     schemas = Schemas(found={"Error": _ERROR})
     description = "What the page shows, as JSON. Read-only."
     return {

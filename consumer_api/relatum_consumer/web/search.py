@@ -1,4 +1,4 @@
-"""Search: the messages that carry a key's value, or share that of another message, or are near a moment; by time."""
+"""Search: messages by a key's value, by the value of another message, or around a moment, ordered by time."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -25,26 +25,26 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 class SearchAsked(Asked):
     key: str = Field("", description="The key's name.")
-    value: Several = Field((), description="Its value; of a composite key, its values in order.")
+    value: Several = Field((), description="Its value; for a composite key, its values in order.")
     of_stream: str = Field("", description="Instead of a value: the stream of a message that has it …")
     of_offset: Number | None = Field(None, description="… and its offset. The message itself is left out.")
-    of_value: Number = Field(0, description="Which of its values, where it has several of the key.")
-    stream: Several = Field((), description="Streams and super streams to look in; all where left out.")
-    since: Moment | None = Field(None, description="Only of this moment or later; UTC where no zone is given.")
-    until: Moment | None = Field(None, description="Only before this moment.")
-    order: Literal["oldest", "newest"] = Field("oldest", description="Which come first.")
+    of_value: Number = Field(0, description="Which value, if the message has several of the key.")
+    stream: Several = Field((), description="Streams and super streams to look in; all by default.")
+    since: Moment | None = Field(None, description="Only messages of this moment or later; UTC without a zone.")
+    until: Moment | None = Field(None, description="Only messages before this moment.")
+    order: Literal["oldest", "newest"] = Field("oldest", description="Which messages come first.")
     complete: bool = Field(False, description="Also read what is not recorded yet.")
-    limit: int = Field(25, ge=1, le=1_000, description="Messages of a page.")
-    cursor: str = Field("", description="`next` of the page before.")
+    limit: int = Field(25, ge=1, le=1_000, description="Messages on a page.")
+    cursor: str = Field("", description="`next` of the previous page.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchAnswer(Covered):
-    """Messages, and how sure it is that there are no more.
+    """The messages found, and whether there may be more.
 
-    `status` is found, absent, not_recorded_yet, expired, deleted or unproven, `words` says so for a person, and
-    `advice` what to do. It holds over `streams`, the first hundred of `streams_count`. `next` asks for the next page,
-    None where there is none.
+    `status` is found, absent, not_recorded_yet, expired, deleted or unproven; `words` explains it to people, and
+    `advice` says what to do. It applies to `streams`, the first hundred of `streams_count`. `next` is the cursor of
+    the next page; None on the last page.
     """
 
     status: Status
@@ -61,7 +61,7 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
     value, beside = await _value_sought(site, asked)
     answer, page, cursor = await _page(site, asked, value, beside)
     if beside is not None and answer and not (page or asked.cursor or asked.since or asked.until):
-        # That it was found itself proves nothing of others. One that has several values may share another of them.
+        # The message was only found itself, which proves nothing about others; they may share another of its values.
         others = await site.relations.related(
             beside, asked.stream or None, by=asked.key, limit=1, complete=asked.complete
         )
@@ -80,7 +80,7 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
 
 
 async def _value_sought(site: Site, asked: SearchAsked) -> tuple[Any, Message | None]:
-    """The value that is searched for, and the message that it is of."""
+    """Return the value to search for, and the message that it comes from, or None."""
     await site.keys()
     if not asked.key:
         raise InvalidInput("key is missing: the name of the key to search by")
@@ -97,10 +97,10 @@ async def _value_sought(site: Site, asked: SearchAsked) -> tuple[Any, Message | 
 async def _page(
     site: Site, asked: SearchAsked, value: Any, beside: Message | None
 ) -> tuple[Answer, Sequence[Message], str | None]:
-    """What is found from a page's first moment on, the page, and where the next one begins.
+    """Return the answer from a page's first moment on, the page, and the cursor of the next page.
 
-    A cursor is a moment, how many messages of it were shown, and how many in all: of those without a time, which come
-    last, that many are left out.
+    A cursor is a moment, the number of its messages on earlier pages, and the number of all messages on earlier pages.
+    Messages without a time come last: their cursors have no moment, and skip all earlier messages.
     """
     moment, shown, total = read_cursor(asked.cursor, datetime, int, int) or (None, 0, 0)
     since, until, is_by_time = asked.since, asked.until, moment is not None and asked.order == "oldest"
@@ -124,7 +124,7 @@ async def _page(
 
 
 async def _has_untimed(ask: Callable[..., Awaitable[Answer]]) -> bool:
-    """Whether there are messages of unknown time."""
+    """Whether there are messages without a time."""
     newest = await ask(limit=1, order="newest")
     return bool(newest) and newest[0].time is None
 
@@ -133,7 +133,7 @@ def _words(answer: Answer, page: Sequence[Message], beside: Message | None) -> s
     if answer and not page:
         return "found: no other message has it" if beside is not None else "found: all were shown"
     if answer and answer.status == "unproven":
-        return "unproven: there may be more, which nobody can prove or rule out"
+        return "unproven: there may be more, which cannot be proved or ruled out"
     return answer.words
 
 
@@ -145,9 +145,9 @@ def _advice(answer: Answer, asked: SearchAsked) -> str:
     return "" if answer.missing_keys else answer.explanation
 
 
-@endpoint("/search/times", "How many messages a search would find, by spans of time; it takes what a search takes.")
+@endpoint("/search/times", "How many messages a search would find, by spans of time. Parameters as for a search.")
 async def times(site: Site, asked: SearchAsked) -> Times:
-    """Count them by the index, in spans of time; messages without a time are left out."""
+    """Count the messages of a search in the index, by spans of time, without messages that have no time."""
     value, _ = await _value_sought(site, asked)
     streams = asked.stream or None
     return await site.relations.times(
@@ -156,12 +156,12 @@ async def times(site: Site, asked: SearchAsked) -> Times:
 
 
 async def _known(site: Site, asked: SearchAsked) -> tuple[Known, ...]:
-    """What the index alone knows of a search."""
+    """Return what the index alone knows about a search."""
     if site.servers.database.error:
         return ()
     found = await times(site, asked)
     if not found.spans:
-        return (("PostgreSQL has recorded no message with this value and a time.", None),)
+        return (("PostgreSQL has no message with this value and a time.", None),)
     first, last = (f"{each:%Y-%m-%d %H:%M:%S} UTC" for each in (found.spans[0].since, found.spans[-1].until))
     many = f"{'' if found.is_whole else 'at least '}{found.count:,}"
     return ((f"PostgreSQL has recorded {many} with this value, from {first} to before {last}.", None),)
@@ -169,8 +169,8 @@ async def _known(site: Site, asked: SearchAsked) -> tuple[Known, ...]:
 
 endpoint(
     "/search",
-    "The messages that carry a key's value, or share that of a message (of_stream, of_offset), by time, with how sure "
-    "it is that there are no others (`status`). The way to follow masked values.",
+    "The messages that carry a key's value, or share that of a message (of_stream, of_offset), by time, and "
+    "whether there may be others (`status`). Use it to follow masked values.",
     template="search.html",
     page="search",
     tool="find",
@@ -185,19 +185,19 @@ endpoint(
 
 
 class AroundAsked(Asked):
-    moment: Moment | None = Field(None, description="The moment; UTC where no zone is given. Or …")
+    moment: Moment | None = Field(None, description="The moment; UTC without a zone. Or …")
     stream: str = Field("", description="… the stream of a message, for its time …")
     offset: Number | None = Field(None, description="… and its offset.")
-    streams: Several = Field((), description="Streams and super streams to look in; all where left out.")
+    streams: Several = Field((), description="Streams and super streams to look in; all by default.")
     before_s: float = Field(30.0, ge=0, le=1_000_000, description="Seconds before it.")
     after_s: float = Field(30.0, ge=0, le=1_000_000, description="Seconds after it.")
     complete: bool = Field(False, description="Also read what is not recorded yet.")
-    limit: int = Field(20, ge=1, le=100, description="Messages at most, those nearest to the moment.")
+    limit: int = Field(20, ge=1, le=100, description="The most messages; those nearest to the moment.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AroundAnswer(Covered):
-    """What happened around a moment, by time. Where `may_be_more`, others may be further from the moment."""
+    """The messages around a moment, by time. If `may_be_more`, there may be others further from the moment."""
 
     status: Status
     words: str
@@ -206,7 +206,7 @@ class AroundAnswer(Covered):
     may_be_more: bool
 
 
-@endpoint("/around", "What happened around a moment, or a message's time, in all streams, by time.", tool="around")
+@endpoint("/around", "The messages around a moment, or a message's time, in all streams, by time.", tool="around")
 async def around(site: Site, asked: AroundAsked) -> AroundAnswer:
     given = [asked.moment is not None, bool(asked.stream), asked.offset is not None]
     if given not in ([True, False, False], [False, True, True]):
@@ -239,13 +239,13 @@ async def around(site: Site, asked: AroundAsked) -> AroundAnswer:
 
 class ValuesAsked(Asked):
     key: str = Field("", description="The key's name.")
-    prefix: str = Field("", description="What its values begin with, as they are stored; all where left out.")
-    limit: int = Field(10, ge=1, le=100, description="Values at most.")
+    prefix: str = Field("", description="The beginning of the values, as they are stored; all by default.")
+    limit: int = Field(10, ge=1, le=100, description="The most values.")
 
 
 @dataclass(frozen=True, slots=True)
 class ValuesAnswer:
-    """The first values, in order. `reason` says why there are none where that is not for want of any."""
+    """The first values, in order. `reason` says why a key's values are not listed; empty otherwise."""
 
     values: tuple[str, ...]
     reason: str

@@ -1,4 +1,4 @@
-"""The page as a server of its own: uvicorn in a thread, which ends when it is told to."""
+"""The page as a server: uvicorn in a thread."""
 
 import socket
 import sys
@@ -14,30 +14,30 @@ from relatum_consumer.web.application import make_application
 from relatum_consumer.web.options import WebOptions
 
 _CONNECTIONS_MAX: Final = 500
-"""Connections at once."""
+"""The most concurrent connections and requests."""
 
 _START_S: Final = 60.0
-"""Seconds it may take until it answers."""
+"""How long the server may take to start, in seconds."""
 
 _LOOK_S: Final = 0.02
-"""Seconds between two looks at whether it answers."""
+"""Seconds between two checks whether the server has started."""
 
 _HEADER_BYTES_MAX: Final = 32 << 10
-"""Bytes of a request's line and headers: a search for a value, and a long list of streams."""
+"""The largest request line with headers, in bytes: room for a search with a long list of streams."""
 
 _SILENT_MS: Final = 30_000
-"""Milliseconds that what was sent may stay unacknowledged, or unread, until the client counts as gone."""
+"""How long sent data may stay unacknowledged or unread before the client counts as gone, in milliseconds."""
 
 
 class WebServer:
-    """Serves the page from its making on, until it is closed. A context manager.
+    """Serves the page until it is closed. A context manager.
 
     Args:
-        options: What it is told.
+        options: The options of the page.
 
     Raises:
-        ConfigurationError: the options, or the servers' URLs, cannot be.
-        ServerStartFailed: its port is in use, or it did not start.
+        ConfigurationError: the extra `mcp` is not installed.
+        ServerStartFailed: the port is in use, or the server did not start, for example because a URL is invalid.
     """
 
     def __init__(self, options: WebOptions) -> None:
@@ -45,15 +45,15 @@ class WebServer:
         try:
             family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
             self._socket = socket.create_server((options.host, options.port), family=family, backlog=128)
-            # Those that are accepted have it, too. Without it an answer's second write waits for a client that puts off
-            # its acknowledgement: 40 ms.
+            # Accepted sockets inherit it. Without it an answer's second write waits 40 ms for a delayed acknowledgement
+            # of the client.
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if sys.platform == "linux":
-                # Those that are accepted have it, too: without it who vanished is given up after a quarter of an hour.
+                # Accepted sockets inherit it: without it, a vanished client is dropped only after 15 minutes.
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
         except OSError as error:
             where = f"{options.host}:{options.port}"
-            raise ServerStartFailed(f"nobody can listen at {where}: {error.strerror or error}; try --port") from error
+            raise ServerStartFailed(f"cannot listen at {where}: {error.strerror or error}; try --port") from error
         host = f"[{options.host}]" if ":" in options.host else options.host
         self.url = f"http://{host}:{self._socket.getsockname()[1]}{options.root_path}/"
         self._server = uvicorn.Server(
@@ -86,11 +86,11 @@ class WebServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether it still serves."""
+        """Whether the server is running."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Take no more requests, let those under way end for `drain_s`, and close all connections."""
+        """Stop accepting requests, give those in progress `drain_s` to end, and close all connections."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

@@ -1,6 +1,6 @@
-"""The state of RabbitMQ and PostgreSQL, which each view shows at its top: name, and since when one has not answered.
+"""The state of RabbitMQ and PostgreSQL, which each page shows at its top: names, and since when one is unavailable.
 
-Both are asked on separate connections, so that a busy page is not taken for a server that is away.
+The checks use their own connections, so a busy page does not look like an unavailable server.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from relatum.waiting import Threads, in_thread, within
 log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 2.0
-"""Seconds in which a server answers a small question, or counts as one that does not."""
+"""How long a server may take to answer a check before it counts as unavailable, in seconds."""
 
 EVERY_S: Final = 5.0
-"""Seconds between two checks while the page is idle, so that `since` is true for the next visitor."""
+"""Seconds between two checks, so that `since` is right even if nobody has used the page for a while."""
 
 AGAIN_S: Final = 1.0
-"""Seconds between two checks while a server is away."""
+"""Seconds between two checks while a server is unavailable."""
 
 _ANY_STREAM: Final = "relatum"
-"""A stream that need not be there: any answer will do."""
+"""A stream that need not exist: any answer will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Server:
 
     Attributes:
         name: "RabbitMQ" or "PostgreSQL".
-        called: The cluster's name; empty while the cluster has not said it.
+        called: The cluster's name; empty while unknown.
         where: Host and port, and the virtual host or the database.
-        error: Why it counts as away; empty where it answers.
-        since: Since when it has not answered; None where it does.
+        error: Why the server counts as unavailable; empty if it answers.
+        since: Since when it has been unavailable; None if it answers.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Server:
 
 
 class Servers:
-    """Asks both, and remembers since when one does not answer.
+    """Checks both servers, and remembers since when one is unavailable.
 
     Args:
         broker: The broker's URL, or a `Broker`.
@@ -70,11 +70,11 @@ class Servers:
 
     @property
     def away(self) -> tuple[Server, ...]:
-        """Those that did not answer when they were last asked."""
+        """The servers that did not answer the last check."""
         return tuple(each for each in (self.broker, self.database) if each.error)
 
     async def ask(self) -> None:
-        """Ask both now; `ANSWER_S` at most."""
+        """Check both servers, for at most `ANSWER_S`."""
         async with self._lock:
             asked = in_thread(self._threads, self._database.rows, KEYS_IN_FORCE, {})
             broker, database = await asyncio.gather(_error_of(self._reach_broker()), _error_of(asked))
@@ -83,7 +83,7 @@ class Servers:
             self.database = _found(self.database, database)
 
     async def watch(self) -> None:
-        """Ask both again and again."""
+        """Check both servers periodically, until cancelled."""
         while True:
             await self.ask()
             await asyncio.sleep(AGAIN_S if self.away else EVERY_S)
@@ -102,7 +102,7 @@ class Servers:
 
 
 async def _error_of(asked: Awaitable[object]) -> str:
-    """What is wrong with a server; empty where it answers in time."""
+    """Return why a check failed; empty if the server answers in time."""
     began = time.monotonic()
     try:
         with within(ANSWER_S):
@@ -113,13 +113,13 @@ async def _error_of(asked: Awaitable[object]) -> str:
 
 
 def _found(server: Server, error: str) -> Server:
-    """The same server, after it was asked; what has changed goes to the log."""
+    """Return the server's state after a check, and log changes."""
     if not error:
         if server.error:
             log.warning("%s at %s answers again", server.name, server.where)
         return replace(server, error="", since=None)
     if server.since is None:
-        log.warning("%s at %s cannot be asked: %s. The page goes on, and asks again", server.name, server.where, error)
+        log.warning("%s at %s is unavailable: %s. The page keeps checking it", server.name, server.where, error)
     return replace(server, error=error, since=server.since or datetime.now(UTC))
 
 

@@ -1,4 +1,4 @@
-"""What all pages stand on: look-ups, a reader, a database that is only read, and what is kept for a moment."""
+"""What all pages share: lookups, a stream reader, a read-only database, and cached results."""
 
 import logging
 import math
@@ -30,30 +30,30 @@ from relatum_consumer.web.servers import Server, Servers
 log = logging.getLogger(__name__)
 
 _READ_ONLY: Final = "-c default_transaction_read_only=on"
-"""Of each session: whatever the role may do, the page writes nothing."""
+"""An option of all sessions: the page cannot write, whatever the role may do."""
 
 _ORPHANED_S: Final = 5.0
-"""Seconds after its own time-out until PostgreSQL ends a statement of a page that was killed, or stands still."""
+"""Seconds that PostgreSQL waits beyond `timeout_s` before it ends a statement: for pages that were killed or hang."""
 
 _TIMEOUT_MS_MAX: Final = (1 << 31) - 1
-"""PostgreSQL's greatest."""
+"""The largest `statement_timeout` of PostgreSQL."""
 
 _MAY_WRITE: Final = (
-    "the page's user may write %d tables of the database (%s, …): its sessions are read-only, and nothing else keeps "
-    "it from that. Let it ask as one who may not: CREATE ROLE page_user LOGIN PASSWORD '…' IN ROLE relatum_reader"
+    "the page's user may write %d tables of the database (%s, …): only its read-only sessions "
+    "prevent that. Use a role without these rights: CREATE ROLE page_user LOGIN PASSWORD '…' IN ROLE relatum_reader"
 )
 
 RIGHTS_AGAIN_S: Final = 5.0
-"""Seconds until a database that did not answer is asked again what the page's user may."""
+"""Seconds between two attempts to read the rights of the page's user."""
 
 KEPT_S: Final = 1.0
-"""Seconds for which what all ask for is kept: many who look at the same page ask the servers once."""
+"""Seconds for which common results are cached: viewers of the same page share one query."""
 
 SECRET_KEPT_S: Final = 30.0
-"""Seconds for which the secret of digests is kept."""
+"""Seconds for which the secret of digests is cached."""
 
 _THREADS: Final = 3
-"""Questions asked by blocking calls at the same time: each has a session and a connection of its own."""
+"""The most concurrent blocking calls: each uses its own session and connection."""
 
 KEPT_MAX: Final = 256
 
@@ -68,12 +68,12 @@ class _Kept:
 
 
 class Site:
-    """The servers as the pages use them; made when the application starts, closed when it ends.
+    """Both servers for all pages; made when the application starts, closed when it ends.
 
     Attributes:
-        database: The database, for what rooms tell by blocking calls (`in_thread`).
-        engine: The same, for statements of its own.
-        servers: Which of the two answers.
+        database: The database for blocking calls of other packages; see `in_thread`.
+        engine: The database's engine, for statements of the page itself.
+        servers: The state of both servers.
     """
 
     def __init__(self, options: WebOptions, links: Links) -> None:
@@ -90,7 +90,7 @@ class Site:
             database_connections_max=options.database_connections_max,
         )
         self.servers = Servers(options.broker, database)
-        # One for what is live.
+        # One session more, for `tell_rights`.
         self.database = Database(database, refusing=None, connections_max=_THREADS + 1, statement_s=options.timeout_s)
         self.engine = self.database.engine
         self._reader: AsyncStreamReader | None = None
@@ -99,7 +99,7 @@ class Site:
         self._kept: dict[Any, _Kept] = {}
 
     async def tell_rights(self) -> None:
-        """Warn, once the database answers, where the page's user may write: no page needs that."""
+        """Log a warning, once the database answers, if the page's user may write: no page needs that."""
         while True:
             try:
                 tables = await anyio.to_thread.run_sync(self._writable, abandon_on_cancel=True)
@@ -122,14 +122,14 @@ class Site:
         self.database.close()
 
     async def reader(self) -> AsyncStreamReader:
-        """The reader of streams, opened by who first needs it."""
+        """Return the stream reader, which the first call opens."""
         async with self._opening:
             if self._reader is None:
                 self._reader = await AsyncStreamReader.open(self.options.broker, timeout_s=self.options.timeout_s)
             return self._reader
 
     async def keys(self) -> tuple[KeyDefinition, ...]:
-        """The key definitions in force; and from now on what they mask is masked."""
+        """Return the key definitions in force, and mask what they mask from now on."""
         definitions = await self.relations.keys()
         if self.masking.lacks_secret(definitions):
             self.masking.secret = await self.lately("secret", SECRET_KEPT_S, partial(self.in_thread, self._secret))
@@ -138,11 +138,11 @@ class Site:
 
     @property
     def definitions(self) -> Mapping[str, KeyDefinition]:
-        """The keys by name, as `keys` read them last."""
+        """The keys that `keys` returned last, by name."""
         return self.masking.definitions
 
     async def keys_last_known(self) -> None:
-        """As `keys`; while the database is away, it keeps to what it said last, where that is known."""
+        """Load the keys as `keys` does; while the database is unavailable, keep the last known keys, if any."""
         if not (self.servers.database.error and self.masking.is_known):
             await self.keys()
 
@@ -151,9 +151,9 @@ class Site:
             return mask_secret(connection)
 
     async def away(self, *, now: bool = False) -> tuple[Server, ...]:
-        """The servers that do not answer. One that is known to be away is not waited for again, unless `now`.
+        """Return the unavailable servers. While one is known to be unavailable, it is checked again only with `now`.
 
-        It is not asked within a limit of time for something else: a server would look as if it were away.
+        Do not call this within the time limit of something else: a server would look unavailable.
         """
         if now or not self.servers.away:
             await self.lately("servers", KEPT_S, self.servers.ask)
@@ -162,7 +162,7 @@ class Site:
     async def with_broker(
         self, about: Any, kept_s: float, both: Callable[[], _Value], database_alone: Callable[[], _Value]
     ) -> _Value:
-        """What both servers know by blocking calls, kept for a while; while the broker is away, the database's part."""
+        """Return and cache the result of a blocking call; while the broker is unavailable, use the database alone."""
         if not self.servers.broker.error:
             try:
                 with within(self.options.timeout_s):
@@ -172,7 +172,7 @@ class Site:
         return await self.in_thread(database_alone)
 
     async def lately(self, about: Any, kept_s: float, ask: Callable[[], Awaitable[_Value]]) -> _Value:
-        """What was found out lately, or is found out now, by one for all who ask; a failure is not kept."""
+        """Return a cached result, or get it now, once for all concurrent callers. Errors are not cached."""
         if len(self._kept) > KEPT_MAX:
             now = time.monotonic()
             self._kept = {each: kept for each, kept in self._kept.items() if kept.until > now or kept.lock.locked()}
@@ -184,12 +184,12 @@ class Site:
             return kept.value  # type: ignore[no-any-return]
 
     async def in_thread(self, function: Callable[..., _Value], *arguments: Any, **options: Any) -> _Value:
-        """What a blocking call gives; a few of them at once."""
+        """Run a blocking call in a thread; at most a few run concurrently."""
         return await anyio.to_thread.run_sync(partial(function, *arguments, **options), limiter=self._threads)
 
 
 def read_only(database: str, statement_s: float) -> str:
-    """The same URL, whose sessions write nothing, and of whose statements none goes on for longer."""
+    """Return the URL with options for read-only sessions and a limit for each statement, in seconds."""
     base, _, query = database.partition("?")
     given = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
     others = [(name, value) for name, value in given if name != "options"]

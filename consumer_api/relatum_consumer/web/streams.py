@@ -1,4 +1,4 @@
-"""Streams: what is recorded of each, by key; how much each key takes; who records."""
+"""Streams: their coverage by key, the sizes of keys, and the recorders."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,19 +20,19 @@ from relatum_consumer.web.problems import Problem, Refused
 from relatum_consumer.web.site import KEPT_S, Site
 
 _SIZES_KEPT_S: Final = 30.0
-"""Seconds for which the sizes of keys are kept: they are sampled, which takes longer."""
+"""Seconds for which the sizes of keys are cached: sampling them is slow."""
 
 _LATEST: Final = 10
-"""Messages shown of a stream, from its end back."""
+"""How many of a stream's latest messages are shown."""
 
 _LATEST_OFFSETS: Final = 200
-"""Offsets that are read for them: streams have gaps, mostly small ones."""
+"""Offsets read for the latest messages: streams have gaps, mostly small ones."""
 
 
 async def statuses(site: Site, names: Sequence[str]) -> tuple[StreamStatus, ...]:
-    """What is recorded of some streams, as it was within the last second.
+    """Return the status of some streams, at most a second old.
 
-    `complete` is also a state: all that the broker holds is recorded, and nobody records it now.
+    An additional state is `complete`: all that the broker holds is recorded, and no recorder follows the stream.
     """
     wanted = tuple(names)
     away = BrokerUnavailable("RabbitMQ does not answer now")
@@ -58,9 +58,9 @@ def _rates(site: Site, streams: Sequence[StreamStatus]) -> dict[str, float | Non
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
-    """A key: where it comes from, and its rows of all streams; estimated from a sample unless `is_exact`.
+    """A key: its sources, and its rows in all streams, estimated from a sample unless `is_exact`.
 
-    Where it `names` another key, a message that has it came from the one that has the same value of that key.
+    If it `names` another key, its value in a message is that key's value in the message's cause.
     """
 
     name: str
@@ -76,12 +76,12 @@ class KeyRow:
 
 @dataclass(frozen=True, slots=True)
 class KeysAnswer:
-    """The keys, by name."""
+    """The keys, ordered by name."""
 
     keys: tuple[KeyRow, ...]
 
 
-@endpoint("/keys", "The keys that are defined, with their sizes: by which messages can be found.", tool="keys")
+@endpoint("/keys", "The defined keys, by which messages can be found, with their sizes.", tool="keys")
 async def keys(site: Site, _: Nothing) -> KeysAnswer:
     masked = {each.name for each in await site.keys() if site.masking.is_masked(each)}
     sizes = await site.lately("sizes", _SIZES_KEPT_S, partial(site.in_thread, key_sizes, site.database))
@@ -108,15 +108,15 @@ async def keys(site: Site, _: Nothing) -> KeysAnswer:
 
 class StreamsAsked(Asked):
     q: str = Field("", description="A part of the streams' names.")
-    limit: int = Field(50, ge=1, le=200, description="Streams of a page.")
-    cursor: Number = Field(0, description="`next` of the page before.")
+    limit: int = Field(50, ge=1, le=200, description="Streams on a page.")
+    cursor: Number = Field(0, description="`next` of the previous page.")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamsAnswer:
-    """A page of streams, of `total`; `recorded` is how many there are by any name. And keys and recorders.
+    """A page of the `total` matching streams, with the keys and the recorders. `recorded` counts all streams.
 
-    `rates` are messages a second, by stream, over the last minute that somebody looked; None where nobody did before.
+    `rates` are messages a second, by stream, over about the last minute; None until the stream has been viewed twice.
     """
 
     streams: tuple[StreamStatus, ...]
@@ -130,7 +130,7 @@ class StreamsAnswer:
 
 @endpoint(
     "/streams",
-    "The recorded streams: ends, rate, lag, how far each is recorded, its state; keys with their sizes; recorders.",
+    "The recorded streams: ends, rate, lag, coverage, state; keys with their sizes; recorders.",
     template="streams.html",
     page="streams",
     tool="streams",
@@ -162,7 +162,7 @@ class StreamAsked(Asked):
 
 @dataclass(frozen=True, slots=True)
 class StreamAnswer:
-    """The stream, with its latest messages; of a super stream, its partitions. `rates` as of all streams."""
+    """A stream with its latest messages, or a super stream with its partitions. `rates` are as for all streams."""
 
     name: str
     streams: tuple[StreamStatus, ...]
@@ -171,10 +171,10 @@ class StreamAnswer:
 
 
 async def ends(site: Site, asked: StreamAsked) -> tuple[Known, ...]:
-    """The ends of a stream: all that the broker knows of it."""
+    """Return the ends of a stream: all that the broker knows about it."""
     found = await (await site.reader()).bounds(asked.stream)
     if found.first is None or found.last is None:
-        return (("The stream is there, and empty.", None),)
+        return (("The stream exists, and is empty.", None),)
     return (
         (f"The broker holds its messages {found.first:,} to {found.last:,}.", None),
         (f"The first message, {found.first:,}", site.links.message(asked.stream, found.first)),
@@ -184,7 +184,7 @@ async def ends(site: Site, asked: StreamAsked) -> tuple[Known, ...]:
 
 @endpoint(
     "/stream",
-    "A stream: its latest messages, coverage by key, what was skipped, what happened.",
+    "A stream: its latest messages, coverage by key, skipped messages, events.",
     template="stream.html",
     page="streams",
     known=ends,
@@ -194,14 +194,14 @@ async def stream(site: Site, asked: StreamAsked) -> StreamAnswer:
     if not found:
         bounds = await (await site.reader()).bounds(asked.stream)
         holds = "it is empty" if bounds.last is None else f"it has the offsets {bounds.first:,} to {bounds.last:,}"
-        message = f"the stream {asked.stream!r} is there ({holds}), and nobody has recorded it"
+        message = f"the stream {asked.stream!r} exists ({holds}), but was never recorded"
         raise StreamNotFound(message, stream=asked.stream)
     latest = await _latest(site, found[0]) if len(found) == 1 else ()
     return StreamAnswer(asked.stream, found, _rates(site, found), latest)
 
 
 async def _latest(site: Site, found: StreamStatus) -> tuple[MessageRow, ...]:
-    """The last messages of a stream, the newest first; none where nobody can say now."""
+    """Return the last messages of a stream, newest first; none if the broker cannot answer."""
     if found.last is None:
         return ()
     await site.keys()
@@ -219,7 +219,7 @@ async def _latest(site: Site, found: StreamStatus) -> tuple[MessageRow, ...]:
 
 @dataclass(frozen=True, slots=True)
 class HealthAnswer:
-    """Both servers answer; where one does not, there is an error with status 503 instead."""
+    """Both servers answer. If one does not, the response is an error with status 503 instead."""
 
     is_well: bool
 
@@ -228,5 +228,5 @@ class HealthAnswer:
 async def health(site: Site, _: Nothing) -> HealthAnswer:
     if away := await site.away(now=True):
         wrong = "; ".join(f"{each.name} does not answer: {each.error}" for each in away)
-        raise Refused(Problem(503, "not_well", wrong, "It may pass: ask again.", {"Retry-After": "1"}))
+        raise Refused(Problem(503, "not_well", wrong, "It may pass: try again.", {"Retry-After": "1"}))
     return HealthAnswer(is_well=True)

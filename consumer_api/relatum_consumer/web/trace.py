@@ -1,4 +1,4 @@
-"""A conversation: all messages that are connected with one, or with a key's value, and what came from what."""
+"""A conversation: all messages connected with a message or a key's value, with causes and effects."""
 
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
@@ -27,27 +27,27 @@ _Valued = TypeVar("_Valued", Edge, Shared, Stop)
 
 
 class TraceAsked(Asked):
-    stream: str = Field("", description="The stream of the message that it begins with …")
+    stream: str = Field("", description="The stream of the message to start with …")
     offset: Number | None = Field(None, description="… and its offset.")
     key: str = Field("", description="Instead of a message: a key's name …")
-    value: Several = Field((), description="… and its value; of a composite key, its values in order.")
-    by: Several = Field((), description="Keys to follow, and what they name; all where left out.")
-    hops: int = Field(8, ge=1, le=1_000, description="Hops from the start at most.")
-    limit: int = Field(200, ge=1, le=1_000, description="Messages at most.")
+    value: Several = Field((), description="… and its value; for a composite key, its values in order.")
+    by: Several = Field((), description="Keys to follow, and what they name; all by default.")
+    hops: int = Field(8, ge=1, le=1_000, description="The most hops from the start.")
+    limit: int = Field(200, ge=1, le=1_000, description="The most messages.")
     fan_out: int = Field(200, ge=1, le=10_000, description="Values that more messages have are not followed.")
-    since: Moment | None = Field(None, description="Only of this moment or later; UTC where no zone is given.")
-    until: Moment | None = Field(None, description="Only before this moment.")
+    since: Moment | None = Field(None, description="Only messages of this moment or later; UTC without a zone.")
+    until: Moment | None = Field(None, description="Only messages before this moment.")
     complete: bool = Field(False, description="Also read what is not recorded yet.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceAnswer(Covered):
-    """The messages that are connected with a start, by time, and how.
+    """The messages connected with a start, by time, and their connections.
 
-    `status` is that of the worst step; `words` says it for a person, `advice` what to do. `hops` says of each message
-    how far it is from the start, 0 for the start itself. `edges` lead from cause to effect; messages that have a value
-    in common are `shared`; `stopped` is what a bound left out. It holds over `streams`, the first hundred of
-    `streams_count`.
+    `status` is that of the worst step; `words` explains it to people, and `advice` says what to do. `hops` has each
+    message's distance from the start, 0 for the start itself. `edges` lead from cause to effect; `shared` are values
+    that messages have in common; `stopped` is what a bound left out. The answer applies to `streams`, the first
+    hundred of `streams_count`.
     """
 
     status: Status
@@ -91,7 +91,7 @@ async def trace(site: Site, asked: TraceAsked) -> TraceAnswer:
 
 
 async def _traced(site: Site, asked: TraceAsked) -> Trace:
-    """The trace, from a message or from a value."""
+    """Return the trace from a message or a value."""
     if asked.stream and (asked.key or asked.value):
         raise InvalidInput(
             "a conversation begins with a message (stream, offset) or with a value (key, value), not both"
@@ -132,7 +132,7 @@ def _words(found: Trace) -> str:
     if not found.messages or found.status in (Status.NOT_RECORDED_YET, Status.EXPIRED, Status.DELETED):
         return found.status.words
     if found.status is Status.UNPROVEN:
-        return "unproven: there may be more, which nobody can prove or rule out"
+        return "unproven: there may be more, which cannot be proved or ruled out"
     return "absent: nothing else is connected with it"
 
 
@@ -147,7 +147,7 @@ def _advice(found: Trace, asked: TraceAsked) -> str:
 
 
 async def _csv(site: Site, asked: TraceAsked) -> Response:
-    """A line for each message, with a column for each key."""
+    """Return a CSV file with a line for each message and a column for each key."""
     found = await _traced(site, asked)
     await site.keys()
     head = ["time", "stream", "offset", "hop", "caused_by", *(f"key:{each}" for each in site.definitions)]

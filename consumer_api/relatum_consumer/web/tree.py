@@ -1,4 +1,4 @@
-"""A conversation as a tree: below each message the ones that a value connects with it. Pure: no input, no output."""
+"""A conversation as a tree: below each message are the ones that a value connects with it. Pure: no I/O."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ CAUSE: Final = "cause"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Link:
-    """What a value connects. `SAME`: all of `messages` have it. `CAUSED`: the first is the cause of the others."""
+    """The messages that a value connects. `SAME`: all have it. `CAUSED`: the first is the cause of the others."""
 
     kind: str
     key: KeyValue
@@ -34,10 +34,10 @@ class Row:
     """A message of the tree.
 
     Attributes:
-        message: Its number among the answer's messages.
-        depth: How many messages are between it and the top of its branch.
-        kind: How it is connected with the message above: `SAME`, `CAUSED` or `CAUSE`.
-        key: By which key's value; None where a conversation starts at a value, which all messages of depth 0 have.
+        message: Its index among the answer's messages.
+        depth: Its distance from the top of its branch, 0 for the top.
+        kind: Its connection with the message above: `SAME`, `CAUSED` or `CAUSE`.
+        key: The key and value that connect them; None at depth 0 if the conversation starts at a value.
     """
 
     message: int
@@ -52,9 +52,9 @@ class Branch:
 
     Attributes:
         kind: `SAME`, `CAUSED` or `CAUSE`.
-        key: The key's value; None where it is the start itself.
-        stems: The messages connected directly, by time, each with the rows below it.
-        count: How many messages there are, further ones included.
+        key: The key and value; None if the value is the start itself.
+        stems: The directly connected messages, by time, each with the rows below it.
+        count: The number of all messages of the branch.
     """
 
     kind: str
@@ -64,17 +64,17 @@ class Branch:
 
 
 class Tree:
-    """Each message of a conversation once, on the shortest way from its start.
+    """Contains each message of a conversation once, on the shortest path from its start.
 
     Args:
         answer: The conversation.
 
     Attributes:
-        starts: The messages that it starts at; none where it starts at a value.
-        branches: What belongs to them, the smallest branch first.
-        others: Values that several messages have which the tree connects by other ones.
-        unknown: Values that name a cause which is not among the messages, each with the message that names it.
-        places: Of each message, where its time is drawn, in per cent of a picture's width; None without a time.
+        starts: The messages at which it starts; none if it starts at a value.
+        branches: The other messages, the smallest branch first.
+        others: Shared values that the tree does not show: it connects their messages by other values.
+        unknown: Values that name a cause outside the messages, each with the message that names it.
+        places: Each message's position on the time axis, in per cent of its width; None without a time.
     """
 
     def __init__(self, answer: "TraceAnswer") -> None:
@@ -96,7 +96,7 @@ class Tree:
         for (cause, key), effects in named.items():
             first = () if cause is None else (number_of[cause],)
             links.append(Link(CAUSED if first else SAME, key, (*first, *effects)))
-        # A cause says more than a value in common, and a value of few messages more than a value of many.
+        # A cause says more than a shared value, and a value of few messages more than a value of many.
         links.sort(key=lambda link: (link.kind == SAME, len(link.messages)))
         found: dict[tuple[str, KeyValue | None], list[tuple[Row, list[Row]]]] = {}
         stems: list[tuple[Row, list[Row]]] = []
@@ -119,12 +119,12 @@ class Tree:
 
 
 def rows_of(hops: Sequence[int], links: Sequence[Link]) -> list[Row]:
-    """All messages but the start, each below the one that it was found from, from the top.
+    """Return the rows of all messages but the start, from the top, each below the message that it was found from.
 
     Args:
-        hops: Of each message, in order of time, how far it is from the start: 0 for the start, which may have copies.
-            Without a start those of one hop are at the top.
-        links: What connects messages, by their numbers.
+        hops: Each message's distance from the start, by time: 0 for the start, which may have copies. Without a start,
+            the messages of hop 1 are at the top.
+        links: The connections between messages, by their indexes.
     """
     first = min(hops, default=0)
     tops = [number for number, hop in enumerate(hops) if hop == first]
@@ -139,7 +139,7 @@ def rows_of(hops: Sequence[int], links: Sequence[Link]) -> list[Row]:
 
 
 def _below(tops: Sequence[int], count: int, links: Sequence[Link]) -> tuple[dict[int, list[Row]], list[int]]:
-    """The messages below each one, from which they are found first; and those that nothing leads to."""
+    """Return the rows below each message, which was the first to reach them, and the unreachable messages."""
     of: list[list[Link]] = [[] for _ in range(count)]
     for link in links:
         for number in link.messages:
@@ -166,15 +166,15 @@ def _below(tops: Sequence[int], count: int, links: Sequence[Link]) -> tuple[dict
 
 
 def _led_to(number: int, link: Link) -> tuple[str, tuple[int, ...]]:
-    """What a link leads to from one of its messages, and how that is connected with the message."""
+    """Return how a link connects one of its messages with others, and those others."""
     if link.kind == SAME or number == link.messages[0]:
         return link.kind, link.messages
-    # Messages that name the same cause are connected with it, and only so with each other.
+    # Messages that name the same cause are connected with each other only through the cause.
     return CAUSE, link.messages[:1]
 
 
 def _walk(top: Row, below: Mapping[int, Sequence[Row]]) -> Iterator[Row]:
-    """A message and all that is below it, from the top."""
+    """Iterate over a row and all rows below it, from the top."""
     stack = [top]
     while stack:
         row = stack.pop()
@@ -188,11 +188,11 @@ def _number(row: Row) -> int:
 
 
 def places(times: Sequence[datetime | None], start: datetime | None) -> tuple[float | None, ...]:
-    """Where times are drawn, in per cent of a picture's width: on a logarithmic scale around the start.
+    """Return the positions of times on an axis, in per cent of its width: logarithmic around the start.
 
     Args:
-        times: Of each message its time.
-        start: The time in the middle; None for the first one at the left.
+        times: The time of each message.
+        start: The time in the middle; None puts the first time at the left.
     """
     known = [each for each in times if each is not None]
     middle = start or min(known, default=None)

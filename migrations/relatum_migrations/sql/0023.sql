@@ -1,7 +1,7 @@
--- From release 0.4, first step: which part a row is in. Of all rows that are there, and of those that release 0.4 still
--- writes, it is part 0.
+-- From release 0.4, first step: the part of each row. It is part 0 for all existing rows, and for the rows that release
+-- 0.4 still writes.
 --
--- Locks: ACCESS EXCLUSIVE on `relationships` for a moment; no row is read or rewritten. A transaction of its own: the
--- next step reads all rows to check the constraint, and blocks nobody meanwhile.
+-- Locks: ACCESS EXCLUSIVE on `relationships` for a moment; no row is read or rewritten. A separate transaction, so that
+-- the next step can read all rows to check the constraint without blocking other sessions.
 ALTER TABLE relatum.relationships ADD COLUMN part integer NOT NULL DEFAULT 0;
 ALTER TABLE relatum.relationships ADD CONSTRAINT relationships_part CHECK (part = 0) NOT VALID;

@@ -1,13 +1,13 @@
--- From release 0.4, second step: all that is in schema.sql and was not in release 0.4. Why it is there is said there.
+-- From release 0.4, second step: everything in schema.sql that release 0.4 lacks. The reasons are in schema.sql.
 --
--- Processes of release 0.4 go on with it, but for movers of contexts: what they insert lacks `generation`.
+-- Processes of release 0.4 continue to work, except for movers of contexts, whose inserts lack `generation`.
 --
--- Locks: all rows of `relationships` are read once (100,000,000 in about 15 s where they are in memory, else as fast as
--- the disk) under SHARE UPDATE EXCLUSIVE: recorders and lookups go on. `collected_messages` is read twice, a second for
--- each few million rows: collectors wait. What comes behind takes ACCESS EXCLUSIVE on the tables it changes, for some
--- milliseconds: `coverage` before `relationships`, as recorders lock them.
+-- Locks: all rows of `relationships` are read once (100,000,000 in about 15 s from memory, otherwise at the disk's
+-- speed) under SHARE UPDATE EXCLUSIVE: recorders and lookups continue. `collected_messages` is read twice, a second for
+-- each few million rows: collectors wait. The rest takes ACCESS EXCLUSIVE on the tables it changes, for some
+-- milliseconds: `coverage` before `relationships`, the order in which recorders lock them.
 
--- --------------------------------------------------------------- what takes long, and so comes before all other locks
+-- ------------------------------------------------------------------- long statements, before all other locks are taken
 
 ALTER TABLE relatum.relationships VALIDATE CONSTRAINT relationships_part;
 
@@ -104,7 +104,7 @@ CREATE TABLE relatum.part_keys (
 -- ----------------------------------------------------------------------------------------------------- new columns
 
 ALTER TABLE relatum.coverage ADD COLUMN over_amqp boolean NOT NULL DEFAULT false;
--- AMQP 0.9.1 alone leaves the time of a chunk out of what a range is known by.
+-- Only ranges recorded over AMQP 0.9.1 have no chunk time in their last position.
 UPDATE relatum.coverage SET over_amqp = true WHERE last_fingerprint IS NOT NULL AND last_chunk_ms IS NULL;
 
 ALTER TABLE relatum.super_streams ADD COLUMN idle_s double precision;
@@ -115,18 +115,18 @@ ALTER TABLE relatum.keys
   ADD COLUMN names_key_id smallint REFERENCES relatum.keys,
   ADD COLUMN masked boolean NOT NULL DEFAULT false;
 
--- The moves that are there get 0, which all publishers are past; those to come have to say.
+-- Existing moves get 0, which all publishers have passed; new moves must set it.
 ALTER TABLE relatum.context_moves
   ADD COLUMN generation bigint NOT NULL DEFAULT '0',
   ADD CONSTRAINT context_moves_waited CHECK (state = 'fencing' OR fence_epoch > 0);
 ALTER TABLE relatum.context_moves ALTER COLUMN generation DROP DEFAULT;
 
--- Its statement is gone.
+-- No statement uses it any more.
 DROP INDEX relatum.group_states_idle;
 
--- ------------------------------------------------------------------- the table that is there becomes part 0, as it is
--- Its constraint says that no row needs to be looked at. The indexes stay its own: those of a partitioned table could
--- not be made anew one part at a time. Last, since lookups wait for this until the transaction ends.
+-- ------------------------------------------------------------------------ the existing table becomes part 0, unchanged
+-- Because of its constraint, no row is read. The indexes belong to the part only: those of a partitioned table could
+-- not be rebuilt part by part. This comes last, since lookups wait until the transaction ends.
 
 ALTER TABLE relatum.relationships RENAME TO relationships_0;
 ALTER INDEX relatum.relationships_lookup RENAME TO relationships_0_lookup;
@@ -142,8 +142,8 @@ FROM relatum.relationships r
 JOIN relatum.streams s ON s.stream_id = r.stream_id AND s.replaced_at IS NULL
 JOIN relatum.keys k ON k.key_id = r.key_id AND k.removed_at IS NULL;
 
--- The table is new: users with rights of the one before get them of this one, and may read what is in its parts, which
--- lookups ask for. Parts get their rights from it.
+-- The parent table is new: copy the old table's privileges to it, and let readers read the tables about parts, which
+-- lookups use. Parts get their privileges from the parent.
 DO $$
 DECLARE
   granted record;

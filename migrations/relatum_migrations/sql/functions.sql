@@ -1,11 +1,11 @@
--- What the database does itself. `relatum migrate` applies this file whenever it runs: before the tables, which the
--- functions name, are there.
+-- Functions in the database. `relatum migrate` runs this file each time, in a new database before the tables exist that
+-- the functions use.
 
 -- --------------------------------------------------------------------------------- the parts of `relationships`
--- Recorders may not change the schema: these do it for them, with the owner's rights. Each does one thing, checks for
--- itself whether it may be done now, and may be called by any number of recorders at once. See docs/adr/0023.
+-- Recorders may not change the schema: these functions do it for them, with the owner's rights. Each does one thing,
+-- checks whether that is possible now, and may be called by any number of recorders at once. See docs/adr/0023.
 
--- Rows are written into parts themselves, which have the rights that the table has.
+-- Rows are written into the parts directly, which therefore need the parent table's privileges.
 CREATE OR REPLACE FUNCTION relatum.grant_part(part integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -26,14 +26,14 @@ DECLARE
   made integer;
   name text;
 BEGIN
-  -- Those that come at the same time have nothing to do.
+  -- Concurrent callers have nothing to do.
   IF NOT pg_try_advisory_xact_lock(1919249517, 1) OR EXISTS (SELECT FROM relatum.table_parts WHERE opened_at IS NULL)
   THEN
     RETURN NULL;
   END IF;
   SELECT max(part) + 1 INTO made FROM relatum.table_parts;
   name := 'relationships_' || made;
-  -- Rows are only added: ten times until it is full, autovacuum marks pages as seen by all. Recorders analyse it.
+  -- Rows are only added: autovacuum marks pages as all-visible ten times until it is full. Recorders analyse it.
   EXECUTE format('CREATE TABLE relatum.%I (LIKE relatum.relationships) WITH ('
                  'autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 500000, '
                  'autovacuum_analyze_scale_factor = 1)', name);
@@ -42,7 +42,7 @@ BEGIN
                  name || '_lookup', name);
   EXECUTE format('CREATE INDEX %I ON relatum.%I USING brin (stream_id, stream_offset) WITH (pages_per_range = 32)',
                  name || '_offsets', name);
-  -- SHARE UPDATE EXCLUSIVE on the table: neither rows nor lookups wait, nor does this for them.
+  -- SHARE UPDATE EXCLUSIVE on the parent: it neither blocks writers and lookups, nor waits for them.
   EXECUTE format('ALTER TABLE relatum.relationships ATTACH PARTITION relatum.%I FOR VALUES FROM (%s) TO (%s)',
                  name, made, made + 1);
   PERFORM relatum.grant_part(made);
@@ -70,11 +70,11 @@ SET lock_timeout = '5s' SET maintenance_work_mem = '32MB' SET max_parallel_maint
 DECLARE
   name text := 'relationships_' || closed;
 BEGIN
-  -- What was committed since a transaction of another level began would not be counted, and not be found any more.
+  -- At another level, rows committed since the transaction began would not be counted, and lookups would miss them.
   IF current_setting('transaction_isolation') <> 'read committed' THEN
     RAISE EXCEPTION 'a part is closed in READ COMMITTED only';
   END IF;
-  -- Part 0 is where the release before writes. Who writes rows into another part holds its row in `table_parts`.
+  -- The previous release writes into part 0. Writers of another part lock its row in `table_parts`.
   PERFORM FROM relatum.table_parts
   WHERE part = closed AND part > 0 AND closed_at IS NULL
     AND EXISTS (SELECT FROM relatum.table_parts later WHERE later.part > closed AND later.opened_at IS NOT NULL)
@@ -82,17 +82,17 @@ BEGIN
   IF NOT FOUND THEN
     RETURN false;
   END IF;
-  -- Recorders have more need of the processors: the index is built by this session alone, and sorted in pieces that a
-  -- processor's cache holds: with 256 MB of memory it takes half as long again.
-  -- Nobody writes it from here on; it is read, and what deletes rows of it waits for the index. Longer than
-  -- deadlock_timeout, by when autovacuum gives way.
+  -- The recorders need the processors: only this session builds the index, and sorts it in pieces that fit into a
+  -- processor's cache; with 256 MB of memory, it takes half as long again.
+  -- From here on, the part is only read; deletions wait for the index. The lock_timeout is longer than
+  -- deadlock_timeout, after which autovacuum gives way.
   EXECUTE format('LOCK TABLE relatum.%I IN SHARE MODE', name);
   EXECUTE format('INSERT INTO relatum.part_streams (part, stream_id, row_count, first_offset, last_offset) '
                  'SELECT %s, stream_id, count(*), min(stream_offset), max(stream_offset) FROM relatum.%I GROUP BY 2',
                  closed, name);
   EXECUTE format('CREATE INDEX %I ON relatum.%I (key_id, value, stream_id, time_us, stream_offset) '
                  'WITH (fillfactor = 100)', name || '_compact', name);
-  -- By the index: from one key to the next, and to the ends of each.
+  -- Skip scan over the index: from one key to the next, with the least and greatest value of each.
   EXECUTE format('WITH RECURSIVE lying AS (SELECT min(key_id) AS key_id FROM relatum.%2$I UNION ALL '
                  'SELECT (SELECT min(key_id) FROM relatum.%2$I WHERE key_id > lying.key_id) FROM lying '
                  'WHERE lying.key_id IS NOT NULL) '
@@ -102,7 +102,7 @@ BEGIN
                  'FROM lying WHERE key_id IS NOT NULL', closed, name);
   EXECUTE format('ANALYZE relatum.%I', name);
   PERFORM brin_summarize_new_values(format('relatum.%I', name || '_offsets')::regclass);
-  -- Autovacuum comes once more, freezes all rows and marks all pages as seen by all; it has no reason to come again.
+  -- Autovacuum runs once more, freezes all rows and marks all pages as all-visible; then it has nothing left to do.
   EXECUTE format('ALTER TABLE relatum.%I SET (autovacuum_freeze_min_age = 0, '
                  'autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 1)', name);
   UPDATE relatum.table_parts SET closed_at = clock_timestamp() WHERE part = closed;
@@ -111,7 +111,7 @@ EXCEPTION WHEN lock_not_available THEN
   RETURN false;
 END $$;
 
--- ACCESS EXCLUSIVE is asked for in this one and in drop_part, for as long as no lookup minds: 50 ms.
+-- This function and drop_part wait for ACCESS EXCLUSIVE for at most 50 ms, which lookups can bear.
 CREATE OR REPLACE FUNCTION relatum.finish_part(closed integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
 DECLARE
@@ -130,8 +130,8 @@ EXCEPTION WHEN lock_not_available THEN
   RETURN false;
 END $$;
 
--- Rows that are retained go to where new ones are written, in one statement, so that each is there once at any moment.
--- The table itself stays for a day, for snapshots that do not know of it.
+-- Moves retained rows into the open part, in one statement, so that each row exists once at any moment. The emptied
+-- table is kept for a day, for older snapshots.
 CREATE OR REPLACE FUNCTION relatum.empty_part(leaving integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 DECLARE
@@ -145,7 +145,7 @@ BEGIN
   END IF;
   SELECT part INTO target FROM relatum.table_parts WHERE opened_at IS NOT NULL AND closed_at IS NULL
   ORDER BY part DESC LIMIT 1 FOR KEY SHARE;
-  -- Who deletes rows of it, waits, and finds them where they are then.
+  -- Deletions of its rows wait, and then find them in the open part.
   EXECUTE format('LOCK TABLE relatum.%I IN SHARE ROW EXCLUSIVE MODE', 'relationships_' || leaving);
   EXECUTE format(
     'WITH moved AS (DELETE FROM relatum.%I lying USING relatum.streams stream '
@@ -189,12 +189,12 @@ REVOKE ALL ON FUNCTION relatum.make_part(), relatum.analyze_part(integer), relat
   FROM PUBLIC;
 
 -- ------------------------------------------------------------------------------------------------ lookups by key
--- They keep their plans also where a session prepares nothing, as behind a pooler, and have the rights of the caller: a
--- plan for the values of one call takes as long as the answer.
+-- These functions have cached plans even if the session prepares nothing, as behind a pooler: planning a call takes as
+-- long as running it. They run with the caller's rights.
 
 DO $make$
 DECLARE
-  -- The parts that may hold the value: see docs/adr/0023.
+  -- Excludes parts that cannot hold the value: see docs/adr/0023.
   holds text := $text$(
     r.part = 0
     OR r.part >= (SELECT min(p.part) FROM relatum.table_parts p WHERE p.part > 0 AND p.closed_at IS NULL)
@@ -236,7 +236,7 @@ BEGIN
 END $$$text$, '<holds>', holds);
 END $make$;
 
--- A database's default may be that nobody may call functions.
+-- A database's default privileges may not include EXECUTE.
 GRANT EXECUTE ON FUNCTION
   relatum.rows_of(smallint, text, integer, bigint, bigint, bigint, bigint, text),
   relatum.stream_of(smallint, text, integer)

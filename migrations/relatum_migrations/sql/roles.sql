@@ -1,6 +1,6 @@
--- The five roles, and what each may do. Roles belong to the whole server: another database may have made them, or this
--- user may not make any. So `relatum migrate` applies this file whenever it runs: it makes the roles that are missing,
--- where it may, and grants each that is there all that it needs. Identity columns ask for no right on their sequences.
+-- The five roles and their privileges. Roles belong to the whole server: they may already exist for another database,
+-- or this user may not create roles. So `relatum migrate` runs this file each time: it creates missing roles, if it
+-- may, and grants existing ones what they need. Identity columns need no privileges on their sequences.
 
 DO $$
 DECLARE
@@ -31,7 +31,7 @@ BEGIN
       relatum.collectors, relatum.collector_members, relatum.collector_sources, relatum.collected_messages,
       relatum.placements, relatum.context_moves, relatum.moved_contexts
       TO relatum_recorder;
-    -- Pruning says up to where changes are forgotten.
+    -- Pruning sets the generation up to which changes were deleted.
     GRANT UPDATE (floor) ON relatum.super_streams TO relatum_recorder;
     GRANT EXECUTE ON FUNCTION
       relatum.make_part(), relatum.analyze_part(integer), relatum.close_part(integer), relatum.finish_part(integer),
@@ -57,7 +57,7 @@ BEGIN
 
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'relatum_reader') THEN
     GRANT USAGE ON SCHEMA relatum TO relatum_reader;
-    -- All but receipts and settlements: the page and its user write nothing.
+    -- All tables except receipts and settlements, which only writers need.
     GRANT SELECT ON
       relatum.alembic_version, relatum.relations, relatum.streams, relatum.recorder_members, relatum.keys,
       relatum.coverage, relatum.relationships, relatum.table_parts, relatum.part_streams, relatum.part_keys,
@@ -89,5 +89,5 @@ BEGIN
   END IF;
 END $$;
 
--- Rows are written into parts of the table, which have its rights.
+-- Rows are written into the parts directly, which therefore need the parent table's privileges.
 SELECT relatum.grant_part(part) FROM relatum.table_parts;

@@ -1,25 +1,25 @@
--- The schema `relatum` of a new database. What is changed here is changed by a revision, too, for databases that are
--- there; tests/migration/test_migrations.py holds the two together.
+-- The schema `relatum` of a new database. Each change here needs a revision for existing databases;
+-- tests/migration/test_migrations.py checks that both give the same schema.
 --
--- Most tables are derived from the streams, which are the truth: they can be dropped and rebuilt (`relatum backfill`).
--- Primary data, which nobody can rebuild: expectations and taps, and the tables of group consumers, collectors,
+-- Most tables are derived from the streams, the source of truth: they can be dropped and rebuilt (`relatum backfill`).
+-- Primary data, which cannot be rebuilt: expectations and taps, and the tables of group consumers, collectors,
 -- placements and serial consumers.
 --
--- Columns in tables of many rows are ordered widest first: eight-byte columns need no padding so. A fillfactor below
--- 100 leaves room on each page for rows that are updated all the time: the update stays out of the indexes.
+-- Columns in tables of many rows are ordered widest first, so that eight-byte columns need no padding. A fillfactor
+-- below 100 leaves room on each page for frequent updates, which then do not touch the indexes.
 
 -- ------------------------------------------------------------------------------------- streams and their coverage
 
--- Those whose streams are recorded, each virtual host by an id of its own. See docs/adr/0043.
+-- The brokers whose streams are recorded, with an id for each virtual host. See docs/adr/0043.
 CREATE TABLE relatum.brokers (
   broker_id uuid PRIMARY KEY,
-  -- For people: as it was when one of its streams was first recorded.
+  -- For display: the cluster's name when it was last seen.
   cluster_name text NOT NULL,
   created_at timestamptz NOT NULL DEFAULT now()
 );
 
--- One row for each generation of a stream. A stream that is deleted and declared again starts at offset 0 again; it
--- gets a new row, so that no row of the old one can answer for the new one.
+-- One row for each generation of a stream. A stream that is deleted and declared again starts at offset 0 again, and
+-- gets a new row here, so that the old stream's rows do not answer lookups of the new one.
 CREATE TABLE relatum.streams (
   stream_id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   vhost text NOT NULL DEFAULT '/',
@@ -31,29 +31,29 @@ CREATE TABLE relatum.streams (
   first_offset bigint,
   created_at timestamptz NOT NULL DEFAULT now(),
   replaced_at timestamptz,
-  -- A row of recorder_members.
+  -- The `holder` in recorder_members.
   lease_holder text,
-  -- Of recorders and lookups of release 0.4; unused since, and goes with the release after 0.5.
+  -- Used by recorders and lookups of release 0.4 only; the release after 0.5 drops it.
   lease_expires_at timestamptz,
-  -- Rows of offsets before it are of messages that retention has dropped.
+  -- Rows of lower offsets belong to messages that retention dropped.
   retained_from bigint,
-  -- NULL where nobody could tell yet.
+  -- NULL if unknown.
   broker_id uuid REFERENCES relatum.brokers
 );
 CREATE UNIQUE INDEX streams_current ON relatum.streams (vhost, name) WHERE replaced_at IS NULL;
 CREATE INDEX streams_super_stream ON relatum.streams (vhost, super_stream) WHERE replaced_at IS NULL;
 
--- The recorders that are up, each with a lease: what names one of them in `streams` is held by it.
+-- The running recorders, each with a lease. A recorder holds the rows of `streams` that name it.
 CREATE TABLE relatum.recorder_members (
   lease_expires_at timestamptz NOT NULL,
   holder text NOT NULL,
-  -- Recorders of one name share their streams.
+  -- Recorders with the same name share their streams.
   name text NOT NULL,
   CONSTRAINT recorder_members_holder PRIMARY KEY (holder, name)
 ) WITH (fillfactor = 50);
 CREATE INDEX recorder_members_name ON relatum.recorder_members (name);
 
--- The key definitions in force, and those removed.
+-- The key definitions, in force and removed.
 CREATE TABLE relatum.keys (
   key_id smallint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   name text COLLATE "C" NOT NULL,
@@ -61,15 +61,15 @@ CREATE TABLE relatum.keys (
   type text NOT NULL,
   since timestamptz NOT NULL DEFAULT now(),
   removed_at timestamptz,
-  -- The key whose messages values of this one name.
+  -- The key of the messages that this key's values name.
   names_key_id smallint REFERENCES relatum.keys,
-  -- Users who may see messages, but not the values of this key, are shown digests of them.
+  -- If masked, pages show digests of the values to users who may see messages, but not these values.
   masked boolean NOT NULL DEFAULT false,
   CONSTRAINT keys_type CHECK (type IN ('text', 'integer', 'timestamp'))
 );
 CREATE UNIQUE INDEX keys_in_force ON relatum.keys (name) WHERE removed_at IS NULL;
 
--- The secret that digests of masked keys' values are made with, in one row. See docs/adr/0030.
+-- The secret of the digests of masked keys' values, in one row. See docs/adr/0030.
 CREATE TABLE relatum.masking (
   is_only boolean PRIMARY KEY DEFAULT true,
   secret bytea NOT NULL,
@@ -78,7 +78,7 @@ CREATE TABLE relatum.masking (
 -- 244 random bits.
 INSERT INTO relatum.masking (secret) SELECT uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid());
 
--- The offset ranges of a stream that are recorded, each with the keys it holds; and holes that retention tore.
+-- The recorded ranges of offsets, each with its keys; and holes, which retention dropped before they were recorded.
 CREATE TABLE relatum.coverage (
   coverage_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   stream_id integer NOT NULL REFERENCES relatum.streams,
@@ -88,56 +88,56 @@ CREATE TABLE relatum.coverage (
   with_time boolean NOT NULL,
   kind text NOT NULL DEFAULT 'recorded',
   is_tail boolean NOT NULL DEFAULT false,
-  -- The last message of the range: how the stream is known again.
+  -- The last message of the range, which identifies the stream.
   last_offset bigint,
   last_fingerprint bigint,
   last_chunk_ms bigint,
   recorded_at timestamptz NOT NULL DEFAULT now(),
-  -- Recorded by release 0.4 over AMQP 0.9.1: holds what it found, but proves nothing absent. See docs/adr/0004.
+  -- Recorded by release 0.4 over AMQP 0.9.1: rows may be missing, so absence proves nothing. See docs/adr/0004.
   over_amqp boolean NOT NULL DEFAULT false,
   CONSTRAINT coverage_range CHECK (from_offset <= to_offset),
   CONSTRAINT coverage_kind CHECK (kind IN ('recorded', 'hole'))
 ) WITH (fillfactor = 50);
 CREATE INDEX coverage_stream ON relatum.coverage (stream_id, from_offset);
--- One tail a stream: two recorders that start together cannot both make one.
+-- One tail per stream: only one of two recorders that start together can create it.
 CREATE UNIQUE INDEX coverage_tail ON relatum.coverage (stream_id) WHERE is_tail;
 
 -- -------------------------------------------------------------------------------------------- rows and their times
 
--- One row for each value of each message, in parts, each a table `relationships_<part>` with two indexes of its own,
--- which `make_part` in functions.sql makes. See docs/adr/0023.
+-- One row for each value of each message, in parts. Each part is a table `relationships_<part>` with two indexes, which
+-- `make_part` in functions.sql creates. See docs/adr/0023.
 --
--- `…_lookup` answers every lookup by key. `…_offsets` (BRIN) serves pruning and verifying: rows arrive in the order of
--- offsets, so ranges of pages are enough, at 0.01 byte a row. A row of a short value takes 56 bytes.
+-- `…_lookup` answers every lookup by key. `…_offsets` (BRIN) is for pruning and verifying: rows arrive in the order of
+-- offsets, so ranges of pages are enough, at 0.01 byte a row. A row with a short value takes 56 bytes.
 CREATE TABLE relatum.relationships (
   stream_offset bigint NOT NULL,
   time_us bigint,
   stream_id integer NOT NULL,
   key_id smallint NOT NULL,
   value text COLLATE "C" NOT NULL,
-  -- Rows are written into the open part itself, where its number is the default.
+  -- Rows are written into the open part directly, whose number is the column's default there.
   part integer NOT NULL DEFAULT 0
 ) PARTITION BY RANGE (part);
 
--- The rows that release 0.4 wrote, and still writes while it runs beside this one: its tables had no parts.
+-- The rows of release 0.4, whose table had no parts; it still writes here while it runs beside this release.
 CREATE TABLE relatum.relationships_0 PARTITION OF relatum.relationships FOR VALUES FROM (0) TO (1);
 CREATE INDEX relationships_0_lookup ON relatum.relationships_0 (key_id, value, stream_id, time_us, stream_offset);
 CREATE INDEX relationships_0_offsets ON relatum.relationships_0 USING brin (stream_id, stream_offset)
   WITH (pages_per_range = 32);
 
--- The parts: made ahead of time, opened for new rows, closed, made compact.
+-- The parts: created ahead of time, opened for new rows, closed, made compact.
 CREATE TABLE relatum.table_parts (
   part integer PRIMARY KEY,
   made_at timestamptz NOT NULL DEFAULT now(),
   opened_at timestamptz,
   closed_at timestamptz,
   compact_at timestamptz,
-  -- Few of its rows are retained: a day later they are moved, and another day later it is dropped.
+  -- When few of its rows were retained: they are moved a day later, and the part is dropped after another day.
   leaving_at timestamptz,
   emptied_at timestamptz
 ) WITH (fillfactor = 50);
 
--- Which offsets of which streams a closed part holds rows of.
+-- The ranges of offsets of each stream in a closed part.
 CREATE TABLE relatum.part_streams (
   first_offset bigint NOT NULL,
   last_offset bigint NOT NULL,
@@ -148,7 +148,7 @@ CREATE TABLE relatum.part_streams (
 );
 CREATE INDEX part_streams_stream ON relatum.part_streams (stream_id, part);
 
--- Between which values of a key the rows of a closed part are.
+-- The range of values of each key in a closed part.
 CREATE TABLE relatum.part_keys (
   part integer NOT NULL,
   key_id smallint NOT NULL,
@@ -161,7 +161,7 @@ INSERT INTO relatum.table_parts (part, opened_at) VALUES (0, now());
 SELECT relatum.make_part();
 UPDATE relatum.table_parts SET opened_at = now();
 
--- The rows for people and their queries: docs/sql.md.
+-- A view for users' own queries: docs/sql.md.
 CREATE VIEW relatum.relations AS
 SELECT k.name AS key, r.value, s.vhost, s.name AS stream, r.stream_offset,
        timestamptz 'epoch' + r.time_us * interval '1 microsecond' AS time
@@ -181,9 +181,9 @@ CREATE TABLE relatum.time_blocks (
 CREATE INDEX time_blocks_lookup ON relatum.time_blocks (stream_id, width_class, min_us);
 CREATE INDEX time_blocks_offsets ON relatum.time_blocks (stream_id, first_offset);
 
--- ---------------------------------------------------------------------------------------------- books of recorders
+-- ------------------------------------------------------------------------------------ internal data of recorders
 
--- What some recorded offsets held, to find how far back a stream that lost its tail still agrees.
+-- Fingerprints of some recorded messages, to find how far back a stream that lost its tail still agrees.
 CREATE TABLE relatum.checkpoints (
   stream_id integer NOT NULL,
   last_offset bigint NOT NULL,
@@ -192,7 +192,7 @@ CREATE TABLE relatum.checkpoints (
 );
 CREATE INDEX checkpoints_lookup ON relatum.checkpoints (stream_id, last_offset);
 
--- Offsets of the messages whose publishers wait for them; short-lived.
+-- Offsets of messages for which publishers wait; short-lived.
 CREATE TABLE relatum.receipts (
   message_id text COLLATE "C" NOT NULL,
   stream_id integer NOT NULL,
@@ -211,7 +211,7 @@ CREATE TABLE relatum.skips (
   CONSTRAINT skips_counter UNIQUE (stream_id, key_id, reason)
 );
 
--- What happened to a stream: replaced, tail lost, hole, missing.
+-- Events of a stream: replaced, tail_lost, hole, missing, unreadable.
 CREATE TABLE relatum.events (
   event_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   stream_id integer NOT NULL,
@@ -223,38 +223,38 @@ CREATE TABLE relatum.events (
 );
 CREATE INDEX events_stream ON relatum.events (stream_id, event_id);
 
--- Tokens of steps whose writer does not know their outcome for sure yet, and of those found to have been rolled back.
--- A writer removes its rows as it goes on; what a dead one leaves is removed by age. See docs/adr/0013.
+-- Tokens of steps whose writer does not know the outcome yet, and of steps settled as rolled back. A writer removes its
+-- tokens with later steps; tokens of dead writers are removed by age. See docs/adr/0013.
 CREATE TABLE relatum.settlements (
-  -- Ascending with time, so that the index is written at its end.
+  -- Ascending with time, so that index entries are added at the end.
   token uuid PRIMARY KEY,
   written_at timestamptz NOT NULL DEFAULT now(),
-  -- Written by one who settles: the step was rolled back, and cannot come through any more.
+  -- Set by settling: the step was rolled back, and can no longer be committed.
   is_void boolean NOT NULL DEFAULT false
 ) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 10000);
 
 -- ---------------------------------------------------------------------------------------------------- definitions
 
--- Each message of `of_stream` is followed, in `follows`, by one with the same value of a key; both are streams or
--- super streams.
+-- Each message of `of_stream` must be followed, in `follows`, by a message with the same value of a key; both are
+-- streams or super streams.
 CREATE TABLE relatum.expectations (
   expectation_id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   vhost text NOT NULL DEFAULT '/',
   name text COLLATE "C" NOT NULL,
   of_stream text NOT NULL,
-  -- By its name: a key that is defined anew is meant as well.
+  -- A name, so that a key that was redefined still counts.
   by_key text COLLATE "C" NOT NULL,
   follows text NOT NULL,
   within_s double precision NOT NULL,
   created_at timestamptz NOT NULL DEFAULT now(),
-  -- By how much clocks may differ.
+  -- Maximum difference of clocks.
   grace_s double precision NOT NULL DEFAULT '1',
   CONSTRAINT expectations_name UNIQUE (vhost, name),
   CONSTRAINT expectations_within CHECK (within_s > 0),
   CONSTRAINT expectations_grace CHECK (grace_s >= 0)
 );
 
--- Which exchanges are tapped into which streams: a broker shows bindings to administrators only.
+-- The exchanges that are tapped into streams: a broker shows bindings only to administrators.
 CREATE TABLE relatum.taps (
   tap_id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   vhost text NOT NULL DEFAULT '/',
@@ -262,9 +262,9 @@ CREATE TABLE relatum.taps (
   kind text,
   stream text NOT NULL,
   binding_key text NOT NULL,
-  -- Of the binding, as JSON with sorted names: a binding is removed by the very arguments it was made with.
+  -- The binding's arguments, as JSON with sorted names: removing a binding needs the same arguments.
   arguments text NOT NULL DEFAULT '{}',
-  -- Whether the stream was declared for a tap: only such a stream is deleted with it.
+  -- Whether the stream was declared for the tap: only then is it deleted with the tap.
   made_stream boolean NOT NULL,
   created_at timestamptz NOT NULL DEFAULT now(),
   CONSTRAINT taps_binding UNIQUE (vhost, exchange, stream, binding_key, arguments)
@@ -272,26 +272,26 @@ CREATE TABLE relatum.taps (
 
 -- ------------------------------------------------------------------- durable group consumers. See docs/groups.md
 
--- One row for each consumer name, with what its members must agree on.
+-- One row for each consumer name, with the options that its members must share.
 CREATE TABLE relatum.group_consumers (
   consumer_id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   vhost text NOT NULL DEFAULT '/',
   name text NOT NULL,
-  -- What was asked for by name, sorted; NULL for every recorded stream.
+  -- The names of the consumer's streams, sorted; NULL for all recorded streams.
   streams text[],
   ordering text NOT NULL,
-  -- Where the first member began: groups whose first message came before are none of this consumer's.
+  -- Where the first member began: groups with an earlier first message do not belong to this consumer.
   start_offset bigint,
   start_us bigint,
-  -- Which generation the offset is of; a stream that is declared again is read from its beginning.
+  -- The generation of the offset; a stream that is declared again is read from its beginning.
   start_stream_id integer,
   created_at timestamptz NOT NULL DEFAULT now(),
   CONSTRAINT group_consumers_name UNIQUE (vhost, name),
   CONSTRAINT group_consumers_ordering CHECK (ordering IN ('logical', 'physical'))
 );
 
--- The offset ranges of a stream whose group rows a consumer knows. A range, and not one position: what is back-filled
--- later is behind the position and must be seen, too.
+-- The ranges of offsets whose group rows a consumer has seen. Ranges, not one position, since offsets before the
+-- position may be back-filled later, and must be seen, too.
 CREATE TABLE relatum.group_scans (
   from_offset bigint NOT NULL,
   to_offset bigint NOT NULL,
@@ -301,26 +301,26 @@ CREATE TABLE relatum.group_scans (
   CONSTRAINT group_scans_range CHECK (from_offset <= to_offset)
 ) WITH (fillfactor = 50);
 
--- One row for each group a consumer has seen: open (not complete), ready, claimed (a member has it), done
--- (acknowledged) or dead (given up). Done rows stay as long as the streams hold a message of the group, so that a late
--- duplicate does not open it again.
+-- One row for each group that a consumer has seen: open (incomplete), ready, claimed (by a member), done (acknowledged)
+-- or dead (given up). Done rows are kept as long as a message of the group is retained, so that a late duplicate does
+-- not open it again.
 CREATE TABLE relatum.group_states (
-  -- The order groups are given in: an offset where the consumer reads one stream, else a time in microseconds.
+  -- The order of delivery: an offset if the consumer reads one stream, else a time in microseconds.
   rank bigint NOT NULL,
-  -- The offset of the message with the number 1; until that is seen, of the first message that was.
+  -- The offset of the message with number 1; until it is seen, of the first message seen.
   first_offset bigint NOT NULL,
   opened_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-  -- When a message of it was last seen.
+  -- When a message of the group was last seen.
   touched_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-  -- Of consumers of release 0.4; unused since, and goes with the release after 0.5.
+  -- Used by consumers of release 0.4 only; the release after 0.5 drops it.
   told_at timestamptz,
   lease_expires_at timestamptz,
   done_at timestamptz,
   consumer_id integer NOT NULL REFERENCES relatum.group_consumers ON DELETE CASCADE,
   stream_id integer NOT NULL,
-  -- How often a member has claimed it: with the holder, what an acknowledgement must match.
+  -- The number of claims; an acknowledgement must match it and the holder.
   deliveries integer NOT NULL DEFAULT 0,
-  -- How often it was handed to the caller, by members whose consumer limits that; not every claim is.
+  -- The number of deliveries to callers, counted if the consumer limits them; not every claim is delivered.
   given integer NOT NULL DEFAULT 0,
   state text NOT NULL,
   holder text,
@@ -328,26 +328,26 @@ CREATE TABLE relatum.group_states (
   PRIMARY KEY (consumer_id, group_id),
   CONSTRAINT group_states_state CHECK (state IN ('open', 'ready', 'claimed', 'done', 'dead'))
 );
--- What is still to do: finding the next group costs the same however many are done.
+-- Unfinished groups only: finding the next group costs the same for any number of done groups.
 CREATE INDEX group_states_next ON relatum.group_states (consumer_id, rank, stream_id, first_offset)
   WHERE state IN ('ready', 'claimed');
 
 -- --------------------------------------------------------------------- message collectors. See docs/collector.md
--- They hold ids and states, no bodies: those are in the streams.
+-- These tables hold ids and states; the bodies are in the streams.
 
--- One row for each name.
+-- One row for each collector's name.
 CREATE TABLE relatum.collectors (
   collector_id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   vhost text NOT NULL DEFAULT '/',
   name text COLLATE "C" NOT NULL,
-  -- Seconds a finished message is remembered; NULL for ever.
+  -- Seconds for which a finished message is kept; NULL for ever.
   keep_s integer,
   created_at timestamptz NOT NULL DEFAULT now(),
   CONSTRAINT collectors_name UNIQUE (vhost, name)
 );
 
--- The processes of a collector, each with a lease. A member whose lease ran out is dead to the others, whatever it
--- believes itself: they take its messages over, and its results count no more.
+-- The processes of a collector, each with a lease. The others treat a member with an expired lease as dead, even if it
+-- runs: they take its messages over, and its results are refused.
 CREATE TABLE relatum.collector_members (
   member_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   joined_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -359,21 +359,21 @@ CREATE TABLE relatum.collector_members (
 ) WITH (fillfactor = 50);
 CREATE INDEX collector_members_collector ON relatum.collector_members (collector_id, lease_expires_at);
 
--- One row for each generation of a stream a collector has taken messages from, with the position of the member that
--- follows it. What is below the position is collected, or was passed over.
+-- One row for each generation of a stream that a collector reads, with the position of the member that follows it.
+-- Messages before the position were collected or passed over.
 CREATE TABLE relatum.collector_sources (
   source_id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   collector_id integer NOT NULL REFERENCES relatum.collectors ON DELETE CASCADE,
   stream text COLLATE "C" NOT NULL,
-  -- The next offset to be read; NULL where nobody has followed the stream yet.
+  -- The next offset to read; NULL if no member has followed the stream yet.
   position bigint,
-  -- The last message read: how the stream is known again.
+  -- The last message read, which identifies the stream.
   last_offset bigint,
   last_fingerprint bigint,
   last_chunk_ms bigint,
-  -- Messages below the position that were not collected: of types without an executor.
+  -- Messages before the position that were not collected, since their types have no executor.
   passed_over bigint NOT NULL DEFAULT '0',
-  -- Of collectors of release 0.4; unused since, and goes with the release after 0.5.
+  -- Used by collectors of release 0.4 only; the release after 0.5 drops it.
   refused bigint NOT NULL DEFAULT '0',
   member_id bigint,
   moved_at timestamptz,
@@ -382,8 +382,8 @@ CREATE TABLE relatum.collector_sources (
 CREATE UNIQUE INDEX collector_sources_current ON relatum.collector_sources (collector_id, stream)
   WHERE replaced_at IS NULL;
 
--- One row for each message, named by its source and offset. No foreign keys: each would cost more than writing the row
--- does. Each row is written three times, soon after one another: the fillfactor keeps the second in place.
+-- One row for each message, identified by its source and offset. No foreign keys: each would cost more than writing the
+-- row. Each row is written three times in quick succession; the fillfactor keeps the second version on its page.
 CREATE TABLE relatum.collected_messages (
   stream_offset bigint NOT NULL,
   member_id bigint,
@@ -401,28 +401,28 @@ CREATE TABLE relatum.collected_messages (
   reason text,
   CONSTRAINT collected_messages_place PRIMARY KEY (source_id, stream_offset),
   CONSTRAINT collected_messages_state CHECK (state IN ('collected', 'forwarded', 'succeeded', 'failed', 'dead')),
-  -- Final states have a time and the others none: the indexes below may speak of the time alone.
+  -- Final states have a time and others do not, so the indexes below need only the time.
   CONSTRAINT collected_messages_finished_at
     CHECK ((finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'dead'))),
   CONSTRAINT collected_messages_reason CHECK (finished_at IS NULL OR (reason IS NOT NULL) = (state <> 'succeeded'))
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX collected_messages_id ON relatum.collected_messages (message_id);
--- What a member has still to do; from collected to forwarded nothing moves in any index.
+-- A member's unfinished messages; from collected to forwarded, no index changes.
 CREATE INDEX collected_messages_unfinished ON relatum.collected_messages (member_id) WHERE finished_at IS NULL;
 CREATE INDEX collected_messages_finished ON relatum.collected_messages (source_id, finished_at)
   WHERE finished_at IS NOT NULL;
--- Those that failed or are dead: found at once among many that succeeded. By `state`, rows would move in it as well.
+-- Failed and dead messages, among many that succeeded. With `state`, rows would also move in the index.
 CREATE INDEX collected_messages_unsuccessful ON relatum.collected_messages (source_id, finished_at, stream_offset)
   WHERE finished_at IS NOT NULL AND reason IS NOT NULL;
 
 -- ------------------------------------------------ contexts and affinity sets. See docs/contexts.md, docs/affinity.md
--- Who changes several kinds of rows locks them in this order, or two of them wait for each other for ever: placements
--- by name, the row of super_streams, partitions by their id.
+-- Transactions that change several kinds of rows lock them in this order, to avoid deadlocks: placements by name, the
+-- row of super_streams, partitions by id.
 --
--- The streams hold fences and markers, but not who was placed where before the first of them.
+-- The streams hold fences and markers, but not the placements before the first fence.
 
--- All epochs come from here: what is placed later has a higher one, whatever its name was used for before. CACHE 1 keeps
--- none back for a session: with values kept back, later ones could be lower.
+-- All epochs come from here: a later placement has a higher epoch, even if its name was used before. CACHE 1 (the
+-- default), since values cached by a session could be handed out after higher ones.
 CREATE SEQUENCE relatum.placement_epochs AS bigint;
 
 -- One row for each super stream whose messages are placed.
@@ -430,19 +430,19 @@ CREATE TABLE relatum.super_streams (
   super_stream_id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   vhost text NOT NULL DEFAULT '/',
   name text COLLATE "C" NOT NULL,
-  -- The header that names the sets; all who publish to or consume from the super stream agree on it.
+  -- The header that names the sets; all publishers and consumers of the super stream share it.
   header text NOT NULL,
-  -- Raised by each change that makes a cached placement wrong.
+  -- Incremented by each change that invalidates cached placements.
   generation bigint NOT NULL DEFAULT '1',
-  -- Changes up to this generation are not all remembered.
+  -- Changes up to this generation may have been deleted.
   floor bigint NOT NULL DEFAULT '0',
   created_at timestamptz NOT NULL DEFAULT now(),
-  -- Seconds without use after which sets are closed, for all routers alike; NULL: never.
+  -- Seconds without use after which sets are closed, for all routers; NULL: never.
   idle_s double precision,
   CONSTRAINT super_streams_name UNIQUE (vhost, name)
 ) WITH (fillfactor = 50);
 
--- Its partitions. One that is retired takes no new placements.
+-- The partitions of super streams. A retired partition takes no new placements.
 CREATE TABLE relatum.super_stream_partitions (
   partition_id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   super_stream_id integer NOT NULL REFERENCES relatum.super_streams ON DELETE CASCADE,
@@ -463,9 +463,9 @@ CREATE TABLE relatum.super_stream_partitions (
 CREATE TABLE relatum.placements (
   placement_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   epoch bigint NOT NULL,
-  -- The epoch it was opened with, which moves do not change: whether a release means this opening or one before.
+  -- The epoch at which it was opened, which moves do not change: tells whether a release is for this opening.
   first_epoch bigint NOT NULL,
-  -- The generation of the last change that made a cached copy wrong; 0 for none.
+  -- The generation of the last change that invalidated cached copies; 0 for none.
   generation bigint NOT NULL DEFAULT '0',
   move_id bigint,
   opened_at timestamptz NOT NULL DEFAULT now(),
@@ -485,35 +485,35 @@ CREATE INDEX placements_partition ON relatum.placements (partition_id) WHERE sta
 CREATE INDEX placements_idle ON relatum.placements (super_stream_id, used_at) WHERE state = 'open';
 CREATE INDEX placements_over ON relatum.placements (super_stream_id, released_at) WHERE state = 'released';
 
--- One row for each move of contexts from one partition to another, with how far it is.
+-- One row for each move of contexts from one partition to another, with its state.
 CREATE TABLE relatum.context_moves (
   move_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   super_stream_id integer NOT NULL REFERENCES relatum.super_streams ON DELETE CASCADE,
   source_id integer NOT NULL,
-  -- The source itself where the move is aborted.
+  -- The source itself if the move is aborted.
   target_id integer NOT NULL,
   state text NOT NULL DEFAULT 'fencing',
   aborting boolean NOT NULL DEFAULT false,
   attempt integer NOT NULL DEFAULT 1,
   contexts integer NOT NULL,
-  -- 0 while it waits before its fence (docs/adr/0051): one that is published then says nothing, and is not stored.
+  -- 0 while it waits before its fence (docs/adr/0051): a fence published then has no effect, and is not stored.
   fence_epoch bigint NOT NULL,
-  -- The contexts' epoch when it has ended: that of the fence, or a later one where it was aborted.
+  -- The contexts' epoch after the move: that of the fence, or a later one if it was aborted.
   epoch bigint NOT NULL,
-  -- Offsets at and below the first fence and the first marker that can be.
+  -- Offsets at or before the first possible fence and the first possible marker.
   scan_from bigint NOT NULL,
   target_scan_from bigint NOT NULL,
   fence_offset bigint,
   marker_offset bigint,
-  -- Who goes on with it; only to be shown.
+  -- The process that runs it; only for display.
   holder text,
   lease_expires_at timestamptz,
   started_at timestamptz NOT NULL DEFAULT now(),
   fenced_at timestamptz,
   ended_at timestamptz,
   reason text,
-  -- The super stream's when its contexts were stopped. No default: movers of release 0.4, which do not wait before the
-  -- fence, are refused.
+  -- The super stream's generation when the contexts were stopped. No default, so that movers of release 0.4, which do
+  -- not wait before the fence, are refused.
   generation bigint NOT NULL,
   CONSTRAINT context_moves_state CHECK (state IN ('fencing', 'fenced', 'switched', 'aborted')),
   CONSTRAINT context_moves_ended_at CHECK ((ended_at IS NOT NULL) = (state IN ('switched', 'aborted'))),
@@ -544,7 +544,7 @@ CREATE TABLE relatum.serial_consumers (
   CONSTRAINT serial_consumers_name UNIQUE (super_stream_id, name)
 );
 
--- Its members that are up, each with a lease.
+-- The running members of serial consumers, each with a lease.
 CREATE TABLE relatum.serial_members (
   lease_expires_at timestamptz NOT NULL,
   consumer_id integer NOT NULL REFERENCES relatum.serial_consumers ON DELETE CASCADE,
@@ -552,18 +552,18 @@ CREATE TABLE relatum.serial_members (
   CONSTRAINT serial_members_holder PRIMARY KEY (consumer_id, holder)
 ) WITH (fillfactor = 50);
 
--- One row for each consumer and partition, also for those nobody reads yet: whether what comes before a moved context
--- was consumed is asked of the row of the partition it came from.
+-- One row for each consumer and partition, even before a member reads it: the row of a moved context's former partition
+-- tells whether the messages before the move were consumed.
 CREATE TABLE relatum.serial_positions (
-  -- The next offset to be read: everything below is delivered, passed over, or held.
+  -- The next offset to read: earlier messages were delivered, passed over, or are held.
   position bigint NOT NULL,
-  -- Raised by each write, which names the one it follows: two members cannot both move a position.
+  -- Incremented by each write, which must match the previous version: only one of two members can move a position.
   version bigint NOT NULL DEFAULT '0',
-  -- The last message read: how the stream is known again.
+  -- The last message read, which identifies the stream.
   last_offset bigint,
   last_fingerprint bigint,
   last_chunk_ms bigint,
-  -- Of consumers of release 0.4; unused since, and goes with the release after 0.5.
+  -- Used by consumers of release 0.4 only; the release after 0.5 drops it.
   lease_expires_at timestamptz,
   consumer_id integer NOT NULL REFERENCES relatum.serial_consumers ON DELETE CASCADE,
   partition_id integer NOT NULL REFERENCES relatum.super_stream_partitions ON DELETE CASCADE,
@@ -571,7 +571,7 @@ CREATE TABLE relatum.serial_positions (
   CONSTRAINT serial_positions_place PRIMARY KEY (consumer_id, partition_id)
 ) WITH (fillfactor = 50);
 
--- One row for each move whose contexts wait in a partition for what is before them in another.
+-- One row for each move whose messages wait in a partition for earlier messages in another partition.
 CREATE TABLE relatum.serial_holds (
   move_id bigint NOT NULL,
   marker_offset bigint NOT NULL,
@@ -579,14 +579,14 @@ CREATE TABLE relatum.serial_holds (
   cursor bigint NOT NULL,
   epoch bigint NOT NULL,
   fence_offset bigint NOT NULL,
-  -- Messages that wait, as far as was read.
+  -- The number of waiting messages read so far.
   held bigint NOT NULL DEFAULT '0',
   since timestamptz NOT NULL DEFAULT now(),
   consumer_id integer NOT NULL REFERENCES relatum.serial_consumers ON DELETE CASCADE,
-  -- The partition they wait in, and the one that has what is before them.
+  -- The partition in which they wait, and the partition with the earlier messages.
   partition_id integer NOT NULL,
   source_id integer NOT NULL,
   CONSTRAINT serial_holds_place PRIMARY KEY (consumer_id, partition_id, move_id)
 ) WITH (fillfactor = 50);
--- Moves that somebody waits for are not forgotten.
+-- Moves with waiting messages are not deleted.
 CREATE INDEX serial_holds_move ON relatum.serial_holds (move_id);

@@ -1,4 +1,4 @@
-"""The message collector: messages of a type go to its executor in bulks, and what became of each can be asked."""
+"""The message collector: it gives each type's messages to an executor in bulks, and stores their outcomes."""
 
 from relatum.collecting._async_collector import AsyncMessageCollector
 from relatum.collecting._bulk import Bulk, Collected, Failure, FlushReason

@@ -1,4 +1,4 @@
-"""The message collector with asyncio: executors and handlers run in the application's event loop."""
+"""The message collector for asyncio: executors and handlers run in the application's event loop."""
 
 import asyncio
 import inspect
@@ -19,7 +19,7 @@ from relatum.reading import Message
 from relatum.waiting import AfterStop, Threads, backoff, in_thread, within
 
 LOOK_S: Final = 1.0
-"""Seconds between two checks whether the application closed its loop without cancelling tasks."""
+"""Seconds between checks for a loop that the application closed without cancelling its tasks."""
 
 T = TypeVar("T")
 
@@ -28,23 +28,22 @@ AsyncExecutor = Callable[[Bulk], Answer | Awaitable[Answer]]
 
 
 def is_coroutine_function(called: Callable[..., Any]) -> bool:
-    """Whether calling it returns a coroutine; also for objects with an async `__call__`."""
+    """Whether a call returns a coroutine; objects with an async `__call__` included."""
     of_type = getattr(called, "__call__", None)  # noqa: B004 - asked what kind it is, not whether it can be called
     return inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(of_type)
 
 
 class ApplicationLoop:
-    """Calls coroutine functions in the running loop, for threads that wait for the results.
+    """Runs coroutine functions in the running loop, for threads that wait for the results.
 
-    Args:
-        ended: Called if the loop ends first.
+    `ended`: Called if the loop ends before this object.
     """
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._ended = ended
         self._tasks: set[asyncio.Task[Any]] = set()
-        # `asyncio.run` cancels all tasks at its end, so this one tells it; cancelled executors say nothing of messages.
+        # `asyncio.run` cancels all tasks at its end: this task detects that. A cancelled executor sets no results.
         self._presence = asyncio.create_task(self._be_there(), name="relatum-collector")
 
     async def _be_there(self) -> None:
@@ -57,7 +56,7 @@ class ApplicationLoop:
         """Run a coroutine function in the loop, and wait in the calling thread for its result.
 
         Raises:
-            Abandoned: The loop has ended, or is about to: the call counts as not made.
+            Abandoned: The loop has ended or is about to end; the call counts as not made.
         """
         done: Future[T] = Future()
         self._soon(partial(self._begin, partial(function, *arguments), done))
@@ -101,7 +100,7 @@ class ApplicationLoop:
         return self._presence.done() or self._presence.cancelling() > 0
 
     def cancel_soon(self) -> None:
-        """Cancel all calls, and refuse further ones; from any thread."""
+        """Cancel all calls, and refuse new ones. Thread-safe."""
         self._soon(self._cancel)
 
     def _cancel(self) -> None:
@@ -110,21 +109,21 @@ class ApplicationLoop:
             task.cancel()
 
     async def end(self) -> None:
-        """Cancel all calls, and wait for their end."""
+        """Cancel all calls, and wait until they have ended."""
         self._cancel()
         await asyncio.wait([self._presence, *self._tasks])
 
 
 class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
-    """`MessageCollector` for asyncio, with the same names, options and promises.
+    """`MessageCollector` for asyncio, with the same names, options and guarantees.
 
-    Coroutine functions among executors are awaited in the running loop, all others are called in threads. With
+    Executors that are coroutine functions are awaited in the running loop; others are called in threads. With
     `joins_transaction`, `bulk.connection` is a blocking connection: a coroutine function uses it in threads (`await
     asyncio.to_thread(bulk.connection.execute, statement)`). Handlers are called in the loop; coroutine functions are
     awaited.
 
     An async context manager: entering starts it, leaving closes it. A cancelled call leaves nothing behind. Cancelling
-    `close` cancels executors and handlers; other members, or the next start, take over their messages.
+    `close` cancels executors and handlers; another member, or the next start, takes over their messages.
 
     Args: as for `MessageCollector`.
     """
@@ -136,15 +135,15 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
             return cast("Executor", executor)
 
         def call(bulk: Bulk) -> object:
-            assert self._application is not None, "bulks are of a collector that runs"
+            assert self._application is not None, "only a running collector has bulks"
             return self._application.call(cast("Callable[..., asyncio.Future[object]]", executor), bulk)
 
         return cast("Executor", call)
 
     def _notify_handlers(self, outcomes: Sequence[Outcome]) -> None:
-        """Call the handlers in the application's loop; from a thread."""
+        """Call the handlers in the application's loop, from a thread."""
         if outcomes and self._application is not None:
-            # A cancelled handler is no failure. An exit ends the application's loop, and the collector with it.
+            # A cancelled handler has not failed. An exit ends the application's loop, and with it the collector.
             with suppress(Abandoned, asyncio.CancelledError, SystemExit, KeyboardInterrupt):
                 self._application.call(self._shared.handlers.notify_async, outcomes)
 
@@ -168,7 +167,7 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
         await self._awaited(self._shared.flush, type, not self._is_storer, otherwise=lambda: None)
 
     async def _awaited(self, function: Callable[..., Any], *args: Any, otherwise: Callable[[], T]) -> T:
-        """As `_result_of`, for a task; cancelling it cancels the call."""
+        """As `_result_of`, for a task; cancelling the task cancels the call."""
         result = self._shared.loop.run(function, *args)
         if result is None:
             return otherwise()
@@ -183,19 +182,19 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
         return answer
 
     async def outcome(self, message_id: str) -> Outcome:
-        """The outcome of a message of this collector, stored by any member."""
+        """Return the outcome of a message of this collector, stored by any member."""
         checked_name("message_id", message_id)
         return (await in_thread(None, self._shared.store.outcomes_of, [message_id]))[message_id]
 
     # --- start and end ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join as a member, and start to collect; see `MessageCollector.start`. If cancelled, it was not started."""
+        """Join as a member, and start to collect; see `MessageCollector.start`. If cancelled, nothing was started."""
         self._go_on(await self._join())
 
     async def _join(self) -> list[str]:
         self._check_startable()
-        # A thread of its own: executors may use up the loop's.
+        # A thread of its own, since executors may occupy all threads of the loop.
         threads = Threads(1, f"relatum-{self.name}-joins")
         try:
             return await in_thread(threads, self._join_members, returned=lambda _names: self._leave())
@@ -216,7 +215,7 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
     async def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Close; see `MessageCollector.close`. If cancelled, it stops waiting for executors.
 
-        Executors that are not done in time are cancelled, and have five seconds to end.
+        Executors that do not finish in time are cancelled, and have five seconds to end.
         """
         checked_seconds("timeout_s", timeout_s)
         if self._application is None:
@@ -241,7 +240,7 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
         await in_thread(None, self._shared.joined, JOIN_S)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Start, waiting for unreachable servers; run until `stop` is set, or until cancelled; close.
+        """Start, waiting for unreachable servers; run until `stop` is set or the task is cancelled; close.
 
         Raises:
             RelatumError: An error that waiting does not cure; see `start`.
@@ -252,7 +251,7 @@ class AsyncMessageCollector(Collector[AsyncExecutor], AsyncClosing):
             try:
                 with within(AfterStop(stop)):
                     names = await self._join()
-                # Outside of that deadline, which would be inherited by the tasks that start here.
+                # Outside of that deadline: the tasks that start here would inherit it.
                 self._go_on(names)
                 self._shared.outages.over(who)
                 break

@@ -1,4 +1,4 @@
-"""Bulks and their messages, as executors get them, and the results that executors give."""
+"""Bulks and their messages, as executors get them, and the results that executors return."""
 
 import secrets
 import sys
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
 
 
 MESSAGE_ID_BYTES_MAX: Final = 2000
-"""Bytes of a property `message_id` that is used as an id. AMQP 0.9.1 allows 255, the stream protocol any number; an
-index row of PostgreSQL has 2,704 bytes at most, other columns included."""
+"""Maximum bytes of a property `message_id` that is used as an id. AMQP 0.9.1 allows 255, the stream protocol any
+number; an index row of PostgreSQL has at most 2,704 bytes, other columns included."""
 
 
 def id_of(message: Message) -> str:
-    """The id by which a message's outcome is asked for: its property `message_id`, or "stream:offset" without one.
+    """Return the id of a message's outcome: its property `message_id`; "stream:offset" if it has none.
 
-    A `message_id` that has a NUL, or is too long for an index of PostgreSQL, counts as none.
+    A `message_id` that contains a NUL, or is too long for an index of PostgreSQL, is ignored.
     """
     return checked_id(message.id, message.properties.message_id)
 
 
 def checked_id(place: MessageId, given: str | None) -> str:
-    """The property `message_id` if it can be stored; else "stream:offset"."""
-    # A character has four bytes at most: only long ids are encoded to be measured.
+    """Return the property `message_id` if it can be stored; else "stream:offset"."""
+    # A character has at most four bytes: only long ids are encoded to measure them.
     is_long = given and len(given) > MESSAGE_ID_BYTES_MAX // 4 and len(given.encode()) > MESSAGE_ID_BYTES_MAX
     return given if given and "\0" not in given and not is_long else id_of_place(place)
 
 
 def id_of_place(place: MessageId) -> str:
-    """The id of a message without a property `message_id`."""
+    """Return the id of a message without a property `message_id`."""
     return f"{place.stream}:{place.offset}"
 
 
 REASON_CHARACTERS_MAX: Final = 1000
-"""Characters of a failure's reason that are stored."""
+"""Maximum characters of a failure's reason that are stored."""
 
-NO_RESULT: Final = "the executor gave no result for this message"
+NO_RESULT: Final = "the executor returned no result for this message"
 
 
 class FlushReason(Enum):
@@ -63,9 +63,9 @@ class FlushReason(Enum):
     IDLE = "idle"
     """No message of its type arrived for `idle_s`."""
     TOTAL_BYTES = "total_bytes"
-    """The bytes of all bulks reached `bytes_max`, and it was the largest."""
+    """The bytes of all bulks reached `bytes_max`, and this bulk was the largest."""
     ACTIVE_BULKS = "active_bulks"
-    """The bulks being filled reached `bulks_max`, and it was the oldest."""
+    """The bulks being filled reached `bulks_max`, and this bulk was the oldest."""
     EXPLICIT = "explicit"
     """`flush` was called."""
     STOP = "stop"
@@ -77,8 +77,8 @@ class Failure:
     """The result of a message that could not be consumed.
 
     Attributes:
-        reason: Why, for people to read; at most 1,000 characters are stored.
-        retry: False if trying again would not help.
+        reason: The reason, for people; at most 1,000 characters are stored.
+        retry: False if a retry would not help. Default: True.
     """
 
     reason: str
@@ -86,33 +86,33 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """The failure that an exception stands for."""
+        """Return the failure for an exception."""
         try:
             text = str(error)
-        except Exception:  # noqa: BLE001 - an exception of the user's own may fail at this, too
-            text = "it cannot say why"
+        except Exception:  # noqa: BLE001 - a user's exception class may fail here, too
+            text = "its message is unavailable"
         return cls(f"{type(error).__name__}: {text}")
 
     @property
     def stored_reason(self) -> str:
-        """The reason as it is stored: cut to 1,000 characters, without what PostgreSQL's text can't hold."""
+        """The reason to store: at most 1,000 characters, without those that PostgreSQL's text cannot hold."""
         text = str(self.reason).replace("\0", "").encode("utf-8", "replace").decode()
         return text[:REASON_CHARACTERS_MAX]
 
 
-# Read-only: results are found by these values, so an executor that changed them would lose some.
+# Read-only: results are found by these values, so an executor that changed them would lose results.
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Collected:
     """A message in a bulk. Read-only; `Bulk.succeeded` and `Bulk.failed` set its result.
 
     Attributes:
-        place: Its stream and offset.
-        message_id: Its property `message_id`; "stream:offset" if it has none.
-        type: The type its executor was chosen by.
-        bytes: Its bytes as the stream holds them.
+        place: The message's stream and offset.
+        message_id: The property `message_id`; "stream:offset" if the message has none.
+        type: The type by which its executor was chosen.
+        bytes: The message's bytes in the stream.
         body: The message itself; None while it is only in its stream.
-        attempts: Which attempt this is, from 1.
-        collected_at: When it was collected.
+        attempts: The number of this attempt, from 1.
+        collected_at: When the message was collected.
         forwarded_at: When an executor last got it.
     """
 
@@ -133,7 +133,7 @@ class Collected:
     @property
     def message(self) -> Message:
         """The message."""
-        assert self.body is not None, "executors are handed messages that were read"
+        assert self.body is not None, "executors get messages with bodies"
         return self.body
 
     def __repr__(self) -> str:
@@ -141,20 +141,20 @@ class Collected:
 
 
 TypeOf = Callable[[Message], str | None]
-"""Returns a message's type; None for a message that is not to be consumed."""
+"""Returns a message's type; None for a message that must not be consumed."""
 
 
 def type_of_property(message: Message) -> str | None:
-    """The property `type`: the default."""
+    """Return the property `type`; the default `type_of`."""
     return message.properties.type
 
 
 def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Collected:
-    """A message with its type, id and size.
+    """Return a message with its type, id and size.
 
-    A decoded message is replaced by an undecoded one, which takes half the memory while it waits.
+    An undecoded message replaces a decoded one: it takes half the memory while it waits.
 
-    `is_new`: Whether it was not decoded yet. Default: False.
+    `is_new`: Whether the message is still undecoded. Default: False.
     """
     place, raw = message.id, message.raw
     kind, given = type_and_id_of(message)
@@ -163,8 +163,8 @@ def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Coll
         with suppress(DataError):
             kind = type_of(message)
     if kind is not None and not isinstance(kind, str):
-        raise InvalidInput(f"type_of gives a text or None, not {type(kind).__name__}, for message {place}")
-    # Interned, or each message would keep a copy of its type.
+        raise InvalidInput(f"type_of must return text or None, not {type(kind).__name__}, for message {place}")
+    # Interned: otherwise each message would keep a copy of its type.
     kind, message_id = sys.intern(kind or ""), checked_id(place, given)
     size = len(message.body if raw is None else raw)
     if raw is not None and not (is_new and type_of is type_of_property):
@@ -173,28 +173,28 @@ def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Coll
 
 
 def describe_followed(message: Message, type_of: TypeOf) -> Collected:
-    """As `describe`; a message for which that fails gets no type, and is passed over."""
+    """As `describe`; if that fails, the message gets no type and is passed over."""
     try:
         return describe(message, type_of, is_new=True)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the caller's own function must not stop a stream
-        logger.warning("passed over, its type cannot be told: %s: %s", message.id, ended(error))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the caller's function must not stop a stream
+        logger.warning("passed over message %s, whose type is unknown: %s", message.id, ended(error))
         raw = message.raw
         return Collected(message.id, id_of_place(message.id), "", 0 if raw is None else len(raw), message)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Bulk:
-    """Messages of one type, to be consumed together. Read-only.
+    """Messages of one type, consumed together. Read-only.
 
     Attributes:
         id: The bulk's id, 63 random bits.
         type: The messages' type.
-        messages: The messages, in the order they were collected.
+        messages: The messages to consume, in the order in which they were collected.
         reason: Why the bulk was closed.
         bytes: The messages' bytes.
-        connection: With `joins_transaction`: the open transaction to write in; do not commit it. Else None.
+        connection: With `joins_transaction`, the open transaction to write in; do not commit it. Otherwise None.
         is_forwarded: Whether the attempt is stored.
-        taken: All messages that the bulk was closed with; `messages` are those still to be consumed.
+        taken: All messages of the bulk when it was closed; some may no longer be in `messages`.
     """
 
     id: int
@@ -226,7 +226,7 @@ class Bulk:
         Args:
             type: The messages' type.
             messages: Messages that were read, or made by `Message.from_amqp`.
-            connection: A transaction for an executor with `joins_transaction`; default: none.
+            connection: A transaction for an executor with `joins_transaction`. Default: None.
 
         Raises:
             InvalidInput: A message is not a `relatum.reading.Message`.
@@ -234,7 +234,7 @@ class Bulk:
         now, collected = datetime.now(UTC), list[Collected]()
         for message in messages:
             if not isinstance(message, Message):
-                raise InvalidInput(f"a bulk has relatum.reading.Message, not {message.__class__.__name__}")
+                raise InvalidInput(f"a bulk contains relatum.reading.Message, not {message.__class__.__name__}")
             size = len(message.body if message.raw is None else message.raw)
             collected.append(Collected(message.id, id_of(message), type, size, message, collected_at=now))
         bulk = cls(secrets.randbits(63), type, tuple(collected), FlushReason.EXPLICIT)
@@ -244,11 +244,11 @@ class Bulk:
 
     @property
     def results(self) -> Mapping[MessageId, Failure | None]:
-        """The results that `succeeded` and `failed` have set so far, by message; None is success."""
+        """The results that `succeeded` and `failed` have set so far, by place; None means success."""
         return MappingProxyType(self._results)
 
     def succeeded(self, message: Collected) -> None:
-        """Set a message's result to success. It stays if the executor raises later, unless the executor joined.
+        """Set a message's result to success. It remains if the executor raises later, except with `joins_transaction`.
 
         Args:
             message: One of `messages`.
@@ -264,10 +264,10 @@ class Bulk:
         Args:
             message: One of `messages`.
             error: An exception, a `Failure`, or the reason.
-            retry: False if trying again would not help. Ignored if `error` is a `Failure`, which has its own.
+            retry: False if a retry would not help. Default: True. Ignored if `error` is a `Failure`.
 
         Raises:
-            InvalidInput: The message is not in this bulk, or `error` is of another kind.
+            InvalidInput: The message is not in this bulk, or `error` has the wrong type.
         """
         place = self._place_of(message)
         if isinstance(error, Failure):
@@ -278,7 +278,7 @@ class Bulk:
             raise InvalidInput(f"error is an exception, a Failure or the reason, not {type(error).__name__}")
 
     def _place_of(self, message: Collected) -> MessageId:
-        """The place of one of this bulk's messages."""
+        """Return the place of a message, which must be in this bulk."""
         if not isinstance(message, Collected):
             raise InvalidInput(f"message is one of bulk.messages, not {type(message).__name__}")
         if message.place not in self._places:
@@ -286,7 +286,7 @@ class Bulk:
         return message.place
 
     def _keep(self, places: Collection[MessageId]) -> None:
-        """Remove all other messages, which another member has, or which cannot be read."""
+        """Remove all other messages: another member has them, or they cannot be read."""
         if len(places) < len(self.messages):
             self._leave(tuple(message for message in self.messages if message.place in places))
 
@@ -294,14 +294,14 @@ class Bulk:
         self._note(messages=messages, bytes=sum(message.bytes for message in messages))
 
     def _note_forwarded(self, at: datetime | None) -> None:
-        """Count an attempt of the remaining messages, once."""
+        """Count an attempt for the remaining messages. Idempotent."""
         if not self.is_forwarded:
             for message in self.messages:
                 message._note(attempts=message.attempts + 1, forwarded_at=at)
         self._note(is_forwarded=True)
 
     def _begin_attempt(self, connection: "sa.Connection | None" = None) -> None:
-        """Forget results before the executor is called (again)."""
+        """Clear the results before a call of the executor."""
         self._note(connection=connection, _results={})
 
     def _note(self, **facts: Any) -> None:
@@ -317,14 +317,14 @@ class Bulk:
 
 
 Answer = None | Sequence[Any] | Mapping[Any, Any]
-"""What an executor returns: None (messages without another result succeeded), one result for each message in order, or
-a mapping by message, place or message id. A result is None for success, a `Failure` or an exception."""
+"""What an executor returns: None (messages without another result succeeded), one result per message in order, or a
+mapping by message, place or message id. A result is None for success, a `Failure` or an exception."""
 
 Executor = Callable[[Bulk], Answer]
 
 
 def results_of(bulk: Bulk, answer: Any, raised: BaseException | None = None) -> dict[MessageId, Failure | None]:
-    """The result of each message of a bulk after its executor returned or raised."""
+    """Return each message's result after the executor returned or raised."""
     noted = bulk._results
     if raised is not None:
         failure = Failure.of(raised)

@@ -1,4 +1,4 @@
-"""The bulks of one type: its options, the bulk being filled, those that wait, and retries. No I/O."""
+"""The bulks of one type: options, the bulk being filled, waiting bulks and retries. No I/O."""
 
 import heapq
 import secrets
@@ -14,51 +14,51 @@ from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 
 WhenFull = Literal["block", "spill"]
-"""What happens if there is no room for a message: `collect` waits; or bodies of waiting bulks are dropped from memory,
-and read again when it is their turn."""
+"""What to do if there is no room for a message: `collect` waits, or bodies of waiting bulks are dropped from memory
+and read again when a worker takes them."""
 
 BULK_BYTES: Final = 1024 * 1024
-"""Bytes of a bulk by default."""
+"""Default bytes of a bulk."""
 
 BULK_MESSAGES: Final = 500
-"""Messages of a bulk by default."""
+"""Default messages of a bulk."""
 
 BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes of all bulks by default."""
+"""Default maximum bytes of all bulks."""
 
 BULKS_MAX: Final = 64
-"""Bulks being filled at one time by default."""
+"""Default maximum number of bulks being filled."""
 
 BACKOFF_MAX_S: Final = 3600.0
-"""Seconds a message waits at most before its next attempt."""
+"""Maximum seconds that a message waits before its next attempt."""
 
 CRASHES_MAX: Final = 10
-"""Attempts beyond `attempts` that may end with the collector's death before a message is given up."""
+"""Attempts beyond `attempts` that may end with the collector's death before the message fails for good."""
 
 ATTEMPTS_MAX: Final = 1000
-"""Attempts a message may be given."""
+"""Maximum of `attempts`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOptions:
-    """How messages of a type are put into bulks, and how bulks are consumed.
+    """How bulks of a type are filled and consumed.
 
     Attributes:
-        bulk_bytes: A bulk of that many bytes is closed.
-        bulk_messages: A bulk of that many messages is closed.
-        max_age_s: A bulk is closed once its first message has waited that long.
-        idle_s: A bulk is closed once nothing was added for that long; None: never.
-        workers: Bulks consumed at the same time, each in a thread or task.
-        queue_bulks: Closed bulks that may wait for a worker; then the type is full.
-        when_full: "block": `collect` waits, and followed streams are not read. "spill": messages are taken, and bodies
-            are dropped from memory and read again from their streams.
-        joins_transaction: The executor writes through `bulk.connection`, in the transaction that stores its results:
-            exactly once.
-        attempts: Times a message is tried before it is given up.
-        backoff_s: Seconds before the second attempt; twice as many before each further one, at most an hour.
+        bulk_bytes: Close a bulk at this number of bytes. Default: 1 MiB.
+        bulk_messages: Close a bulk at this number of messages. Default: 500.
+        max_age_s: Close a bulk when its first message has waited this many seconds. Default: 1.
+        idle_s: Close a bulk when nothing was added for this many seconds. None (default): never.
+        workers: Number of bulks consumed at the same time, each in a thread or task. Default: 1.
+        queue_bulks: Number of closed bulks that may wait for a worker; then the type is full. Default: 8.
+        when_full: "block" (default): `collect` waits, and followed streams are not read. "spill": messages are taken;
+            bodies are dropped from memory and read again from their streams.
+        joins_transaction: Whether the executor writes through `bulk.connection`, in the transaction that stores its
+            results: exactly once. Default: False.
+        attempts: Attempts before a message fails for good, from 1 to 1,000. Default: 3.
+        backoff_s: Seconds before the second attempt; doubled for each further one, up to an hour. Default: 1.
 
     Raises:
-        InvalidInput: An option is out of its range.
+        InvalidInput: An option is out of range.
     """
 
     bulk_bytes: int = BULK_BYTES
@@ -86,12 +86,12 @@ class ExecutorOptions:
             raise InvalidInput(f"joins_transaction is True or False, not {self.joins_transaction!r}")
 
     def backoff_after(self, attempts: int) -> float:
-        """Seconds to wait after that many attempts."""
+        """Return the seconds to wait after this number of attempts."""
         return min(BACKOFF_MAX_S, self.backoff_s * 2.0 ** min(attempts - 1, 32))
 
 
 class TypeBulks:
-    """All bulks of one type, by the type's own options. Limits over all types are the core's."""
+    """All bulks of one type, by the type's options. The core enforces the limits over all types."""
 
     def __init__(self, type: str, options: ExecutorOptions) -> None:  # noqa: A002 - RabbitMQ's word for it
         self.type = type
@@ -117,7 +117,7 @@ class TypeBulks:
         self._admitted_bytes -= message.bytes
 
     def add(self, message: Collected, now: float) -> None:
-        """Put a message into the bulk being filled, or begin one."""
+        """Add a message to the bulk being filled, or start a bulk with it."""
         if not self.filling:
             self.first_at = now
         self.filling.append(message)
@@ -126,13 +126,13 @@ class TypeBulks:
 
     @property
     def reached(self) -> FlushReason | None:
-        """The limit of size that the bulk being filled has reached, if any."""
+        """The size limit that the bulk being filled has reached; None if it has reached none."""
         if self.filling and self.bytes >= self.options.bulk_bytes:
             return FlushReason.BYTES
         return FlushReason.MESSAGES if len(self.filling) >= self.options.bulk_messages else None
 
     def due(self, now: float) -> FlushReason | None:
-        """Why the bulk being filled is due at this time, if it is."""
+        """Return why the bulk being filled must be closed now; None if it need not be."""
         if not self.filling:
             return None
         if now >= self.first_at + self.options.max_age_s:
@@ -142,7 +142,7 @@ class TypeBulks:
         return None
 
     def deadlines(self) -> Iterator[float]:
-        """The times at which something becomes due."""
+        """Yield the times at which something becomes due."""
         if self.filling:
             yield self.first_at + self.options.max_age_s
             if self.options.idle_s is not None:
@@ -161,18 +161,18 @@ class TypeBulks:
 
     @property
     def is_queue_full(self) -> bool:
-        """Whether `queue_bulks` wait for a worker."""
+        """Whether `queue_bulks` bulks wait for a worker."""
         return len(self.waiting) >= self.options.queue_bulks
 
     @property
     def is_full(self) -> bool:
-        """As `is_queue_full`, with the bulks that messages being stored or filled in will make."""
+        """As `is_queue_full`, but also counts the bulks that messages being stored or filled in will make."""
         messages, size = self._admitted + len(self.filling), self._admitted_bytes + self.bytes
         coming = max(messages // self.options.bulk_messages, size // self.options.bulk_bytes)
         return len(self.waiting) + coming >= self.options.queue_bulks
 
     def take(self) -> Bulk | None:
-        """The next bulk for a worker; None if none waits, or all workers are busy."""
+        """Return the next bulk for a worker; None if none is waiting or all workers are busy."""
         if not self.waiting or self.running >= self.options.workers:
             return None
         self.running += 1
@@ -184,15 +184,15 @@ class TypeBulks:
         heapq.heappush(self._retries, (due_at, self._count, message))
 
     def retries_due(self, now: float) -> list[Collected]:
-        """The messages whose next attempt is due, taken out."""
+        """Remove and return the messages whose next attempt is due."""
         due: list[Collected] = []
         while self._retries and self._retries[0][0] <= now:
             due.append(heapq.heappop(self._retries)[2])
         return due
 
     def drop_retries(self, places: Collection[MessageId] | None = None) -> list[Collected]:
-        """The messages that wait for a retry, all or those at some places, taken out."""
+        """Remove and return messages that wait for a retry; None: all of them."""
         dropped = {each for each in self._retries if places is None or each[2].place in places}
-        # Sorted, it is a heap again.
+        # A sorted list is a heap.
         self._retries = sorted(set(self._retries) - dropped)
         return [message for _, _, message in dropped]

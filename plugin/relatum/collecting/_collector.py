@@ -1,4 +1,4 @@
-"""The message collector with threads."""
+"""The blocking message collector."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -20,24 +20,24 @@ class MessageCollector(Collector[Executor], Closing):
     """Collects messages into bulks by type, calls executors with them, and stores the outcome of each message.
 
     A context manager: entering starts it, leaving closes it. Thread-safe. All collectors with one name, in any number
-    of processes, are members of one collector: they share its streams, and take over from each other.
+    of processes, are members of one collector: they share its streams and take over from each other.
 
     Args:
         name: The collector's name.
-        broker: The broker's URL, or a `Broker`. None: no streams, no "spill", no taking over, no dead-letter stream.
+        broker: The broker's URL, or a `Broker`. None (default): no streams, "spill", takeover or dead-letter stream.
         database: PostgreSQL's URL, or a `Database`.
-        streams: Streams and super streams to follow; each of their messages is collected exactly once.
-        start: Where to begin with a stream that this collector never followed: "first", "next", or an offset.
-        bytes_max: Bytes of all held messages.
-        bulks_max: Bulks that are filled at the same time.
-        dead_letter_stream: An existing stream or queue for messages that are given up.
-        type_of: Returns a message's type; by default its property `type`.
-        lease_s: Seconds after which others take over from a dead member.
-        keep_s: Seconds before a finished message is deleted, and unknown again; None: never. The member that joined
-            last decides.
+        streams: Streams and super streams to follow; each message is collected exactly once. Default: none.
+        start: Where to begin in a stream that this collector never followed: "first" (default), "next" or an offset.
+        bytes_max: Maximum bytes of all held messages. Default: 64 MiB.
+        bulks_max: Maximum number of bulks being filled. Default: 64.
+        dead_letter_stream: An existing stream or queue for messages whose attempts all failed. None (default): none.
+        type_of: A function that returns a message's type, or None to pass it over. Default: the property `type`.
+        lease_s: Seconds after which others take over from a dead member, at least 1. Default: 15.
+        keep_s: Seconds before a finished message is deleted and its outcome is unknown again. Default: 7 days. None:
+            never. The member that joined last decides.
 
     Raises:
-        InvalidInput: An argument is of a wrong kind, or out of its range.
+        InvalidInput: An argument has the wrong type, or is out of range.
         ConfigurationError: An argument needs a broker, and none was given.
     """
 
@@ -47,25 +47,25 @@ class MessageCollector(Collector[Executor], Closing):
 
     def _check_awaited(self, called: Callable[..., object]) -> None:
         if is_coroutine_function(called):
-            raise InvalidInput(f"nobody would await {called!r}: a coroutine function is for AsyncMessageCollector")
+            raise InvalidInput(f"the coroutine function {called!r} is not awaited here: use AsyncMessageCollector")
 
     # --- messages in --------------------------------------------------------------------------------------------------
 
     def collect(self, message: Message, *, timeout_s: float | None = None) -> bool:
-        """Collect a message. It is stored a moment later, and handlers are called then.
+        """Collect a message. The collector stores it a moment later, and then calls handlers.
 
         Args:
-            message: A message of a stream. Its stream and offset are its identity: given twice, it is consumed once.
-            timeout_s: Seconds to wait for room; 0 refuses at once, None waits for as long as it takes. A handler of
-                `collected` never waits, as storing goes on only after it. An executor may wait in vain for room of its
-                own type, which is made when it returns.
+            message: A message of a stream. Stream and offset identify it: if you give it twice, it is consumed once.
+            timeout_s: Seconds to wait for room; 0 refuses at once, None (default) waits without limit. A call from a
+                handler of `collected` never waits, since storing continues only after it. An executor must not wait
+                without limit for room of its own type, which it frees only by returning.
 
         Returns:
-            False if it was refused, and nothing is stored: its type has no executor, there was no room in time, or the
-            collector is closing.
+            False if the message was refused and is not stored: its type has no executor, there was no room in time, or
+            the collector is closing.
 
         Raises:
-            ConfigurationError: The collector does not run.
+            ConfigurationError: The collector is not running.
             InvalidInput: The argument is not a message of a stream.
         """
         return self.collect_many([message], timeout_s=timeout_s)[0]
@@ -75,7 +75,7 @@ class MessageCollector(Collector[Executor], Closing):
 
         Args:
             messages: The messages.
-            timeout_s: Seconds to wait for room, in total.
+            timeout_s: Seconds to wait for room, in total. None (default): without limit.
 
         Returns:
             Whether each message was taken.
@@ -87,9 +87,9 @@ class MessageCollector(Collector[Executor], Closing):
         return self._result_of(shared.collect, described, timeout_s, otherwise=refused)
 
     def flush(self, type: str | None = None) -> None:  # noqa: A002
-        """Close the bulk being filled of a type, or of all types, with all messages taken before in it.
+        """Close the bulks being filled, of a type or of all types. They contain all messages taken before the call.
 
-        Waits until they are stored, except in a handler of `collected`, as storing goes on only after that.
+        Waits until these are stored, except in a handler of `collected`, since storing continues only after it.
 
         Raises:
             InvalidInput: The type has no executor here.
@@ -100,7 +100,7 @@ class MessageCollector(Collector[Executor], Closing):
     # --- state --------------------------------------------------------------------------------------------------------
 
     def outcome(self, message_id: str) -> Outcome:
-        """The outcome of a message of this collector, stored by any member."""
+        """Return the outcome of a message of this collector, stored by any member."""
         checked_name("message_id", message_id)
         return self._shared.store.outcomes_of([message_id])[message_id]
 
@@ -110,27 +110,27 @@ class MessageCollector(Collector[Executor], Closing):
         """Join as a member, and start to collect.
 
         Raises:
-            BrokerUnavailable, DatabaseUnavailable: A server is unreachable; safe to repeat.
-            StreamNotFound: The dead-letter stream is missing. Missing streams to follow are waited for, and logged.
-            NotAStream: A stream to follow is a queue of another kind.
+            BrokerUnavailable, DatabaseUnavailable: A server is unreachable; safe to retry.
+            StreamNotFound: The dead-letter stream is missing. A missing stream to follow is logged and waited for.
+            NotAStream: A stream to follow is a queue of another type.
             SchemaMissing: The database has no schema: run `relatum migrate`.
-            ConfigurationError: It was started before, there are streams and no executor, or dead letters would go to a
-                stream that is followed.
+            ConfigurationError: The collector was started before, has streams but no executor, or would publish dead
+                letters to a stream that it follows.
         """
         self._check_startable()
         self._begin(self._join_members())
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Refuse further messages, close all bulks, and wait for the executors. Idempotent.
+        """Refuse new messages, close all bulks, and wait for the executors. Idempotent.
 
-        Messages that are not done in time, or wait for a retry, are left to other members or the next start.
+        Messages that are not finished in time, or wait for a retry, are left to other members or the next start.
 
         Args:
-            timeout_s: Seconds to wait for executors, plus five at most if PostgreSQL does not answer.
+            timeout_s: Seconds to wait for executors, by default 30; at most five more if PostgreSQL does not answer.
 
         Returns:
             Whether all bulks were consumed in time. Always False in an executor or a handler, which cannot wait for
-            itself: the collector closes in the background then.
+            itself: the collector then closes in the background.
         """
         checked_seconds("timeout_s", timeout_s)
         if not self._is_started:

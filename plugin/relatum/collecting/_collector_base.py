@@ -1,4 +1,4 @@
-"""What both faces of the message collector share: options, executors, handlers, start and end."""
+"""The base of the blocking and the asyncio message collector: options, executors, handlers, start and end."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -33,23 +33,23 @@ from relatum.store.database import AnyDatabase
 from relatum.waiting import log_failure
 
 LEASE_S: Final = 15.0
-"""Seconds of a member's lease by default: after so long without a renewal, others take its messages over."""
+"""Default seconds of a member's lease: others take over its messages after this long without a renewal."""
 
 LEASE_MIN_S: Final = 1.0
-"""Seconds of a lease at least: a busy process could not renew a shorter one in time."""
+"""Minimum seconds of a lease: a busy process could not renew a shorter one in time."""
 
 CLOSE_S: Final = 30.0
-"""Seconds `close` waits by default."""
+"""Default seconds that `close` waits."""
 
 JOIN_S: Final = 1.0
-"""Seconds `close` waits for threads to end, which takes a moment unless a server hangs."""
+"""Seconds that `close` waits for threads to end: they end at once unless a server hangs."""
 
 ExecutorT = TypeVar("ExecutorT")
 T = TypeVar("T")
 
 
 class Collector(Generic[ExecutorT]):
-    """The base of `MessageCollector` and `AsyncMessageCollector`, whose arguments it has."""
+    """The base of `MessageCollector` and `AsyncMessageCollector`, with the same arguments."""
 
     def __init__(
         self,
@@ -93,19 +93,19 @@ class Collector(Generic[ExecutorT]):
         metrics.report(self._shared, collector=self.name)
 
     def _check_startable(self) -> None:
-        """Refuse to start twice, or with streams and no executor."""
+        """Refuse to start twice, or with streams but no executor."""
         if self._is_started:
-            raise ConfigurationError("a collector is started once")
+            raise ConfigurationError("a collector can be started only once: create another one")
         if self._streams.names and not self._shared.workers:
             raise ConfigurationError(
-                "streams are followed for executors: register one before the start, or all messages are passed over"
+                "the collector follows streams but has no executor for their messages: register one before the start"
             )
 
     def _check_awaited(self, called: Callable[..., object]) -> None:
-        """Raise if this face cannot await a coroutine function."""
+        """Raise if the collector cannot await a coroutine function."""
 
     def _called_in_thread(self, executor: ExecutorT) -> Executor:
-        """The executor as a function for a worker's thread."""
+        """Return the executor as a function for a worker's thread."""
         raise NotImplementedError
 
     # --- executors and handlers ---------------------------------------------------------------------------------------
@@ -121,19 +121,19 @@ class Collector(Generic[ExecutorT]):
         Args:
             type: The messages' type.
             executor: Called with each `Bulk`, in a thread of the type; with asyncio it may be a coroutine function. It
-                returns None (messages without another result succeeded), one result for each message in order, or a
-                mapping; it may also set results with `bulk.succeeded` and `bulk.failed`. A result is None, a `Failure`
-                or an exception. Raising fails the messages that have no result yet.
-            options: How bulks are made and consumed.
+                returns None (messages without another result succeeded), one result per message in order, or a mapping.
+                It may also set results with `bulk.succeeded` and `bulk.failed`. A result is None, a `Failure` or an
+                exception. If it raises, the messages without a result fail.
+            options: How bulks are filled and consumed.
 
         Raises:
-            InvalidInput: The type has an executor already, or an argument is of a wrong kind.
-            ConfigurationError: "spill" without a broker, or the collector was started.
+            InvalidInput: The type already has an executor, or an argument has the wrong type.
+            ConfigurationError: "spill" was given without a broker, or the collector was started already.
         """
         if self._is_started:
-            raise ConfigurationError("executors are registered before the collector starts")
+            raise ConfigurationError("the collector was started already: register executors before the start")
         if not callable(executor):
-            raise InvalidInput(f"an executor is called with each bulk; {executor!r} cannot be called")
+            raise InvalidInput(f"an executor is called with each bulk, but {executor!r} is not callable")
         checked_name("type", type)
         if not isinstance(options, ExecutorOptions):
             raise InvalidInput(f"options= takes ExecutorOptions, not {shown(options)}")
@@ -154,17 +154,17 @@ class Collector(Generic[ExecutorT]):
     ) -> None:
         """Call a handler with each outcome that this member stores: when a message is collected, and when it is final.
 
-        Handlers run in the collector's threads: a slow one holds up a worker. What it raises is logged. Other processes
-        ask `Outcomes`.
+        Handlers run in the collector's threads: a slow one blocks a worker. Exceptions are logged. Other processes
+        use `Outcomes`.
 
         Args:
             handler: Called with each `Outcome`.
-            type: Only for messages of this type, which need not have an executor here.
-            message_id: Only for this message. The handler is removed after the final outcome.
+            type: Only messages of this type, which need not have an executor here. None (default): all types.
+            message_id: Only this message; the handler is removed after the final outcome. None (default): all.
 
         Raises:
-            InvalidInput: Both a type and a message id were given, an argument is of a wrong kind, or, without asyncio,
-                the handler is a coroutine function.
+            InvalidInput: Both a type and a message id were given, an argument has the wrong type, or a blocking
+                collector got a coroutine function.
         """
         checked_callable("handler", handler)
         self._check_awaited(handler)
@@ -172,13 +172,13 @@ class Collector(Generic[ExecutorT]):
             if value is not None:
                 checked_name(name, value)
         if type is not None and message_id is not None:
-            raise InvalidInput("a result handler is of a type, of a message, or of all: not of two of them")
+            raise InvalidInput("a result handler takes type= or message_id=, not both")
         self._shared.handlers.register(handler, type=type, message_id=message_id)
 
     def _described(self, messages: Iterable[Message], timeout_s: float | None) -> list[Collected]:
-        """Check the arguments of `collect_many`, and describe the messages."""
+        """Check the arguments of `collect_many`, and return the messages with type, id and size."""
         if not self._is_started:
-            raise ConfigurationError("the collector does not run: start it")
+            raise ConfigurationError("the collector is not running: start it")
         if timeout_s is not None:
             checked_seconds("timeout_s", timeout_s)
         if not isinstance(messages, Iterable):
@@ -187,24 +187,24 @@ class Collector(Generic[ExecutorT]):
         for message in given:
             if not isinstance(message, Message):
                 name = type(message).__name__
-                raise InvalidInput(f"a relatum.reading.Message is collected, which lies in a stream, not {name}")
+                raise InvalidInput(f"a collector takes relatum.reading.Message, which a stream contains, not {name}")
         return [describe(message, self._type_of) for message in given]
 
     def _check_flushed(self, type_: str | None) -> None:
-        """Refuse to flush a type without an executor here, which may be misspelt."""
+        """Refuse to flush a type without an executor here: it may be misspelt."""
         if type_ is not None and checked_name("type", type_) not in self._shared.workers:
-            raise InvalidInput(f"type {type_!r} has no executor in this collector: there is no bulk of it to flush")
+            raise InvalidInput(f"type {type_!r} has no executor in this collector, so it has no bulk to flush")
 
     # --- state --------------------------------------------------------------------------------------------------------
 
     def statistics(self) -> CollectorStatistics:
-        """What this member has counted, and what it holds now. No I/O."""
+        """Return what this member has counted and what it holds now. No I/O."""
         return self._shared.statistics()
 
     # --- start --------------------------------------------------------------------------------------------------------
 
     def _join_members(self) -> list[str]:
-        """Join as a member, or leave nothing behind; return the streams to follow."""
+        """Join as a member, and return the streams to follow. An error leaves nothing behind."""
         shared = self._shared
         try:
             names = self._streams.checked()
@@ -238,12 +238,12 @@ class Collector(Generic[ExecutorT]):
         return call is not None and call.is_storing
 
     def _refused(self, count: int) -> list[bool]:
-        """The answers of a collector that was closed."""
+        """Return the answers of a closed collector."""
         self._shared.refused += count
         return [False] * count
 
     def _result_of(self, function: Callable[..., Any], *args: Any, otherwise: Callable[[], T]) -> T:
-        """Call a coroutine function in the loop and wait for its result; `otherwise` if the loop has ended."""
+        """Run a coroutine function in the loop, and return its result; call `otherwise` if the loop has ended."""
         result = self._shared.loop.run(function, *args)
         if result is None:
             return otherwise()
@@ -252,7 +252,7 @@ class Collector(Generic[ExecutorT]):
         except CancelledError:
             return otherwise()
         except BaseException:
-            # Such as Ctrl-C.
+            # For example Ctrl-C.
             result.cancel()
             raise
         return answer
@@ -260,11 +260,11 @@ class Collector(Generic[ExecutorT]):
     # --- end ----------------------------------------------------------------------------------------------------------
 
     def _close_behind(self, timeout_s: float) -> None:
-        """Start closing, without waiting."""
+        """Begin to close, without waiting."""
         self._shared.loop.run(self._shared.close, timeout_s)
 
     def _close(self, timeout_s: float) -> bool:
-        """Close in order; return whether everything was done in time."""
+        """Close in order; return whether all bulks were consumed in time."""
         shared = self._shared
         self._result_of(shared.close, timeout_s, otherwise=lambda: None)
         shared.joined(JOIN_S)
@@ -276,8 +276,8 @@ class Collector(Generic[ExecutorT]):
         try:
             shared.store.close(shared.member)
         except Transient as error:
-            # It will lapse.
-            log_failure(logger, error, shared.label("leaving") + " its lease not given back", level=logging.INFO)
+            # The lease will lapse.
+            log_failure(logger, error, shared.label("leaving") + " could not release its lease", level=logging.INFO)
         if self._dead_letters is not None:
             self._dead_letters.close()
         for worker in shared.workers.values():

@@ -1,4 +1,4 @@
-"""When bulks are closed and which messages have to wait, decided from sizes and times. No I/O, no clock."""
+"""Decides from sizes and times which bulks to close and which messages must wait. No I/O, no clock."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message, Position, position_of
 
 ENTRY_BYTES: Final = 640
-"""Bytes a held message takes beside its own: 490 to 550 with Python 3.11, by tracemalloc; rounded up."""
+"""Overhead of a held message in bytes: 490 to 550 with Python 3.11, measured by tracemalloc; rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """A step of a followed stream's position: all of [from_offset, to_offset) is collected or passed over."""
+    """A step of a followed stream's position: all messages in [from_offset, to_offset) are collected or passed over."""
 
     stream: str
     from_offset: int
@@ -32,7 +32,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Where this member begins to read a stream that it follows now."""
+    """The position at which this member begins to read a stream."""
 
     next_offset: int
     known_by: Position | None = None
@@ -41,7 +41,7 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a message's attempt, as it is stored."""
+    """The result of an attempt, for the store."""
 
     place: MessageId
     status: OutcomeStatus
@@ -51,21 +51,21 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The places that a call to the store concerned, and when; None without any."""
+    """The messages that a call to the store applied to, by place, and when; None if there are none."""
 
     places: frozenset[MessageId]
     at: datetime | None
 
 
 class Abandoned(Exception):
-    """The collector was closed before a server came back; another member takes over what was under way."""
+    """The collector was closed before a server came back. Another member takes over the unfinished messages."""
 
 
 class Verdict(Enum):
-    """The answer to a message that is offered."""
+    """The answer to an offered message."""
 
     TAKEN = "taken"
-    """There is room, which is reserved: store the message, then `add` it."""
+    """Room is reserved: store the message, then `add` it."""
     KNOWN = "known"
     """The message is held already."""
     NO_EXECUTOR = "no executor"
@@ -73,14 +73,14 @@ class Verdict(Enum):
     REFUSED = "refused"
     """The collector is stopping."""
     WAIT = "wait"
-    """There is no room now: offer it again once a bulk was consumed."""
+    """There is no room now: offer the message again after a bulk was consumed."""
 
 
 class Core:
     """The bulks of a collector. For the collector's loop.
 
-    A message is offered (`admit`), stored by the caller, added to a bulk, taken by a worker with it, and settled. It is
-    held, and counts, from `admit` to `settle`. Times are seconds of any monotonic clock.
+    A message is offered (`admit`), stored by the caller, added to a bulk, taken by a worker, and settled. It is held,
+    and counts towards the limits, from `admit` to `settle`. Times are seconds of any monotonic clock.
     """
 
     def __init__(self, bytes_max: int = BYTES_MAX, bulks_max: int = BULKS_MAX) -> None:
@@ -96,7 +96,7 @@ class Core:
     def register(self, type: str, options: ExecutorOptions) -> None:  # noqa: A002 - RabbitMQ's word for it
         """Accept messages of a type from now on."""
         if type in self._types:
-            raise InvalidInput(f"the type {type!r} has an executor already")
+            raise InvalidInput(f"the type {type!r} already has an executor")
         self._types[type] = TypeBulks(type, options)
 
     @property
@@ -107,7 +107,7 @@ class Core:
     # --- messages in --------------------------------------------------------------------------------------------------
 
     def admit(self, message: Collected) -> Verdict:
-        """Offer a message. If it is taken, it is held from now on."""
+        """Offer a message. If the verdict is TAKEN, it is held from now on."""
         bulks = self._types.get(message.type)
         if bulks is None:
             self.passed_over += 1
@@ -131,7 +131,7 @@ class Core:
         return self.held_bytes >= self.bytes_max
 
     def _hold(self, message: Collected) -> None:
-        """Count a message with the memory it takes now, or correct its count."""
+        """Count the memory that a message takes now, or correct its count."""
         size = ENTRY_BYTES + (message.bytes if message.body is not None else 0)
         self.held_bytes += size - self._held.get(message.place, 0)
         self._held[message.place] = size
@@ -146,7 +146,7 @@ class Core:
         for message in messages:
             self._add(message, now)
         if messages:
-            # Once for all: while the limit stays reached, each message would become a bulk of its own.
+            # Once for all of them: at the limit, each message would otherwise become a bulk of its own.
             self._relieve()
         if self.is_stopping:
             self.flush(None, FlushReason.STOP)
@@ -164,7 +164,7 @@ class Core:
                 self._close(min(being_filled, key=lambda each: each.first_at), FlushReason.ACTIVE_BULKS)
 
     def _relieve(self) -> None:
-        """Close the largest bulk being filled if all bytes have reached their limit."""
+        """Close the largest bulk being filled if `bytes_max` is reached."""
         if self.held_bytes < self.bytes_max:
             return
         being_filled = [bulks for bulks in self._types.values() if bulks.filling]
@@ -172,7 +172,7 @@ class Core:
             self._close(max(being_filled, key=lambda each: each.bytes), FlushReason.TOTAL_BYTES)
 
     def adopt(self, taken_over: Iterable[tuple[Collected, float]], now: float) -> None:
-        """Hold messages that were taken over, each with the seconds until it is due. Workers read their bodies."""
+        """Hold messages taken over, each with the seconds until it is due. Workers read the bodies."""
         due: list[Collected] = []
         for message, due_in_s in taken_over:
             if message.type not in self._types or message.place in self._held:
@@ -185,18 +185,18 @@ class Core:
         self._put(due, now)
 
     def room_for_others(self, messages_max: int) -> int:
-        """How many messages can be taken over now, without their bodies."""
+        """Return how many messages, without bodies, can be taken over now."""
         room = (self.bytes_max - self.held_bytes) // (2 * ENTRY_BYTES)
         return 0 if self.is_stopping else max(0, min(messages_max, room))
 
     def types_with_room(self) -> list[str]:
-        """The types whose messages can be taken over now."""
+        """Return the types whose messages can be taken over now."""
         return [name for name, bulks in self._types.items() if not bulks.is_full]
 
     # --- bulks closed -------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> bool:
-        """Close bulks that are due, and put messages whose retry is due into bulks; return whether there were any."""
+        """Close due bulks, and put messages whose retry is due into bulks; return whether there were any."""
         has_done = False
         for bulks in self._types.values():
             reason = bulks.due(now)
@@ -208,17 +208,17 @@ class Core:
         return has_done
 
     def deadline(self) -> float | None:
-        """When to `tick` next; None if nothing will become due."""
+        """Return when to call `tick` next; None if nothing will become due."""
         return min((at for bulks in self._types.values() for at in bulks.deadlines()), default=None)
 
     def flush(self, type: str | None = None, reason: FlushReason = FlushReason.EXPLICIT) -> None:  # noqa: A002
-        """Close the bulk being filled of a type, or of all."""
+        """Close the bulk being filled of a type, or of all types."""
         for name, bulks in self._types.items():
             if type is None or name == type:
                 self._close(bulks, reason)
 
     def stop(self) -> None:
-        """Refuse messages, close all bulks, and release messages that wait for a retry."""
+        """Refuse new messages, close all bulks, and release messages that wait for a retry."""
         self.is_stopping = True
         self.flush(None, FlushReason.STOP)
         for bulks in self._types.values():
@@ -231,7 +231,7 @@ class Core:
             self._spill(bulk)
 
     def _spill_waiting(self) -> None:
-        """Drop bodies of waiting bulks of types that spill, the last bulks first, until there is room."""
+        """Drop bodies of waiting bulks until there is room, the last bulks first, of types that spill."""
         for bulks in self._types.values():
             if bulks.options.when_full != "spill":
                 continue
@@ -248,7 +248,7 @@ class Core:
     # --- bulks consumed -----------------------------------------------------------------------------------------------
 
     def take(self, type: str) -> Bulk | None:  # noqa: A002
-        """The next bulk of a type for a worker; None if none waits, or all workers are busy."""
+        """Return the next bulk of a type for a worker; None if none is waiting or all workers are busy."""
         return self._types[type].take()
 
     def loaded(self, bulk: Bulk) -> None:
@@ -257,7 +257,7 @@ class Core:
             self._hold(message)
 
     def settle(self, bulk: Bulk, results: Sequence[Result], now: float) -> None:
-        """Finish a bulk: messages to be tried again wait for that, all others are released."""
+        """Finish a bulk: messages to retry are kept until due, all others are released."""
         bulks = self._types[bulk.type]
         bulks.running -= 1
         again = {
@@ -271,13 +271,13 @@ class Core:
         self._release(message for message in bulk.taken if message.place not in again)
 
     def cancel(self, messages: Iterable[Collected]) -> None:
-        """Release admitted messages that could not be stored, or need not be consumed here."""
+        """Release admitted messages that could not be stored or need not be consumed here."""
         for message in messages:
             self._types[message.type].arrived(message)
             self._release([message])
 
     def lose(self, places: Collection[MessageId]) -> None:
-        """Release messages that this member has no more. Those in bulks are released with their bulk, soon."""
+        """Release messages that this member no longer owns. Messages in bulks are released with their bulk, soon."""
         for bulks in self._types.values():
             self._release(bulks.drop_retries(places))
         self.flush()
@@ -290,7 +290,7 @@ class Core:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no bulk is being filled, waits or is consumed."""
+        """Whether no bulk is being filled, waiting or being consumed."""
         return all(not (bulks.filling or bulks.waiting or bulks.running) for bulks in self._types.values())
 
     @property
@@ -305,26 +305,26 @@ class Core:
 
     @property
     def held_messages(self) -> int:
-        """Messages taken and not settled."""
+        """The number of messages taken and not settled."""
         return len(self._held)
 
     @property
     def held(self) -> Collection[MessageId]:
-        """The places of messages taken and not settled. Any thread may look one up."""
+        """The places of messages taken and not settled. Lookups are thread-safe."""
         return self._held
 
     def held_of(self, stream: str) -> list[MessageId]:
-        """The places of a stream's messages taken and not settled."""
+        """Return the places of a stream's messages that were taken and not settled."""
         return [place for place in self._held if place.stream == stream]
 
     def waiting_bulks(self, type: str) -> int:  # noqa: A002
-        """Closed bulks of a type that wait for a worker."""
+        """Return the number of closed bulks of a type that wait for a worker."""
         return len(self._types[type].waiting)
 
 
 @dataclass(slots=True, eq=False)
 class Lot:
-    """Messages for one transaction: those of a stream from an offset on, or, without a stream, those of `collect`.
+    """Messages for one transaction: a stream's messages from an offset on, or, without a stream, those of `collect`.
 
     `last`: The last message taken or passed over; None for messages of `collect`.
     """
@@ -336,7 +336,7 @@ class Lot:
     last: Message | None = None
 
     def take(self, core: Core, messages: Sequence[Collected]) -> int:
-        """Take messages of the stream in order until one has to wait; return how many were taken or passed over.
+        """Take messages of the stream in order until one must wait; return how many were taken or passed over.
 
         Messages of types without an executor here are passed over.
         """

@@ -1,4 +1,4 @@
-"""A collector's event loop: one thread holds all state, and helper threads run whatever waits for a server."""
+"""A collector's event loop: one thread owns all state, and helper threads run the calls that wait for a server."""
 
 import asyncio
 import threading
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
     from relatum.collecting._following import Following
 
 TAKE_OVER_S: Final = 1.0
-"""Seconds between two searches for messages of dead members."""
+"""Seconds between searches for messages of dead members."""
 
 TAKE_OVER_MESSAGES: Final = 1000
-"""Messages taken over in one transaction, at most."""
+"""Maximum messages taken over in one transaction."""
 
 GATHER_MESSAGES: Final = 500
-"""Messages from which on a transaction is full enough: it does not wait for more."""
+"""A transaction with this number of messages does not wait for more."""
 
 GATHER_S: Final = 0.02
-"""Seconds a smaller transaction waits for more messages while the workers are busy."""
+"""Seconds that a smaller transaction waits for more messages while the workers are busy."""
 
 END_S: Final = 5.0
-"""Seconds to leave PostgreSQL and the broker after the executors; then connections are dropped."""
+"""Seconds to leave PostgreSQL and the broker after the executors end; then connections are dropped."""
 
 T = TypeVar("T")
 
 
 class CollectorLoop:
-    """The state of a collector. `persist`, `notify_handlers` and what only reads are for any thread.
+    """The state of a collector. Any thread may call `persist`, `notify_handlers` and methods that only read.
 
     Every change ends with `notify`, which hands closed bulks to workers and wakes the tasks that wait in `changed`.
     """
@@ -73,25 +73,25 @@ class CollectorLoop:
         self.is_stopping = self.in_time = False
         self.abandoned = threading.Event()
         self.on_abandon: Callable[[], None] | None = None
-        """Cancels executors that run in an application's event loop."""
+        """Cancels executors in an application's event loop."""
         self.lease_s = lease_s
         self._leave = leave
         # Separate threads, so that the lease never waits, and storing never waits for an unavailable broker. One more
-        # than concurrent calls: a thread is free a moment after its call has ended.
+        # than concurrent calls, since a thread becomes free only a moment after its call has ended.
         self._keeping = Threads(3, f"{name}-lease")
         self._storing = Threads(2, f"{name}-stores")
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at: float | None = None
         self._given = Lot()
-        self._lots: set[Lot] = set()  # those that wait to be stored, and those that are being stored
+        self._lots: set[Lot] = set()  # waiting to be stored, or being stored
         self._one_by_one = asyncio.Lock()
         self._end: asyncio.Task[None] | None = None
 
-    # --- asked by any thread ------------------------------------------------------------------------------------------
+    # --- for any thread -----------------------------------------------------------------------------------------------
 
     def statistics(self) -> CollectorStatistics:
-        """What this member has counted, and what it holds. No I/O."""
+        """Return what this member has counted and what it holds. No I/O."""
         core = self.core
         return CollectorStatistics(
             types={name: each.counts.statistics(core.waiting_bulks(name)) for name, each in list(self.workers.items())},
@@ -102,16 +102,16 @@ class CollectorLoop:
         )
 
     def label(self, does: str) -> str:
-        """The name of an activity in log lines about waiting."""
+        """Return the name of an activity for log lines."""
         return f"collector {self.store.name!r}, {does},"
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the broker has been out of reach for so long that other members may read this member's streams."""
+        """Whether the broker has been unreachable for so long that other members may read this member's streams."""
         return self.following is not None and self.following.reach.is_cut_off
 
     def persist(self, call: Callable[[], T], what: str) -> T:
-        """Repeat a call until it succeeds, while its error may pass. Blocks: not for the loop's thread.
+        """Repeat a call until it succeeds, as long as its errors are transient. Blocks: not for the loop's thread.
 
         Raises:
             Abandoned: The collector was closed first.
@@ -133,10 +133,10 @@ class CollectorLoop:
         self.outages.forget(who)
         raise Abandoned
 
-    # --- what has changed ---------------------------------------------------------------------------------------------
+    # --- changes ------------------------------------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Hand closed bulks to free workers, and wake the tasks that wait for a change."""
+        """Give closed bulks to free workers, and wake the tasks that wait for a change."""
         if not self.abandoned.is_set():
             for type_, worker in self.workers.items():
                 while (bulk := self.core.take(type_)) is not None:
@@ -146,7 +146,7 @@ class CollectorLoop:
         changed.set()
 
     async def changed(self, until: float | None = None) -> bool:
-        """Wait for the next change; False where the time was over before."""
+        """Wait for the next change; return False if it did not come in time."""
         changed = self._changed
         if until is None:
             return await changed.wait()
@@ -156,14 +156,14 @@ class CollectorLoop:
         return False
 
     async def _until(self, condition: Callable[[], bool], until: float) -> bool:
-        """Wait until a condition holds, the time is over or the collector is abandoned; return whether it holds."""
+        """Wait until a condition holds, the time is up or the collector is abandoned; return whether it holds."""
         while not condition():
             if self.abandoned.is_set() or not await self.changed(until):
                 return condition()
         return True
 
     def _set_timer(self) -> None:
-        """Schedule the next `tick` of the core: bulks to close by age, retries that become due."""
+        """Schedule the next `tick` of the core: bulks to close by age, and due retries."""
         tick_at = self.core.deadline()
         if tick_at == self._tick_at:
             return
@@ -178,27 +178,27 @@ class CollectorLoop:
         self.core.tick(time.monotonic())
         self.notify()
 
-    # --- its beginning ------------------------------------------------------------------------------------------------
+    # --- start --------------------------------------------------------------------------------------------------------
 
     def begin(self, names: Sequence[str]) -> None:
-        """Start to keep the lease, to take over from dead members, and to follow streams."""
+        """Start to renew the lease, take over from dead members, and follow streams."""
         rest_s = min(TAKE_OVER_S, renewal_s(self.lease_s))
-        self.loop.repeat(self._renew, self.label("keeping its lease"), self.outages, rest_s)
-        self.loop.repeat(self._look_after_others, self.label("looking after other members"), self.outages, rest_s)
+        self.loop.repeat(self._renew, self.label("renewing its lease"), self.outages, rest_s)
+        self.loop.repeat(self._look_after_others, self.label("taking over from dead members"), self.outages, rest_s)
         if self.following is not None:
             self.following.open(names)
         self.notify()
 
     async def _renew(self) -> float:
         if not await self.loop.ask(self.store.renew, self.member, threads=self._keeping):
-            # Another member took everything over. Storing what is still in memory will show which rows that concerns.
-            logger.info("collector %r: the lease had run out, joining anew", self.store.name)
+            # Another member took everything over. Storing what is still in memory will show which rows are affected.
+            logger.info("collector %r: the lease had lapsed, joining as a new member", self.store.name)
             self.member = await self.loop.ask(self.store.open, self.core.types, self.lease_s, threads=self._keeping)
             self._wake_streams()
         return renewal_s(self.lease_s)
 
     async def _look_after_others(self) -> float:
-        """Take over unfinished messages of dead members, as far as there is room."""
+        """Take over unfinished messages of dead members while there is room."""
         while True:
             was_cut_off = self.is_cut_off
             if self.following is not None:
@@ -218,7 +218,7 @@ class CollectorLoop:
             self.notify()
             if not found:
                 break
-            text = "collector %r: %d messages of members that ended are taken over"
+            text = "collector %r: took over %d messages of dead members"
             logger.info(text, self.store.name, len(found), extra={"messages": len(found)})
         return min(TAKE_OVER_S, renewal_s(self.lease_s))
 
@@ -231,7 +231,7 @@ class CollectorLoop:
     # --- messages in --------------------------------------------------------------------------------------------------
 
     async def collect(self, messages: Sequence[Collected], timeout_s: float | None) -> list[bool]:
-        """Take messages in order, waiting for room; refuse those for which there is none in time."""
+        """Take messages in order, waiting for room; refuse messages if there is no room in time."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         taken: list[bool] = []
         for message in messages:
@@ -246,17 +246,17 @@ class CollectorLoop:
         return taken
 
     async def flush(self, type_: str | None, waits: bool) -> None:
-        """Close bulks. With `waits`, all messages taken so far are stored first, and so are part of them."""
+        """Close bulks. With `waits`, first wait until all messages taken so far are stored and in bulks."""
         lots = set(self._lots)
         while waits and not self._lots.isdisjoint(lots) and not self.abandoned.is_set():
             await self.changed()
         self.core.flush(type_)
         self.notify()
 
-    # --- into the store -----------------------------------------------------------------------------------------------
+    # --- storing ------------------------------------------------------------------------------------------------------
 
     def _give(self, message: Collected) -> None:
-        """Queue a message for the next transaction; start that if it is the first one."""
+        """Queue a message for the next transaction, which the first message starts."""
         if not self._given.messages:
             self._lots.add(self._given)
             self.loop.spawn(self._store_given())
@@ -274,7 +274,7 @@ class CollectorLoop:
                 self.refused += len(lot.messages)
 
     async def gather(self, count: int) -> None:
-        """Give a transaction of `count` messages a moment to grow, if no worker is idle."""
+        """Let a transaction of `count` messages grow for a moment if no worker is idle."""
         if count < GATHER_MESSAGES and self.core.has_waiting_bulks and not self.is_stopping:
             await asyncio.sleep(GATHER_S)
 
@@ -282,7 +282,7 @@ class CollectorLoop:
         """Store messages, call the handlers of `collected`, and put the messages into bulks, in this order.
 
         Raises:
-            Conflict: Another member follows the stream, or did; nothing was stored.
+            Conflict: Another member follows the stream, or did so meanwhile; nothing was stored.
             Abandoned: The collector was closed before PostgreSQL came back.
         """
         self._lots.add(lot)
@@ -309,7 +309,7 @@ class CollectorLoop:
         except Exception as error:
             self.core.cancel(lot.messages)
             places = ", ".join(str(message.place) for message in lot.messages[:NAMED_MAX])
-            what = f"collector {self.store.name!r}: {len(lot.messages)} messages are not stored: {places}"
+            what = f"collector {self.store.name!r}: could not store {len(lot.messages)} messages: {places}"
             if isinstance(error, Abandoned):
                 logger.warning("%s: %s", what, ended(error))
             else:
@@ -322,36 +322,36 @@ class CollectorLoop:
         except Conflict as error:
             if lot.stream:
                 raise
-            # This member was removed, and rejoins in a moment. Nobody else has these messages: repeat until stored.
+            # This member was removed, and rejoins in a moment. No other member has these messages: repeat until stored.
             raise DatabaseUnavailable(str(error)) from error
 
     def _notify_collected(self, outcomes: Sequence[Outcome]) -> None:
         with collector_call(self, is_storing=True):
             self.notify_handlers(outcomes)
 
-    # --- out of it ----------------------------------------------------------------------------------------------------
+    # --- consuming ----------------------------------------------------------------------------------------------------
 
     async def _consume(self, worker: BulkConsumer, bulk: Bulk) -> None:
         began, results = time.monotonic(), list[Result]()
         try:
             results = await in_thread(worker.threads, worker.take, bulk)
-        except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
-            log_failure(logger, error, self.label(f"a bulk of type {bulk.type!r}") + " not consumed")
+        except Exception as error:  # noqa: BLE001 - one bulk must not stop the consumption of others
+            log_failure(logger, error, self.label(f"consuming a bulk of type {bulk.type!r}") + " failed")
         now = time.monotonic()
         worker.counts.settled(results, now - began)
         self.core.settle(bulk, results, now)
         self.notify()
 
-    # --- its end ------------------------------------------------------------------------------------------------------
+    # --- end ----------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Refuse messages from now on, and close all bulks."""
+        """Refuse new messages, and close all bulks."""
         self.is_stopping = True
         self.core.stop()
         self._wake_streams()
 
     def abandon(self) -> None:
-        """Stop waiting for servers and executors; another member, or the next start, takes over what is unfinished."""
+        """Stop waiting for servers and executors; another member, or the next start, takes over unfinished messages."""
         if self.abandoned.is_set():
             return
         self.abandoned.set()
@@ -361,7 +361,7 @@ class CollectorLoop:
         self.stop()
 
     async def close(self, timeout_s: float) -> None:
-        """Stop in order, once for all callers. Sets `in_time` to whether everything was done in time."""
+        """Stop in order, once for all callers. Sets `in_time`: whether all bulks were consumed in time."""
         if self._end is None:
             self._end = self.loop.spawn(self._close(timeout_s))
         await asyncio.shield(self._end)
@@ -383,7 +383,7 @@ class CollectorLoop:
                 pass
             if following is not None:
                 await asyncio.wait([self.loop.spawn(following.close())], timeout=END_S)
-            # What it asks of a server has an end of its own.
+            # `abandon` has given its database calls a deadline.
             await in_thread(self._keeping, self._leave)
         finally:
             self.in_time = in_time
@@ -394,7 +394,7 @@ class CollectorLoop:
             self.loop.stop(0.0)
 
     def joined(self, timeout_s: float) -> None:
-        """Wait until its threads have ended, except those of executors. Not to be called from one of them."""
+        """Wait until the threads have ended, except those of executors. Do not call this from one of them."""
         self.loop.stop(timeout_s)
         for threads in (self._keeping, self._storing, self.loop.threads):
             threads.join(timeout_s)

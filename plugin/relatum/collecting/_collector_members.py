@@ -1,4 +1,4 @@
-"""The members of a collector and the streams they follow, in PostgreSQL: one transaction a call."""
+"""The members of a collector and the streams they follow, in PostgreSQL: one transaction per call."""
 
 import logging
 from collections.abc import Collection
@@ -69,11 +69,11 @@ REMOVE_MEMBERS: Final = sql("""
 
 _THIS: Final = """collector_id = :in_collector::integer AND stream = :of_stream::text
         AND replaced_at IS NULL"""
-"""The present generation of a stream."""
+"""The current generation of a stream."""
 
 PRESENT: Final = f"(SELECT source_id FROM relatum.collector_sources WHERE {_THIS})"
 
-# Draws no id for a stream that has a row.
+# Uses up no id if the stream has a row.
 ADD_SOURCE: Final = sql(f"""
     INSERT INTO relatum.collector_sources (collector_id, stream)
     SELECT :in_collector::integer, :of_stream::text
@@ -83,9 +83,9 @@ ADD_SOURCE: Final = sql(f"""
 _OTHERS: Final = """relatum.collector_members AS other
         WHERE other.collector_id = :in_collector::integer AND other.member_id <> :of_member::bigint
             AND other.lease_expires_at >= clock_timestamp()"""
-"""The other living members."""
+"""Other members with a valid lease."""
 
-# A member without executors for all types of the others may not follow: it would pass their messages over.
+# A member must not follow if others have executors for more types: it would pass over their messages.
 _LACKS_TYPES: Final = f"""EXISTS (SELECT FROM {_OTHERS} AND NOT other.types <@ (
         SELECT types FROM relatum.collector_members WHERE member_id = :of_member::bigint))"""
 
@@ -122,7 +122,7 @@ REPLACE_SOURCE: Final = sql("""
 ADD_REPLACED: Final = sql("""
     INSERT INTO relatum.collector_sources (collector_id, stream, replaced_at)
     VALUES (:in_collector::integer, :of_stream::text, now()) RETURNING source_id""")
-"""A generation that ended already, for messages whose places belong to the present one."""
+"""An ended generation, for messages whose places now belong to the current one."""
 
 MOVE_LOST: Final = sql("""
     UPDATE relatum.collected_messages SET source_id = :to_source::integer
@@ -134,7 +134,7 @@ SET_BACK: Final = sql("""
         moved_at = now()
     WHERE source_id = :id::integer""")
 
-# Without a join, for which PostgreSQL would read half of a stream's messages.
+# Without a join: PostgreSQL would read half of the stream's messages for it.
 LAST_COLLECTED: Final = sql(f"""
     SELECT stream_offset, message_id FROM relatum.collected_messages
     WHERE source_id = {PRESENT}
@@ -158,10 +158,10 @@ ADVANCE: Final = sql(f"""
 
 
 REPLACED: Final = "the stream was deleted and declared again, or lost its end, before the message was consumed"
-"""The reason of failed messages of a stream's old generation."""
+"""The reason stored with failed messages of a stream's old generation."""
 
 _POOL: Final = 10
-"""Connections that are kept open; more are opened as needed."""
+"""Connections kept open; more are opened as needed."""
 
 
 class CollectorMembers:
@@ -172,7 +172,7 @@ class CollectorMembers:
         self.ending = Deadline(None)
         self._vhost = vhost
         self._keep_s = keep_s
-        # PostgreSQL ends transactions of a frozen member, which would keep rows locked.
+        # PostgreSQL ends the transactions of a frozen member: they would keep rows locked.
         self._database = Database(
             database, refusing=None, ending=self.ending, pool_size=_POOL, is_bounded=False, idle_s=LEASE_S
         )
@@ -181,13 +181,13 @@ class CollectorMembers:
         self._has_said_lacking = False
 
     def _collector_id(self, connection: sa.Connection) -> int:
-        """The id of the collector's row, which is added if it is missing."""
+        """Return the id of the collector's row; add the row if it is missing."""
         if self._collector is None:
             self._collector = self._ensure(connection)
         return self._collector
 
     def _ensure(self, connection: sa.Connection) -> int:
-        """As `_collector_id`, and set `keep_s`, which the last member to join decides."""
+        """As `_collector_id`, and set `keep_s`: the last member to join decides."""
         named = {"of_vhost": self._vhost, "named": self.name}
         row = connection.execute(FIND_COLLECTOR, named).one_or_none()
         if row is None:
@@ -198,11 +198,11 @@ class CollectorMembers:
         return int(row.collector_id)
 
     def _of(self, connection: sa.Connection, **named: Any) -> dict[str, Any]:
-        """Parameters of a statement, with the collector's id."""
+        """Return parameters with the collector's id."""
         return {"in_collector": self._collector_id(connection), **named}
 
     def _lock(self, connection: sa.Connection, stream: str) -> Any:
-        """Lock the stream's row, which is added if it is missing, until the transaction ends."""
+        """Lock the stream's row until the transaction ends; add the row if it is missing."""
         named = self._of(connection, of_stream=stream)
         connection.execute(ADD_SOURCE, named)
         return connection.execute(LOCK_SOURCE, named).one()
@@ -211,17 +211,17 @@ class CollectorMembers:
         """Keep the member from being removed until the transaction ends; return the transaction's time."""
         at: datetime | None = connection.execute(how, {"of_member": member}).scalar_one_or_none()
         if at is None:
-            raise Conflict(f"member {member} of {self.name!r} is gone: others took over what it had")
+            raise Conflict(f"member {member} of {self.name!r} was removed: another member took over its messages")
         return at
 
     # --- members ------------------------------------------------------------------------------------------------------
 
     def end_in(self, seconds: float) -> None:
-        """Give up questions that PostgreSQL has not answered after so many seconds; `open` begins anew."""
+        """Give up calls that PostgreSQL has not answered after this many seconds; `open` resets that."""
         self.ending.end_in(seconds)
 
     def open(self, types: Collection[str], lease_s: float) -> int:
-        """Join as a new member with executors of these types; return its id."""
+        """Join as a new member with executors for these types; return its id."""
         self.ending.begin_anew()
         with self._database.transaction() as connection:
             self._collector = self._ensure(connection)
@@ -235,12 +235,12 @@ class CollectorMembers:
             return int(connection.execute(ADD_MEMBER, member).scalar_one())
 
     def renew(self, member: int) -> bool:
-        """Extend the lease, even a lapsed one; False if the member is gone, since another one took over all it had."""
+        """Extend the lease, even a lapsed one; return False if the member is gone: another one took over everything."""
         with self._database.transaction() as connection:
             return connection.execute(RENEW, {"id": member}).rowcount == 1
 
     def close(self, member: int) -> None:
-        """End the lease, so that others may take over messages and streams at once."""
+        """End the lease, so that others can take over messages and streams at once."""
         with self._database.transaction() as connection:
             connection.execute(LEAVE, {"id": member})
             connection.execute(REMOVE_MEMBERS, {"lapsed": [member]})
@@ -248,9 +248,9 @@ class CollectorMembers:
     # --- streams ------------------------------------------------------------------------------------------------------
 
     def follow(self, member: int, stream: str, initial: int) -> Followed | None:
-        """Follow a stream; None if a living member follows it, or has executors for types that this one lacks.
+        """Follow a stream; return None if a live member follows it, or has executors for types that this one lacks.
 
-        `initial`: The position of a stream that this collector never followed.
+        `initial`: The position to start at if this collector never followed the stream.
         """
         with self._database.transaction() as connection:
             self._hold(connection, member)
@@ -269,7 +269,7 @@ class CollectorMembers:
         return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms))
 
     def _say_lacking(self, connection: sa.Connection, member: int) -> None:
-        """Log, once, that this member follows no stream because others have executors for more types."""
+        """Log once that this member follows no stream, since others have executors for more types."""
         if self._has_said_lacking:
             return
         self._has_said_lacking = True
@@ -278,18 +278,18 @@ class CollectorMembers:
         everything = set[str]().union(*types.values())
         lacking = sorted(everything - types.get(member, set()))
         if everything in types.values():
-            logger.info("collector %r: those follow its streams that have executors of %s, too", self.name, lacking)
+            logger.info("collector %r: members that also have executors for %s follow its streams", self.name, lacking)
         else:
-            text = "collector %r: nobody follows its streams: others have executors of %s, and none of all types"
+            text = "collector %r: no member follows its streams: others have executors for %s, but none for all types"
             logger.warning(text, self.name, lacking)
 
     def held(self, member: int) -> frozenset[str]:
-        """The streams this member cannot follow now: others follow them, or have executors for more types."""
+        """Return the streams that this member cannot follow: others follow them, or have executors for more types."""
         with self._database.transaction() as connection:
             return frozenset(connection.scalars(HELD, self._of(connection, of_member=member)))
 
     def begin_anew(self, member: int, stream: str, initial: int) -> None:
-        """Begin a new generation of a stream, and fail the unfinished messages of the old one."""
+        """Start a new generation of a stream, and fail the unfinished messages of the old one."""
         with self._database.transaction() as connection:
             old = self._its_own(connection, member, stream)
             connection.execute(REPLACE_SOURCE, {"id": old.source_id})
@@ -306,14 +306,14 @@ class CollectorMembers:
         return source
 
     def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
-        """Offset and id of the last message collected of a stream up to an offset."""
+        """Return offset and id of the last collected message of a stream up to an offset."""
         with self._database.transaction() as connection:
             named = self._of(connection, of_stream=stream, until=until)
             row = connection.execute(LAST_COLLECTED, named).one_or_none()
             return None if row is None else (row.stream_offset, row.message_id)
 
     def cut_back(self, member: int, stream: str, behind: int) -> None:
-        """Go on behind an offset of a stream that lost its end: later messages fail, and free their places."""
+        """Continue after an offset of a stream that lost its end; later messages fail, and their places become free."""
         with self._database.transaction() as connection:
             source = self._its_own(connection, member, stream)
             lost = connection.execute(ADD_REPLACED, self._of(connection, of_stream=stream)).scalar_one()
@@ -328,7 +328,7 @@ class CollectorMembers:
             connection.execute(UNFOLLOW, self._of(connection, by=member, of_stream=stream))
 
     def _advance(self, connection: sa.Connection, member: int, advance: Advance) -> None:
-        """Move the position by compare-and-set, unless an earlier call with the same arguments moved it."""
+        """Move the position by compare-and-set, unless an earlier call with the same arguments did."""
         known = advance.known_by
         named = self._of(
             connection,
@@ -348,5 +348,5 @@ class CollectorMembers:
         if (source.member_id, source.position) != (member, advance.to_offset):
             raise Conflict(
                 f"the position of {advance.stream!r} in {self.name!r} is not {advance.from_offset}, or another member "
-                "follows the stream, or has executors of more types; nothing was written"
+                "follows the stream, or has executors for more types; nothing was written"
             )

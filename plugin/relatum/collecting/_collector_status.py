@@ -1,4 +1,4 @@
-"""The status of collectors, and lists of their messages by state, for any process."""
+"""The status of collectors, and their messages by state, for any process."""
 
 from collections.abc import Collection
 from contextlib import suppress
@@ -39,7 +39,7 @@ UNFINISHED: Final = sql("""
 _SHOWN: Final = """message.message_id, message.state, collector.name, message.type, source.stream,
         message.stream_offset, message.attempts, message.reason, message.collected_at, message.forwarded_at,
         message.finished_at, message.source_id"""
-"""The columns of `Outcome`, in its order, and the source."""
+"""The columns of `Outcome`, in order, and the source."""
 
 _TABLES: Final = """relatum.collector_sources AS source
         JOIN relatum.collectors AS collector ON collector.collector_id = source.collector_id"""
@@ -60,14 +60,14 @@ _PAGE: Final = f"""
     WHERE {_MINE}
     ORDER BY message.finished_at DESC, message.source_id DESC, message.stream_offset DESC LIMIT :limit::bigint
     """
-"""A page of each stream's finished messages, by an index, of which the latest of all are taken."""
+"""Reads a page of each stream's finished messages by an index, and takes the latest of them."""
 
 FINISHED_BEFORE: Final = sql(_PAGE % "true")
 
-# By the index of those that have a reason: nothing that succeeded is passed.
+# By the index of messages with a reason, which skips all that succeeded.
 UNSUCCESSFUL_BEFORE: Final = sql(_PAGE % "message.reason IS NOT NULL")
 
-# `OFFSET 0` keeps PostgreSQL from walking the index of places, past all finished messages.
+# `OFFSET 0` keeps PostgreSQL from scanning the index of places, finished messages included.
 UNFINISHED_AFTER: Final = sql(f"""
     SELECT * FROM (
         SELECT {_SHOWN}
@@ -89,12 +89,12 @@ SAMPLE_FINISHED: Final = sql(f"""
     SELECT state, count(*) FROM relatum.collected_messages AS message TABLESAMPLE SYSTEM (:share::real) {_FINISHED}""")
 
 EXACT_PAGES_MAX: Final = 50_000
-"""Pages of the table up to which finished messages are counted; a larger one is sampled."""
+"""Finished messages are counted in a table of up to this many pages; a larger table is sampled."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """A running member, or a dead one with unfinished messages: its holder, types and lease."""
+    """A member, its holder, types and lease. A dead member is listed while it has unfinished messages."""
 
     member: int
     holder: str
@@ -108,9 +108,9 @@ class MemberStatus:
 class SourceStatus:
     """A stream that messages were collected from.
 
-    `position`: The next offset to read; None if the stream is not followed, and messages were given to `collect`.
-    `lag_offsets`: Offsets from there to the stream's end; None without a broker. `follower`: The holder of the member
-    that follows the stream now. `passed_over`: Messages of types without an executor.
+    `position`: The next offset to read; None if the stream was never followed and messages came from `collect`.
+    `lag_offsets`: Offsets from `position` to the stream's end; None without a broker. `follower`: The holder of the
+    member that follows the stream now. `passed_over`: The number of messages of types without an executor.
     """
 
     stream: str
@@ -123,10 +123,10 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class CollectorStatus:
-    """One collector.
+    """The status of one collector.
 
-    `counts`: Messages by state, finished ones while they are kept (an estimate if there are many). `unattended`:
-    Unfinished messages by type, of types without an executor in any running member. `oldest_unfinished_at`: When the
+    `counts`: Messages by state; finished ones while they are kept (an estimate if there are many). `unattended`:
+    Unfinished messages by type, for types without an executor in any live member. `oldest_unfinished_at`: When the
     oldest unfinished message was collected.
     """
 
@@ -143,15 +143,15 @@ class CollectorStatus:
 def collector_status(
     database: AnyDatabase, names: Collection[str] | None = None, *, broker: str | Broker | None = None
 ) -> list[CollectorStatus]:
-    """The status of collectors, by name.
+    """Return the status of collectors, ordered by name.
 
     Args:
         database: PostgreSQL's URL, or a `Database`.
-        names: Collectors; None: all.
-        broker: The streams' broker, its URL or a `Broker`, to compute `lag_offsets`; None: they stay None.
+        names: Names of collectors. None (default): all collectors.
+        broker: The broker's URL or a `Broker`, to compute `lag_offsets`. None (default): `lag_offsets` stays None.
 
     Raises:
-        NotFound: There is no collector of one of the names.
+        NotFound: There is no collector with one of the names.
     """
     if names is not None:
         names = checked_names("names", names)
@@ -161,7 +161,7 @@ def collector_status(
         known = {row.name for row in rows}
         for name in names or ():
             if name not in known:
-                raise NotFound(f"there is no collector {name!r}{meant(name, known)}: its first member makes it")
+                raise NotFound(f"there is no collector {name!r}{meant(name, known)}: its first member creates it")
         found = [_status_of(connection, row) for row in rows if names is None or row.name in names]
     return found if address is None else _with_lags(found, address)
 
@@ -184,7 +184,7 @@ def _status_of(connection: sa.Connection, row: Any) -> CollectorStatus:
 
 
 def _finished(connection: sa.Connection, collector_id: int) -> dict[str, int]:
-    """Finished messages by state: counted in a small table, estimated by a sample of a large one."""
+    """Return finished messages by state: counted in a small table, estimated from a sample of a large one."""
     share = min(100.0, 100.0 * EXACT_PAGES_MAX / max(1, connection.execute(PAGES).scalar_one()))
     query = COUNT_FINISHED if share == 100.0 else SAMPLE_FINISHED
     counts = connection.execute(query, {"in_collector": collector_id, "share": share})
@@ -192,7 +192,7 @@ def _finished(connection: sa.Connection, collector_id: int) -> dict[str, int]:
 
 
 def _with_lags(found: list[CollectorStatus], broker: BrokerAddress) -> list[CollectorStatus]:
-    """Add `lag_offsets` to the streams that are followed and exist."""
+    """Add `lag_offsets` to the streams that were followed and exist."""
     with StreamReader.open(broker) as reader:
         for status in found:
             for n, source in enumerate(status.sources if status.vhost == broker.vhost else ()):
@@ -204,7 +204,7 @@ def _with_lags(found: list[CollectorStatus], broker: BrokerAddress) -> list[Coll
 
 
 class CollectedAt(NamedTuple):
-    """The end of a page: when its last message was finished (None: it is not), its stream and offset."""
+    """The end of a page: when its last message was finished (None: unfinished), its stream's id and offset."""
 
     finished_at: datetime | None
     source: int
@@ -213,11 +213,11 @@ class CollectedAt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CollectedPage:
-    """A part of a collector's messages.
+    """A page of a collector's messages.
 
     Attributes:
-        outcomes: The messages' outcomes: finished ones latest first, others by stream and offset.
-        next: For `after` of the next page; None if there is none.
+        outcomes: The outcomes: finished ones latest first, others by stream and offset.
+        next: The value of `after` for the next page; None if there is none.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -237,29 +237,29 @@ def collected(
 
     Args:
         database: PostgreSQL's URL, or a `Database`.
-        collector: Its name.
-        states: The states: either all final, or none.
-        vhost: Its virtual host.
-        after: `next` of the page before; None (default): the first page.
-        limit: Messages at most, from 1 to 1,000.
+        collector: The collector's name.
+        states: The states to list: either all of them final, or none.
+        vhost: The collector's virtual host. Default: "/".
+        after: `next` of the previous page. None (default): the first page.
+        limit: Maximum number of messages, from 1 to 1,000. Default: 100.
 
     Raises:
         NotFound: There is no such collector.
-        InvalidInput: An argument is of a wrong kind.
+        InvalidInput: An argument is invalid.
     """
     checked_name("collector", collector)
     checked_count("limit", limit, most=1_000)
     if OutcomeStatus.UNKNOWN in states or len({each.is_final for each in states}) != 1:
-        raise InvalidInput("states= takes final states, or such as are not; not both, and not unknown")
+        raise InvalidInput("states= takes either final or unfinished states, not both, and not unknown")
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
         found = connection.execute(FIND_COLLECTOR, {"name": collector, "vhost": vhost}).scalar_one_or_none()
         if found is None:
-            raise NotFound(f"there is no collector {collector!r}: its first member makes it")
+            raise NotFound(f"there is no collector {collector!r}: its first member creates it")
         wanted = {"in_collector": found, "states": [each.value for each in states], "limit": limit + 1}
         if all(each.is_final for each in states):
             query = FINISHED_BEFORE if OutcomeStatus.SUCCEEDED in states else UNSUCCESSFUL_BEFORE
             if after is None or after.finished_at is None:
-                # By the database's clock, which is later than all finished messages.
+                # The database's clock is later than all finished messages.
                 after = CollectedAt(connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one(), 0, 0)
         else:
             query, after = UNFINISHED_AFTER, after or CollectedAt(None, 0, 0)

@@ -1,8 +1,8 @@
-"""A collector's messages in PostgreSQL, by id and state: one transaction a call.
+"""A collector's messages in PostgreSQL, by id and state: one transaction per call.
 
-A call whose commit is in doubt is repeated: it finds what the first one wrote, and returns the same. Rows are fenced
-one by one: each statement names the member that they must belong to. Rows are named by an array of offsets in one
-stream: one statement for any number, without a join that PostgreSQL could start at the wrong end before it has
+A call whose commit is in doubt is repeated: it finds what the first call wrote, and returns the same. Each row is
+fenced: statements name the member that must own it. A statement names its rows by an array of offsets in one stream:
+one statement for any number of rows, without a join that PostgreSQL could start at the wrong end while it has no
 statistics.
 """
 
@@ -39,19 +39,19 @@ from relatum.store.rows import BigIntegers, array_text
 from relatum.store.settling import Tokens
 from relatum.store.translation import translated_errors
 
-# Compared so that no index on members is used, which would read all the member's unfinished messages.
+# This comparison keeps PostgreSQL from the index on members: it would read all unfinished messages of the member.
 _MINE: Final = f"""source_id = {PRESENT} AND stream_offset = ANY (:offsets::bigint[])
     AND member_id IS NOT DISTINCT FROM :of_member::bigint"""
 
 
 def _on_rows(text: str) -> sa.TextClause:
-    """A statement with the parameter `offsets`, which is sent as one text."""
+    """Make a statement that sends its parameter `offsets` as one text."""
     return sql(text).bindparams(sa.bindparam("offsets", type_=BigIntegers()))
 
 
-# `statement_timestamp()`, as `now()` is the beginning of a joined transaction, which may be long ago.
+# `statement_timestamp()`, since `now()` is the start of a joined transaction, which may be long ago.
 
-# --- collecting and consuming. Offsets come back in one row, which the client reads faster than a row for each.
+# --- collecting and consuming. Statements return offsets in one row, which is faster to read than a row for each.
 # Arrays are sent as one text, so that adding rows takes no longer than COPY.
 
 ADD: Final = _on_rows(f"""
@@ -65,7 +65,7 @@ MINE_TO_CONSUME: Final = _on_rows(f"""
     SELECT stream_offset FROM relatum.collected_messages
     WHERE {_MINE} AND state = 'collected' AND attempts = 0""")
 
-# A statement whose commit was lost is repeated: it finds the rows that it changed, and leaves them as they are.
+# A statement is repeated if its commit is in doubt: it finds the rows that it changed, and leaves them unchanged.
 
 FORWARD: Final = _on_rows(f"""
     WITH done AS (
@@ -77,7 +77,7 @@ FORWARD: Final = _on_rows(f"""
         RETURNING stream_offset, forwarded_at)
     SELECT array_agg(stream_offset), max(forwarded_at) FROM done""")
 
-# Messages without a member are taken over by the next one with an executor.
+# The next member with an executor takes over messages without a member.
 GIVE_BACK: Final = _on_rows(f"""
     UPDATE relatum.collected_messages SET member_id = NULL, state = 'collected', bulk_id = NULL
     WHERE {_MINE} AND finished_at IS NULL AND EXISTS (
@@ -88,7 +88,7 @@ GIVE_BACK: Final = _on_rows(f"""
 UNFINISHED: Final = _on_rows(f"""
     SELECT stream_offset FROM relatum.collected_messages WHERE {_MINE} AND finished_at IS NULL""")
 
-# The result of nearly all messages: no array but the offsets.
+# The result of nearly all messages, so without arrays for states and reasons.
 SUCCEED: Final = _on_rows(f"""
     WITH done AS (
         UPDATE relatum.collected_messages
@@ -98,7 +98,7 @@ SUCCEED: Final = _on_rows(f"""
         RETURNING stream_offset, finished_at)
     SELECT array_agg(stream_offset), max(finished_at) FROM done""")
 
-# The arrays' items are found by the row's position among the offsets.
+# A row's position among the offsets is its position in the other arrays.
 FINISH: Final = _on_rows(f"""
     WITH done AS (
         UPDATE relatum.collected_messages
@@ -120,7 +120,7 @@ KEPT: Final = sql("""
     SELECT source_id, keep_s FROM relatum.collector_sources JOIN relatum.collectors USING (collector_id)
     WHERE keep_s IS NOT NULL AND (:in_collector::integer IS NULL OR collector_id = :in_collector::integer)""")
 
-# Oldest first, in the order of the index: no scan, however many are finished. Rows are named by their ctid.
+# Oldest first, in index order: no scan, however many are finished. Rows are named by their ctid.
 FORGET: Final = sql("""
     DELETE FROM relatum.collected_messages
     WHERE ctid = ANY (ARRAY (
@@ -133,8 +133,8 @@ FORGET: Final = sql("""
 
 # --- taking over
 
-# Messages without a member were given back by one without a broker, or stored by release 0.4.0. Locked rows are
-# skipped: their result is just being stored.
+# Messages without a member were given back by a member cut off from the broker, or stored by release 0.4.0. Locked
+# rows are skipped: their result is being stored.
 TAKE_OVER: Final = sql("""
     WITH taken AS (
         SELECT message.source_id, message.stream_offset
@@ -160,30 +160,30 @@ TAKEN_OVER: Final = sql("""
     ORDER BY collected_at, source_id, stream_offset""")
 
 KEEP_S: Final = 7 * 86_400
-"""Seconds a finished message is kept by default: a producer that was down over a weekend can still ask for it."""
+"""Default seconds that a finished message is kept: a producer can query it after a weekend of downtime."""
 
 BATCH_ROWS: Final = 10_000
-"""Rows deleted in one transaction: a fraction of a second."""
+"""Maximum rows deleted in one transaction, which takes a fraction of a second."""
 
 
 class CollectorStore(CollectorMembers):
     """The store of one collector: members, streams and messages. Thread-safe.
 
     Callers repeat a call with the same arguments if it raises `DatabaseUnavailable`. A member is one running collector.
-    It owns the messages that it collected until its lease has lapsed and another member takes them over.
+    It owns the messages that it collected until its lease has lapsed and another member has taken them over.
     """
 
     def __init__(self, name: str, database: AnyDatabase, *, vhost: str = "/", keep_s: int | None = KEEP_S) -> None:
         super().__init__(name, database, vhost, keep_s)
-        # Joined executors take connections of a `Database` that is given, and may hold all of them. The lease and
-        # results have others.
+        # Joined executors use the connections of a given `Database`, and may hold all of them. The lease and results
+        # have their own.
         theirs = database if isinstance(database, Database) else self._database
         self._joined = Database(theirs, refusing=None, ending=self.ending, idle_s=LEASE_S)
         self._tokens = Tokens()
         self._token = 0
 
     def renew(self, member: int) -> bool:
-        """As of `CollectorMembers`; then delete messages finished more than `keep_s` ago."""
+        """Extend the lease, then delete messages that were finished more than `keep_s` ago."""
         is_there = super().renew(member)
         forget_finished(self._database.engine, self._collector)
         return is_there
@@ -191,7 +191,7 @@ class CollectorStore(CollectorMembers):
     # --- collecting ---------------------------------------------------------------------------------------------------
 
     def add(self, member: int, messages: Sequence[Collected], advance: Advance | None = None) -> Stored:
-        """Store messages as collected, and move their stream's position; return those to be consumed here."""
+        """Store messages as collected, and move their stream's position; return the messages to consume here."""
         try:
             return self._add(member, messages, advance)
         except RowRefused as refused:
@@ -200,7 +200,7 @@ class CollectorStore(CollectorMembers):
                 raise
             places = ", ".join(str(message.place) for message in nameless[:10])
             extra = {"places": places, "messages": len(nameless)}
-            logger.warning("message ids that the database cannot hold, known by their places: %s", refused, extra=extra)
+            logger.warning("replaced message ids that the database cannot store by places: %s", refused, extra=extra)
         for message in nameless:
             message._note(message_id=id_of_place(message.place))
         return self._add(member, messages, advance)
@@ -213,7 +213,7 @@ class CollectorStore(CollectorMembers):
         with self._database.transaction() as connection:
             at = self._hold(connection, member)
             if advance is not None:
-                # Before the rows, so that a member that lost the race has nothing to roll back.
+                # Before the rows: a member that lost the race has nothing to roll back.
                 self._advance(connection, member, advance)
             for stream, of_stream in sorted(by_stream.items()):
                 offsets = [message.place.offset for message in of_stream]
@@ -234,7 +234,7 @@ class CollectorStore(CollectorMembers):
     # --- consuming ----------------------------------------------------------------------------------------------------
 
     def forward(self, member: int, bulk_id: int, places: Collection[MessageId]) -> Stored:
-        """Store that an executor gets these messages now."""
+        """Store that an executor gets these messages now; return the messages that this member still owns."""
         with self._database.transaction() as connection:
             named = self._by_stream(connection, member, places, of_bulk=bulk_id)
             return _changed(connection, [(FORWARD, each) for each in named], places)
@@ -242,7 +242,7 @@ class CollectorStore(CollectorMembers):
     def finish(
         self, member: int, bulk_id: int, results: Sequence[Result], *, connection: sa.Connection | None = None
     ) -> Stored:
-        """Store results of messages that this member still has in this bulk."""
+        """Store results of messages that this member still owns in this bulk."""
         if connection is not None:
             with translated_errors():
                 return self._finish(connection, member, bulk_id, results)
@@ -250,7 +250,7 @@ class CollectorStore(CollectorMembers):
             with self._database.transaction() as connection:
                 return self._finish(connection, member, bulk_id, results)
         except RowRefused:
-            # Only a reason can hold such text, and it must not keep the result from being stored.
+            # Only a reason can contain such text, and it must not keep the result from being stored.
             results = [_in_ascii(result) for result in results]
         with self._database.transaction() as connection:
             return self._finish(connection, member, bulk_id, results)
@@ -270,7 +270,7 @@ class CollectorStore(CollectorMembers):
     def _by_stream(
         self, connection: sa.Connection, member: int, places: Iterable[MessageId], **named: Any
     ) -> list[dict[str, Any]]:
-        """The parameters that name a member's messages, for one statement a stream."""
+        """Return parameters that name a member's messages, for one statement per stream."""
         offsets = defaultdict[str, list[int]](list)
         for stream, offset in places:
             offsets[stream].append(offset)
@@ -278,7 +278,7 @@ class CollectorStore(CollectorMembers):
         return [{"of_stream": stream, "offsets": of_stream, **named} for stream, of_stream in offsets.items()]
 
     def give_back(self, member: int, places: Collection[MessageId]) -> bool:
-        """Give unfinished messages to other members with executors for them; return whether all were given back."""
+        """Give unfinished messages back for other members with executors; return whether all were given back."""
         with self._database.transaction() as connection:
             wanted = self._by_stream(connection, member, places)
             for each in wanted:
@@ -286,7 +286,7 @@ class CollectorStore(CollectorMembers):
             return not any(connection.execute(UNFINISHED, each).first() for each in wanted)
 
     def unfinished(self, member: int, places: Collection[MessageId]) -> set[MessageId]:
-        """Those of the places at which this member has unfinished messages."""
+        """Return the places at which this member has unfinished messages."""
         with self._database.transaction() as connection:
             return {
                 MessageId(each["of_stream"], offset)
@@ -296,7 +296,7 @@ class CollectorStore(CollectorMembers):
 
     @contextmanager
     def transaction(self, stop: threading.Event | None = None) -> Iterator[sa.Connection]:
-        """A transaction that an executor may join. A commit in doubt is settled, as long as `stop` is not set."""
+        """Open a transaction for an executor to join. A commit in doubt is settled as long as `stop` is not set."""
         with self._tokens.transaction(self._joined.engine, within_s=math.inf, stop=stop) as connection:
             yield connection
 
@@ -305,14 +305,14 @@ class CollectorStore(CollectorMembers):
     def take_over(
         self, member: int, types: Collection[str], most: int, *, held: Container[MessageId] = ()
     ) -> tuple[list[tuple[Collected, float]], list[MessageId]]:
-        """Take over unfinished messages of lapsed members, or of none, oldest first, each with the seconds until due.
+        """Take over unfinished messages of lapsed members, or of no member, oldest first, with the seconds until due.
 
         Not thread-safe.
 
-        `held`: Places of messages in memory. What others have there is left to them, and these places are returned,
-        too: what is held is lost, and may even be of an older stream of that name.
+        `held`: Places of messages in memory. Messages found at these places are left to other members, and their places
+        are returned, too: the message in memory is lost, and may even be of an older stream of that name.
         """
-        # Marks the rows of this call and its repetitions. Bulks have positive ids.
+        # Marks the rows of this call and its repetitions. Ids of bulks are positive.
         self._token = token = self._token or -1 - secrets.randbits(62)
         with self._database.transaction() as connection:
             self._hold(connection, member, LOCK_MEMBER)
@@ -329,22 +329,22 @@ class CollectorStore(CollectorMembers):
         self._token = 0
         return [each for each in found if each[0].place not in left], left
 
-    # --- asking -------------------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     def outcomes_of(self, message_ids: Collection[str]) -> Mapping[str, Outcome]:
-        """The outcome of each id."""
+        """Return the outcome of each id."""
         with self._database.transaction() as connection:
             return read_outcomes(connection, message_ids, collector_id=self._collector_id(connection))
 
     def dispose(self) -> None:
-        """Give connections back."""
+        """Close the connections."""
         self._database.close()
 
 
 def _changed(
     connection: sa.Connection, changes: Iterable[tuple[sa.TextClause, dict[str, Any]]], places: Collection[MessageId]
 ) -> Stored:
-    """Change rows of these places, by statements of one stream each; return which, and when."""
+    """Change rows of these places, by one statement per stream; return which were changed, and when."""
     found, at = list[tuple[str, list[int]]](), None
     for change, named in changes:
         offsets, moment = connection.execute(change, named).one()
@@ -361,7 +361,7 @@ def _message_of(row: Any) -> Collected:
 
 
 def _in_ascii(result: Result) -> Result:
-    """A result with a reason that any encoding can hold."""
+    """Return the result with a reason in ASCII."""
     if result.reason is None:
         return result
     return replace(result, reason=result.reason.encode("ascii", "backslashreplace").decode()[:REASON_CHARACTERS_MAX])
@@ -378,9 +378,9 @@ def forget_finished(
 
     Args:
         engine: The database.
-        collector: The id of one; None: all collectors.
-        batch_rows: Rows deleted in one transaction at most.
-        seconds: Seconds after which no further batch is begun; None: until none is left.
+        collector: A collector's id. None (default): all collectors.
+        batch_rows: Maximum rows deleted in one transaction. Default: 10,000.
+        seconds: Seconds after which no further batch is begun. Default: 0.5. None: until no message is left.
     """
     checked_count("batch_rows", batch_rows)
     if seconds is not None:

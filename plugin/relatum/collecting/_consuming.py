@@ -37,42 +37,42 @@ if TYPE_CHECKING:
     from relatum.collecting._collector_loop import CollectorLoop
 
 NAMED_MAX: Final = 10
-"""Messages named in one log line, at most."""
+"""Maximum messages named in one log line."""
 
 UNREAD_S: Final = 2.0
-"""Seconds before a body that could not be read, but may be in its stream, is read again."""
+"""Seconds before another attempt to read a body that may be in its stream."""
 
 GIVEN_UP: Final = Failure("the collector died each time this message was consumed", retry=False)
 
 T = TypeVar("T")
 
 Letter = tuple[Message, str]
-"""A message for the dead-letter stream, and why."""
+"""A message for the dead-letter stream, and the reason."""
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
 def decided(options: ExecutorOptions, message: Collected, failure: Failure | None, *, may_die: bool) -> Result:
-    """The result to store for a message after an attempt."""
+    """Return the result to store for a message after an attempt."""
     if failure is None:
         return Result(message.place, OutcomeStatus.SUCCEEDED)
     if failure.retry and message.attempts < options.attempts:
         backoff_s = options.backoff_after(message.attempts)
         return Result(message.place, OutcomeStatus.COLLECTED, failure.stored_reason, backoff_s)
-    # Without a body, as retention dropped it, there is nothing to publish as a dead letter.
+    # If retention dropped the body, there is nothing to publish as a dead letter.
     status = OutcomeStatus.DEAD if may_die and message.body is not None else OutcomeStatus.FAILED
     return Result(message.place, status, failure.stored_reason)
 
 
 def _letters_of(bulk: Bulk, results: Sequence[Result]) -> list[Letter]:
-    """The messages that go to the dead-letter stream, each with its reason."""
+    """Return the messages for the dead-letter stream, each with its reason."""
     reasons = {result.place: result.reason or "" for result in results if result.status is OutcomeStatus.DEAD}
     return [(message.message, reasons[message.place]) for message in bulk.messages if message.place in reasons]
 
 
 def _with_refused(results: Sequence[Result], refused: Mapping[MessageId, str]) -> list[Result]:
-    """Results in which messages that can never be dead letters are failed, with both reasons."""
+    """Return the results, with messages that can never be dead letters as failed, with both reasons."""
 
     def reason(result: Result) -> str:
         return Failure(f"{result.reason}; no dead letter: {refused[result.place]}").stored_reason
@@ -84,7 +84,7 @@ def _with_refused(results: Sequence[Result], refused: Mapping[MessageId, str]) -
 
 
 def _is_not_known(error: RelatumError) -> bool:
-    """Whether the message may exist nevertheless: a node lags, does not answer, or its leader cannot be asked."""
+    """Whether the message may exist nevertheless: a node lags or does not answer, or the leader is unreachable."""
     if isinstance(error, OffsetExpired):
         return False
     return may_repeat(error) or (isinstance(error, OffsetNotFound) and not getattr(error, "is_proven", True))
@@ -125,7 +125,7 @@ def _counts(results: Sequence[Result]) -> dict[str, int]:
 
 
 class _RolledBack(Exception):
-    """Rolls the transaction back: the executor raised (`stored` is None), or another member has some of the rows."""
+    """Rolls the transaction back: the executor raised (`stored` is None), or another member owns some rows."""
 
     def __init__(self, results: list[Result], stored: Stored | None) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class _RolledBack(Exception):
 
 
 class BulkConsumer:
-    """Consumes bulks of one type. `take` runs in one of `threads`, from reading bodies to storing results."""
+    """Consumes bulks of one type. `take` does all of it in one of `threads`: read bodies, execute, store results."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class BulkConsumer:
     ) -> None:
         self.options = options
         self.counts = TypeCounts()
-        # One more than bulks are consumed at once: a thread is free a moment after its call has ended.
+        # One more than concurrent bulks, since a thread becomes free only a moment after its call has ended.
         self.threads = Threads(options.workers + 1, f"relatum-{type}")
         self._shared = shared
         self._type = type
@@ -158,7 +158,7 @@ class BulkConsumer:
         self._readers: list[StreamReader] = []
 
     def close(self) -> None:
-        """Close its readers."""
+        """Close the readers."""
         while self._readers:
             self._readers.pop().close()
 
@@ -170,13 +170,13 @@ class BulkConsumer:
             try:
                 self._consume(bulk, stored, span)
             except Abandoned:
-                # It stays forwarded in the store: another member takes it over.
+                # The bulk stays forwarded in the store: another member takes it over.
                 pass
-            except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
-                # This member keeps them until it ends; then another one takes them over.
+            except Exception as error:  # noqa: BLE001 - one bulk must not stop the consumption of others
+                # This member owns them until it ends; then another one takes them over.
                 places = ", ".join(str(message.place) for message in bulk.messages[:NAMED_MAX])
                 log_failure(
-                    logger, error, f"{len(bulk)} messages of type {bulk.type!r} without a stored result: {places}"
+                    logger, error, f"no result was stored for {len(bulk)} messages of type {bulk.type!r}: {places}"
                 )
             span.tell(partial(_counts, stored))
         return stored
@@ -187,8 +187,8 @@ class BulkConsumer:
         except Abandoned:
             raise
         except Exception as error:  # noqa: BLE001 - logged, and the messages' result
-            log_failure(logger, error, self._shared.label(f"a bulk of type {self._type!r}") + " not consumed")
-            # Store a failure, or this member would keep them for as long as it lives, and nobody would consume them.
+            log_failure(logger, error, self._shared.label(f"consuming a bulk of type {self._type!r}") + " failed")
+            # Store a failure: otherwise this member would own them for as long as it lives, and never consume them.
             self._forward(bulk)
             failed = Failure.of(error)
             results = [decided(self.options, each, failed, may_die=False) for each in bulk.messages]
@@ -203,7 +203,7 @@ class BulkConsumer:
         if not bulk.messages:
             return
         self._forward(bulk)
-        # A message with so many attempts and no result must be what kills its collectors.
+        # A message with this many attempts and no result probably kills its collectors.
         most = self.options.attempts + CRASHES_MAX
         lost |= {message.place: GIVEN_UP for message in bulk.messages if message.attempts > most}
         hopeless = [message for message in bulk.messages if message.place in lost]
@@ -216,10 +216,10 @@ class BulkConsumer:
     def _decided(self, message: Collected, failure: Failure | None) -> Result:
         return decided(self.options, message, failure, may_die=self._dead_letters is not None)
 
-    # --- bodies that were left in their streams -----------------------------------------------------------------------
+    # --- bodies that are only in their streams ------------------------------------------------------------------------
 
     def _load(self, bulk: Bulk) -> tuple[dict[MessageId, Failure], list[Result]]:
-        """Read bodies that were left in their streams; return failures by message, and results of those to read later.
+        """Read missing bodies from their streams; return failures by place, and results of messages to read later.
 
         Messages to read later are removed from the bulk, so that the others need not wait for them.
         """
@@ -242,7 +242,7 @@ class BulkConsumer:
                     why = "expired" if isinstance(body, NotFound) else "unreadable"
                     lost[place] = Failure(f"{why}: {body}", retry=False)
             elif message.message_id not in (id_of(body), id_of_place(place)):
-                lost[place] = Failure("expired: another message lies there now", retry=False)
+                lost[place] = Failure("expired: another message is there now", retry=False)
             else:
                 message._note(body=body)
         # The bodies count towards `bytes_max` from now on.
@@ -264,14 +264,14 @@ class BulkConsumer:
         self._readers.append(reader)
         for each in found.values():
             if isinstance(each, AccessRefused):
-                # A permission can be given back: repeat.
+                # The permission may be granted again: repeat.
                 raise each
         return found
 
     # --- an attempt ---------------------------------------------------------------------------------------------------
 
     def _forward(self, bulk: Bulk) -> None:
-        """Store the attempt, once, and drop messages that another member has taken over from the bulk."""
+        """Store the attempt, once, and remove messages that another member has taken over from the bulk."""
         shared, places = self._shared, [message.place for message in bulk.messages]
         forwarded = self._persist(partial(shared.store.forward, shared.member, bulk.id, places), "forwarding a bulk")
         bulk._keep(forwarded.places)
@@ -289,12 +289,12 @@ class BulkConsumer:
         self._finish(bulk, results, stored)
 
     def _call(self, bulk: Bulk, span: Span) -> tuple[Any, BaseException | None]:
-        """Call the executor; return its answer and the exception it raised."""
+        """Call the executor; return its answer, and the exception if it raised one."""
         try:
             return self._executor(bulk), None
         except Abandoned:
             raise
-        except BaseException as error:  # noqa: BLE001 - it is the messages' result
+        except BaseException as error:  # noqa: BLE001 - it becomes the messages' result
             span.failed(error)
             return None, error
 
@@ -305,8 +305,8 @@ class BulkConsumer:
     def execute_joined(self, bulk: Bulk, span: Span) -> tuple[list[Result], Stored | None]:
         """Call the executor in a transaction; return the results, and which were committed (None: rolled back).
 
-        Exactly once rests on the statement that stores the results: it must find every row still forwarded, in this
-        bulk, by this member; otherwise everything the executor wrote is rolled back.
+        Exactly-once depends on the statement that stores the results: it must find each row still forwarded, in this
+        bulk, by this member. Otherwise everything that the executor wrote is rolled back.
         """
         shared = self._shared
         while bulk.messages:
@@ -316,11 +316,11 @@ class BulkConsumer:
             except _RolledBack as end:
                 if end.stored is None:
                     return end.results, None
-                # Another member has taken some messages over: repeat without them.
+                # Another member has taken over some messages: repeat without them.
                 bulk._keep(end.stored.places)
             except (DatabaseUnavailable, Abandoned):
                 raise
-            except Exception as error:  # noqa: BLE001 - what the executor left behind made the transaction fail
+            except Exception as error:  # noqa: BLE001 - the executor left a transaction that fails
                 return self._results(bulk, None, error), None
             finally:
                 bulk._note(connection=None)
@@ -333,7 +333,7 @@ class BulkConsumer:
             raise DatabaseUnavailable("the executor's transaction was lost") from raised
         if not connection.in_transaction():
             raise ConfigurationError(
-                "the executor ended the transaction that stores its results: what it committed is not joined with them"
+                "the executor ended the transaction that stores its results: its writes are not atomic with them"
             ) from raised
         results = self._results(bulk, answer, raised)
         if raised is not None:
@@ -346,13 +346,13 @@ class BulkConsumer:
             raise _RolledBack(results, stored)
         return results, stored
 
-    # --- what came of it ----------------------------------------------------------------------------------------------
+    # --- results ------------------------------------------------------------------------------------------------------
 
     def _finish(self, bulk: Bulk, results: list[Result], stored: list[Result]) -> None:
-        """Publish dead letters, store the results, and append those that were stored to `stored`."""
+        """Publish dead letters, store the results, and append the results that were stored to `stored`."""
         shared, letters = self._shared, _letters_of(bulk, results)
         if letters:
-            # Before the result: a dead message must be in the dead-letter stream. A crash in between publishes twice.
+            # First publish: a dead message must be in the dead-letter stream. A crash in between publishes it twice.
             refused = self._bury(letters)
             if refused is None:
                 results = [result for result in results if result.status is not OutcomeStatus.DEAD]
@@ -372,20 +372,20 @@ class BulkConsumer:
             )
 
     def _bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str] | None:
-        """Publish dead letters; return those that can never be published, and why. None as in `_if_reached`."""
+        """Publish dead letters; return those that can never be published, with reasons. None: see `_if_reached`."""
         # One burial for all repetitions: it remembers which letters were confirmed.
         burial, places = self._burial(letters), [message.id for message, _ in letters]
         return self._persist(lambda: self._if_reached(burial.run, places), "publishing dead letters")
 
     def _burial(self, letters: Sequence[Letter]) -> Burial:
-        assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
+        assert self._dead_letters is not None, "messages are dead only if there is a dead-letter stream"
         return Burial(self._dead_letters, letters)
 
     def _persist(self, ask: Callable[[], T], what: str) -> T:
         return self._shared.persist(ask, f"{what} of type {self._type!r}")
 
     def _if_reached(self, ask: Callable[[], T], places: Sequence[MessageId]) -> T | None:
-        """Ask the broker; None if this member is cut off from it and has given the messages to others."""
+        """Call the broker; return None if this member is cut off from it and has given the messages to others."""
         try:
             return ask()
         except (BrokerUnavailable, ReadTimeout):

@@ -1,4 +1,4 @@
-"""The streams a collector follows: a task for each, and the questions to PostgreSQL and the broker about them."""
+"""The streams that a collector follows: one task for each, and the calls to PostgreSQL and the broker about them."""
 
 import asyncio
 from collections import deque
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from relatum.collecting._collector_loop import CollectorLoop
 
 STANDBY_S: Final = 1.0
-"""Seconds between two questions which streams of other members became free; one question for all."""
+"""Seconds between queries for streams that other members have released; one query for all streams."""
 
 AGAIN_S: Final = 0.05
-"""Seconds before a stream is followed again after it was left."""
+"""Seconds before a released stream is followed again."""
 
 PARTITIONS_S: Final = 30.0
-"""Seconds between two searches for new partitions."""
+"""Seconds between searches for new partitions."""
 
 TAKE_MESSAGES: Final = 500
-"""Messages from which on a transaction takes no further chunk; small chunks are stored by the dozen."""
+"""A transaction with this number of messages takes no further chunk. Small chunks share a transaction."""
 
 CUT_OFF_LOOK_S: Final = 1.0
-"""Seconds before a member that was cut off tries to follow a stream again."""
+"""Seconds before a member that is cut off tries to follow a stream again."""
 
 
 class Following:
-    """Follows a collector's streams over one follower. For the collector's loop.
+    """Follows a collector's streams by one follower. For the collector's loop.
 
-    Each stream has a task, so one that waits for room, an answer or another member holds up no other.
+    Each stream has a task: a stream that waits for room, a server or another member blocks no other.
     """
 
     def __init__(self, shared: "CollectorLoop", address: BrokerAddress, type_of: TypeOf, named: NamedStreams) -> None:
@@ -51,14 +51,14 @@ class Following:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, names: Iterable[str]) -> None:
-        """Start with these streams."""
+        """Start to follow these streams."""
         repeat, label, outages = self.shared.loop.repeat, self.shared.label, self.shared.outages
-        repeat(self._look_for_free, label("looking for streams that became free"), outages)
+        repeat(self._look_for_free, label("looking for released streams"), outages)
         repeat(self._look_for_new, label("looking for partitions"), outages)
         self.add(names)
 
     def add(self, names: Iterable[str]) -> None:
-        """Follow further streams."""
+        """Follow more streams."""
         for name in names:
             if name not in self.streams and not self.shared.is_stopping:
                 stream = self.streams[name] = CollectedStream(self, name)
@@ -91,7 +91,7 @@ class Following:
             stream.on_event(event)
 
     async def _look_for_free(self) -> float:
-        """Wake the streams that no other member follows any more."""
+        """Wake the streams that no other member follows now."""
         shared = self.shared
         if any(stream.is_standing_by for stream in self.streams.values()) and not shared.is_stopping:
             held = await shared.loop.ask(shared.store.held, shared.member)
@@ -106,37 +106,37 @@ class Following:
         self.add(await self.shared.loop.ask(self._look))
         return PARTITIONS_S
 
-    # --- questions, in threads ----------------------------------------------------------------------------------------
+    # --- calls in threads ---------------------------------------------------------------------------------------------
 
     def _look(self) -> list[str]:
         return self._named.find()
 
     def begin(self, stream: str, member: int, initial: int | None) -> tuple[int, Followed | None]:
-        """Follow a stream unless another member does; return where it begins if new, and the store's answer."""
+        """Follow a stream unless another member does; return where a new stream begins, and the store's answer."""
         if initial is None:
             initial = self._named.initial(self.follower.reader().bounds(stream))
         return initial, self.shared.store.follow(member, stream, initial)
 
     def find_again(self, stream: str, member: int) -> None:
-        """Set the position behind the last message that is unchanged, or to the stream's beginning if there is none."""
+        """Set the position after the last unchanged message; if there is none, to the stream's beginning."""
         store, reader = self.shared.store, self.follower.reader()
         bounds = ends_of_known(reader, stream)
         agreed = last_agreed(reader, stream, bounds, partial(store.last_collected, stream))
         if agreed is None:
             store.begin_anew(member, stream, bounds.first or 0)
             return
-        text, extra = "collector %r: stream %r has lost its end: gone on with behind offset %d", {"stream": stream}
+        text, extra = "collector %r: stream %r has lost its end: continuing after offset %d", {"stream": stream}
         logger.warning(text, store.name, stream, agreed, extra={**extra, "agreed": agreed})
         store.cut_back(member, stream, agreed)
 
 
 class CollectedStream:
-    """One stream for as long as the collector runs, followed here or by another member.
+    """A stream for as long as the collector runs, followed here or by another member.
 
     Attributes:
-        name: Its name.
-        is_standing_by: Whether another member follows it, as far as this one knows.
-        is_attached: Whether it is read here, and was recognised as the stream that was collected before.
+        name: The stream's name.
+        is_standing_by: Whether another member follows the stream, as far as this one knows.
+        is_attached: Whether this member reads the stream, and has recognised it as the one collected before.
     """
 
     def __init__(self, following: Following, name: str) -> None:
@@ -161,13 +161,13 @@ class CollectedStream:
             self._woken.set()
 
     def wake(self) -> None:
-        """Make the task check what has changed."""
+        """Make the task check for changes."""
         self._woken.set()
 
     # --- the task -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow the stream until the collector stops, whatever interrupts that."""
+        """Follow the stream until the collector stops; resume after any error."""
         while not self._shared.is_stopping:
             try:
                 pause_s = await self._follow()
@@ -202,16 +202,16 @@ class CollectedStream:
             if await self._read(member, followed):
                 await self._find_again(member)
         finally:
-            # Release it before the error is reported. An abandoned member leaves all its streams by itself.
+            # Release the stream before the error is reported. An abandoned member releases all streams when it leaves.
             if not shared.abandoned.is_set():
                 await shared.loop.ask(shared.store.unfollow, member, self.name)
         self._pauses = Pauses()
         return AGAIN_S
 
     async def _lose(self, member: int) -> None:
-        """Release what this member holds of the stream, but has no more, before reading on.
+        """Before reading, release messages of the stream that this member holds but no longer owns.
 
-        Another member may have begun a stream anew that was declared again: its messages have offsets of held ones.
+        Another member may have started over after the stream was declared again: new messages reuse held offsets.
         """
         shared, core = self._shared, self._shared.core
         while not self._is_over(member) and (held := core.held_of(self.name)):
@@ -228,15 +228,15 @@ class CollectedStream:
         self._woken.clear()
 
     def _is_over(self, member: int) -> bool:
-        """Whether this member may not read it any more."""
+        """Whether this member must stop reading the stream."""
         shared = self._shared
         return shared.is_stopping or shared.is_cut_off or shared.member != member
 
     async def _read(self, member: int, followed: Followed) -> bool:
-        """Read and store; return whether it ended because the stream is another one now."""
+        """Read and store messages; return whether reading ended because the stream was replaced."""
         if not followed.is_new and not self._was_followed:
-            # `start` has no effect here: log that once.
-            text = "collector %r: going on with stream %r at %d, where it was; start is for streams it never followed"
+            # `start` has no effect here: log this once.
+            text = "collector %r: resuming stream %r at offset %d; start= is only for streams it never followed"
             logger.info(text, self._shared.store.name, self.name, followed.next_offset)
         self._is_read = self._was_followed = True
         self._next_offset = followed.next_offset
@@ -251,10 +251,10 @@ class CollectedStream:
                     continue
                 event = self._events.popleft()
                 if isinstance(event, Attached) and not self.is_attached:
-                    # Only the first time: connections may be replaced while it is read.
+                    # Only the first time: connections may be replaced during the reading.
                     self._attached()
                 elif isinstance(event, Replaced):
-                    self._warn("stream %r was deleted and declared again: what it has now is collected", self.name)
+                    self._warn("stream %r was deleted and declared again: collecting its new messages", self.name)
                     return True
                 elif isinstance(event, Hole):
                     text = "retention dropped offsets %d to %d of stream %r before they were collected"
@@ -271,20 +271,20 @@ class CollectedStream:
             self._events.clear()
 
     def _attached(self) -> None:
-        """Note that the stream is the one that was collected before."""
+        """Note that the stream was recognised."""
         self.is_attached = True
         self._shared.outages.over(self._who)
-        text = "collector %r: following stream %r from %d on"
+        text = "collector %r: following stream %r from offset %d"
         logger.info(text, self._shared.store.name, self.name, self._next_offset)
 
     async def _take(self, member: int) -> None:
-        """Store the records that have arrived, as there is room, and move the position with them."""
+        """Store the records that have arrived, as far as there is room, and advance the position."""
         shared, events, messages = self._shared, deque[Records](), list[Collected]()
         try:
             while True:
                 await self._describe(events, messages)
                 await shared.gather(len(messages))
-                # Also behind those that had no room: what is stored then ends where the room ends.
+                # Even if some had no room: then exactly what fits is stored.
                 await self._describe(events, messages)
                 if not messages or self._is_over(member):
                     return
@@ -303,7 +303,7 @@ class CollectedStream:
             self._follower.done(*events)
 
     async def _describe(self, events: deque[Records], messages: list[Collected]) -> None:
-        """Describe queued records, as many as go into one transaction."""
+        """Turn queued records into messages, as many as fit into one transaction."""
         type_of = self._following.type_of
         while len(messages) < TAKE_MESSAGES and self._events and isinstance(event := self._events[0], Records):
             self._events.popleft()
@@ -315,7 +315,7 @@ class CollectedStream:
                 messages += await self._shared.loop.ask(_described, event.batch, type_of)
 
     async def _find_again(self, member: int) -> None:
-        """Find out where both streams agree, once every message held of the old one was consumed."""
+        """Find where the old and new stream agree, after every held message of the old one was consumed."""
         shared = self._shared
         while shared.core.held_of(self.name):
             if self._is_over(member):
@@ -324,10 +324,10 @@ class CollectedStream:
         await shared.loop.ask(self._following.find_again, self.name, member)
 
     def _pause_after(self, error: Exception) -> float:
-        """Log why following ended; return the seconds before the next attempt."""
+        """Log why following ended; return the seconds to wait before the next attempt."""
         if isinstance(error, Conflict):
-            # Another member follows the stream: nothing is wrong.
-            logger.info("%s begins anew: %s", self._who, ended(error))
+            # Another member follows the stream, which is normal.
+            logger.info("%s starts again: %s", self._who, ended(error))
         else:
             self._shared.outages.failed(self._who, error)
         return self._pauses.after(error)

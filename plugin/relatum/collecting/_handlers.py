@@ -1,4 +1,4 @@
-"""Result handlers; and whether the running code was called by a collector, as an executor or a handler."""
+"""Result handlers, and the detection of code that a collector called as an executor or a handler."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("relatum.collector")
 
 Handler = Callable[[Outcome], object]
-"""Called with an outcome: first `collected`, later the final one. With asyncio it may be a coroutine function."""
+"""Called with an outcome: first `collected`, later the final one. May be a coroutine function with asyncio."""
 
 
 class Handlers:
@@ -33,7 +33,7 @@ class Handlers:
         self._of_message: dict[str, list[Handler]] = {}
 
     def register(self, handler: Handler, *, type: str | None = None, message_id: str | None = None) -> None:  # noqa: A002
-        """Add a handler of a message, of a type, or of all. That of a message is removed with its final outcome."""
+        """Add a handler of a message, of a type or of all. A message's is removed after the final outcome."""
         with self._lock:
             if message_id is not None:
                 self._of_message.setdefault(message_id, []).append(handler)
@@ -43,21 +43,21 @@ class Handlers:
                 self._of_all.append(handler)
 
     def is_wanted(self, type: str) -> bool:  # noqa: A002
-        """Whether any handler may want outcomes of a type. Cheap: without one, no outcome is made."""
+        """Whether any handler may want outcomes of a type. Cheap; if none does, no outcome is made."""
         return bool(self._of_all or self._of_message or type in self._of_type)
 
     def notify(self, outcomes: Iterable[Outcome]) -> None:
-        """Call the handlers of each outcome. What one raises is logged and affects nothing else."""
+        """Call the handlers of each outcome. A handler's exception is logged and affects nothing else."""
         for outcome in outcomes:
             for handler in self._handlers_of(outcome):
                 try:
                     handler(outcome)
                 except BaseException:
-                    # Exits included: they would end the call that stores results, and not the program.
+                    # Exits included: they would end the call that stores results, not the program.
                     logger.exception("a result handler failed", extra={"message_id": outcome.message_id})
 
     async def notify_async(self, outcomes: Iterable[Outcome]) -> None:
-        """As `notify`, in the running loop: awaitables are awaited, an exit ends the loop, cancelling ends the call."""
+        """As `notify`, in the running loop. Awaits awaitables; an exit ends the loop, a cancellation the call."""
         task = asyncio.current_task()
         assert task is not None, "a task runs this"
         for outcome in outcomes:
@@ -82,7 +82,7 @@ class Handlers:
 def outcome_of(
     collector: str, message: "Collected", result: "Result | None" = None, at: datetime | None = None
 ) -> Outcome:
-    """The outcome that handlers get: with the result of an attempt, or without one when the message was stored."""
+    """Return the outcome for handlers: `collected` without a result, else the result of an attempt."""
     status = OutcomeStatus.COLLECTED if result is None else result.status
     return Outcome(
         message.message_id,
@@ -101,9 +101,9 @@ def outcome_of(
 
 @dataclass(slots=True, eq=False)
 class CollectorCall:
-    """A collector's call of an executor or of handlers, which may call the collector, but not wait for themselves.
+    """A collector's call of an executor or of handlers. They may call the collector, but must not wait for themselves.
 
-    `is_storing`: Storing goes on only after this call.
+    `is_storing`: Storing continues only after this call.
     """
 
     collector: object
@@ -115,18 +115,18 @@ _current: "ContextVar[CollectorCall | None]" = ContextVar("relatum_collector_cal
 
 @contextmanager
 def collector_call(collector: object, *, is_storing: bool = False) -> Iterator[None]:
-    """Mark the calls that the block makes, in this thread and in tasks that it starts, until it is left."""
+    """Mark the calls made by the block, in this thread and in tasks that the block starts, until its end."""
     call = CollectorCall(collector, is_storing)
     token = _current.set(call)
     try:
         yield
     finally:
-        # Tasks that go on with a copy of the context are no such calls any more.
+        # Tasks may continue with a copy of the context: they no longer count as this call.
         call.collector = None
         _current.reset(token)
 
 
 def current_call(collector: object) -> CollectorCall | None:
-    """The collector's call that is running now; None for other code."""
+    """The collector's call that is running now; None if there is none."""
     call = _current.get()
     return call if call is not None and call.collector is collector else None

@@ -1,4 +1,4 @@
-"""Questions to the broker about the streams to follow: which exist, where to begin, up to where they are unchanged."""
+"""Asks the broker about the streams to follow: which exist, where to begin, and up to where they are unchanged."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,11 +22,11 @@ from relatum.limits import INTEGER_MAX
 from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader
 
 StartAt = Literal["first", "next"] | int
-"""Where to begin with a new stream: its first message, the next one to be published, or an offset."""
+"""Where to begin in a new stream: its first message, the next message to be published, or an offset."""
 
 
 class NamedStreams:
-    """Streams and super streams by name, where to begin with each, and the dead-letter stream. Methods block."""
+    """The named streams and super streams, where to begin in each, and the dead-letter stream. Methods block."""
 
     def __init__(
         self, address: BrokerAddress | None, names: Sequence[str], start: StartAt, dead_letters: str | None
@@ -40,14 +40,14 @@ class NamedStreams:
         if start not in ("first", "next") and not is_offset:
             raise InvalidInput(f"start= takes 'first', 'next' or an offset, not {shown(start)}")
         if address is None and (names or dead_letters):
-            raise ConfigurationError("streams are followed, and dead letters published, on a broker: give `broker`")
+            raise ConfigurationError("streams= and dead_letter_stream= need a broker: give broker=")
         self._without_dead_letters(self.names)
 
     def _without_dead_letters(self, names: list[str]) -> list[str]:
         if self._dead_letters in names:
             raise ConfigurationError(
-                f"{self._dead_letters!r} is followed, and dead letters are to be published to it: each would be "
-                "collected again, for ever"
+                f"the dead-letter stream {self._dead_letters!r} is also followed: each dead letter would be collected "
+                "again, for ever"
             )
         return names
 
@@ -57,13 +57,13 @@ class NamedStreams:
         return StreamReader.open(self._address)
 
     def initial(self, bounds: StreamBounds) -> int:
-        """The first offset to read of a stream that was never followed."""
+        """Return the first offset to read in a stream that was never followed."""
         if self._start == "next":
             return bounds.end
         return bounds.first or 0 if self._start == "first" else self._start
 
     def find(self) -> list[str]:
-        """The streams to follow: each named stream, and the partitions of each named super stream."""
+        """Return the streams to follow: the named streams, and the partitions of the named super streams."""
         if self._plain.issuperset(self.names):
             return self.names
         with self.open_reader() as reader:
@@ -74,12 +74,12 @@ class NamedStreams:
             return [name]
         partitions = reader.partitions(name)
         if not partitions and reader.routes("", name) != []:
-            # A plain stream: do not ask again, as the broker logs an error each time.
+            # A plain stream: do not ask again, since the broker logs an error each time.
             self._plain.add(name)
         return partitions or [name]
 
     def checked(self) -> list[str]:
-        """As `find`, but refuse queues of other kinds. Streams that are missing or unreachable are waited for later."""
+        """As `find`, but refuse queues of other kinds. Missing or unreachable streams are waited for later."""
         if self._dead_letters is not None:
             with self.open_reader() as reader:
                 try:
@@ -91,7 +91,7 @@ class NamedStreams:
             with self.open_reader() as reader:
                 for name in names:
                     with suppress(Transient, StreamNotFound, AccessRefused):
-                        # A stream is known by its partitions' answer; anything else is told apart by its bounds.
+                        # A stream has a route. Its bounds tell missing streams from other queues.
                         if reader.routes("", name) == []:
                             reader.bounds(name)
         return names
@@ -103,9 +103,9 @@ def last_agreed(
     bounds: StreamBounds,
     last_collected: Callable[[int], tuple[int, str] | None],
 ) -> int | None:
-    """The offset of the last collected message that is unchanged in its stream; None if none is.
+    """Return the offset of the last collected message that is unchanged in its stream; None if there is none.
 
-    A binary search: the unchanged messages are a prefix. Only a message with a `message_id` can be recognised.
+    A binary search: the unchanged messages are a prefix. Only messages with a `message_id` can be recognised.
     """
     if bounds.first is None or bounds.last is None:
         return None

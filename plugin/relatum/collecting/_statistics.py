@@ -1,4 +1,4 @@
-"""What a member of a collector has counted, and what it holds."""
+"""The statistics of a member of a collector."""
 
 from collections import Counter as Counts
 from collections.abc import Mapping, Sequence
@@ -12,50 +12,50 @@ from relatum.outcomes import OutcomeStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeStatistics:
-    """What was counted of one type that has an executor here.
+    """The statistics of one type with an executor in this member.
 
     Attributes:
-        collected: Messages that were stored, to be consumed here.
+        collected: Messages stored to be consumed here.
         outcomes: Messages with a final outcome, by status: "succeeded", "failed", "dead".
-        retries: Failed attempts that are tried again.
-        waiting_bulks: Closed bulks that wait for a worker.
+        retries: Failed attempts that are retried.
+        waiting_bulks: Closed bulks waiting for a worker.
         bulk_s: Seconds from taking a bulk to storing its results.
     """
 
     collected: Annotated[int, Counter("relatum_collector_collected_total", "Messages stored to be consumed here")]
     outcomes: Annotated[
         Mapping[str, int],
-        Counter("relatum_collector_outcomes_total", "Messages whose outcome has become final here", by="status"),
+        Counter("relatum_collector_outcomes_total", "Messages whose outcome became final in this member", by="status"),
     ]
-    retries: Annotated[int, Counter("relatum_collector_retries_total", "Failed attempts that are tried again")]
+    retries: Annotated[int, Counter("relatum_collector_retries_total", "Failed attempts that are retried")]
     waiting_bulks: Annotated[int, Gauge("relatum_collector_waiting_bulks", "Closed bulks that wait for a worker")]
     bulk_s: Annotated[
-        Observed, Distribution("relatum_collector_bulk_seconds", "Time from taking a bulk to storing what came of it")
+        Observed, Distribution("relatum_collector_bulk_seconds", "Time from taking a bulk to storing its results")
     ]
 
 
 @reported("collector")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorStatistics:
-    """What one member of a collector has counted, and what it holds.
+    """The counts of one member of a collector, and what it holds now.
 
     Attributes:
-        types: By type with an executor here.
-        held_messages: Messages that were taken and are not finished.
-        held_bytes: Their bytes in memory, which count towards `bytes_max`.
+        types: Statistics by type, for types with an executor here.
+        held_messages: Messages taken and not finished.
+        held_bytes: Memory of the held messages in bytes, which counts towards `bytes_max`.
         passed_over: Messages of types without an executor here.
-        refused: Messages that `collect` refused: no room in time, closing, or they cannot be stored.
+        refused: Messages refused or not stored: no room in time, the collector is closing, or storing failed.
     """
 
     types: Annotated[Mapping[str, TypeStatistics], Each("type")]
     held_messages: Annotated[int, Gauge("relatum_collector_held_messages", "Messages taken and not settled")]
-    held_bytes: Annotated[int, Gauge("relatum_collector_held_bytes", "Memory that held messages take")]
-    passed_over: Annotated[int, Counter("relatum_collector_passed_over_total", "Messages that nobody here consumes")]
+    held_bytes: Annotated[int, Gauge("relatum_collector_held_bytes", "Memory of the held messages")]
+    passed_over: Annotated[int, Counter("relatum_collector_passed_over_total", "Messages of types without executor")]
     refused: Annotated[int, Counter("relatum_collector_refused_total", "Messages refused")]
 
 
 class TypeCounts:
-    """What is counted of a type, in the collector's loop."""
+    """The counts of a type. For the collector's loop."""
 
     def __init__(self) -> None:
         self.collected = self.retries = 0
@@ -70,7 +70,7 @@ class TypeCounts:
         self.outcomes.update({status.value: count for status, count in found.items()})
 
     def statistics(self, waiting_bulks: int) -> TypeStatistics:
-        """The counts as statistics."""
+        """Return the counts as statistics."""
         return TypeStatistics(
             collected=self.collected,
             outcomes=dict(self.outcomes),

@@ -1,23 +1,24 @@
-"""Follows any number of streams, each from a position on, over few connections and on one event loop.
+"""Follows any number of streams, each from a given position, over few connections and on one event loop.
 
-Each event of a follower has one meaning, the same for every component.
+The events of a follower mean the same to every component:
 
-- **Attached**: the stream is read, and is the known one: the last message that was read is unchanged, as the follower
-  saw or the leader confirmed; or retention has dropped it, and nothing contradicts. Any earlier failure is over.
-- **Records**: records not delivered before, in order. Offsets ascend, with gaps even in healthy streams.
-- **Hole**: retention was faster. The missing records lay before the stream's beginning, which the broker was asked for.
-  Other gaps are the stream's own, and are not reported.
+- **Attached**: the stream is being read, and is the known one. The last message read is unchanged, as the follower saw
+  or the leader confirmed; or retention dropped it, and nothing contradicts. Earlier failures are over.
+- **Records**: new records, in order. Offsets ascend, with gaps even in healthy streams.
+- **Hole**: retention dropped records before they were read: they precede the first offset that the broker reports.
+  Other gaps are normal and not reported.
 - **Replaced**: the stream differs from what was read: another message has a known offset, or the leader says that the
   stream ends before it. The stream lost its end, or was declared again. An owner with more known positions can find the
-  last one that agrees, and follow from there. A node that has less proves nothing: its leader is asked, and waited for.
-- **CaughtUp**: a node has no more at present. This is not the stream's end, which only the leader knows.
+  last one that agrees, and follow from there. A node with fewer messages proves nothing: the follower asks the leader,
+  and waits for its answer.
+- **CaughtUp**: a node has no more records now. This need not be the stream's end, which only the leader knows.
 - **Failed**: the stream cannot be read now: it is missing, moving or damaged, reading is refused, or the broker is
-  away. The follower retries for ever. A deleted stream is a `StreamNotFound` until it is declared again.
+  unreachable. The follower retries for ever. A deleted stream is a `StreamNotFound` until it is declared again.
 
-After any interruption a stream goes on behind the last delivered record, and is recognised by that record.
+After an interruption, reading continues after the last delivered record, by which the stream is recognised.
 
-What is in flight is bounded for each stream, and in bytes for all of them; a stream gets credit when the owner is done
-with records. So neither a busy stream nor a slow owner slows the others.
+Data in flight is bounded per stream, and in bytes for all streams; a stream gets credit when the owner releases
+records. So neither a busy stream nor a slow owner slows down other streams.
 """
 
 from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced

@@ -1,6 +1,6 @@
 """A stream-protocol connection on an event loop.
 
-It reads its socket itself: asyncio's transports cannot take over a connection that was logged in over TLS, and
+It reads the socket itself, since asyncio's transports cannot take over a connection that has logged in over TLS, and
 `add_reader` needs no copy.
 """
 
@@ -17,22 +17,22 @@ from relatum.reading import RECEIVE_BYTES, SILENCE_HEARTBEATS, SocketConnection,
 from relatum.wire import frames
 
 READS_AT_ONCE: Final = 8
-"""Reads of one connection before other work has its turn: 2 MiB."""
+"""Reads of one connection before other work gets its turn: 2 MiB."""
 
 UNSENT_BYTES_MAX: Final = 1 << 20
-"""Bytes waiting to be sent at most; a broker that does not read them is taken for dead."""
+"""Maximum bytes waiting to be sent; a broker that does not read them is considered dead."""
 
 BEAT_S: Final = 1.0
-"""Seconds between two checks of heartbeats."""
+"""Seconds between checks of heartbeats."""
 
 _WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Connection:
-    """A connection that was logged in, with the streams that are read over it.
+    """A logged-in connection, with the streams that are read over it.
 
-    `placed`: Called with the places of streams that were asked for. `lost`: Called once with the reason if the
-    connection ends by itself, not after `close`.
+    `placed`: Called with the requested places of streams. `lost`: Called once with the reason if the connection ends by
+    itself, not after `close`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Connection:
             return
         try:
             self._receive()
-        except Exception as error:  # noqa: BLE001 - the other connections go on
+        except Exception as error:  # noqa: BLE001 - other connections continue
             self._end(error)
 
     def _receive(self) -> None:
@@ -76,14 +76,14 @@ class Connection:
             except OSError as error:
                 raise _broken(error) from error
             if not count:
-                raise ConnectionLost("The broker hung up on a stream connection.")
+                raise ConnectionLost("The broker closed a stream connection.")
             self._received_at = time.monotonic()
             places = self.subscriptions.receive(self._session.receive(self._buffer[:count]))
             if places:
                 self._placed(self, places)
             if not self._is_open or self._is_paused:
                 return
-            # Bytes that TLS has decrypted already do not make the socket readable.
+            # Bytes that TLS has already decrypted do not make the socket readable.
             if count < RECEIVE_BYTES and not self._has_pending():
                 return
         if self._has_pending():
@@ -93,7 +93,7 @@ class Connection:
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def flush(self) -> None:
-        """Send as much of the outgoing bytes as the socket takes."""
+        """Send as many of the outgoing bytes as the socket accepts."""
         if self._is_open:
             try:
                 self._send()
@@ -109,7 +109,7 @@ class Connection:
                 self._sent_at = time.monotonic()
         except _WOULD_BLOCK:
             if len(self._unsent) > UNSENT_BYTES_MAX:
-                raise ConnectionLost("A stream connection was lost: the broker reads nothing.") from None
+                raise ConnectionLost("A stream connection was lost: the broker does not read.") from None
         except OSError as error:
             raise _broken(error) from error
         if bool(self._unsent) != self._is_writing:
@@ -130,20 +130,20 @@ class Connection:
             self._paused_at = now
             self._loop.remove_reader(self._socket)
             return
-        # A pause is no silence of the broker.
+        # The broker was not silent during a pause.
         self._received_at += now - self._paused_at
         self._loop.add_reader(self._socket, self._read)
         if self._has_pending():
             self._loop.call_soon(self._read)
 
     def _beat(self) -> None:
-        """Send a heartbeat if one is due; end the connection if nothing arrived for too long."""
+        """Send a heartbeat if one is due; end the connection if the broker has been silent for too long."""
         self._beating = self._loop.call_later(BEAT_S, self._beat)
         now, heartbeat_s = time.monotonic(), self._session.heartbeat_s
         if not heartbeat_s:
             return
         if now - self._received_at > heartbeat_s * SILENCE_HEARTBEATS and not self._is_paused:
-            self._end(ConnectionLost("A stream connection was lost: the broker fell silent."))
+            self._end(ConnectionLost("A stream connection was lost: the broker sent nothing for too long."))
         elif now - self._sent_at > heartbeat_s / 2:
             self._session.send(frames.heartbeat())
             self.flush()
@@ -158,13 +158,13 @@ class Connection:
         self._beating.cancel()
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
-        # The answer to the broker's Close, or a Close.
+        # The answer to the broker's Close, or our own Close.
         with contextlib.suppress(OSError, ValueError):
             self._socket.send(bytes(self._unsent + self._session.take_outgoing()))
         self._connection.abandon()
 
     def close(self) -> None:
-        """Send Close, best effort, and close."""
+        """Send Close as best effort, and close the connection."""
         if self._is_open:
             self._session.leave()
             self._drop()

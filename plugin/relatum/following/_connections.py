@@ -1,7 +1,7 @@
-"""The connections that streams are read over: up to 256 streams each, and at least one for each node that is read.
+"""The connections of a follower: up to 256 streams each, and at least one for each node that is read.
 
-Streams are subscribed to on the node that is connected first. If that has no replica of a stream, the stream's places
-are asked for (many streams in one question), and it is read from a node that has one.
+Streams are first subscribed to on the home node, the one that is connected first. If it has no replica of a stream, the
+follower asks it for the stream's places (many streams in one query), and reads from a node with a replica.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from relatum.following._followed import Followed
 
 SPREAD_MAX: Final = 6
-"""Connections that streams are spread over if they delay each other: eight, with two for questions."""
+"""Connections to spread streams over if they delay each other; with the two for queries, eight."""
 
 SETTLED_S: Final = 5.0
-"""Seconds after which a connection, or the reading of a stream, counts as settled: pauses start small again."""
+"""Seconds after which a connection or a stream counts as stable: its pauses start short again."""
 
 
 class Node:
-    """A node of the broker (None: the one that is connected first), its connections, and the streams that wait."""
+    """A node of the broker (None: the home node), its connections, and the streams that wait for one."""
 
     def __init__(self, where: NodeAddress | None) -> None:
         self.where = where
@@ -38,12 +38,12 @@ class Node:
         self.out_until = 0.0
 
     def roomiest(self) -> Connection | None:
-        """The connection with most room; None if none has any."""
+        """Return the connection with the most room; None if all are full."""
         found = max(self.connections, key=lambda each: each.subscriptions.room, default=None)
         return found if found is not None and found.subscriptions.room > 0 else None
 
     async def wait(self) -> None:
-        """Wait until a connection was opened; raise the reason if that failed."""
+        """Wait until a connection was opened; raise the error if that failed."""
         opened = asyncio.get_running_loop().create_future()
         self.waiting.add(opened)
         try:
@@ -52,7 +52,7 @@ class Node:
             self.waiting.discard(opened)
 
     def wake(self, error: Exception | None = None) -> None:
-        """Resume the waiting streams, or raise an error there."""
+        """Resume the waiting streams, or raise an error in them."""
         for each in self.waiting:
             if not each.done():
                 each.set_result(None) if error is None else each.set_exception(error)
@@ -61,7 +61,7 @@ class Node:
 class Connections:
     """The connections of a follower.
 
-    `away`: Called with the reason if no stream can be read. `back`: Called when they can again.
+    `away`: Called with the reason if no stream can be read. `back`: Called when streams can be read again.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class Connections:
         self._dirty: dict[Connection, None] = {}
         self._is_paused = self._is_closed = False
         self.is_away = False
-        """Whether no stream can be read now, as was reported."""
+        """Whether `away` was called, and no stream can be read now."""
 
     def __len__(self) -> int:
-        # Also called by the thread that exports metrics.
+        # The thread that exports metrics calls this, too.
         return sum(len(node.connections) for node in list(self._nodes.values()))
 
     def _node(self, where: NodeAddress | None) -> Node:
@@ -102,7 +102,7 @@ class Connections:
     # --- subscriptions ------------------------------------------------------------------------------------------------
 
     async def subscribe(self, followed: "Followed") -> Subscription:
-        """Subscribe over a connection to the stream's node, once one has room."""
+        """Subscribe over a connection to the stream's node, as soon as one has room."""
         node = self._node(followed.node)
         while True:
             connection = node.roomiest()
@@ -124,13 +124,13 @@ class Connections:
             self._touch(connection)
 
     def grant(self, subscription: Subscription) -> None:
-        """Grant a subscription its available credit."""
+        """Grant a subscription's available credit to the broker."""
         connection = subscription.connection
         if connection is not None and connection.subscriptions.grant(subscription):
             self._touch(connection)
 
     async def other_node(self, stream: str) -> NodeAddress:
-        """Find another reachable node that has a stream; one question serves many streams."""
+        """Find another reachable node with a replica of a stream; one query serves many streams."""
         if not self._home.connections:
             raise Interrupted
         asked = self._misplaced[stream] = asyncio.get_running_loop().create_future()
@@ -146,7 +146,7 @@ class Connections:
         for node in other_nodes(places, home.subscriptions.own_node):
             if self._node(node).out_until <= now:
                 return node
-        message = f"The stream {stream!r} has no replica on a node that can be reached from here."
+        message = f"The stream {stream!r} has no replica on a reachable node."
         raise StreamNotHere(message, stream=stream)
 
     def _placed(self, _connection: Connection, all_places: list[StreamPlaces]) -> None:
@@ -192,19 +192,19 @@ class Connections:
     # --- connections --------------------------------------------------------------------------------------------------
 
     def _open(self, node: Node) -> None:
-        """Start to open another connection; raise if there are `connections_max` already."""
+        """Start to open another connection; raise if `connections_max` is reached."""
         if node.is_opening or self._is_closed:
             return
         if len(self) >= self._connections_max + sum(each.subscriptions.is_worn for each in node.connections):
             raise ConfigurationError(
-                f"More streams need more than connections_max={self._connections_max} connections to the broker: "
+                f"To follow more streams takes more than connections_max={self._connections_max} connections: "
                 "divide the streams among more processes"
             )
         node.is_opening = True
         self._loop.spawn(self._connect(node))
 
     async def _connect(self, node: Node) -> None:
-        """Open a connection; for the node that is connected first, retry until that succeeds."""
+        """Open a connection; to the home node, retry until that succeeds."""
         try:
             while True:
                 pause_s, node.pause_s = node.pause_s, 0.0
@@ -224,11 +224,11 @@ class Connections:
         if self._is_closed:
             return
         if node.roomiest() is not None:
-            # It was to spread streams only; the broker may limit connections.
+            # It was only to spread streams; the broker may limit connections.
             self._spread_max = len(self)
             node.wake()
         elif node.where is not None:
-            # It may advertise a name that does not resolve here: look for other replicas.
+            # The node may advertise a name that does not resolve here: look for other replicas.
             node.out_until = time.monotonic() + OUT_OF_REACH_S
             node.wake(error)
         else:
@@ -247,13 +247,12 @@ class Connections:
         self._back()
         connection.pause(self._is_paused)
         for worn in [each for each in node.connections if each.subscriptions.is_worn]:
-            # The broker keeps too many files open for it.
+            # The broker keeps too many files open for this connection.
             self._forget(node, worn)
             worn.close()
         node.wake()
 
     def _lost(self, node: Node, connection: Connection, error: Exception) -> None:
-        """Note that a connection has ended by itself."""
         if connection not in node.connections:
             return
         if time.monotonic() - connection.opened_at >= SETTLED_S:
@@ -266,7 +265,6 @@ class Connections:
             self._away(error)
 
     def _forget(self, node: Node, connection: Connection) -> None:
-        """Remove a connection; its streams wait for another one."""
         node.connections.remove(connection)
         self._dirty.pop(connection, None)
         connection.subscriptions.interrupt()

@@ -1,4 +1,4 @@
-"""Delivering events to the owner: in order for each stream, streams in turn, with bounded bytes."""
+"""Delivers events to the owner: in order per stream, streams in turn, with bounded bytes."""
 
 import asyncio
 import logging
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
 logger = logging.getLogger("relatum.follower")
 
 RECORD_BYTES: Final = 64
-"""Bytes of memory that a record takes beside its own, about."""
+"""Approximate memory overhead of a record, in bytes."""
 
 PIECE_RECORDS: Final = 512
-"""Records of a piece at most: a few milliseconds of work in a loop that has other streams, and a lease to renew."""
+"""Maximum records of a piece: a few milliseconds of work in a loop with other streams, and a lease to renew."""
 
 TURN_S: Final = 0.02
-"""Seconds after which delivering yields to the loop's other work, such as renewing a lease."""
+"""Seconds after which delivery yields to other work of the loop, such as renewing a lease."""
 
 GIVEN_BYTES: Final = 8 << 20
-"""Unpacked bytes of one stream that the owner has at once, about: two large pieces. A chunk may unpack to a thousand
-times its size."""
+"""Approximate maximum of unpacked bytes of one stream that the owner has at once: two large pieces. A chunk may unpack
+to a thousand times its size."""
 
 RESUMES_AT: Final = 0.75
-"""Share of `bytes_max` below which reading resumes after a pause."""
+"""Fraction of `bytes_max` below which reading resumes after a pause."""
 
 AFTER_DEFECT_S: Final = 1.0
-"""Seconds before an event is delivered again at which the owner raised."""
+"""Seconds before an event is delivered again after the owner raised an exception."""
 
 STREAMS: Final = 16
-"""Streams with chunks in one window from which on reading pauses: a turn of the loop and of the owner costs more than a
-small chunk."""
+"""Reading pauses if at least this many streams have chunks in one window: a turn of the loop and of the owner costs
+more than a small chunk."""
 
 BYTES: Final = 1 << 20
-"""Bytes in one window from which on reading does not pause, as turns are large already."""
+"""Reading does not pause if one window has at least this many bytes, since turns are already large."""
 
 
 class HeldChunk:
-    """A chunk that was read. It is split and unpacked piece by piece as it is delivered, so it waits at its sent size.
+    """A chunk that was read. It is split and unpacked piece by piece at delivery, so it waits at its sent size.
 
-    `begin`: Earlier records are not delivered. `out`: Pieces that were, and that the owner is not done with. `is_cut`:
-    No piece is left.
+    `begin`: Earlier records are not delivered. `out`: Delivered pieces that the owner has not released. `is_cut`: No
+    piece is left.
     """
 
     def __init__(self, chunk: Chunk, followed: "Followed", subscription: "Subscription") -> None:
@@ -64,12 +64,12 @@ class HeldChunk:
         self._pieces: Iterator[RecordBatch] | None = None
 
     def at(self, offset: int) -> Message | None:
-        """The message at an offset; None if the chunk has none."""
+        """Return the message at an offset; None if the chunk does not contain it."""
         record = record_at(self._chunk, offset)
         return None if record is None else Message.from_record("", offset, record, self._chunk.time_ms)
 
     def piece(self) -> tuple[RecordBatch, int] | None:
-        """The next piece, and the bytes it takes; None if there is none. Sets `is_cut` with the last one."""
+        """Return the next piece, and the bytes it takes; None if there is none. The last piece sets `is_cut`."""
         if self._pieces is None and self.begin <= self.first_offset and self._chunk.record_count <= PIECE_RECORDS:
             records = small_records(self._chunk)
             if records is not None:
@@ -83,7 +83,7 @@ class HeldChunk:
 
     def _cut(self) -> Iterator[RecordBatch]:
         for first, records in split(self._chunk):
-            # Records that cannot be unpacked cost nothing, and are passed over as a whole.
+            # Unreadable records cost nothing, and are passed on as a whole.
             most = len(records) if UnreadableRecord in set(map(type, records)) else PIECE_RECORDS
             start = max(0, self.begin - first)
             while start < len(records):
@@ -96,7 +96,7 @@ class HeldChunk:
 
 
 class DeliveredPiece:
-    """A piece that was delivered, and its unpacked bytes. `done` releases it, once."""
+    """A delivered piece, and its unpacked bytes. `done` releases it, once."""
 
     __slots__ = ("bytes", "held", "is_done")
 
@@ -107,9 +107,9 @@ class DeliveredPiece:
 
 
 class Gathering:
-    """Decides by the chunks of the last window of time whether reading pauses until the next one ends.
+    """Decides from the chunks in the last time window whether reading pauses until the end of the next one.
 
-    So chunks of many streams are read, delivered and committed together; those of few streams are read at once.
+    So chunks of many streams are read, delivered and committed together; chunks of few streams are read at once.
     """
 
     def __init__(self, gather_s: float) -> None:
@@ -120,14 +120,14 @@ class Gathering:
         self._is_pausing = False
 
     def note(self, followed: "Followed", bytes_: int) -> None:
-        """Note a chunk of a stream."""
+        """Count a chunk of a stream."""
         self._bytes += bytes_
         if followed.window != self._window:
             followed.window = self._window
             self._streams += 1
 
     def pause_s(self) -> float:
-        """Seconds to read nothing; asked after each turn."""
+        """Return the seconds to pause reading. Call this after each turn."""
         if not self._gather_s:
             return 0.0
         now = time.monotonic()
@@ -140,9 +140,9 @@ class Gathering:
 
 
 class Delivery:
-    """What was read and is not released yet, delivered or not: `bytes` in `count` chunks.
+    """The chunks that were read and are not released, delivered or not: `bytes` in `count` chunks.
 
-    `pause`: Called to stop reading, or to resume: if too much is held, and while chunks are gathered.
+    `pause`: Called to stop and resume reading, if too much is held, and while chunks are gathered.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Delivery:
             self._pause(True)
 
     def drop(self, held: HeldChunk) -> None:
-        """Deliver no more of a chunk; it is released once the owner is done with delivered pieces."""
+        """Deliver no more of a chunk, and release it when the owner has released its delivered pieces."""
         held.is_cut = True
         self._let_go(held)
 
@@ -222,7 +222,7 @@ class Delivery:
         asyncio.get_running_loop().call_soon(self._tell, event)
 
     def forget(self, followed: "Followed") -> None:
-        """Drop everything queued of a stream."""
+        """Drop all queued items of a stream."""
         items, followed.items = followed.items, deque()
         for item in items:
             if isinstance(item, HeldChunk):
@@ -292,7 +292,7 @@ class Delivery:
             followed.begin_anew(batch.first_offset, defect)
 
     def _tell(self, event: Event) -> Exception | None:
-        """Call the owner with an event; log and return what it raises."""
+        """Call the owner with an event; log and return its exception."""
         if isinstance(event, Records):
             self.records += len(event.batch)
         else:
@@ -300,12 +300,12 @@ class Delivery:
         try:
             self._on_event(event)
         except Exception as error:
-            logger.exception("a follower's owner raised at an event, which is delivered again")
+            logger.exception("a follower's owner raised an exception at an event, which will be delivered again")
             return error
         return None
 
     def _give_event(self, followed: "Followed", event: Event) -> None:
-        """Deliver an event other than records, again if the owner raises."""
+        """Deliver an event other than records; deliver it again if the owner raises."""
         defect = self._tell(event)
         if defect is None or isinstance(event, Failed | Records):
             return

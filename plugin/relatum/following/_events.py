@@ -1,4 +1,4 @@
-"""The events of a follower. Each has the stream's name, and in `following` the number that `follow` returned."""
+"""The events of a follower. `stream` is the stream's name, `following` the number that `follow` returned."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,9 +8,9 @@ from relatum.reading import Agreement, Position, RecordBatch, StreamBounds
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """The stream is read, for the first time or again, and is the known one.
+    """The stream is being read, for the first time or again, and is the known one.
 
-    `next_offset`: The next record's offset, or a smaller one.
+    `next_offset`: The next record's offset, or a smaller offset.
     """
 
     stream: str
@@ -20,7 +20,7 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Consecutive records that were not delivered before. `held` is for `StreamFollower.done` only."""
+    """Consecutive records that were not delivered before. `held` is only for `StreamFollower.done`."""
 
     stream: str
     following: int
@@ -40,10 +40,10 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The stream is proven to differ from what was read: it lost its end, or was declared again. The last event.
+    """The stream provably differs from what was read: it lost its end, or was declared again. The last event.
 
     `found`: `OTHER` if another message has the offset of `known`, `ENDS_BEFORE` if the leader says that the stream ends
-    before it. `bounds`: Its ends, if they were asked for.
+    before it. `bounds`: The stream's bounds, if the follower queried them.
     """
 
     stream: str
@@ -55,7 +55,7 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """All that a node has was delivered; once after each `Attached`. The node may lag: this is not the stream's end."""
+    """All records of a node were delivered; once after each `Attached`. The node may lag behind the stream's end."""
 
     stream: str
     following: int
@@ -64,7 +64,7 @@ class CaughtUp:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Reading failed, and is retried. `stream` is None if none can be read: no broker, or no login."""
+    """Reading failed, and is retried. `stream` is None if no stream can be read: no broker, or no login."""
 
     stream: str | None
     following: int

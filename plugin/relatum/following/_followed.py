@@ -1,14 +1,14 @@
 """One followed stream: how far it was read, and whether it is still the known one.
 
-If a message of the stream is known, reading begins at that message and not behind it. So the first chunk tells, without
-a further question, whether it is the same stream: the message is there, or another one is. Otherwise the stream's
-leader is asked:
+If a message of the stream is known, reading begins at that message, not after it. So the first chunk shows without a
+query whether the stream is the same: it contains the message, or a different one. Otherwise the follower asks the
+stream's leader:
 
 - if nothing arrives, or only earlier records: the node lags, or the stream lost its end or was declared again;
-- if reading begins behind the known message, or behind the next one: retention dropped it, or the stream has a gap, or
-  is another one.
+- if reading begins after the known message, or after the next one: retention dropped it, the stream has a gap, or it
+  is a different stream.
 
-Until the answer, chunks that arrive are queued.
+Until the answer, arriving chunks are queued.
 """
 
 import asyncio
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from relatum.following._follower import StreamFollower
 
 RECORD_KEPT_BYTES: Final = 4 << 10
-"""Bytes up to which a stream's last record is kept as it is, to recognise the stream by; of larger ones the sum is."""
+"""A last record of up to this many bytes is kept to recognise the stream; of a larger one, only a checksum."""
 
 
 class Finding(NamedTuple):
-    """Whether a stream agrees with the known message, and its bounds; each None if it was not asked for."""
+    """Whether a stream agrees with the known message, and the stream's bounds; each None if not queried."""
 
     agreement: Agreement | None
     bounds: StreamBounds | None
 
 
 class Differs(Exception):
-    """The stream differs from the known one."""
+    """Raised if the stream differs from the known one."""
 
     def __init__(self, found: Agreement, bounds: StreamBounds | None) -> None:
         super().__init__(found, bounds)
@@ -51,10 +51,10 @@ class Differs(Exception):
 
 
 class Followed:
-    """A following of a stream: all before `next_offset` was read, and `known` is the last known message.
+    """A stream being followed: all before `next_offset` was read, and `known` is the last known message.
 
-    `node`: Where it is read; None: the node that is connected first.
-    `is_attached`: Whether that was reported since reading began.
+    `node`: The node to read from; None: the home node.
+    `is_attached`: Whether `Attached` was reported since reading began.
     `items`, `has_turn`, `given_bytes` and `window` belong to `Delivery`.
     """
 
@@ -71,7 +71,7 @@ class Followed:
         self.has_turn = self.is_over = self.is_attached = False
         self.given_bytes = self.window = 0
         self._inbox: deque[HeldChunk | Exception | None] = deque()
-        """What is to be judged: chunks, None for "no more at present", and exceptions that end reading."""
+        """Items to judge: chunks, None for "no more now", and exceptions that end reading."""
         self._came = asyncio.Event()
         self._subscription: Subscription | None = None
         self._is_agreed = self._is_vouched = self._has_given = False
@@ -82,11 +82,11 @@ class Followed:
 
     @property
     def is_read(self) -> bool:
-        """Whether it is subscribed to."""
+        """Whether the stream is subscribed to."""
         return self._subscription is not None
 
     async def run(self) -> None:
-        """Follow the stream for ever; if it proves to be another one, until it is left."""
+        """Follow the stream until the task is cancelled."""
         while True:
             try:
                 await self._attempt()
@@ -95,7 +95,7 @@ class Followed:
             except Differs as differs:
                 assert self.known is not None, "else nothing can differ"
                 self._put(Replaced(self.stream, self.number, self.known, differs.found, differs.bounds))
-                # The owner leaves it soon. Otherwise an earlier event could not be delivered, and this is found again.
+                # The owner leaves soon. Otherwise an earlier event was not delivered, and this will be found again.
                 with suppress(Exception):
                     await self._first()
             except Exception as error:  # noqa: BLE001 - reported, and retried
@@ -119,15 +119,15 @@ class Followed:
         error = await self._follower.why_missing(self.stream)
         if error is not None:
             raise error
-        # Declared just now.
+        # The stream was declared just now.
         await asyncio.sleep(self._pauses.after(StreamUnavailable("", stream=self.stream)))
 
     async def _pause(self, error: Exception) -> None:
-        """Report that it cannot be read now, and wait before the next attempt."""
+        """Report that the stream cannot be read now, and wait before the next attempt."""
         if self._has_given or time.monotonic() - self._begun_at >= SETTLED_S:
             self._pauses = Pauses()
         self.node, self._has_given, self._begun_at = None, False, math.inf
-        # While the broker is away, which was reported, all questions fail.
+        # While the broker is unreachable, which was reported already, all queries fail.
         if not (self._follower.connections.is_away and may_repeat(error)):
             self._follower.on_failed(self, error)
         await asyncio.sleep(self._pauses.after(error))
@@ -135,7 +135,7 @@ class Followed:
     # --- one reading --------------------------------------------------------------------------------------------------
 
     async def _read(self) -> Ended | None:
-        """Read over one subscription; return what ended it, or None if reading is to begin at another offset."""
+        """Read over one subscription; return what ended it, or None if reading must start at another offset."""
         self._subscription = await self._follower.connections.subscribe(self)
         try:
             while await self._judge():
@@ -145,14 +145,14 @@ class Followed:
         return None
 
     def begin(self) -> int:
-        """Begin to read, for the first time or again; return the offset to begin at."""
+        """Prepare to read, for the first time or again; return the offset to start at."""
         self.known = self._last_known() or self.known
         self._is_agreed, self._is_vouched, self.is_attached = self.known is None, False, False
         self._has_given, self._begun_at = False, time.monotonic()
         return self.next_offset if self.known is None else self.known.offset
 
     def stop_reading(self) -> None:
-        """End the subscription, and drop chunks that were not judged. Idempotent."""
+        """End the subscription, and drop the chunks not judged yet. Idempotent."""
         subscription, self._subscription = self._subscription, None
         self._is_agreed = False
         if subscription is not None:
@@ -160,7 +160,7 @@ class Followed:
         self._clear_inbox()
 
     def end(self) -> None:
-        """Stop following: nothing is delivered from now on."""
+        """Stop following: no more events are delivered."""
         self.is_over = True
         self.stop_reading()
         self._follower.delivery.forget(self)
@@ -168,7 +168,7 @@ class Followed:
             self.task.cancel()
 
     def begin_anew(self, offset: int, error: Exception) -> None:
-        """Read again from an offset on, as the records from there on could not be delivered."""
+        """Read again from an offset, since records from there on could not be delivered."""
         self.next_offset = offset
         self._follower.delivery.forget(self)
         self._clear_inbox()
@@ -183,7 +183,7 @@ class Followed:
     # --- from the connection ------------------------------------------------------------------------------------------
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """Take a chunk. Nearly always it is the next one, and needs no judgement."""
+        """Take a chunk. Nearly always it is the next one, and is delivered without judging."""
         assert self._subscription is not None, "chunks arrive by a subscription"
         held = HeldChunk(chunk, self, self._subscription)
         self._follower.delivery.hold(held)
@@ -194,7 +194,7 @@ class Followed:
         self.grant()
 
     def on_drained(self) -> None:
-        """Note that the node has no more at present."""
+        """Note that the node has no more records now."""
         if self._is_agreed and not self._inbox:
             self._caught_up()
         else:
@@ -216,7 +216,7 @@ class Followed:
     # --- judging ------------------------------------------------------------------------------------------------------
 
     async def _judge(self) -> bool:
-        """Judge the first item of the inbox; False if reading is to begin again."""
+        """Judge the first item of the inbox; return False if reading must start again."""
         held = await self._first()
         if not self._is_agreed:
             return await self._recognise(held)
@@ -232,7 +232,7 @@ class Followed:
         return True
 
     async def _first(self) -> HeldChunk | None:
-        """The first item of the inbox, which stays there until it was judged; raises it if it is an exception."""
+        """Return the first item of the inbox, or raise it if it is an exception. It stays there until it was judged."""
         while not self._inbox:
             self._came.clear()
             await self._came.wait()
@@ -242,7 +242,7 @@ class Followed:
         return first
 
     async def _recognise(self, held: HeldChunk | None) -> bool:
-        """Compare a chunk with the known message, or ask the leader; False if reading is to begin again."""
+        """Compare a chunk with the known message, or ask the leader; return False if reading must start again."""
         known = self.known
         assert known is not None, "else it is agreed"
         if held is None or held.last_offset < known.offset:
@@ -259,7 +259,7 @@ class Followed:
             return True
         message = held.at(known.offset)
         if message is None:
-            # The chunk begins behind the known message.
+            # The chunk begins after the known message.
             finding = await self._look(held, known, is_end=False)
             self._is_agreed = True
             self._pass_gap(held, finding)
@@ -268,7 +268,7 @@ class Followed:
         if not known.agrees(found.fingerprint, found.chunk_ms):
             raise Differs(Agreement.OTHER, None)
         if known.offset >= self.next_offset:
-            # The known message lies behind the wanted offset.
+            # The known message is at or after the wanted offset.
             self.known = None
             return False
         self._is_agreed = True
@@ -286,7 +286,7 @@ class Followed:
             raise
         first = self._inbox[0]
         if isinstance(first, Exception):
-            # Reading is to begin anew.
+            # Reading must start again.
             raise first
         assert first is held, "nothing else is judged before it"
         if finding.agreement in (Agreement.OTHER, Agreement.ENDS_BEFORE):
@@ -294,7 +294,7 @@ class Followed:
         return finding
 
     def _pass_gap(self, held: HeldChunk, finding: Finding) -> None:
-        """Go on behind a gap, which is a hole if the stream begins behind the wanted offset."""
+        """Continue after a gap: a hole if the stream begins after the wanted offset."""
         self._attached()
         begin = None if finding.bounds is None else finding.bounds.first
         if begin is not None and begin > self.next_offset and held.first_offset > self.next_offset:
@@ -330,9 +330,9 @@ class Followed:
         self._follower.delivery.put(self, item)
 
     def note_delivered(self, batch: RecordBatch) -> None:
-        """Remember the last delivered record, to recognise the stream by."""
+        """Remember the last delivered record, by which the stream is recognised."""
         self._has_given = True
-        # Undecoded: this is called for each chunk, and needed only after an interruption.
+        # Undecoded: this runs for each chunk, and is needed only after an interruption.
         self._last = batch.offsets[-1], batch.records[-1], batch.chunk_ms
         if len(batch.records[-1]) > RECORD_KEPT_BYTES:
             self._last = self._position()
@@ -343,7 +343,7 @@ class Followed:
         return position_of(Message.from_record(self.stream, *self._last))
 
     def _last_known(self) -> Position | None:
-        """The position of the last message that was queued or delivered; None if there was none."""
+        """Return the position of the last message queued or delivered; None if there was none."""
         newest = next((item for item in reversed(self.items) if isinstance(item, HeldChunk)), None)
         if newest is None:
             return self._position()

@@ -1,4 +1,4 @@
-"""The follower: reads streams on its owner's event loop, and calls the owner with events."""
+"""The follower: reads streams on its owner's event loop, and passes events to the owner."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ _NOBODY: Final = logging.Logger("relatum.follower.nobody")
 _NOBODY.disabled = True
 
 HELPERS_MAX: Final = 3
-"""Questions asked at the same time, so that one that waits for a frozen node delays no other."""
+"""Maximum concurrent calls, so that a call that waits for a frozen node delays no other."""
 
 _Answer = TypeVar("_Answer")
 
@@ -42,38 +42,38 @@ _Answer = TypeVar("_Answer")
 @reported()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerStatistics:
-    """The state of a follower, and what it has delivered."""
+    """The state of a follower, and counts of what it has delivered."""
 
-    followed: Annotated[int, Gauge("relatum_follower_streams", "Streams that are followed")]
-    attached: Annotated[int, Gauge("relatum_follower_attached_streams", "Streams that are read now")]
-    connections: Annotated[int, Gauge("relatum_follower_connections", "Connections that streams are read over")]
-    held: Annotated[int, Gauge("relatum_follower_held_chunks", "Chunks read and not done with")]
-    held_bytes: Annotated[int, Gauge("relatum_follower_held_bytes", "Bytes read and not done with")]
-    records: Annotated[int, Counter("relatum_follower_records_total", "Records read and given")]
-    holes: Annotated[int, Counter("relatum_follower_holes_total", "Times that retention was faster")]
-    replaced: Annotated[int, Counter("relatum_follower_replaced_total", "Streams found deleted or cut off")]
-    failures: Annotated[int, Counter("relatum_follower_failures_total", "Failed tries to follow a stream")]
+    followed: Annotated[int, Gauge("relatum_follower_streams", "Followed streams")]
+    attached: Annotated[int, Gauge("relatum_follower_attached_streams", "Streams being read")]
+    connections: Annotated[int, Gauge("relatum_follower_connections", "Connections for reading streams")]
+    held: Annotated[int, Gauge("relatum_follower_held_chunks", "Chunks read and not released")]
+    held_bytes: Annotated[int, Gauge("relatum_follower_held_bytes", "Bytes read and not released")]
+    records: Annotated[int, Counter("relatum_follower_records_total", "Records delivered")]
+    holes: Annotated[int, Counter("relatum_follower_holes_total", "Times that retention dropped unread records")]
+    replaced: Annotated[int, Counter("relatum_follower_replaced_total", "Times that a stream was replaced or cut")]
+    failures: Annotated[int, Counter("relatum_follower_failures_total", "Failed attempts to follow a stream")]
 
 
 def refuses_login(error: object) -> TypeGuard[RelatumError]:
-    """Whether the broker refuses this login altogether, which waiting does not cure."""
+    """Whether the broker refuses this login altogether, which waiting cannot cure."""
     return isinstance(error, AccessRefused | ConfigurationError) and getattr(error, "stream", None) is None
 
 
 class StreamFollower:
-    """Follows streams for ever, each from a position on, on its owner's event loop. Not fork-safe.
+    """Follows streams for ever, each from a given position, on its owner's event loop. Not fork-safe.
 
     Errors are retried, and reported as events and to `outages`; methods do not raise them. All methods but `reader`,
-    `is_let_in` and `statistics` are for the loop's thread. Close it before the loop is stopped.
+    `is_let_in` and `statistics` are for the loop's thread. Close the follower before you stop the loop.
 
-    `on_event`: Called with each event in the loop, in order for each stream, streams in turn. If it raises, the error
-    is logged and the event delivered again; records are read again for that.
-    `gather_s`: Seconds that reading pauses while many streams bring small chunks: delivered together, they cost less.
-    `bytes_max`: Bytes of all streams held at most. Unpacked records come on top: 8 MiB of a stream, about.
-    `window_bytes`: Bytes of one stream that are in flight and held, about; one chunk at least.
-    `connections_max`: Connections of 256 streams each; questions have their own.
-    `heartbeat_s`: A connection that is silent for 1.5 times that is dropped.
-    `name`, `who`: What following, and following a stream, is called in `outages`.
+    `on_event`: Called in the loop with each event, in order per stream, streams in turn. If it raises, the error is
+    logged and the event is delivered again; records are read again for this.
+    `gather_s`: Seconds that reading pauses while many streams send small chunks: together they cost less. Default: 0.
+    `bytes_max`: Maximum bytes held for all streams. Unpacked records come on top: about 8 MiB for each stream.
+    `window_bytes`: Approximate bytes of one stream in flight and held; at least one chunk.
+    `connections_max`: Maximum connections, for 256 streams each; other calls use their own connections.
+    `heartbeat_s`: A connection that is silent for 1.5 times this is dropped.
+    `name`, `who`: The names in `outages` of following at all, and of following one stream.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class StreamFollower:
         self._heartbeat_s = heartbeat_s
         self._opening = threading.Lock()
         self._reader: StreamReader | None = None
-        # Apart from the owner's threads, whose questions to PostgreSQL must not queue behind these. One thread is left
-        # for connecting, which must not queue behind questions about streams.
+        # Separate from the owner's threads, whose calls to PostgreSQL must not queue behind these. One thread is left
+        # for connecting, which must not queue behind queries about streams.
         self._threads = Threads(HELPERS_MAX, "relatum-follower-asks")
         self._asking = asyncio.Semaphore(HELPERS_MAX - 1)
         self.connections = Connections(
@@ -118,17 +118,17 @@ class StreamFollower:
         self._numbers = count(1)
         self._is_closed = False
         self.is_let_in = True
-        """Whether the broker accepts the login, as far as is known."""
+        """Whether the broker accepts the login, as far as known."""
         of_one_process(self, "a follower")
         metrics.report(self)
 
     # --- streams ------------------------------------------------------------------------------------------------------
 
     def follow(self, stream: str, next_offset: int, *, known: Position | None = None) -> int:
-        """Follow a stream, which need not exist yet, from an offset on; again if it is followed already.
+        """Follow a stream, which need not exist yet, from an offset; start again if it is followed already.
 
-        `known`: A message read of it before, by which the stream is recognised; None accepts any.
-        Returns a number, which all events of this following have.
+        `known`: A message of the stream, by which it is recognised; None accepts any stream.
+        Returns the number that identifies this following in its events.
         """
         if self._is_closed:
             raise UsedAfterClose("the follower was closed: open another one")
@@ -138,25 +138,25 @@ class StreamFollower:
         return followed.number
 
     def leave(self, stream: str) -> None:
-        """Stop following a stream: no events of it are delivered from now on. Does not block."""
+        """Stop following a stream: no more events of it are delivered. Does not block."""
         followed = self._current.pop(stream, None)
         if followed is None:
             return
         followed.end()
         self._outages.forget(self._who(stream))
         if not self._current:
-            # Nothing is left that would notice when the broker is back.
+            # Nothing is left to notice the broker's return.
             self._outages.forget(self._name)
 
     def done(self, *events: Event) -> None:
-        """Release records, and grant their streams credit. In any order; idempotent."""
+        """Release records, in any order, and grant credit for their streams. Idempotent."""
         self.delivery.done(events)
 
-    # --- state and questions ------------------------------------------------------------------------------------------
+    # --- state and queries --------------------------------------------------------------------------------------------
 
     def reader(self) -> StreamReader:
-        """The follower's reader, for questions; the follower closes it. Blocks while it is opened: not for the loop."""
-        # Opened once for all callers. Closing does not wait for that.
+        """Return the follower's reader, for queries; the follower closes it. Blocks to open it: not for the loop."""
+        # Opened once for all callers. Closing does not wait for this.
         with self._opening:
             if self._reader is None and not self._is_closed:
                 self._reader = StreamReader.open(
@@ -169,11 +169,11 @@ class StreamFollower:
 
     @property
     def is_attached(self) -> bool:
-        """Whether any stream is read now, and was recognised."""
+        """Whether any stream is being read and was recognised."""
         return any(each.is_attached and each.is_read for each in list(self._current.values()))
 
     def statistics(self) -> FollowerStatistics:
-        """Its state, and what it has delivered. For any thread."""
+        """Return the follower's state and counts. Thread-safe."""
         delivery = self.delivery
         return FollowerStatistics(
             followed=len(self._current),
@@ -190,7 +190,7 @@ class StreamFollower:
     async def look(self, stream: str, known: Position | None, is_end: bool) -> Finding:
         """Ask the stream's leader whether a known message is unchanged, and where the stream begins.
 
-        `is_end`: The beginning does not matter if the message is unchanged or expired. Raises `StreamUnavailable` if
+        `is_end`: The beginning is not needed if the message is unchanged or expired. Raises `StreamUnavailable` if
         there is no answer now.
         """
         return await self._ask(self._look, stream, known, is_end)
@@ -200,15 +200,15 @@ class StreamFollower:
         found = None if known is None else agreement(reader, stream, known)
         if found is Agreement.UNKNOWN:
             raise StreamUnavailable(
-                f"{stream!r} does not show offset {known and known.offset}, which was read: a node is "
-                "behind, or starts, or the leader cannot be asked; nothing is concluded",
+                f"{stream!r} does not show offset {known and known.offset}, which was read before: a node lags or "
+                "is starting, or the leader is unreachable, so nothing can be concluded",
                 stream=stream,
             )
         is_enough = is_end and found in (Agreement.SAME, Agreement.EXPIRED)
         return Finding(found, None if is_enough else reader.bounds(stream))
 
     async def why_missing(self, stream: str) -> RelatumError | None:
-        """Why a node does not know a stream: it does not exist, or is a queue. None if it was declared just now."""
+        """Return why a node does not know a stream: it is missing, or a queue. None if it was declared just now."""
         return await self._ask(self._why_missing, stream)
 
     def _why_missing(self, stream: str) -> RelatumError | None:
@@ -228,24 +228,24 @@ class StreamFollower:
         return await in_thread(self._threads, self._open_link, node, returned=SocketConnection.close)
 
     def _open_link(self, node: NodeAddress | None) -> SocketConnection:
-        """Open a connection to a node; None: the node that is connected first."""
+        """Open a connection to a node; None: the home node."""
         return self.reader().link(node)
 
     # --- from streams and connections ---------------------------------------------------------------------------------
 
     def on_attached(self, followed: Followed) -> None:
-        """A stream is read, and was recognised."""
+        """Report that a stream is being read and was recognised."""
         self._outages.over(self._who(followed.stream))
 
     def on_failed(self, followed: Followed, error: Exception) -> None:
-        """A stream cannot be read now."""
+        """Report that a stream cannot be read now."""
         if not isinstance(error, RelatumError):
-            logger.error("following of stream %r has a defect, and goes on", followed.stream, exc_info=error)
+            logger.error("following of stream %r failed, and will be retried", followed.stream, exc_info=error)
         self._outages.failed(self._who(followed.stream), error)
         self.delivery.put(followed, Failed(followed.stream, followed.number, error))
 
     def _away(self, error: Exception) -> None:
-        """No stream can be read: the broker is away, or refuses the login."""
+        """Report that no stream can be read: the broker is unreachable, or refuses the login."""
         self.is_let_in = not refuses_login(error)
         if self._current:
             self._outages.failed(self._name, error)
@@ -259,7 +259,7 @@ class StreamFollower:
     # --- end ----------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop following: close connections at once, then the reader in a thread. Idempotent."""
+        """Close the connections at once, then the reader in a thread. Idempotent."""
         if self._is_closed:
             return
         self.end()
@@ -274,7 +274,7 @@ class StreamFollower:
             self._reader.close()
 
     def end(self) -> None:
-        """Stop following, and close all connections but the reader's."""
+        """Stop following, and close all connections except the reader's."""
         self._is_closed = True
         for stream in list(self._current):
             self.leave(stream)

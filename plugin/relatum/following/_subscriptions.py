@@ -1,8 +1,8 @@
-"""The subscriptions of one connection: their numbers, their credit, and their answers. No I/O.
+"""The subscriptions of one connection: numbers, credit and answers. No I/O.
 
 A barrier is the answer to an empty Metadata command that follows a subscription or credit. The broker handles the
-commands of a connection in order, so a stream that got no chunk before the barrier has no more at present, on this
-node.
+commands of a connection in order: if a stream got no chunk before the barrier, it has no more records on this node
+now.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -30,23 +30,24 @@ if TYPE_CHECKING:
     from relatum.following._followed import Followed
 
 WAITS_BEFORE: Final = (4, 2, 1)
-"""Version before which a connection waits two milliseconds, for all its streams, whenever one of them has no more: for
-each lone message. Source: rabbitmq-server, pull request 14766; `timer:sleep(1)` in `rabbit_stream_reader` of 3.10.8."""
+"""Before this version, the broker delays all streams of a connection by two milliseconds whenever one has no more, so
+for each lone message. Source: rabbitmq-server, pull request 14766; `timer:sleep(1)` in `rabbit_stream_reader` of
+3.10.8."""
 
 CROWD: Final = 64
-"""Streams on a connection of such a broker, which delay each other by an eighth of a second at most."""
+"""Maximum streams on a connection to such a broker: they delay each other by at most an eighth of a second."""
 
 CHUNKS_MAX: Final = 1024
-"""Chunks of a stream in flight and held, at most; messages that are published one by one have one each. An owner that
-is done with them five times a second keeps up with 5,000 a second."""
+"""Maximum chunks of a stream in flight and held; messages published one by one have one each. An owner that releases
+them five times a second keeps up with 5,000 a second."""
 
 
 class Interrupted(Exception):
-    """The connection has ended, which is reported once for all its streams."""
+    """The connection ended, which is reported once for all its streams."""
 
 
 class Ended(Exception):
-    """The broker refused or ended a subscription: its code, and that as an error."""
+    """The broker refused or ended a subscription, with its code and the matching error."""
 
     def __init__(self, code: int, error: RelatumError) -> None:
         super().__init__(code, error)
@@ -57,7 +58,7 @@ class Ended(Exception):
 class Subscription:
     """The subscription to one stream: its number on the connection, and its credit.
 
-    `barrier`: Answered when everything asked for last has arrived. `is_quiet`: A barrier showed that there is no more.
+    `barrier`: Answered after everything requested before it. `is_quiet`: A barrier showed that there is no more.
     """
 
     def __init__(self, followed: "Followed", number: int, window_bytes: int) -> None:
@@ -70,21 +71,21 @@ class Subscription:
         self._window_bytes = window_bytes
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """Count a chunk that arrived, and size the window by it."""
+        """Count an arrived chunk, and adapt the window to its size."""
         self.has_come = True
         self._under_way -= 1
         self._held += 1
         self._window = min(CHUNKS_MAX, self._window_bytes // (len(chunk.data) or 1) or 1)
 
     def free(self) -> None:
-        """Count a chunk that was released."""
+        """Count a released chunk."""
         self._held -= 1
 
     def credit(self) -> int:
-        """Take the available credit: chunks that may be in flight now, beyond those that are.
+        """Take the available credit: how many more chunks may be in flight now.
 
-        For a quiet stream none while half of its window is in flight, as a credit for each chunk costs both sides as
-        much as the chunk. Otherwise all of it, as a barrier goes with it.
+        A quiet stream gets none while more than half of its window is in flight, since a credit costs both sides as
+        much as a chunk. Otherwise all of it is taken, since a barrier is sent with it anyway.
         """
         if self.is_quiet and self._under_way * 2 > self._window:
             return 0
@@ -94,7 +95,7 @@ class Subscription:
 
     @property
     def may_come(self) -> bool:
-        """Whether any chunk is in flight; without credit, silence proves nothing."""
+        """Whether a chunk may arrive; without credit, silence proves nothing."""
         return self._under_way > 0
 
 
@@ -112,17 +113,17 @@ class Subscriptions:
 
     @property
     def room(self) -> int:
-        """How many more subscriptions fit; numbers that are being unsubscribed are not free yet."""
+        """The number of subscriptions that still fit; numbers being unsubscribed are not free yet."""
         return min(SUBSCRIPTIONS - self._session.subscription_count, self._attaches_left)
 
     @property
     def is_crowded(self) -> bool:
-        """Whether another stream would be delayed by the many on this connection."""
+        """Whether the streams on this connection would delay another one."""
         return len(self._all) >= CROWD and is_before(self._version, WAITS_BEFORE)
 
     @property
     def is_worn(self) -> bool:
-        """Whether it takes no more subscriptions, as old brokers leak files for each, and is to be replaced."""
+        """Whether the connection must be replaced: old brokers leak files for each subscription, up to a limit."""
         return self._attaches_left <= 0
 
     @property
@@ -135,7 +136,7 @@ class Subscriptions:
 
     @property
     def own_node(self) -> NodeAddress:
-        """The node, by the name it advertises."""
+        """The connection's node, by the name it advertises."""
         properties = self._session.connection_properties
         port = properties.get("advertised_port", "")
         return NodeAddress(properties.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
@@ -155,7 +156,7 @@ class Subscriptions:
         return subscription
 
     def remove(self, subscription: Subscription) -> None:
-        """Unsubscribe; chunks still in flight are dropped as they arrive."""
+        """Unsubscribe; chunks still in flight are dropped on arrival."""
         number = subscription.number
         if self._all.get(number) is subscription:
             del self._all[number]
@@ -165,8 +166,8 @@ class Subscriptions:
     def grant(self, subscription: Subscription) -> bool:
         """Grant the available credit; return whether there is something to send.
 
-        Until the stream is quiet, ask for a barrier too. Also without credit, if chunks were larger than expected: so
-        much is in flight then that there may be no credit for long.
+        Until the stream is quiet, request a barrier, too; even without credit if chunks were larger than expected: with
+        so much in flight, there may be no credit for long.
         """
         if self._all.get(subscription.number) is not subscription:
             return False
@@ -186,7 +187,7 @@ class Subscriptions:
         self._session.send(frames.metadata(correlation, streams))
 
     def set_barrier(self) -> None:
-        """Set one barrier for all that were subscribed or granted credit since the last one."""
+        """Set one barrier for all streams that were subscribed or granted credit since the last one."""
         if self._awaiting:
             correlation = self._session.next_correlation()
             self._barriers[correlation] = list(self._awaiting)
@@ -196,7 +197,7 @@ class Subscriptions:
             self._session.send(frames.metadata(correlation, []))
 
     def interrupt(self) -> None:
-        """Interrupt all streams, as the connection has ended."""
+        """Interrupt all streams, since the connection has ended."""
         subscriptions, self._all = self._all, {}
         self._awaiting.clear()
         for subscription in subscriptions.values():
@@ -206,7 +207,7 @@ class Subscriptions:
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def receive(self, events: list[Event]) -> list[StreamPlaces]:
-        """Pass events to their streams; return the places of streams that were asked for."""
+        """Pass events to their streams; return the requested places of streams."""
         places = list[StreamPlaces]()
         for event in events:
             if type(event) is Chunk:
@@ -241,7 +242,7 @@ class Subscriptions:
             return frames.decode_metadata(answer.body)
         for number in self._barriers.pop(answer.correlation, ()):
             subscription = self._all.get(number)
-            # If it was granted credit since, a later barrier tells.
+            # If it was granted credit since, a later barrier will show it.
             if subscription is not None and subscription.barrier == answer.correlation and not subscription.has_come:
                 subscription.followed.on_drained()
         subscription = self._all.get(self._answers.pop(answer.correlation, -1))
@@ -250,6 +251,6 @@ class Subscriptions:
         return []
 
     def _end(self, subscription: Subscription, code: int, error: RelatumError) -> None:
-        # Even if the broker has ended it: its answer frees the number.
+        # Even if the broker has ended it: the answer frees the number.
         self.remove(subscription)
         subscription.followed.on_ended(Ended(code, error))

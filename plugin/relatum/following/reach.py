@@ -1,7 +1,7 @@
 """Whether a member that shares streams with others reaches the broker. If not, it leaves its streams to them.
 
-A member may reach PostgreSQL and not the broker: its node or the line to it is down, or its password or certificate has
-expired. It would renew its lease, and nobody would read its streams.
+A member may reach PostgreSQL but not the broker: the broker's node or the network is down, or a password or certificate
+has expired. The member would renew its lease, and no member would read its streams.
 """
 
 import math
@@ -14,14 +14,14 @@ from relatum.following._follower import StreamFollower, refuses_login
 from relatum.waiting import Outages, Server, Threads
 
 CUT_OFF_S: Final = 15.0
-"""Seconds without the broker after which others may have a member's streams: as long as a silent connection goes
-unnoticed."""
+"""Seconds without the broker after which others may take a member's streams: the time in which a silent connection is
+detected."""
 
 _ASKS: Final = 3
-"""Questions to the broker in that time, if no followed stream shows that it is there."""
+"""Queries to the broker in this time, if no attached stream shows that it is reachable."""
 
 RETURN_S: Final = 5.0
-"""Seconds in which all members come back that a restart of the broker cut off: the longest pause of a follower."""
+"""Seconds in which all members return after a restart of the broker: the longest pause of a follower."""
 
 _WHO: Final = "reaching the broker"
 
@@ -29,12 +29,12 @@ _WHO: Final = "reaching the broker"
 class Reach:
     """Whether a member reaches the broker. For one thread; does not block.
 
-    While any stream of `follower` is attached, the broker is reached. Otherwise, and while something waits for the
-    broker, it is asked about one of the shared streams, which `stream` returns: there may be many standby members.
+    While any stream of `follower` is attached, the broker is reachable. Otherwise, a query about a shared stream,
+    which `stream` returns, checks that; but only while something waits for the broker, since members may be many.
 
-    `is_cut_off`: Whether the broker has been out of reach for so long that others may have the member's streams.
-    `is_returning`: Whether the member was cut off until just now, or may be cut off soon. It takes no streams then: all
-    members may be cut off, and come back to their own.
+    `is_cut_off`: Whether the broker has been unreachable for so long that others may take the member's streams.
+    `is_returning`: Whether the member was cut off until just now, or may be cut off soon. It must not take streams
+    then: all members may be cut off, and return to their own.
     """
 
     def __init__(self, follower: StreamFollower, outages: Outages, stream: Callable[[], str]) -> None:
@@ -48,16 +48,16 @@ class Reach:
         self._reached_at = self._asked_at = self._looked_at = time.monotonic()
 
     def look(self) -> None:
-        """Update the attributes; call this every few seconds at least."""
+        """Update the attributes; call this at least every few seconds."""
         now = time.monotonic()
         stood_still, self._looked_at = now - self._looked_at > CUT_OFF_S / 2, now
         if stood_still and not self.is_cut_off:
-            # The process was suspended, which says nothing of the broker.
+            # The process was suspended, which proves nothing about the broker.
             self._reached_at = max(self._reached_at, now - CUT_OFF_S / _ASKS)
         is_up = self._outages.is_up(Server.BROKER) and self._follower.is_let_in
         is_attached = self._follower.is_attached
         if is_attached:
-            # No question is asked any more whose answer would say so.
+            # No further query would report the end of the outage.
             self._outages.over(_WHO)
         if is_attached or (is_up and not self.is_cut_off):
             self._reached_at = now
@@ -72,7 +72,7 @@ class Reach:
         self.is_returning = not self.is_cut_off and (is_unsure or now - self._cut_off_at < RETURN_S)
 
     def close(self) -> None:
-        """Ask the broker no more. `look` may still be called."""
+        """Stop the queries. `look` may still be called."""
         self._may_ask, self._is_closed = False, True
         self._threads.shutdown()
 
@@ -80,7 +80,7 @@ class Reach:
         error: Exception | None = None
         try:
             self._follower.reader().bounds(stream)
-        except Exception as raised:  # noqa: BLE001 - logged, or the broker has answered
+        except Exception as raised:  # noqa: BLE001 - logged, or it is an answer of the broker
             error = raised
         if isinstance(error, BrokerUnavailable | ReadTimeout) or refuses_login(error):
             self._outages.failed(_WHO, error)

@@ -1,7 +1,7 @@
-"""Relationship keys: what they are and how their values compare. No input or output happens here.
+"""Relationship keys: their definitions, and how their values compare. Pure.
 
-`KeyDefinition` says where a key comes from; `canonical` is the one form of its values, shared by the interceptor,
-the recorder, the consumer and Spark. The table of what compares equal is in `relatum.keys._canonical`.
+`KeyDefinition` says where a key's values come from. `canonical` returns the form of values that interceptor, recorder,
+consumer and Spark share. `relatum.keys._canonical` has the table of equal values.
 """
 
 from relatum.keys._canonical import (

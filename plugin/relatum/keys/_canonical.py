@@ -1,7 +1,7 @@
 """The one form in which a key's values are stored, looked up and compared.
 
-A canonical value is always text, so that one column and one index serve every key, and what is equal in a message
-is equal in the table:
+A canonical value is always text, so one column and one index serve every key, and values that are equal in messages
+are equal in the table:
 
 | key type | from | canonical form |
 | --- | --- | --- |
@@ -14,8 +14,8 @@ is equal in the table:
 | | `int` | taken as microseconds since 1970, UTC |
 | | ISO 8601 text with a zone | as the `datetime` it names |
 
-`bytes` that are UTF-8 count as the text they spell, for every type. `None` is no value: no row, no error. Everything
-else is invalid, each for a named reason.
+UTF-8 `bytes` count as their text, for every type. `None` is no value: it makes no row and no error. All other values
+are invalid, each for a named reason.
 """
 
 import re
@@ -39,7 +39,7 @@ class KeyType(StrEnum):
 
 
 class SkipReason(StrEnum):
-    """Why a value cannot be a key's value. The recorder counts by these words."""
+    """Why a value cannot be a key's value. The recorder's counters use these names."""
 
     NESTED = "nested"
     DECIMAL = "decimal"
@@ -60,14 +60,14 @@ class SkipReason(StrEnum):
 
 
 _TAKEN: Final = {
-    SkipReason.NOT_INTEGER: "an integer is digits, as 42",
-    SkipReason.NOT_TIMESTAMP: "a timestamp is ISO 8601 with a zone, as 2026-11-23T14:00:00Z, or microseconds",
-    SkipReason.FLOAT: "a number with a fraction has no one text: ask with text or an integer",
+    SkipReason.NOT_INTEGER: "an integer is digits, such as 42",
+    SkipReason.NOT_TIMESTAMP: "a timestamp is ISO 8601 with a zone, such as 2026-11-23T14:00:00Z, or microseconds",
+    SkipReason.FLOAT: "a floating-point number has no unique text: use text or an integer",
 }
 
 
 def described(reason: SkipReason) -> str:
-    """The reason, and what would do, for who asked for such a value."""
+    """Return an error text for a caller: the reason, and which values are valid."""
     return f"{reason}: {_TAKEN[reason]}" if reason in _TAKEN else str(reason)
 
 
@@ -80,10 +80,9 @@ class InvalidValue(ValueError):
 
 
 def microseconds(moment: datetime) -> int:
-    """The moment as integer microseconds since 1970, UTC. One without a zone is taken as UTC.
+    """Return a datetime as integer microseconds since 1970, UTC. Without a zone, it counts as UTC.
 
-    Raises:
-        InvalidValue: where a zone moves the moment out of what `datetime` can hold.
+    A zone may move the result out of the range of `datetime`: see `timestamp_us`.
     """
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
@@ -91,18 +90,18 @@ def microseconds(moment: datetime) -> int:
 
 
 def moment(time_us: int) -> datetime:
-    """The inverse of `microseconds`: an aware UTC `datetime`."""
+    """Return an aware UTC `datetime`: the inverse of `microseconds`."""
     return _EPOCH + timedelta(microseconds=time_us)
 
 
 def canonical(value: Any, key_type: KeyType) -> str:
-    """The canonical form of a value that is not None.
+    """Return the canonical form of a value that is not None.
 
     Raises:
-        InvalidValue: with the reason, where the value cannot be one of a key of that type.
+        InvalidValue: the value is invalid for a key of that type (field `reason`).
     """
     if type(value) is str and key_type is KeyType.TEXT:
-        return checked_text(value)  # nearly all there is
+        return checked_text(value)  # nearly all values
     if isinstance(value, (bytes, bytearray, memoryview)):
         value = _decoded(value)
     if key_type is KeyType.TEXT:
@@ -123,7 +122,7 @@ def _text(value: Any) -> str:
 
 
 def _decoded(value: bytes | bytearray | memoryview) -> str:
-    """RabbitMQ 3.13 and later give binary headers back as text, earlier ones as binary: both are one value."""
+    """Decode bytes. RabbitMQ 3.13 and later deliver binary headers as text, earlier versions as binary."""
     try:
         return str(value, "utf-8")
     except UnicodeDecodeError:
@@ -131,10 +130,10 @@ def _decoded(value: bytes | bytearray | memoryview) -> str:
 
 
 def checked_text(value: str) -> str:
-    """The text itself, checked for what neither a row nor an index entry can hold."""
+    """Return the text, if a row and an index entry can hold it."""
     if "\0" in value:
         raise InvalidValue(SkipReason.NUL)
-    # Only a text of more than a quarter of the limit can be over it: UTF-8 takes at most four bytes a character.
+    # Only a text longer than a quarter of the limit can exceed it: UTF-8 has at most four bytes a character.
     if value.isascii():
         if len(value) > KEY_VALUE_BYTES_MAX:
             raise InvalidValue(SkipReason.TOO_LONG)
@@ -172,10 +171,10 @@ def _timestamp(value: Any) -> str:
 
 
 def timestamp_us(value: Any) -> int:
-    """The value of a timestamp key as integer microseconds since 1970, UTC.
+    """Return the value of a timestamp key as integer microseconds since 1970, UTC.
 
     Raises:
-        InvalidValue: where the value names no moment between the years 1 and 9999.
+        InvalidValue: the value is no time between the years 1 and 9999.
     """
     if isinstance(value, str):
         value = _from_iso(value)
@@ -203,7 +202,7 @@ def _from_iso(text: str) -> datetime:
 
 
 def _why_not(value: Any) -> SkipReason:
-    """The reason for a value of a type that no key takes."""
+    """Return the reason for a value of a type that no key accepts."""
     kind = type(value).__name__
     if isinstance(value, float):
         return SkipReason.FLOAT
@@ -215,9 +214,9 @@ def _why_not(value: Any) -> SkipReason:
 
 
 def join_components(components: list[str]) -> str:
-    r"""The canonical form of a composite: its components joined by `|`, with `|` and `\` in one escaped by `\`.
+    r"""Return the canonical form of a composite: components joined by `|`, with `|` and `\` in them escaped by `\`.
 
     Raises:
-        InvalidValue: where the whole is longer than a value may be.
+        InvalidValue: the result is longer than a value may be.
     """
     return checked_text("|".join(part.replace("\\", "\\\\").replace("|", "\\|") for part in components))

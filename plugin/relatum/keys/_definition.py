@@ -1,4 +1,4 @@
-"""Key definitions: a key's name, the places of its value in a message, and its type. Pure."""
+"""Key definitions: a key's name, the places of its values in a message, and its type. Pure."""
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from relatum.keys._canonical import InvalidValue, KeyType, SkipReason, canonical
 from relatum.keys._places import PROPERTIES, Component, Content, Place, check_name
 
 VALUES_MAX: Final = 64
-"""Values of one key in one message. The first are used; that there are more is counted."""
+"""Values of one key in one message. Further ones are dropped and counted as an error."""
 
 BodyFunction: TypeAlias = Callable[[bytes], Any]
 Source: TypeAlias = "str | Sequence[str] | BodyFunction | None"
@@ -24,25 +24,25 @@ class KeyDefinition:
     """A relationship key: a named value in a message's headers or properties that relates it to others.
 
     Args:
-        name: The name callers use, 1 to 255 bytes of UTF-8.
-        source: Where the value comes from. None (the default): the header of the key's own name.
-            `"header:NAME"` or `"property:NAME"` (see `PROPERTIES`): that one. `"header:$.a.b[0]"`: a value inside a
+        name: The key's name, 1 to 255 bytes of UTF-8.
+        source: Where the value comes from. None (default): the header with the key's name. `"header:NAME"` or
+            `"property:NAME"` (see `PROPERTIES`): that header or property. `"header:$.a.b[0]"`: a value inside a
             header's tables and arrays. `"body:$.order.id"`: a value in a body of JSON; `[*]` is each item of an array,
             and then a message has several values. `"trace-id:traceparent"`: the trace's id in that header, or in a
             body: `"trace-id:body:$.parent"`. `"… or …"`: the first of these that has a value. A sequence of these: a
-            composite of them in that order, which has a value if each of them has one. A callable of the body: the
-            interceptor calls it on each message and writes the result into the header of the key's name (None: no
-            header), where everybody else finds it.
-        type: `"text"` (default), `"integer"` or `"timestamp"`; see `relatum.keys` for what compares equal.
+            composite of them in that order, which has a value if each component has one. A callable of the body: the
+            interceptor calls it on each message and writes the result into the header with the key's name (None: no
+            header), where recorders and consumers find it.
+        type: `"text"` (default), `"integer"` or `"timestamp"`; see `relatum.keys` for which values are equal.
         names: The name of another key: a value of this key refers to the earlier message that has the same value of
-            that key (a reply's `correlation_id` to a request's `message_id`). It has the same type and number of
-            parts. None (default): messages share the value.
-        masked: Whether its values are secret: the page shows digests of them. False (default) agrees with either.
-        since: When it was defined; set by the database.
-        key_id: Its number in the database; set by the database, 0 before.
+            that key (a reply's `correlation_id` to a request's `message_id`). Both keys have the same type and number
+            of parts. None (default): messages share the value.
+        masked: Whether the values are secret: the page shows digests of them. False (default) agrees with either.
+        since: When the key was defined; set by the database.
+        key_id: The key's id in the database; set by the database, 0 before.
 
     Raises:
-        InvalidKeyDefinition: name, source, type or names is invalid.
+        InvalidKeyDefinition: `name`, `source`, `type` or `names` is invalid.
     """
 
     name: str
@@ -62,7 +62,7 @@ class KeyDefinition:
             object.__setattr__(self, "type", KeyType(self.type))
         except ValueError:
             raise InvalidKeyDefinition(
-                f"key {self.name!r}: no type {shown(self.type)}; there are {', '.join(KeyType)}", key=self.name
+                f"key {self.name!r}: unknown type {shown(self.type)}; types are {', '.join(KeyType)}", key=self.name
             ) from None
         if self.since is not None and not isinstance(self.since, datetime):
             raise InvalidKeyDefinition(
@@ -80,7 +80,7 @@ class KeyDefinition:
             check_name(self.names, key=self.name)
             if self.names == self.name:
                 raise InvalidKeyDefinition(
-                    f"key {self.name!r} cannot name itself: leave names= out where messages share its value",
+                    f"key {self.name!r} cannot name itself: leave out names= if messages share its value",
                     key=self.name,
                 )
 
@@ -93,7 +93,9 @@ class KeyDefinition:
             return (_header(self.name),)
         texts = [source] if isinstance(source, str) else list(source) if isinstance(source, Iterable) else []
         if not texts or not all(isinstance(text, str) for text in texts):
-            raise InvalidKeyDefinition(f"key {self.name!r}: its source names no header or property", key=self.name)
+            raise InvalidKeyDefinition(
+                f"key {self.name!r}: its source must be text, a sequence of texts, or a function", key=self.name
+            )
         components = tuple(Component.parse(text, key=self.name) for text in texts)
         if len(components) > 1 and any(component.is_many for component in components):
             raise InvalidKeyDefinition(
@@ -124,13 +126,13 @@ class KeyDefinition:
 
     @property
     def hint(self) -> str:
-        """A hint if a bare name, which means a header, is also that of a property; else empty."""
+        """A hint if a bare name, which means a header, is also a property's name; else ""."""
         source = self.name if self.source is None else self.source
         if callable(source):
             return ""
         texts = [source] if isinstance(source, str) else source
         for text in texts:
-            # `propety:type` is a header's name, too.
+            # The misspelt `propety:type` counts as a header's name.
             name = text.rpartition(":")[2]
             if name in PROPERTIES and not text.startswith(("header:", "property:")):
                 other = f"there is an AMQP property of that name: --source property:{name}"
@@ -163,11 +165,11 @@ class KeyDefinition:
         return self.components[0].is_many
 
     def values_of(self, message: Any) -> list[str]:
-        """The key's canonical values in a `Message` that can be recorded: at most one, unless `is_many`."""
+        """Return the key's recordable canonical values in a `Message`: at most one, unless `is_many`."""
         place = self._one
         if place is None or not place.is_plain:
             return self.read(bases_of(message))[0]
-        # The usual case, in a third of the time.
+        # The usual case, three times as fast.
         value = message.headers.get(place.name) if place.kind == "header" else getattr(message.properties, place.name)
         try:
             return [] if value is None else [canonical(value, self.value_type)]
@@ -175,12 +177,12 @@ class KeyDefinition:
             return []
 
     def parts_of(self, message: Any) -> list[Any]:
-        """The raw value of each component in a `Message`; None if it has none."""
+        """Return the raw value of each component in a `Message`; None if it has none."""
         base_of = bases_of(message)
         return [next(iter(component.read(base_of)), None) for component in self.components]
 
     def read(self, base_of: Callable[[Place], Any]) -> tuple[list[str], list[SkipReason]]:
-        """The key's canonical values in a message, in order, each once; and the reasons why others are invalid.
+        """Return the key's distinct canonical values in a message, in order, and the reasons why others are invalid.
 
         Args:
             base_of: Returns the header, property, or JSON of the body that contains a place; None if missing.
@@ -210,43 +212,43 @@ class KeyDefinition:
         return list(values), reasons
 
     def canonical_of(self, values: Sequence[Any]) -> str | None:
-        """The canonical value of one raw value per component; None if one of them is None.
+        """Return the canonical value of one raw value per component; None if a raw value is None.
 
         Raises:
-            InvalidValue: one of them is invalid for this key.
+            InvalidValue: a raw value is invalid for this key.
         """
         if any(value is None for value in values):
             return None
         key_type = self.value_type
         if len(values) == 1:
             return canonical(values[0], key_type)
-        # A composite compares as text, whatever the key's type.
+        # Composites compare as text, whatever the key's type.
         return join_components([canonical(value, key_type) for value in values])
 
     def canonical_query(self, value: Any) -> str:
-        """The canonical form of a value in a query; for a composite, a sequence of its components' values.
+        """Return the canonical form of a queried value; for a composite, of a sequence of its components' values.
 
         Raises:
             InvalidValue: no message can have that value.
         """
         if not self.is_composite:
             if isinstance(value, list | tuple):
-                raise InvalidKeyDefinition(f"the key {self.name!r} takes one value, and no list of them", key=self.name)
+                raise InvalidKeyDefinition(f"the key {self.name!r} takes one value, not a list", key=self.name)
             return canonical(value, self.value_type)
         if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != len(self.components):
             raise InvalidKeyDefinition(
-                f"key {self.name!r} has {len(self.components)} components: ask with a tuple of that many values",
+                f"key {self.name!r} has {len(self.components)} components: pass a tuple of as many values",
                 key=self.name,
             )
         found = self.canonical_of(value)
         if found is None:
-            raise InvalidKeyDefinition(f"key {self.name!r}: None is no value to ask for", key=self.name)
+            raise InvalidKeyDefinition(f"key {self.name!r}: None cannot be searched for", key=self.name)
         return found
 
 
 def bases_of(message: Any) -> Callable[[Place], Any]:
-    """A function that returns the header, property or JSON of a `Message` for a place, and parses a body once."""
-    # A message that is not AMQP has all its bytes as the body; nothing of it is recorded.
+    """Return a function that returns a `Message`'s header, property or JSON for a place. It parses a body once."""
+    # A message that is not AMQP consists of a body; nothing of it is recorded.
     return bases(
         message.headers, partial(getattr, message.properties), lambda: message.body if message.is_amqp else b""
     )
@@ -255,7 +257,7 @@ def bases_of(message: Any) -> Callable[[Place], Any]:
 def bases(
     headers: Mapping[str, Any], get_property: Callable[[str], Any], get_body: Callable[[], bytes]
 ) -> Callable[[Place], Any]:
-    """As `bases_of`, for the parts of a message."""
+    """As `bases_of`, for a message's parts."""
     content: Content | None = None
 
     def base_of(place: Place) -> Any:
@@ -276,10 +278,10 @@ def _header(name: str) -> Component:
 
 
 def as_definitions(keys: Iterable["str | KeyDefinition"]) -> list[KeyDefinition]:
-    """Key definitions from names and definitions; a name means the header of that name, as text.
+    """Return key definitions from names and definitions. A name means the header of that name, as text.
 
     Raises:
-        InvalidKeyDefinition: one is invalid, or a name occurs twice with different meanings.
+        InvalidKeyDefinition: a definition is invalid, or a name occurs twice with different meanings.
     """
     if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
         raise InvalidKeyDefinition(f"keys= takes names and definitions, not {shown(keys)}", key=str(keys))
@@ -292,10 +294,10 @@ def as_definitions(keys: Iterable["str | KeyDefinition"]) -> list[KeyDefinition]
 
 
 def masked_places(definitions: Iterable[KeyDefinition], names: Collection[str] = ()) -> dict[Place, KeyType]:
-    """The places of masked values, and of keys that refer to masked keys and so have the same values; with their types.
+    """Return the places of masked keys, and of keys that refer to them and so share their values, with the types.
 
     Args:
-        definitions: All that are in force.
+        definitions: All definitions in force.
         names: Further masked keys, whatever their definitions say.
     """
     by_name = {each.name: each for each in definitions}
@@ -317,7 +319,7 @@ def masked_places(definitions: Iterable[KeyDefinition], names: Collection[str] =
 
 
 def units_of(components: Iterable[Component]) -> tuple[Place, ...]:
-    """The places to mask for a value: the whole header or property; in a body the path, in every item of an array."""
+    """Return the places to mask for a value: the whole header or property; in a body, the path in every array item."""
     places = (place for component in components for place in component.places)
     return tuple(
         Place(each.kind, each.name, tuple(None if isinstance(step, int) else step for step in each.path))
@@ -327,18 +329,18 @@ def units_of(components: Iterable[Component]) -> tuple[Place, ...]:
     )
 
 
-# --- whether the database agrees --------------------------------------------------------------------------------------
+# --- agreement with the database --------------------------------------------------------------------------------------
 
 AGREE_S: Final = 1.0
-"""Seconds after which publishing does not wait for the database's first answer any more."""
+"""Seconds after which publishes no longer wait for the database's first answer."""
 
 
 class KeyAgreement:
     """Whether the database defines a publisher's keys as the publisher does. Thread-safe.
 
     Attributes:
-        conflict: Why the keys are not, and will not be, what the publisher says: `KeyDefinitionConflict`, or
-            `InvalidKeyDefinition` where there are too many. None while no conflict is known.
+        conflict: The permanent conflict: `KeyDefinitionConflict`, or `InvalidKeyDefinition` if there are too many keys.
+            None while no conflict is known.
     """
 
     def __init__(self) -> None:
@@ -351,21 +353,21 @@ class KeyAgreement:
         return self._asked.is_set()
 
     def tell(self, conflict: RelatumError | None) -> None:
-        """Note the latest answer; None where the database agrees, or is away and no conflict was known before."""
+        """Store the latest answer; None if the database agrees, or is unavailable and no conflict was known before."""
         self.conflict = conflict
         self._asked.set()
 
     def wait(self, timeout_s: float = AGREE_S) -> None:
-        """Wait until the database was asked once, for this many seconds at most."""
+        """Wait until the database was asked once, for at most so many seconds."""
         self._asked.wait(max(0.0, timeout_s))
 
     def check(self) -> None:
         """Check that no conflict is known.
 
         Raises:
-            KeyDefinitionConflict, InvalidKeyDefinition: one is. The message about to be published was not sent.
+            KeyDefinitionConflict, InvalidKeyDefinition: there is a conflict. The message was not sent.
         """
         conflict = self.conflict
         if conflict is not None:
-            # A new one each time: each raise adds its own traceback.
+            # A new error each time, since each raise adds its traceback.
             raise type(conflict)(f"{conflict}; nothing was sent", **conflict.__dict__) from conflict

@@ -1,4 +1,4 @@
-"""The places a key's value comes from: headers, properties, and a body that is JSON, whole or at a path. Pure.
+"""The places of a key's values: headers, properties, and JSON bodies, whole or at a path. Pure.
 
 Paths are a subset of JSONPath: `$.order.id`, `$['order id']`, `$.items[0].sku`, `$.items[*].sku`.
 """
@@ -16,7 +16,7 @@ from relatum.keys._canonical import InvalidValue, SkipReason
 from relatum.limits import KEY_NAME_BYTES_MAX
 
 PROPERTIES: Final = ("correlation_id", "message_id", "type", "app_id", "user_id", "reply_to")
-"""The message properties a key can come from, by the names pika and aio-pika give them."""
+"""The message properties a key can come from, by the names of pika and aio-pika."""
 
 PLACES_MAX: Final = 8
 """Alternative places of one value."""
@@ -33,7 +33,7 @@ _TRACE: Final = re.compile(
 )
 
 STEPS_MAX: Final = 16
-"""Steps of a path: as many as the levels of headers that the interceptor allows."""
+"""Steps of a path, as many as the interceptor allows levels of headers."""
 
 Step: TypeAlias = "str | int | None"
 """A member's name, an item's number, or None for each item."""
@@ -48,11 +48,11 @@ _STEP: Final = re.compile(
 _PLAIN: Final = re.compile(r"""[^\s.\[\]'"*$()?@,:\\]+\Z""")
 
 BODY_BYTES_MAX: Final = 262_144
-"""Bytes of a body that is parsed: parsed, it takes up to seventy times that in memory, and a tenth of a second."""
+"""Bytes of a body to parse: it takes up to seventy times as much memory, and a tenth of a second."""
 
 _JSON: Final = frozenset({"application/json", "text/json"})
 _PLAIN_TEXT: Final = frozenset({"", "utf-8", "utf8", "us-ascii", "ascii", "identity", "8bit", "7bit", "binary"})
-"""Content encodings of uncompressed text; kombu writes the character set there."""
+"""Content encodings of uncompressed text. kombu writes the character set there."""
 
 _OPENINGS: Final = (b"{", b"[")
 
@@ -64,7 +64,7 @@ class Place:
     Attributes:
         kind: `"header"`, `"property"` or `"body"`.
         name: The header's or property's name; empty for the body.
-        path: The path inside it; empty for all of it.
+        path: The path inside it; empty for the whole.
         is_trace: Whether the value is the trace id in a `traceparent` or `b3`.
         media_type: The content type of the bodies; empty for all JSON.
         mark: Bytes that a body with such a value contains, unless it escapes letters.
@@ -92,11 +92,11 @@ class Place:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the value is all of a header or property."""
+        """Whether the value is a whole header or property."""
         return not self.path and not self.is_trace
 
     def within(self, base: Any) -> list[Any]:
-        """The raw values in a header, a property, or a body's JSON.
+        """Return the raw values in a header, a property, or a body's JSON.
 
         Raises:
             InvalidValue: there is no trace id.
@@ -108,7 +108,7 @@ class Place:
 
     @classmethod
     def parse(cls, text: str, *, key: str) -> "Place":
-        """Parse one place.
+        """Parse a place.
 
         Raises:
             InvalidKeyDefinition: it is invalid.
@@ -122,7 +122,7 @@ class Place:
             return cls._parse_body(name.removeprefix("body:"), key=key, is_trace=True)
         if kind == "property" and name not in PROPERTIES:
             raise InvalidKeyDefinition(
-                f"key {key!r}: no property {name!r} to take it from; there are {', '.join(PROPERTIES)}",
+                f"key {key!r}: unknown property {name!r}; properties are {', '.join(PROPERTIES)}",
                 key=key,
             )
         path: Path = ()
@@ -141,7 +141,7 @@ class Place:
         media_type = media_type.strip().lower()
         if not dollar or (media_type and (not media_type.endswith(":") or "/" not in media_type)):
             raise InvalidKeyDefinition(
-                f"key {key!r}: {shown('body:' + text)} is no place in a body: write body:$.order.id, or "
+                f"key {key!r}: {shown('body:' + text)} is not a place in a body: write body:$.order.id, or "
                 "body:application/cloudevents+json:$.id for bodies of one content type",
                 key=key,
             )
@@ -152,7 +152,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One part of a key's value: the first of some places that has one.
+    """A component of a key's value: the value of the first place that has one.
 
     Attributes:
         places: The places, in their order.
@@ -170,17 +170,17 @@ class Component:
 
     @property
     def label(self) -> str:
-        """Its short name: that of its header or property, or the whole source."""
+        """The short name: the header's or property's name, or the whole source."""
         place = self.lone
         return str(self) if place is None else place.name
 
     @property
     def is_many(self) -> bool:
-        """Whether a message may have several values of it."""
+        """Whether a message may have several values."""
         return any(None in place.path for place in self.places)
 
     def read(self, base_of: Callable[[Place], Any]) -> list[Any]:
-        """The raw values in a message, none of them None."""
+        """Return the raw values in a message, without None."""
         for place in self.places:
             values = place.within(base_of(place))
             if values:
@@ -196,7 +196,7 @@ class Component:
         """
         texts = _OR.split(text)
         if len(texts) > PLACES_MAX:
-            raise InvalidKeyDefinition(f"key {key!r}: at most {PLACES_MAX} places, one of which has it", key=key)
+            raise InvalidKeyDefinition(f"key {key!r}: its source has more than {PLACES_MAX} places", key=key)
         return cls(tuple(Place.parse(each, key=key) for each in texts))
 
 
@@ -204,7 +204,7 @@ def _trace_id(value: Any) -> str:
     text = value.decode("latin-1") if isinstance(value, bytes | bytearray) else value
     found = _TRACE.match(text) if isinstance(text, str) else None
     trace_id = found and (found["w3c"] or found["b3"])
-    # In both formats, all zeros means none.
+    # In both formats, all zeros mean no id.
     if not trace_id or not trace_id.strip("0"):
         raise InvalidValue(SkipReason.NOT_TRACE_ID)
     return trace_id
@@ -228,10 +228,10 @@ def check_name(name: Any, *, key: Any) -> None:
 
 
 def parse_path(text: str, *, key: str) -> Path:
-    """The steps of a path that begins with `$`.
+    """Return the steps of a path that begins with `$`.
 
     Raises:
-        InvalidKeyDefinition: it is not a path of the subset, has no step, or too many.
+        InvalidKeyDefinition: the path is not of the subset, or has no or too many steps.
     """
     steps: list[Step] = []
     at = 1 if text.startswith("$") else 0
@@ -243,7 +243,7 @@ def parse_path(text: str, *, key: str) -> Path:
         at = found.end()
     if not steps or at < len(text):
         raise InvalidKeyDefinition(
-            f"key {key!r}: {shown(text)} is no path: write members and indexes as $.order.id, $['order id'], "
+            f"key {key!r}: {shown(text)} is not a path: write members and indexes as $.order.id, $['order id'], "
             "$.items[0].sku, and $.items[*].sku for each item of an array",
             key=key,
         )
@@ -262,7 +262,7 @@ def _step(found: "re.Match[str]") -> Step:
 
 
 def path_text(path: Path) -> str:
-    """The canonical text of a path."""
+    """Return the canonical text of a path."""
     return "$" + "".join(map(_step_text, path))
 
 
@@ -276,7 +276,7 @@ def _step_text(step: Step) -> str:
 
 
 def walk(value: Any, path: Path) -> list[Any]:
-    """The values at a path, in order; none if it leads nowhere, or to a null."""
+    """Return the values at a path, in order; [] if there is none or it is null."""
     for at, step in enumerate(path):
         if step is None:
             rest = path[at + 1 :]
@@ -294,7 +294,7 @@ def walk(value: Any, path: Path) -> list[Any]:
 
 
 class Content:
-    """One message's body, parsed when it is first needed, and at most once.
+    """One message's body, which is parsed at most once, when first needed.
 
     Args:
         content_type: The property of that name, if any.
@@ -314,7 +314,7 @@ class Content:
         self._refused: SkipReason | None = None
 
     def document(self, media_type: str, mark: bytes) -> Any:
-        """The body's JSON; None if it is not JSON, or cannot have the value.
+        """Return the body's JSON; None if it is not JSON, or cannot have the value.
 
         A body is JSON if its content type says so, or if it has none and begins as an object or array; without a
         content type, other text is no error.
@@ -324,7 +324,7 @@ class Content:
             mark: Bytes that a body with the value contains, unless it escapes letters.
 
         Raises:
-            InvalidValue: the body's content type is JSON, but it is not; or it is too large.
+            InvalidValue: the content type is JSON, but the body is not JSON; or it is too large.
         """
         kind = self._type
         if media_type:

@@ -1,6 +1,6 @@
-"""Keys of libraries' own messages: what their id, cause and conversation are called, and where they lie.
+"""Keys of libraries' own messages: the names and places of their id, cause and conversation.
 
-What each library writes is tested in tests/integration/test_presets.py; docs/keys.md tells where it is from.
+tests/integration/test_presets.py tests what each library writes; docs/keys.md names the sources.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _TRACE: Final = KeyDefinition(
 
 
 def _cloud_event(attribute: str) -> str:
-    """An attribute in both modes of the AMQP binding: application properties by either prefix, or a body of JSON."""
+    """Return an attribute's source in both modes of the AMQP binding: header by either prefix, or JSON body."""
     return (
         f"header:cloudEvents:{attribute} or header:cloudEvents_{attribute} "
         f"or body:application/cloudevents+json:$.{attribute}"
@@ -27,7 +27,7 @@ def _cloud_event(attribute: str) -> str:
 
 
 def _envelope(member: str) -> str:
-    """A member of MassTransit's envelope."""
+    """Return the source of a member of MassTransit's envelope."""
     return f"body:application/vnd.masstransit+json:$.{member}"
 
 
@@ -51,7 +51,7 @@ PRESETS: Final[Mapping[str, tuple[KeyDefinition, ...]]] = {
     "masstransit": (
         KeyDefinition("masstransit_id", source=_envelope("messageId")),
         KeyDefinition("masstransit_conversation", source=_envelope("conversationId")),
-        # What is sent while a message is handled has its `correlationId` as initiator, or else its `requestId`.
+        # A message sent while another is handled has the other's `correlationId`, or else `requestId`, as initiator.
         KeyDefinition("masstransit_correlation", source=f"{_envelope('correlationId')} or {_envelope('requestId')}"),
         KeyDefinition("masstransit_initiator", source=_envelope("initiatorId"), names="masstransit_correlation"),
         KeyDefinition("masstransit_request", source=_envelope("requestId")),
@@ -70,27 +70,27 @@ PRESETS: Final[Mapping[str, tuple[KeyDefinition, ...]]] = {
     ),
     "traceparent": (_TRACE,),
     "spring": (
-        # The header has the id of a publish with `CorrelationData`: PublisherCallbackChannel of Spring AMQP.
+        # For a publish with `CorrelationData`, the header has its id: Spring AMQP, PublisherCallbackChannel.
         KeyDefinition("spring_id", source="property:message_id or header:spring_returned_message_correlation"),
-        # A listener's reply has the correlation of its request, or else the request's id: postProcessResponse.
+        # A listener's reply has its request's correlation id, or else the request's id: postProcessResponse.
         KeyDefinition("spring_correlation", source="property:correlation_id or property:message_id"),
         _TRACE,
     ),
 }
-"""The keys of each library, by its name."""
+"""The keys of each library, by the library's name."""
 
 
 def preset(name: str) -> tuple[KeyDefinition, ...]:
-    """The keys of a library's messages, for `keys=` and `add_keys`.
+    """Return the keys of a library's messages, for `keys=` and `add_keys`.
 
     Args:
         name: One of `PRESETS`.
 
     Raises:
-        InvalidInput: there is no such preset.
+        InvalidInput: the preset is unknown.
     """
     found = PRESETS.get(name) if isinstance(name, str) else None
     if found is None:
         hint = meant(name, PRESETS) if isinstance(name, str) else ""
-        raise InvalidInput(f"no preset {shown(name)}{hint}; there are {', '.join(PRESETS)}")
+        raise InvalidInput(f"unknown preset {shown(name)}{hint}; presets are {', '.join(PRESETS)}")
     return found

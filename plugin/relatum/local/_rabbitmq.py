@@ -1,4 +1,4 @@
-"""A private RabbitMQ from the binary that is installed on the machine."""
+"""A private RabbitMQ from the installation on the machine."""
 
 import os
 import signal
@@ -17,47 +17,48 @@ from relatum.local._identity import write_private
 from relatum.local._server import LAST_LINES, LocalServer
 
 PACKAGED_SERVER: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-"""The server script of the packages for Debian and Ubuntu. `/usr/sbin/rabbitmq-server` is Debian's wrapper, which
-accepts the users root and rabbitmq only and then changes to the latter."""
+"""The server script of the packages for Debian and Ubuntu. `/usr/sbin/rabbitmq-server` is Debian's wrapper, which only
+accepts the users root and rabbitmq, and changes to the latter."""
 
 SERVER_VARIABLE: Final = "RELATUM_RABBITMQ_SERVER"
-"""Environment variable that names another server script, as the one of RabbitMQ's generic Unix archive."""
+"""Environment variable for another server script, such as the one in RabbitMQ's generic Unix archive."""
 
 USER: Final = "relatum"
 """The broker's only user, an administrator."""
 
 STREAM_OFFSET: Final = -120
-"""From a broker's AMQP port to its stream port: 5672 and 5552 have that distance too."""
+"""Distance from the AMQP port to the stream port, as from 5672 to 5552."""
 
 DISTRIBUTION_OFFSET: Final = 1
-"""From the AMQP port to the one of Erlang's distribution."""
+"""Distance from the AMQP port to the port of Erlang's distribution."""
 
 CRASH_REPORT_LINES: Final = 200
-"""Lines within which to look for the reason of a failed boot; Erlang's reports after it had 30 to 60."""
+"""Last lines to search for the reason of a failed boot; Erlang's reports after it had 30 to 60 lines."""
 
 REASON_LINES: Final = 6
-"""Lines of the reason, from its headline "BOOT FAILED" on."""
+"""Lines of the reason, from the headline "BOOT FAILED"."""
 
 
 class LocalRabbitMQ(LocalServer):
-    """A private RabbitMQ with the stream plugin, as any user, beside any other one on the machine.
+    """A private RabbitMQ with the stream plugin, for any user, next to others on the machine.
 
-    It starts no epmd: Erlang's port mapper is a daemon that outlives its starter and would be shared with others.
-    The node finds its own distribution port by `-erl_epmd_port` instead (Erlang 23.1 and later), so `rabbitmqctl`
-    needs the same option to reach it.
+    It does not start epmd, Erlang's port mapper: this daemon outlives its starter, and other nodes would share it.
+    Instead, `-erl_epmd_port` tells the node its distribution port (since Erlang 23.1); `rabbitmqctl` needs the same
+    option to reach it.
 
     Args:
-        directory: Where it keeps everything; created where missing, for this user alone.
-        configuration: More lines of rabbitmq.conf, name to value, written at each start; may be changed between.
-        plugins: Names of the plugins to enable.
-        start_timeout_s: Seconds a start may take, over 0; 120 where omitted, usual are 3 to 4.
+        directory: The directory for everything it stores; created if missing, accessible to this user only.
+        configuration: Additional settings of rabbitmq.conf by name, written at each start; you may change them between
+            starts. None (default): no settings.
+        plugins: Names of the plugins to enable. Default: `rabbitmq_stream`.
+        start_timeout_s: Maximum seconds of a start, above 0. Default: 120; a start usually takes 3 to 4.
 
     Source: https://www.rabbitmq.com/docs/configure, https://www.erlang.org/doc/apps/erts/erl_cmd.html
     """
 
     name = "RabbitMQ"
     _port_offsets: ClassVar[Sequence[int]] = (0, STREAM_OFFSET, DISTRIBUTION_OFFSET)
-    _abandon_signal = signal.SIGKILL  # nothing of it is left outside its directory
+    _abandon_signal = signal.SIGKILL  # leaves nothing outside its directory
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class LocalRabbitMQ(LocalServer):
 
     @property
     def port(self) -> int:
-        """The port of AMQP 0.9.1, the same from the first start on."""
+        """The AMQP 0.9.1 port, which stays the same after the first start."""
         return self._identity.port
 
     @property
@@ -123,13 +124,13 @@ class LocalRabbitMQ(LocalServer):
         return [str(script)]
 
     def _environment(self) -> dict[str, str]:
-        # Nothing of the machine's own RabbitMQ, nor of another Erlang node, may reach this one.
+        # No setting of the machine's RabbitMQ or of another Erlang node may affect this one.
         foreign = ("RABBITMQ_", "ERL_", "NOTIFY_SOCKET")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         distribution_port = self.port + DISTRIBUTION_OFFSET
         return {
             **inherited,
-            "HOME": str(self.directory),  # of the Erlang cookie
+            "HOME": str(self.directory),  # for the Erlang cookie
             "RABBITMQ_NODENAME": "relatum@localhost",
             "RABBITMQ_CONF_ENV_FILE": str(self.directory / "rabbitmq-env.conf"),
             "RABBITMQ_CONFIG_FILE": str(self.directory / "rabbitmq.conf"),
@@ -141,7 +142,7 @@ class LocalRabbitMQ(LocalServer):
             "RABBITMQ_LOGS": "-",
             "RABBITMQ_DIST_PORT": str(distribution_port),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
-                # With a name given here RabbitMQ finds the distribution running and does not ask epmd for it.
+                # With a name given here, RabbitMQ finds the distribution running and does not call epmd.
                 f"-sname relatum@localhost -start_epmd false -erl_epmd_port {distribution_port}"
                 " -kernel inet_dist_use_interface {127,0,0,1}"
             ),
@@ -152,7 +153,7 @@ class LocalRabbitMQ(LocalServer):
         try:
             if "rabbitmq_stream" in self._plugins:
                 socket.create_connection(("127.0.0.1", self.stream_port), timeout=1.0).close()
-            socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()  # cheaper than pika's refusal
+            socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()  # cheaper than pika's error
             parameters = pika.URLParameters(self.broker_url)
             parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = 5.0
             with own_connection():
@@ -162,7 +163,7 @@ class LocalRabbitMQ(LocalServer):
         return True
 
     def _last_words(self) -> str:
-        # The reason stands around "BOOT FAILED"; Erlang's crash reports, which repeat it at length, come after.
+        # The reason is next to "BOOT FAILED"; Erlang's crash reports, which repeat it at length, follow.
         lines = self.last_lines(CRASH_REPORT_LINES).splitlines()
         failed = [number for number, line in enumerate(lines) if "BOOT FAILED" in line]
         return "\n".join(lines[: failed[-1] + REASON_LINES][-LAST_LINES:]) if failed else self.last_lines()

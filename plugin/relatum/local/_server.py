@@ -1,4 +1,4 @@
-"""What both private servers have in common: start, stop, kill, freeze, and waiting until they answer."""
+"""The base of both private servers: start, stop, kill, freeze, and wait until they answer."""
 
 import fcntl
 import os
@@ -20,30 +20,30 @@ from relatum.local._identity import Identity, checked_directory, claim, ports_fr
 from relatum.processes import of_one_process
 
 LAST_LINES = 20
-"""Lines of a server's own output in the error of a failed start."""
+"""Lines of a server's output in the error of a failed start."""
 
 ANSWER_POLL_S = 0.05
-"""Seconds between two attempts to connect to a starting server; one attempt takes about a millisecond."""
+"""Seconds between attempts to connect to a starting server; an attempt takes about a millisecond."""
 
 STARTS_MAX = 3
-"""Attempts of a first start, when another process took a port after it was chosen."""
+"""Attempts of a first start, in case another process takes a port after it was chosen."""
 
 LOCK_WAIT_S = 5.0
-"""Seconds to wait for a directory whose former owner was killed: its supervisor needs 3 at most."""
+"""Seconds to wait for a directory whose last owner was killed: its supervisor takes at most 3."""
 
 STOP_WAIT_S = 15.0
-"""Seconds beyond the grace after which a supervisor that does not end is an error."""
+"""Seconds beyond the grace period after which a supervisor that has not ended is an error."""
 
 
 class LocalServer(ABC):
-    """One private server in a directory of its own, on ports of 127.0.0.1 that stay its own.
+    """A private server in its own directory, on its own ports of 127.0.0.1, which stay the same.
 
-    A context manager: entering starts it, leaving stops it. It never outlives this process. Its data stays in the
-    directory; a later start there finds it again. One thread at a time may use an object.
+    A context manager: entering starts it, leaving stops it. It never outlives this process. Its data remains in the
+    directory for a later start. Not thread-safe.
 
     Args:
-        directory: Where it keeps everything; created where missing, for this user alone.
-        start_timeout_s: Seconds a start may take, over 0.
+        directory: The directory for everything it stores; created if missing, accessible to this user only.
+        start_timeout_s: Maximum seconds of a start, above 0. Default: 120.
     """
 
     name: ClassVar[str]
@@ -76,28 +76,28 @@ class LocalServer(ABC):
 
     @property
     def data(self) -> Path:
-        """The directory of the server's data alone; to be copied while the server is stopped or killed."""
+        """The directory with only the server's data. Copy it only while the server is stopped or killed."""
         return self.directory / "data"
 
     @property
     def log(self) -> Path:
-        """The file that takes the server's own output, of all its starts."""
+        """The file with the server's output since its first start."""
         return self.directory / "server.log"
 
     @property
     def running(self) -> bool:
-        """Whether any of its processes still runs."""
+        """Whether the server has a running process."""
         return self._supervisor is not None and self._supervisor.poll() is None
 
     @property
     def pids(self) -> list[int]:
-        """The ids of its processes, the main one first; empty when it does not run."""
+        """The ids of the server's processes, the main one first; empty if it is not running."""
         if self._supervisor is None or not self.running:
             return []
         return _supervisor.descendants(self._supervisor.pid)
 
     def last_lines(self, count: int = LAST_LINES) -> str:
-        """Return the last lines of output of the latest start, at most `count`; empty before any."""
+        """Return at most `count` last lines of the latest start's output; empty if there was no start."""
         checked_count("count", count, least=0)
         if self._supervisor is None:
             return ""
@@ -107,11 +107,11 @@ class LocalServer(ABC):
         return "\n".join([line for line in lines if line.strip()][-count:])
 
     def start(self) -> None:
-        """Start the server and wait until it answers; one that runs already stays as it is.
+        """Start the server, and wait until it answers. No effect if it is running.
 
         Raises:
-            ServerStartFailed: It is not installed, ended, or gave no answer in time. The message ends with the
-                server's own last lines; none of its processes is left, and another start is safe.
+            ServerStartFailed: The server is not installed, ended, or did not answer in time. The message ends with the
+                server's last lines; none of its processes is left, and you can start it again.
         """
         for tries_left in reversed(range(STARTS_MAX)):
             is_first = self._kept is None
@@ -119,7 +119,7 @@ class LocalServer(ABC):
             try:
                 self.await_answer()
             except ServerStartFailed:
-                # On a first start the ports can still be changed, if another process took one.
+                # A first start can still choose other ports if another process took one.
                 if not (tries_left and is_first) or ports_free(self._identity.port, self._port_offsets):
                     raise
                 self._kept = None
@@ -127,7 +127,7 @@ class LocalServer(ABC):
                 return
 
     def launch(self) -> None:
-        """Start the server and return before it answers; `await_answer` must follow.
+        """Start the server, and return before it answers. Call `await_answer` next.
 
         Raises:
             ServerStartFailed: As `start`.
@@ -150,15 +150,15 @@ class LocalServer(ABC):
                     env=self._environment(),
                     cwd=self.directory,
                     pass_fds=[lock],
-                    start_new_session=True,  # Ctrl-C at a terminal is for the parent, which then stops it in order
+                    start_new_session=True,  # Ctrl-C at a terminal is for the parent, which then stops the server
                 )
 
     @contextmanager
     def _usable_directory(self) -> Iterator[None]:
-        """Make the directory, and report what the system refuses in it as an error about it.
+        """Create the directory, and translate system errors of the body.
 
         Raises:
-            ServerStartFailed: it cannot be made, or not be written to.
+            ServerStartFailed: The directory cannot be created, or not be written to.
         """
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -167,12 +167,12 @@ class LocalServer(ABC):
             at = f" at {error.filename}" if error.filename and str(error.filename) != str(self.directory) else ""
             why = f"{error.strerror or error}{at}"
             raise ServerStartFailed(
-                f"{self.directory} cannot be used for {self.name}'s data: {why}. Choose another directory, which this "
-                "user may write."
+                f"{self.directory} cannot be used for {self.name}'s data: {why}. Choose a directory that this user may "
+                "write to."
             ) from error
 
     def await_answer(self) -> None:
-        """Wait until the server that was launched answers.
+        """Wait until the launched server answers.
 
         Raises:
             ServerStartFailed: As `start`.
@@ -184,18 +184,18 @@ class LocalServer(ABC):
                 raise self._failed(f"ended with status {status}")
             if time.monotonic() > limit:
                 self.kill()
-                raise self._failed(f"gave no answer in {seconds_text(self._start_timeout_s)}")
+                raise self._failed(f"did not answer within {seconds_text(self._start_timeout_s)}")
             time.sleep(ANSWER_POLL_S)
 
     def stop(self) -> None:
-        """Stop the server in order, kill what is left after 20 s, and wait. Idempotent."""
+        """Shut the server down gracefully, kill what is left after 20 s, and wait. Idempotent."""
         if self._supervisor is not None:
             if self.running:
                 self._supervisor.terminate()
             self._supervisor.wait(self._grace_s + STOP_WAIT_S)
 
     def kill(self) -> None:
-        """Kill all its processes with SIGKILL, now, and wait until they are gone."""
+        """Kill all processes of the server with SIGKILL, and wait until they are gone."""
         if self._supervisor is None:
             return
         limit = time.monotonic() + STOP_WAIT_S
@@ -206,20 +206,20 @@ class LocalServer(ABC):
         self._supervisor.wait(0)
 
     def restart(self) -> None:
-        """Stop the server where it runs, then start it on the same ports and data.
+        """Stop the server if it is running, then start it with the same ports and data.
 
         Raises:
-            ServerStartFailed: As `start`; also where something else took one of its ports meanwhile.
+            ServerStartFailed: As `start`; also if another process took one of the ports meanwhile.
         """
         self.stop()
         self.start()
 
     def freeze(self) -> None:
-        """Suspend all its processes (SIGSTOP): connections stay open and nothing answers, until `thaw`."""
+        """Suspend all processes of the server (SIGSTOP) until `thaw`: connections stay open, but nothing answers."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let a frozen server run on (SIGCONT)."""
+        """Resume a frozen server (SIGCONT)."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -234,7 +234,7 @@ class LocalServer(ABC):
 
     def _choose_ports(self) -> None:
         if self._kept is not None and not ports_free(self._kept.port, self._port_offsets):
-            raise ServerStartFailed(f"Something else took port {self._kept.port} or one of its neighbours.")
+            raise ServerStartFailed(f"Another process took port {self._kept.port}, or another port of {self.name}.")
         while self._kept is None:
             self._claims.close()
             kept = Identity.of(self.directory / "identity.json", offsets=self._port_offsets)
@@ -243,7 +243,7 @@ class LocalServer(ABC):
                 self._kept = kept
 
     def _failed(self, what: str) -> ServerStartFailed:
-        lines = self._last_words() or "(it wrote nothing)"
+        lines = self._last_words() or "(no output)"
         return ServerStartFailed(f"{self.name} in {self.directory} {what}. Its last lines:\n{lines}")
 
     def _last_words(self) -> str:
@@ -252,15 +252,15 @@ class LocalServer(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Write what the server needs before it starts."""
+        """Write the files that the server needs to start."""
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """Return the absolute path of the program and its arguments."""
+        """Return the program's absolute path and arguments."""
 
     @abstractmethod
     def _environment(self) -> dict[str, str]:
-        """Return the whole environment of the server."""
+        """Return the complete environment of the server."""
 
     @abstractmethod
     def _answers(self) -> bool:
@@ -269,10 +269,10 @@ class LocalServer(ABC):
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[int]:
-    """Hold a directory's lock; a supervisor that is given the descriptor holds it on until it ends.
+    """Hold a directory's lock; a supervisor that gets the descriptor holds it until the supervisor ends.
 
     Raises:
-        ServerStartFailed: Another server runs in the directory, and did not end within LOCK_WAIT_S.
+        ServerStartFailed: Another server runs in the directory, and did not end within `LOCK_WAIT_S`.
     """
     descriptor = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:

@@ -13,13 +13,13 @@ from relatum.processes import of_one_process
 class LocalServers:
     """A private RabbitMQ and a private PostgreSQL, started together in one directory.
 
-    A context manager: entering starts both, leaving stops both. Several can run side by side, one per directory.
+    A context manager: entering starts both, leaving stops both. Several can run at the same time, one per directory.
 
     Args:
-        directory: Holds `rabbitmq` and `postgresql`; created where missing.
-        durable: Whether PostgreSQL waits for the disk at each commit. False is for tests: a power loss may then
-            destroy the database, a killed process may not.
-        start_timeout_s: Seconds each start may take, over 0; 120 where omitted, usual are 3 to 4.
+        directory: The parent of the directories `rabbitmq` and `postgresql`; created if missing.
+        durable: Whether PostgreSQL waits for the disk at each commit. Default: True. False is for tests: a power loss
+            may then destroy the database, a killed process does not.
+        start_timeout_s: Maximum seconds of each start, above 0. Default: 120; a start usually takes 3 to 4.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LocalServers:
 
     @property
     def running(self) -> bool:
-        """Whether both run."""
+        """Whether both are running."""
         return self.rabbitmq.running and self.postgresql.running
 
     @property
@@ -71,27 +71,27 @@ class LocalServers:
         return [*self.rabbitmq.pids, *self.postgresql.pids]
 
     def start(self) -> None:
-        """Start both and wait until both answer.
+        """Start both, and wait until both answer.
 
         Raises:
-            ServerStartFailed: One of them did not start; the other one is stopped again.
+            ServerStartFailed: A server did not start; the other one was killed.
         """
         with ExitStack() as undo:
             undo.callback(self.kill)
-            self.rabbitmq.launch()  # the slower one first: PostgreSQL starts while it does
+            self.rabbitmq.launch()  # first, since it is slower: PostgreSQL starts meanwhile
             self.postgresql.launch()
             self.postgresql.await_answer()
             self.rabbitmq.await_answer()
             undo.pop_all()
 
     def stop(self) -> None:
-        """Stop both in order and wait."""
+        """Shut both down gracefully, and wait."""
         with ExitStack() as both:
             both.callback(self.postgresql.stop)
             both.callback(self.rabbitmq.stop)
 
     def kill(self) -> None:
-        """Kill all processes of both with SIGKILL and wait until they are gone."""
+        """Kill all processes of both with SIGKILL, and wait until they are gone."""
         with ExitStack() as both:
             both.callback(self.postgresql.kill)
             both.callback(self.rabbitmq.kill)

@@ -4,11 +4,11 @@ Run as a script, by path, with the standard library alone, so that it starts in 
 
     _supervisor.py PARENT_PID STOP_SIGNAL ABANDON_SIGNAL GRACE_S LOCK_FD COMMAND...
 
-SIGTERM sends STOP_SIGNAL to the server and gives it GRACE_S seconds; the parent's death sends ABANDON_SIGNAL and
-gives it ABANDONED_GRACE_S. Whatever is left then is killed. It exits with the server's status.
+On SIGTERM, it sends STOP_SIGNAL to the server and waits GRACE_S seconds; after the parent's death, it sends
+ABANDON_SIGNAL and waits ABANDONED_GRACE_S. Then it kills what is left. It exits with the server's status.
 
-PR_SET_PDEATHSIG on the server would not do: the kernel sends it when the starting *thread* ends, clears it when
-the server changes its user, and Erlang's and PostgreSQL's own children never had it.
+PR_SET_PDEATHSIG on the server is not enough: the kernel sends it when the starting *thread* ends, clears it when the
+server changes its user, and does not set it for children of Erlang and PostgreSQL.
 """
 
 import ctypes
@@ -19,17 +19,17 @@ import time
 from pathlib import Path
 
 POLL_S = 0.25
-"""Seconds between two looks at whether the parent still lives."""
+"""Seconds between checks whether the parent is alive."""
 
 ABANDONED_GRACE_S = 2.0
-"""Seconds a server has to remove its shared memory once the parent is gone."""
+"""Seconds for a server to remove its shared memory after the parent's death."""
 
 PR_SET_CHILD_SUBREAPER = 36
-"""From linux/prctl.h: orphans among our descendants become our children, so none can get away."""
+"""From linux/prctl.h: orphaned descendants become our children, so none can escape."""
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Return the ids of all living processes below `ancestor`, parents before their children."""
+    """Return the ids of all live descendants of a process, parents before their children."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -42,12 +42,12 @@ def descendants(ancestor: int) -> list[int]:
             children.setdefault(int(parent), []).append(int(entry.name))
     found = list(children.get(ancestor, ()))
     for process in found:
-        found.extend(children.get(process, ()))  # grows while it is walked: a breadth-first search
+        found.extend(children.get(process, ()))  # grows during the iteration: a breadth-first search
     return found
 
 
 def send(process: int, number: int) -> None:
-    """Send a signal; a process that is gone already is no error."""
+    """Send a signal; no error if the process is gone."""
     try:
         os.kill(process, number)
     except ProcessLookupError:
@@ -55,7 +55,7 @@ def send(process: int, number: int) -> None:
 
 
 class Supervisor:
-    """One server process and what became of it."""
+    """Runs and ends one server process."""
 
     def __init__(self, command: list[str], *, parent: int, stop: int, abandon: int, grace_s: float) -> None:
         self._parent = parent
@@ -71,7 +71,7 @@ class Supervisor:
         )
 
     def run(self) -> int:
-        """Wait for the server's end, the parent's end, or SIGTERM; return the exit status."""
+        """Wait until the server has ended, by itself or by a stop; return the exit status."""
         while True:
             received = signal.sigtimedwait(self._waited, POLL_S)
             status = self._reap()
@@ -91,10 +91,10 @@ class Supervisor:
         self._deadline = time.monotonic() + grace_s
         send(self._server, number)
         for process in descendants(os.getpid()):
-            send(process, signal.SIGCONT)  # a frozen server would sleep through its grace
+            send(process, signal.SIGCONT)  # a frozen server could not use its grace period
 
     def _reap(self) -> int | None:
-        """Collect ended children; return the server's status once it is among them."""
+        """Collect ended children; return the server's status if it is among them."""
         while True:
             try:
                 process, status = os.waitpid(-1, os.WNOHANG)
@@ -117,10 +117,10 @@ class Supervisor:
 
 
 def main(arguments: list[str]) -> int:
-    """Become the supervisor the arguments describe; return its exit status."""
+    """Run the supervisor with these arguments; return its exit status."""
     parent, stop, abandon = (int(argument) for argument in arguments[:3])
     grace_s, lock, command = float(arguments[3]), int(arguments[4]), arguments[5:]
-    os.set_inheritable(lock, False)  # held by this process alone, so it is free when we are gone
+    os.set_inheritable(lock, False)  # only this process holds the lock, so it is free when we are gone
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
     supervisor = Supervisor(command, parent=parent, stop=stop, abandon=abandon, grace_s=grace_s)

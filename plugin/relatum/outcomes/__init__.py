@@ -1,6 +1,6 @@
-"""The outcomes of collected messages, asked for by message id, for one by a publisher's receipt.
+"""The outcomes of collected messages, by message id, for example from a publisher's receipt.
 
-Collectors (`relatum.collecting`) store them; this package only reads them, and does not depend on collectors.
+Collectors (`relatum.collecting`) store outcomes. This package only reads them, and does not depend on collectors.
 """
 
 from relatum.outcomes._outcome_values import Outcome, OutcomeStatus, read_outcomes

@@ -16,21 +16,21 @@ class OutcomeStatus(Enum):
     """The status of a message, least advanced first."""
 
     UNKNOWN = "unknown"
-    """No collector has taken it (yet), or its type has no executor, or it was deleted after `keep_s`."""
+    """No collector has taken the message yet, its type has no executor, or it was deleted after `keep_s`."""
     COLLECTED = "collected"
-    """It is stored, and waits to be consumed; with `attempts`, to be tried again."""
+    """The message is stored and waits for an executor; for a retry if `attempts` is above 0."""
     FORWARDED = "forwarded"
-    """Its executor has it."""
+    """The executor is processing the message."""
     SUCCEEDED = "succeeded"
-    """Its executor succeeded. Final."""
+    """The executor succeeded. Final."""
     FAILED = "failed"
-    """All attempts failed, or retention dropped it, and it is in no dead-letter stream. Final."""
+    """All attempts failed, or retention dropped the message; it is in no dead-letter stream. Final."""
     DEAD = "dead"
-    """All attempts failed, and it is in the dead-letter stream. Final."""
+    """All attempts failed; the message is in the dead-letter stream. Final."""
 
     @property
     def is_final(self) -> bool:
-        """Whether it never changes any more."""
+        """Whether the status no longer changes."""
         return self in FINAL
 
 
@@ -43,17 +43,17 @@ class Outcome:
 
     Attributes:
         message_id: The message's property `message_id`; "stream:offset" if it has none.
-        status: Its status.
-        collector: The collector's name; None while the status is unknown, as for the following.
-        type: The type by which its executor was chosen.
-        stream: Its stream.
-        offset: Its offset.
-        attempts: How often an executor got it.
-        reason: Why the last attempt failed; None if none did.
-        collected_at: When it was collected.
-        forwarded_at: When an executor last got it.
-        finished_at: When its status became final.
-        others: The outcomes of further messages with the same id, if a publisher used it again.
+        status: The message's status. While it is UNKNOWN, the following attributes have their defaults.
+        collector: The collector's name.
+        type: The type by which the executor was chosen.
+        stream: The message's stream.
+        offset: The message's offset.
+        attempts: Number of times an executor got the message.
+        reason: Why the last attempt failed; None if no attempt failed.
+        collected_at: When the message was collected.
+        forwarded_at: When an executor last got the message.
+        finished_at: When the status became final.
+        others: The outcomes of other messages with the same id, for example if a publisher reused it.
     """
 
     message_id: str
@@ -71,7 +71,7 @@ class Outcome:
 
     @property
     def is_final(self) -> bool:
-        """Whether it never changes any more."""
+        """Whether the outcome no longer changes."""
         return self.status in FINAL
 
 
@@ -86,16 +86,16 @@ _LEAST_FIRST: Final = (
 
 
 def _least_advanced(outcomes: Sequence[Outcome]) -> Outcome:
-    """The least advanced of the outcomes of one id (the first of equals), with the others.
+    """Return the least advanced of an id's outcomes (the first of equals), with the others in `others`.
 
-    Failures come before successes, so a success means that all have succeeded.
+    Failures rank below successes, so a success means that all messages have succeeded.
     """
     ranked = sorted(outcomes, key=lambda outcome: (_LEAST_FIRST.index(outcome.status), outcome.stream, outcome.offset))
     return replace(ranked[0], others=tuple(ranked[1:]))
 
 
 _IDS_MAX: Final = 10_000
-"""Ids in one query; more ids take several."""
+"""Maximum ids in one query; more ids take several queries."""
 
 _OUTCOMES: Final = """
     SELECT message_id, state, collector.name, type, stream, stream_offset, attempts, reason,
@@ -103,7 +103,7 @@ _OUTCOMES: Final = """
     FROM relatum.collected_messages JOIN relatum.collector_sources AS source USING (source_id)
         JOIN relatum.collectors AS collector ON collector.collector_id = source.collector_id
     WHERE message_id = ANY (:ids::text[])"""
-"""The fields of `Outcome`, in its order, of every message with one of these ids."""
+"""Selects the fields of `Outcome`, in order, of every message with one of the ids."""
 
 _COLLECTOR: Final = sql("SELECT 1 FROM relatum.collectors WHERE name = :name::text LIMIT 1")
 
@@ -119,14 +119,14 @@ def read_outcomes(
     collector_id: int | None = None,
     collector: str | None = None,
 ) -> dict[str, Outcome]:
-    """The outcome of each id, in one collector or in all; UNKNOWN for ids that are not found."""
+    """Return the outcome of each id, in one collector or in all; UNKNOWN for ids that are not found."""
     ids = list(dict.fromkeys(message_ids))
     query, named = OUTCOMES_BY_ID, dict[str, int | str | None]()
     if collector_id is not None or collector is not None:
         query, named = OUTCOMES_IN_COLLECTOR, {"collector_id": collector_id, "collector": collector}
     found: dict[str, list[Outcome]] = {message_id: [] for message_id in ids}
     for start in range(0, len(ids), _IDS_MAX):
-        # No message has an id with a NUL, which PostgreSQL cannot store.
+        # No message has an id with a NUL, since PostgreSQL cannot store it.
         asked = [message_id for message_id in ids[start : start + _IDS_MAX] if "\0" not in message_id]
         for message_id, state, *facts in connection.execute(query, {"ids": asked, **named}):
             found[message_id].append(Outcome(message_id, OutcomeStatus(state), *facts))
@@ -138,4 +138,4 @@ def read_outcomes(
 
 def require_collector(connection: sa.Connection, name: str) -> None:
     if connection.execute(_COLLECTOR, {"name": name}).first() is None:
-        raise NotFound(f"there is no collector {name!r}: its first member makes it")
+        raise NotFound(f"there is no collector {name!r}: its first member creates it")

@@ -1,4 +1,4 @@
-"""Asking for outcomes by message id, from any process."""
+"""Queries and waits for outcomes by message id, from any process."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from relatum.waiting import LEAST_S, Deadline, Outages, SharedWait, Threads, in_
 logger = logging.getLogger("relatum.collector")
 
 WAIT_S: Final = 10.0
-"""Seconds an outcome is waited for by default."""
+"""Default seconds to wait for an outcome."""
 
 _WHO: Final = "asking for outcomes that handlers wait for"
 _THREADS: Final = "relatum-outcomes"
@@ -31,7 +31,7 @@ _THREADS: Final = "relatum-outcomes"
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A message whose outcome is waited for, and the status its handler was last called with."""
+    """A message whose outcome is awaited; `told` is the status and attempts of the last call of its handler."""
 
     message_id: str
     collector: str | None
@@ -41,7 +41,7 @@ class _Asked:
 def call_handler(
     handler: Callable[[Outcome], object], outcome: Outcome, *, caught: type[BaseException] = Exception
 ) -> None:
-    """Call a result handler, and log what it raises. By default exits are not caught: in a loop they end it."""
+    """Call a result handler, and log its exception. By default exits are not caught: they end an event loop."""
     try:
         handler(outcome)
     except caught:
@@ -49,11 +49,11 @@ def call_handler(
 
 
 class Outcomes(Closing):
-    """Outcomes of messages, for producers and everybody else with their ids. Thread-safe.
+    """The outcomes of messages, for producers and all others who know the ids. Thread-safe.
 
     Args:
-        database: PostgreSQL's URL, or a `Database`, which stays the caller's. A user with the role `relatum_consumer`,
-            `relatum_recorder` or `relatum_collector` may ask.
+        database: PostgreSQL's URL, or a `Database`, which the caller closes. The user needs the role
+            `relatum_consumer`, `relatum_recorder` or `relatum_collector`.
     """
 
     def __init__(self, database: AnyDatabase) -> None:
@@ -62,7 +62,7 @@ class Outcomes(Closing):
         self._outages = Outages(logger, database=self._database.address.name)
         self._lock = threading.Lock()
         self._is_closed = False
-        # A weak reference, so that an object dropped without closing is freed at once.
+        # A weak reference, so that an object that is dropped without closing is freed at once.
         this = weakref.proxy(self)
         self._waits: SharedWait[_Asked, Outcome] = SharedWait(partial(Outcomes._finals, this), _THREADS, first_s=0)
         self._handlers: SharedWait[_Asked, Outcome] = SharedWait(partial(Outcomes._news, this), _THREADS, first_s=0)
@@ -70,11 +70,11 @@ class Outcomes(Closing):
         after_fork(self, Outcomes._renew)
 
     def _renew(self) -> None:
-        """After a fork: handlers stay with the parent. `SharedWait` and `Threads` renew themselves."""
+        """Renew the lock after a fork: handlers stay with the parent. `SharedWait` and `Threads` renew themselves."""
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Stop calling result handlers, end all waits, and release connections."""
+        """Stop calling result handlers, end all waits, and close connections."""
         with self._lock:
             self._is_closed = True
         self._ending.end_in(0)
@@ -85,39 +85,39 @@ class Outcomes(Closing):
         self._database.close()
 
     def of(self, message_id: str, *, collector: str | None = None) -> Outcome:
-        """The outcome of a message so far.
+        """Return the current outcome of a message.
 
         Args:
-            message_id: Its property `message_id`; "stream:offset" for a message without one.
-            collector: The name of a collector; None: all collectors.
+            message_id: The property `message_id`; "stream:offset" for a message without one.
+            collector: A collector's name. None (default): all collectors.
 
         Returns:
-            Its outcome. With several messages of this id, or several collectors, the least advanced one, and the others
-            in `others`. Its status is UNKNOWN if no collector has taken it, or if it was finished longer ago than its
-            collector keeps it (`keep_s`).
+            The outcome. If several messages have the id, or several collectors took it, the least advanced outcome,
+            with the others in `others`. The status is UNKNOWN if no collector has taken the message, or if it was
+            finished longer ago than its collector keeps it (`keep_s`).
 
         Raises:
-            NotFound: There is no collector of that name.
-            DatabaseUnavailable: PostgreSQL does not answer.
+            NotFound: There is no collector with this name.
+            DatabaseUnavailable: PostgreSQL is unavailable; safe to retry.
             ConfigurationError: The object was closed.
         """
         return self.of_many([message_id], collector=collector)[message_id]
 
     def of_many(self, message_ids: Iterable[str], *, collector: str | None = None) -> dict[str, Outcome]:
-        """The outcomes of messages so far, by id in the given order; see `of`."""
+        """Return the current outcomes of messages, by id in the given order; see `of`."""
         ids = _checked(message_ids)
         if collector is not None:
             checked_name("collector", collector)
         self._require_open()
         with self._database.transaction() as connection:
             found = read_outcomes(connection, ids, collector=collector)
-            # The name may be misspelt if nothing was found.
+            # If nothing was found, the name may be misspelt.
             if collector is not None and all(each.status is OutcomeStatus.UNKNOWN for each in found.values()):
                 require_collector(connection, collector)
             return found
 
     def _read(self, asked: Sequence[_Asked]) -> Iterator[tuple[int, Outcome]]:
-        """As `of_many`, for waits and handlers. A collector that does not exist yet may come."""
+        """As `of_many`, for waits and handlers: a missing collector is no error, since it may start later."""
         for collector in {each.collector for each in asked}:
             ids = {number: each.message_id for number, each in enumerate(asked) if each.collector == collector}
             with self._database.transaction() as connection:
@@ -125,7 +125,7 @@ class Outcomes(Closing):
             yield from ((number, found[message_id]) for number, message_id in ids.items())
 
     def _finals(self, asked: Sequence[_Asked]) -> Iterator[tuple[int, Outcome]]:
-        # Waits go on while PostgreSQL is away.
+        # Waits continue while PostgreSQL is unavailable.
         with suppress(Transient):
             yield from ((number, outcome) for number, outcome in self._read(asked) if outcome.is_final)
 
@@ -143,17 +143,17 @@ class Outcomes(Closing):
             raise UsedAfterClose("these outcomes were closed: make others, or ask inside the `with` block")
 
     def wait(self, message_id: str, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
-        """Wait until the outcome of a message is final, for all collected messages with this id.
+        """Wait until the outcomes of all messages with this id are final; return the outcome as `of` does.
 
         Args:
             message_id: As for `of`.
-            timeout_s: Seconds to wait, also for PostgreSQL while it is away.
-            collector: As for `of`. It need not exist yet.
+            timeout_s: Seconds to wait, including for PostgreSQL while it is unavailable. Default: 10.
+            collector: As for `of`. The collector need not exist yet.
 
         Raises:
-            NotFinishedInTime: Not final in time. Its field `outcome` has the present one. Waiting again is fine.
-            NotFound: There was still no collector of that name.
-            DatabaseUnavailable: PostgreSQL still did not answer.
+            NotFinishedInTime: The outcome was not final in time; `outcome` has the current one. You can wait again.
+            NotFound: There is no collector with this name after the wait.
+            DatabaseUnavailable: PostgreSQL is unavailable after the wait.
         """
         asked, until = self._asked(message_id, collector), _until(timeout_s)
         outcome = self._waits.result(self._ask(asked), until)
@@ -169,7 +169,7 @@ class Outcomes(Closing):
         return _Asked(message_id, collector)
 
     def _ask(self, asked: _Asked) -> "Future[Outcome | None]":
-        # Under the lock, or `close` could miss a wait that begins just now.
+        # Under the lock: otherwise `close` could miss a wait that begins now.
         with self._lock:
             self._require_open()
             return self._waits.ask(asked)
@@ -183,19 +183,19 @@ class Outcomes(Closing):
     def register_result_handler(
         self, handler: Callable[[Outcome], object], message_id: str, *, collector: str | None = None
     ) -> None:
-        """Call a handler with each new status of a message until it is final, from `collected` on.
+        """Call a handler with each new status of a message, from `collected` to the final one.
 
-        Handlers are called in a thread of this object. The table is queried twenty times a second for all of them. A
-        status that lasts for less may be skipped, but never the final one. What a handler raises is logged. If the
-        status is final already, the handler is called once.
+        A thread of this object calls the handlers. It queries the table twenty times a second for all of them: a status
+        that lasts for less may be skipped, but never the final one. A handler's exception is logged. If the status is
+        final already, the handler is called once.
 
         Args:
-            handler: Called with the outcome.
+            handler: Called with the `Outcome`.
             message_id: As for `of`.
             collector: As for `wait`.
 
         Raises:
-            InvalidInput: An argument is of a wrong kind.
+            InvalidInput: An argument has the wrong type.
             ConfigurationError: The object was closed.
         """
         checked_callable("handler", handler)
@@ -212,13 +212,13 @@ class Outcomes(Closing):
         self, handler: Callable[[Outcome], object], asked: _Asked, future: "Future[Outcome | None]"
     ) -> None:
         outcome = future.result()
-        # The threads refuse calls once this was closed.
+        # The threads refuse calls after `close`.
         with suppress(RuntimeError):
             if outcome is not None:
                 self._calls.submit(self._call, handler, asked, outcome)
 
     def _call(self, handler: Callable[[Outcome], object], asked: _Asked, outcome: Outcome) -> None:
-        # Exits included, which would end this thread.
+        # Exits included: they would end this thread.
         call_handler(handler, outcome, caught=BaseException)
         if not outcome.is_final:
             with suppress(UsedAfterClose):
@@ -236,15 +236,15 @@ class AsyncOutcomes(AsyncClosing):
         self._outcomes = Outcomes(database)
 
     async def close(self) -> None:
-        """Stop calling result handlers, end all waits, and release connections."""
+        """Stop calling result handlers, end all waits, and close connections."""
         await asyncio.to_thread(self._outcomes.close)
 
     async def of(self, message_id: str, *, collector: str | None = None) -> Outcome:
-        """The outcome of a message so far; see `Outcomes.of`."""
+        """Return the current outcome of a message; see `Outcomes.of`."""
         return await in_thread(None, partial(self._outcomes.of, message_id, collector=collector))
 
     async def of_many(self, message_ids: Iterable[str], *, collector: str | None = None) -> dict[str, Outcome]:
-        """The outcomes of messages so far; see `Outcomes.of_many`."""
+        """Return the current outcomes of messages; see `Outcomes.of_many`."""
         return await in_thread(None, partial(self._outcomes.of_many, message_ids, collector=collector))
 
     async def wait(self, message_id: str, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
@@ -271,7 +271,7 @@ async def outcome_in_task(outcomes: Outcomes, message_id: str, timeout_s: float,
     asked, until = outcomes._asked(message_id, collector), _until(timeout_s)
     outcome = await outcomes._waits.result_in_task(outcomes._ask(asked), until)
     if outcome is None:
-        # The time includes waiting for a free thread, so that many waits end in time together.
+        # The limit includes the wait for a free thread, so that many waits together end in time.
         with within(LEAST_S):
             outcome = await in_thread(None, outcomes._at_end, asked, timeout_s)
     return outcome
@@ -282,14 +282,14 @@ def _until(timeout_s: float) -> float:
 
 
 def _status(outcome: Outcome) -> tuple[OutcomeStatus, int]:
-    """What is new to a handler."""
+    """Return the values whose change calls a handler."""
     return outcome.status, outcome.attempts
 
 
 def not_finished(outcome: Outcome, timeout_s: float) -> NotFinishedInTime:
-    """The error of a wait that ended before the outcome was final."""
+    """Make the error of a wait that ended before the outcome was final."""
     hints = {
-        OutcomeStatus.UNKNOWN: "no collector has taken it: see whether one runs (`relatum status --collector`)",
+        OutcomeStatus.UNKNOWN: "no collector has taken it: check that one is running (`relatum status --collector`)",
         OutcomeStatus.COLLECTED: "it waits for its executor",
         OutcomeStatus.FORWARDED: "its executor has it",
     }
@@ -301,14 +301,14 @@ def not_finished(outcome: Outcome, timeout_s: float) -> NotFinishedInTime:
 
 
 def _checked(message_ids: Iterable[str]) -> list[str]:
-    """The ids, as a list of text."""
+    """Return the ids as a list, checked to be text that is not empty."""
     if isinstance(message_ids, str):
         raise InvalidInput("of_many takes several ids; use of for one")
     if not isinstance(message_ids, Iterable):
-        raise InvalidInput(f"message_ids are several ids, not {message_ids!r}")
+        raise InvalidInput(f"message_ids= takes several ids, not {message_ids!r}")
     ids = list(message_ids)
     for message_id in ids:
-        # An id that no message can have is unknown, and no error, as others choose ids.
+        # An id that no message can have is UNKNOWN, not an error, since others choose ids.
         if not isinstance(message_id, str) or not message_id:
-            raise InvalidInput(f"message_id= is text that is not empty, not {shown(message_id)}")
+            raise InvalidInput(f"message_id= takes text that is not empty, not {shown(message_id)}")
     return ids

@@ -1,4 +1,4 @@
-"""The publish path: clients' connections and producers whose messages can be related afterwards."""
+"""The publish path: intercepting clients' connections and producers, and receipts."""
 
 from relatum.publishing._dead_letters import REASON_CHARACTERS_MAX, Burial, DeadLetters
 from relatum.publishing._direct_publisher import DIRECT_TIMEOUT_S, DirectPublisher

@@ -1,8 +1,8 @@
-"""aio-pika: channels of its connections publish through here.
+"""aio-pika: intercepts the channels of its connections.
 
-An aio-pika channel publishes through the aiormq channel beneath it, which is replaced at each reconnect. So each
-channel's `get_underlay_channel` is replaced, and the channels it returns are intercepted. That covers all exchanges,
-restored ones, the default one and direct use; instrumentation of `Exchange.publish` stays outside.
+An aio-pika channel publishes through an aiormq channel, which is replaced at each reconnect. So each channel's
+`get_underlay_channel` is replaced, and the channels it returns are intercepted. This covers all exchanges, including
+restored ones and the default one, and direct use. Instrumentation of `Exchange.publish` remains outside.
 """
 
 import asyncio
@@ -37,28 +37,28 @@ from relatum.publishing._publish_errors import outcome, refuses_publish
 from relatum.publishing._settle import Unsettled, final_at
 
 NAME: Final = "aio-pika"
-"""The client, as metrics name it."""
+"""The client's name in metrics."""
 
 _FLAGS: Final = Struct(">H").pack
 _LENGTH: Final = Struct(">I").pack
 _SHORT: Final = Struct("B").pack
 _FIELDS: Final = tuple(Basic.Properties.flags.items())
-"""The properties in their order, with a flag each."""
+"""The properties in their order, each with its flag."""
 
 _OCTETS: Final = frozenset({"delivery_mode", "priority"})
 _TEXTS: Final = frozenset(Basic.Properties.flags) - _OCTETS - {"headers", "timestamp"}
 _NAME_BYTES_MAX: Final = 128
-"""Bytes of a header's name that pamqp sends; it cuts longer ones, with a warning each time."""
+"""Bytes of a header's name that pamqp sends. It truncates longer names, with a warning each time."""
 
 _NAMES_MAX: Final = 4096
-"""Names that are remembered as they are sent."""
+"""Encoded names that are cached."""
 
 
 class _Publisher(Late):
-    """Stands in for `basic_publish` on one aiormq channel."""
+    """Replaces `basic_publish` on one aiormq channel."""
 
     def __init__(self, underlay: Any, interception: Interception) -> None:
-        # Weak, but not a proxy: every attribute that aiormq reads of its channel would go through it.
+        # A weak reference, not a proxy: aiormq would read each attribute of its channel through the proxy.
         super().__init__(weakref.ref(underlay), "basic_publish")
         self._underlay = weakref.proxy(underlay)
         self._interception = interception
@@ -67,7 +67,7 @@ class _Publisher(Late):
         of_one_process(self, "an intercepted connection")
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Publish with what is missing added; arguments, result and errors before sending are aiormq's."""
+        """Publish a stamped message. Arguments, result and errors before sending are aiormq's."""
         given = kwargs.get("properties")
         body = args[0] if args else kwargs.get("body")
         if not self._interception.active or body is None or not isinstance(given, (Basic.Properties, type(None))):
@@ -94,11 +94,11 @@ class _Publisher(Late):
         except asyncio.CancelledError as error:
             if is_cancelled():
                 raise
-            # The confirm's future was cancelled with the connection, not by the caller.
+            # The lost connection cancelled the confirm's future; the caller did not.
             lost = AMQPConnectionError("the connection was lost before the broker answered")
             raise counts.sent_and_failed(self._outcome(lost, sent, exchange, is_last=False)) from error
         except Exception as error:
-            # aiormq takes the tag back if the message was not handed over.
+            # aiormq decrements the tag if the message was not handed over.
             published = self._underlay.delivery_tag - tag
             if published == 0 or isinstance(error, (TypeError, ValueError)):
                 raise
@@ -109,14 +109,14 @@ class _Publisher(Late):
         return result
 
     def _outcome(self, error: Exception, sent: Callable[[], Sent], exchange: str, *, is_last: bool) -> PublishError:
-        """The error of a publish that was sent, as one that says what became of the message."""
+        """Return the client's error of a sent message as an error that states the outcome."""
         if isinstance(error, ReturnedError):
             return outcome(PublishUnroutable, error, in_stream=False)
         if isinstance(error, DeliveryError):
             return outcome(PublishNacked, error, in_stream=None if exchange else False)
         if is_last and isinstance(error, ChannelClosed) and refuses_publish(str(error), exchange):
             return outcome(PublishRejected, error, in_stream=False)
-        # After a mere time-out the connection goes on, and the message may still arrive at any time.
+        # After a mere time-out, the connection is still open, and the message may arrive at any time.
         heartbeat = self._underlay.connection.connection_tune.heartbeat
         until = None if isinstance(error, TimeoutError) else final_at(heartbeat or 0, announced=False)
         unsettled = Unsettled(sent(), self._interception.locator, until)
@@ -124,10 +124,10 @@ class _Publisher(Late):
 
 
 class _UnderlayGetter(Late):
-    """Replaces a channel's `get_underlay_channel`, and intercepts the aiormq channel that it returns."""
+    """Replaces a channel's `get_underlay_channel` and intercepts the aiormq channel it returns."""
 
     def __init__(self, channel: AbstractChannel, interception: Interception) -> None:
-        # Weak: a robust connection restores the channels that are referenced, and this must not count.
+        # Weak: a robust connection restores referenced channels, and this reference must not count.
         super().__init__(weakref.ref(channel), "get_underlay_channel")
         self._interception = interception
 
@@ -144,7 +144,7 @@ class _UnderlayGetter(Late):
 
 
 def intercept(connection: Any, interception: Interception) -> None:
-    """Publish through the interception on all channels the connection has and will have."""
+    """Intercept all present and future channels of the connection."""
 
     def opened(channel: Any, *_args: Any, **_kwargs: Any) -> None:
         if interception.active:
@@ -157,12 +157,12 @@ def intercept(connection: Any, interception: Interception) -> None:
 
 
 def may_wait(_connection: Any) -> bool:
-    """Whether its thread may wait for a server: no, it runs an event loop."""
+    """Return whether the connection's thread may wait for a server: no, it runs an event loop."""
     return False
 
 
 def release(connection: Any) -> None:
-    """Restore what was there before. What others have wrapped since stays, and passes everything through."""
+    """Restore the original methods. Wrappers that others have added since stay, and pass calls through."""
     for channel in _channels(connection):
         put_back(channel, "get_underlay_channel")
         vars(channel).pop(ATTRIBUTE, None)
@@ -178,7 +178,7 @@ def _read_property(properties: Any, name: str) -> Any:
 
 
 def is_cancelled() -> bool:
-    """Whether the current task was cancelled, or a time-out around it has ended."""
+    """Return whether the current task was cancelled, or a surrounding time-out has expired."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
@@ -198,9 +198,9 @@ def _intercept_underlay(underlay: Any, interception: Interception) -> None:
 
 
 def _channels(connection: Any) -> Iterator[Any]:
-    """The aio-pika channels that are open now.
+    """Yield the open aio-pika channels.
 
-    A robust connection knows them. For a plain one, they are found by the return callbacks of its aiormq channels.
+    A robust connection knows them. In a plain one, they are found by the return callbacks of its aiormq channels.
     """
     seen: set[int] = set()
     known = list(vars(connection).get("_RobustConnection__channels", ()))
@@ -228,12 +228,12 @@ def _name(name: Any) -> bytes:
 
 
 class OwnProperties(Basic.Properties):
-    """Properties that were made here, for one message."""
+    """Properties made by Relatum for one message."""
 
-    # No `__slots__`: pamqp goes by those of the class that it is given.
+    # No `__slots__`: pamqp reads the `__slots__` of the object's class.
 
     def marshal(self) -> bytes:
-        """What pamqp's own gives."""
+        """Return the same bytes as pamqp's own method."""
         flags = 0
         pieces: list[bytes] = []
         try:
@@ -252,7 +252,7 @@ class OwnProperties(Basic.Properties):
                 else:
                     pieces.append(self.encode_property(name, value))
         except (TypeError, struct.error):
-            # pamqp refuses it, with its own error.
+            # pamqp raises its own error.
             return super().marshal()
         return b"".join((_FLAGS(flags), *pieces))
 
@@ -271,7 +271,7 @@ def _table(headers: dict[Any, Any]) -> bytes:
 
 
 def copy_of(given: Basic.Properties) -> Basic.Properties:
-    """A copy of properties, in a third of the time that `copy` takes. A subclass of the caller's stays one."""
+    """Return a copy of properties, three times as fast as `copy`. A caller's subclass is kept."""
     if type(given) is not Basic.Properties:
         return copy.copy(given)
     copied = OwnProperties.__new__(OwnProperties)

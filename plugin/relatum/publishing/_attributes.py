@@ -1,41 +1,41 @@
-"""Replacing a method of one object, and restoring it. Classes are not changed."""
+"""Replaces a method of one object, and restores it. Classes are not changed."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 class Replacement:
-    """Replaces a method of one object and looks like it: decorators look at its name, and whether it is awaited.
+    """Replaces a method of one object and resembles it: decorators check its name, and whether it is awaited.
 
     Attributes:
-        replaced: The object's own attribute before; None: it had none.
-        __wrapped__: The method that is replaced.
+        replaced: The object's own attribute before; None if it had none.
+        __wrapped__: The replaced method.
     """
 
     replaced: Any = None
 
     @property
     def __class__(self) -> Any:
-        """The class of the method, by which `inspect` and `unittest.mock` recognise one."""
+        """The method's class, by which `inspect` and `unittest.mock` recognise a method."""
         return self.__wrapped__.__class__
 
     @__class__.setter
     def __class__(self, kind: Any) -> None:
-        # In a child `relatum.processes` ends the object so.
+        # `relatum.processes` sets it to end the object in a child.
         vars(object)["__class__"].__set__(self, kind)
 
     def __getattr__(self, name: str) -> Any:
-        # `inspect` reads a function's attributes, also its code, to see whether it returns a coroutine.
+        # `inspect` reads attributes, such as the code object, to see whether a function returns a coroutine.
         if name == "__wrapped__" or not vars(self):
-            raise AttributeError(name)  # A copy in the making has no attributes yet.
+            raise AttributeError(name)  # `copy` has not set the attributes yet.
         return getattr(self.__wrapped__, name)
 
 
 class Late(Replacement):
-    """Looks the method up at each call: the class may be instrumented in between.
+    """Looks the method up at each call: its class may be instrumented later.
 
     Args:
-        owner: Returns the object.
+        owner: A function that returns the object.
         name: The method's name.
     """
 
@@ -45,7 +45,7 @@ class Late(Replacement):
 
     @property
     def __wrapped__(self) -> Any:
-        """The object's method, or what others had put there."""
+        """The object's method, or what another library had set instead."""
         if self.replaced is not None:
             return self.replaced
         owner = self._owner()
@@ -72,13 +72,13 @@ def put(owner: Any, name: str, replacement: Replacement) -> None:
     """Replace a method of one object."""
     replacement.replaced = vars(owner).get(name)
     wrapped = replacement.__wrapped__
-    # The class of the replacement has these too, so `__getattr__` would not be asked.
+    # The replacement's class has these too, so `__getattr__` is not called for them.
     replacement.__doc__, replacement.__module__ = wrapped.__doc__, wrapped.__module__
     setattr(owner, name, replacement)
 
 
 def put_back(owner: Any, name: str) -> None:
-    """Restore what was there before. What others have wrapped since stays."""
+    """Restore the original method. Wrappers that others have added since stay."""
     present = vars(owner).get(name)
     if not isinstance(present, Replacement):
         return

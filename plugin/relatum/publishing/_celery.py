@@ -1,7 +1,7 @@
-"""Celery: an app, intercepted in each process that publishes.
+"""Celery: intercepts an app in each process that publishes.
 
-Tasks are sent by the producers of `app.producer_or_acquire`. The signal `before_task_publish` would not do: Celery
-swallows the errors of its receivers, and does not say which app publishes.
+Celery sends tasks by the producers of `app.producer_or_acquire`. The signal `before_task_publish` does not suffice:
+Celery suppresses errors of its receivers, and does not say which app publishes.
 """
 
 import os
@@ -18,11 +18,11 @@ from relatum.publishing._interception import ATTRIBUTE, ProcessInterceptions
 from relatum.publishing._stamp import is_copied, with_copy
 
 NAME: Final = "celery"
-"""The client, as metrics name it."""
+"""The client's name in metrics."""
 
 
 class _Producers(Replacement):
-    """Stands in for an app's `producer_or_acquire`."""
+    """Replaces an app's `producer_or_acquire`."""
 
     def __init__(
         self, wrapped: Callable[..., AbstractContextManager[Any]], interceptions: ProcessInterceptions
@@ -34,7 +34,7 @@ class _Producers(Replacement):
     @contextmanager
     def __call__(self, producer: Any = None) -> Iterator[Any]:
         with self.__wrapped__(producer) as acquired:
-            # In tests an app may have a broker in memory. A task that sends others may pass on our producer.
+            # In tests, the broker may be in memory. A task that sends tasks may pass on our producer.
             is_bare = not isinstance(acquired, _Producer) and self._interceptions.active
             if not is_bare or acquired.connection.get_transport_cls().driver_type != "amqp":
                 yield acquired
@@ -43,7 +43,7 @@ class _Producers(Replacement):
 
 
 class _Producer:
-    """A producer of kombu's that publishes messages with what they lack."""
+    """Wraps a kombu producer and stamps the messages it publishes."""
 
     def __init__(
         self, producer: Any, interceptions: ProcessInterceptions, process_of: WeakKeyDictionary[Any, int]
@@ -56,14 +56,14 @@ class _Producer:
         return getattr(self._producer, name)
 
     def publish(self, body: Any, routing_key: Any = None, *, exchange: Any = None, **options: Any) -> Any:
-        """Publish with an id, a time, and the copy that was asked for."""
+        """Publish with an id, a time and, with `copy_to`, a copy."""
         producer, copy_to = self._producer, self._interceptions.options.copy_to
         interception = self._interceptions.current(producer.connection)
         if interception is None:
             return producer.publish(body, routing_key, exchange=exchange, **options)
         frame_bytes_max = 0
         if producer.connection.connected:
-            # Otherwise kombu opens it, and may try several times.
+            # Otherwise kombu opens it, possibly with retries.
             self._check_process()
             frame_bytes_max = producer.channel.connection.frame_max
         name = getattr(exchange, "name", exchange) or ""
@@ -81,23 +81,23 @@ class _Producer:
         return result
 
     def _check_process(self) -> None:
-        """Note which process opened the channel, and refuse it in another one."""
+        """Note which process opened the channel, and refuse to use it in another one."""
         if self._process_of.setdefault(self._producer.channel, os.getpid()) != os.getpid():
             raise UsedAfterFork("this channel was opened before the process was forked: open another one here")
 
 
 def intercept(app: Any, interceptions: ProcessInterceptions) -> None:
-    """Send tasks through the interception. Nothing is opened, and the app's settings are not read yet."""
+    """Intercept the app's producers. This opens no connection and does not read the app's settings."""
     if type(app) is Proxy:
-        # `celery.current_app` is a proxy, which takes no attributes of its own.
+        # `celery.current_app` is a proxy, on which no attributes can be set.
         app = app._get_current_object()
     if any(definition.from_body is not None for definition in interceptions.options.definitions):
-        raise ConfigurationError("a task's body is made by kombu: its keys are headers, properties, or body:$.… paths")
+        raise ConfigurationError("kombu makes a task's body: take keys from headers, properties, or body:$.… paths")
     put(app, "producer_or_acquire", _Producers(app.producer_or_acquire, interceptions))
     setattr(app, ATTRIBUTE, interceptions)
 
 
 def release(app: Any) -> None:
-    """Put back what was there before."""
+    """Restore the original method."""
     put_back(app, "producer_or_acquire")
     delattr(app, ATTRIBUTE)

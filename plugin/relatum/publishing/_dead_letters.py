@@ -1,4 +1,4 @@
-"""Dead letters: messages that were given up, published to another stream with the reason as a header."""
+"""Dead letters: messages given up, which are published to another stream with the reason as a header."""
 
 import logging
 from collections import deque
@@ -24,13 +24,13 @@ STREAM_HEADER: Final = "relatum_dead_stream"
 """Header: the name of the message's stream."""
 
 OFFSET_HEADER: Final = "relatum_dead_offset"
-"""Header: the message's offset there. Stream and offset identify a dead letter that was published twice."""
+"""Header: the message's offset in its stream. The two identify a dead letter that was published twice."""
 
 LEFT_OUT_HEADER: Final = "relatum_dead_left_out"
-"""Header: the properties and headers that did not fit or cannot be sent: "correlation_id, header trace"."""
+"""Header: the properties and headers that do not fit or cannot be sent: "correlation_id, header trace"."""
 
 REASON_CHARACTERS_MAX: Final = 1000
-"""Characters of a reason that are kept."""
+"""Characters of a reason; the rest is cut off."""
 
 _PROPERTIES: Final = (
     "content_type",
@@ -44,19 +44,19 @@ _PROPERTIES: Final = (
     "type",
     "app_id",
 )
-"""Properties of a dead letter. Not `expiration`, which streams ignore; nor `user_id`: the broker refuses others'."""
+"""Properties a dead letter keeps: not `expiration`, ignored by streams, nor `user_id`, allowed only to that user."""
 
 
 class DeadLetters(Closing):
     """Publishes given-up messages to a stream, each confirmed. A context manager; threads may share one.
 
-    The connection is opened at the first message, and again after it was lost. A message may be published twice if the
-    connection ended before the confirm: compare `relatum_dead_stream` and `relatum_dead_offset`.
+    The first message opens the connection; after a loss, the next one opens another. A message may be published twice
+    if the connection ends before the confirm: compare `relatum_dead_stream` and `relatum_dead_offset`.
 
     Args:
-        address: The broker's address; it must have an AMQP port.
-        stream: The name of an existing stream, or of any queue.
-        timeout_s: Seconds until connecting, or a broker that blocks publishers, ends as `BrokerUnavailable`.
+        address: The broker's address, with an AMQP port.
+        stream: The name of an existing stream or other queue.
+        timeout_s: Seconds until a silent broker, or one that blocks publishers, is `BrokerUnavailable`.
 
     Raises:
         ConfigurationError: the address has no AMQP port; give the broker as an amqp:// URL.
@@ -67,23 +67,23 @@ class DeadLetters(Closing):
         self._publisher = DirectPublisher(address, "a dead letter", timeout_s=timeout_s)
 
     def publish(self, messages: Sequence[Message], reason: str, **headers: str | int | bool) -> None:
-        """Publish messages, in order, and wait for the confirm of each.
+        """Publish messages in order and wait for the confirm of each.
 
-        They have their own body, properties and headers, and the headers `relatum_dead_reason`, `relatum_dead_stream`
-        and `relatum_dead_offset`. A stream may hold what AMQP 0.9.1 cannot send (a correlation id over 255 bytes,
-        headers over the size of a frame): it is left out, and named by `relatum_dead_left_out`.
+        A dead letter has the message's body, properties and headers, and the headers `relatum_dead_reason`,
+        `relatum_dead_stream` and `relatum_dead_offset`. Properties and headers that AMQP 0.9.1 cannot send (a
+        correlation id over 255 bytes, headers larger than a frame) are left out and named in `relatum_dead_left_out`.
 
         Args:
-            messages: The messages, as they were read.
-            reason: Why they were given up; at most 1,000 characters are kept.
+            messages: The messages, as read.
+            reason: Why they are given up; at most 1,000 characters are kept.
             headers: Further headers.
 
         Raises:
-            PublishUnroutable: there is no such stream; the messages before this one are published.
-            PublishNacked: the broker refused a message; those before it are published.
-            PublishRejected: the broker never takes such a message; those before it are published.
-            InvalidInput, DataError: as `PublishRejected`, before it was sent.
-            BrokerUnavailable: the broker does not answer. A repetition publishes the confirmed ones again.
+            PublishUnroutable: the stream does not exist; the messages before this one are published.
+            PublishNacked: the broker refused a message; the messages before it are published.
+            PublishRejected: the broker never accepts this message; the messages before it are published.
+            InvalidInput, DataError: as `PublishRejected`, but the message was not sent.
+            BrokerUnavailable: the broker does not answer. A retry publishes confirmed messages again.
             AccessRefused: the broker refuses the user.
         """
         added = {REASON_HEADER: reason[:REASON_CHARACTERS_MAX], **headers}
@@ -96,15 +96,15 @@ class DeadLetters(Closing):
                 letter.reduce(getattr(refused, "bytes_max", HEADERS_BYTES_MAX))
                 self._publisher.publish(self.stream, message.body, letter.properties())
                 extra = {"stream": message.stream, "offset": message.offset, "left_out": letter.left_out}
-                logger.warning("a dead letter without all of its properties: %s", refused, extra=extra)
+                logger.warning("a dead letter was published without some of its properties: %s", refused, extra=extra)
 
     def close(self) -> None:
-        """Close the connection. Publishing again opens another."""
+        """Close the connection. The next publish opens another."""
         self._publisher.close()
 
 
 class Burial:
-    """Publishes dead letters; a repetition does not publish those again that were confirmed."""
+    """Publishes dead letters. A retry does not publish confirmed ones again."""
 
     def __init__(
         self, dead_letters: DeadLetters, letters: Iterable[tuple[Message, str]], **headers: str | int | bool
@@ -115,10 +115,10 @@ class Burial:
         self._refused: dict[MessageId, str] = {}
 
     def run(self) -> dict[MessageId, str]:
-        """Publish what is left; return the messages that can never be dead letters, and why.
+        """Publish the remaining messages; return those that can never be dead letters, with the reasons.
 
         Raises:
-            Transient, AccessRefused, PublishNacked, PublishUnroutable: they may be taken later; call it again.
+            Transient, AccessRefused, PublishNacked, PublishUnroutable: the broker may accept them later; call again.
         """
         while self._left:
             message, reason = self._left[0]
@@ -127,16 +127,16 @@ class Burial:
             except Exception as error:
                 if may_repeat(error) or may_be_mended(error):
                     raise
-                # It would fail again, and others wait behind it.
+                # It would fail again and block the next ones.
                 extra = {"stream": message.stream, "offset": message.offset}
-                log_failure(logger, error, f"message {message.id} can be no dead letter", extra=extra)
+                log_failure(logger, error, f"message {message.id} cannot become a dead letter", extra=extra)
                 self._refused[message.id] = ended(error)
             self._left.popleft()
         return self._refused
 
 
 class _Letter:
-    """The headers and properties of a dead letter: the message's own, which may be left out, and added ones."""
+    """A dead letter's headers and properties: the message's own, which may be left out, and added ones."""
 
     def __init__(self, message: Message, added: Mapping[str, Any]) -> None:
         self._added = {**added, STREAM_HEADER: message.stream, OFFSET_HEADER: message.offset}
@@ -147,19 +147,19 @@ class _Letter:
         self.left_out = ""
 
     def properties(self) -> BasicProperties:
-        """As pika sends them."""
+        """Return the properties for pika."""
         return BasicProperties(headers={**self._headers, **self._added}, **self._fields)
 
     def check_depth(self) -> None:
-        """Refuse headers that the broker would take, and that crash every consumer that reads them with pika."""
+        """Refuse headers nested so deep that the broker accepts them, but every pika consumer crashes."""
         if _is_deep(self._headers, HEADERS_DEPTH_MAX):
             raise InvalidInput(f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels")
 
     def reduce(self, bytes_max: int) -> None:
-        """Leave out what cannot be encoded, then the largest of the rest until a frame holds it."""
+        """Leave out what cannot be encoded, then the largest properties and headers until a frame holds the rest."""
         sizes = {(name, ""): _bytes({}, **{name: value}) for name, value in self._fields.items() if value is not None}
         sizes |= {(name, "header "): _bytes({name: value}) for name, value in self._headers.items()}
-        # Without the added headers, and the one that names what is left out, at four bytes a character.
+        # Less the added headers and the list of omissions, at four bytes a character.
         room = bytes_max - _bytes(self._added) - 5 * REASON_CHARACTERS_MAX
         total = sum(size for size in sizes.values() if size <= bytes_max)
         left_out: list[str] = []
@@ -174,14 +174,14 @@ class _Letter:
 
 
 _NAME_CHARACTERS_MAX: Final = 60
-"""Characters of a header's name in the list of what is left out."""
+"""Characters of a header's name in the list of omissions."""
 
 _UNSENDABLE: Final = 2**32
-"""The size of what cannot be sent: more than any frame holds."""
+"""The size assigned to what cannot be sent: larger than any frame."""
 
 
 def _bytes(headers: dict[str, Any], **fields: Any) -> int:
-    """Bytes that headers and properties take."""
+    """Return the encoded bytes of headers and properties."""
     if _is_deep(headers, HEADERS_DEPTH_MAX):
         return _UNSENDABLE
     try:
@@ -191,7 +191,7 @@ def _bytes(headers: dict[str, Any], **fields: Any) -> int:
 
 
 def _is_deep(value: Any, levels: int) -> bool:
-    """Whether tables and arrays are nested deeper than so many levels."""
+    """Return whether tables and arrays are nested deeper than `levels`."""
     if not isinstance(value, Mapping | list | tuple):
         return False
     if levels < 0:

@@ -1,4 +1,4 @@
-"""Publishing messages of Relatum's own: straight to a stream, each confirmed, over a connection of its own."""
+"""Publishes Relatum's own messages directly to a stream, each confirmed, over a separate connection."""
 
 import threading
 from contextlib import suppress
@@ -32,31 +32,31 @@ from relatum.publishing._publish_errors import MALFORMED
 from relatum.reading import GOODBYE_S, BrokerAddress, blocking_connection, in_time
 
 DIRECT_TIMEOUT_S: Final = 10.0
-"""Seconds until a silent broker counts as away."""
+"""Seconds until a silent broker counts as unavailable."""
 
 _ACCESS_REFUSED: Final = 403
-"""AMQP's reply code for a user without the permission."""
+"""AMQP's reply code for a user without permission."""
 
 _PRECONDITION_FAILED: Final = 406
-"""AMQP's reply code for a message larger than the broker takes."""
+"""AMQP's reply code for a message larger than the broker accepts."""
 
 _FRAME_BYTES: Final = 8 + 12
-"""Bytes of a header frame beside its properties: the frame's header and end, then class, weight and body size.
+"""Bytes of a header frame besides its properties: the frame's header and end, then class, weight and body size.
 
-Source: AMQP 0-9-1, 2.3.5 and 2.3.5.2. RabbitMQ compares the whole frame with what the connection negotiated.
+Source: AMQP 0-9-1, 2.3.5 and 2.3.5.2. RabbitMQ compares the whole frame with the negotiated size.
 """
 
 
 class DirectPublisher(Closing):
-    """Publishes to streams by their names, through the default exchange. A context manager; threads may share one.
+    """Publishes to streams by name, through the default exchange. A context manager; threads may share one.
 
-    The connection is opened at the first message, and again after it was lost. If it ends before a confirm and the
-    caller repeats the message, it may be published twice.
+    The first message opens the connection; after a loss, the next one opens another. If the connection ends before a
+    confirm and the caller retries, the message may be published twice.
 
     Args:
-        address: The broker's address; it must have an AMQP port.
+        address: The broker's address, with an AMQP port.
         what: The name of a message in errors: "a dead letter".
-        timeout_s: Seconds to connect, and then for each message, before a broker that is silent or blocks publishers is
+        timeout_s: Seconds to connect, and then for each message, until a broker that is silent or blocks publishers is
             `BrokerUnavailable`.
 
     Raises:
@@ -75,7 +75,7 @@ class DirectPublisher(Closing):
         after_fork(self, DirectPublisher._renew)
 
     def _renew(self) -> None:
-        """In a child: the connection is the parent's."""
+        """Forget the parent's connection in a child."""
         self._lock = threading.Lock()
         leave_to_parent(self._connection, self._channel)
         self._connection = self._channel = None
@@ -85,11 +85,11 @@ class DirectPublisher(Closing):
         """Publish a message and wait for its confirm.
 
         Raises:
-            PublishUnroutable: there is no such stream.
+            PublishUnroutable: the stream does not exist.
             PublishNacked: the broker refused the message.
-            PublishRejected: the broker takes no such message: it is too large, or malformed to it.
+            PublishRejected: the broker never accepts this message: it is too large, or malformed.
             InvalidInput: the properties cannot be encoded; nothing was sent.
-            HeadersRefused: they take more than a frame (field `bytes_max`: what it holds of them); nothing was sent.
+            HeadersRefused: the properties exceed a frame (field `bytes_max`: the room for them); nothing was sent.
             BrokerUnavailable: the broker does not answer, or the connection ended before the confirm.
             AccessRefused: the broker refuses the user, or does not let it write to the default exchange.
         """
@@ -114,20 +114,20 @@ class DirectPublisher(Closing):
                 raise self._translated(stream, error) from error
 
     def _translated(self, stream: str, error: BaseException) -> RelatumError:
-        """The error of a message that could not be published to a stream."""
+        """Return the error for a message that could not be published."""
         code = error.reply_code if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker) else None
         if isinstance(error, ChannelClosedByBroker) and code == _ACCESS_REFUSED:
             return AccessRefused(
                 f"the broker refuses the user {self._address.user!r} to publish {self._what} to {stream!r} by "
-                "the default exchange: the permission to write to 'amq.default' is needed"
+                "the default exchange: grant the permission to write to 'amq.default'"
             )
         why = str(error) or type(error).__name__
         if code == _PRECONDITION_FAILED or code in MALFORMED:
-            return PublishRejected(f"the broker takes no such message: {self._what} for {stream!r}: {why}")
+            return PublishRejected(f"the broker does not accept {self._what} for {stream!r}: {why}")
         return BrokerUnavailable(f"{self._what} could not be published to {stream!r}: {why}")
 
     def _check_frame(self, connection: BlockingConnection, size: int) -> None:
-        """Refuse properties that do not fit into a frame: the broker would close the connection."""
+        """Refuse properties that exceed a frame: the broker would close the connection."""
         frame_bytes_max = connection._impl.params.frame_max
         if frame_bytes_max and size + _FRAME_BYTES > frame_bytes_max:
             raise HeadersRefused(
@@ -138,14 +138,14 @@ class DirectPublisher(Closing):
             )
 
     def _connected(self) -> BlockingConnection:
-        """The connection, reopened if it ended meanwhile."""
+        """Return the connection, reopened if it has ended."""
         if self._connection is not None:
             with suppress(AMQPError, OSError):
                 self._connection.process_data_events(0)
             if self._channel is None or not self._channel.is_open:
                 self._drop()
         if self._connection is None:
-            # No heartbeats: they are not answered between messages, and the next publish notices a lost connection.
+            # No heartbeats: none are answered between messages, and the next publish notices a lost connection.
             self._connection = blocking_connection(self._address, timeout_s=self._timeout_s, heartbeat_s=0)
         return self._connection
 
@@ -157,15 +157,15 @@ class DirectPublisher(Closing):
 
     @own_connection()
     def close(self) -> None:
-        """Close the connection. Publishing again opens another."""
+        """Close the connection. The next publish opens another."""
         with self._lock:
             self._drop()
 
 
 def encoded_bytes(properties: BasicProperties) -> int:
-    """The encoded bytes of a message's properties and headers."""
+    """Return the number of encoded bytes of a message's properties and headers."""
     try:
         return sum(map(len, properties.encode()))
     except Exception as error:
-        # pika's encoder raises AssertionError, struct.error, RecursionError and errors of its own.
-        raise InvalidInput(f"properties that AMQP 0.9.1 cannot encode: {error or type(error).__name__}") from error
+        # pika's encoder raises AssertionError, struct.error, RecursionError and its own errors.
+        raise InvalidInput(f"AMQP 0.9.1 cannot encode the properties: {error or type(error).__name__}") from error

@@ -1,7 +1,7 @@
-"""dramatiq: a RabbitMQ broker object, which has a pika connection for each thread.
+"""dramatiq: intercepts a RabbitMQ broker object, which has a pika connection for each thread.
 
-It connects when a thread first needs it, and adds the connection to its public set before it is used. So that set is
-watched: middleware would not do, since dramatiq swallows its errors.
+The broker object connects when a thread first publishes, and adds the connection to its public set before using it. So
+that set is replaced. Middleware does not suffice: dramatiq suppresses its errors.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from relatum.publishing import _pika as pika_connections
 from relatum.publishing._interception import ATTRIBUTE, ProcessInterceptions
 
 NAME: Final = "dramatiq"
-"""The client, as metrics name it."""
+"""The client's name in metrics."""
 
 
 class _Connections(set[Any]):
@@ -29,17 +29,17 @@ class _Connections(set[Any]):
         try:
             _cover(connection, self._interceptions)
         except BaseException:
-            # Also an actor's time limit. The thread keeps the connection: if open, it would publish uncovered.
+            # Also on an actor's time limit. The thread would otherwise use the connection without interception.
             connection.close()
             raise
 
 
 def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
-    """Publish through the interception on all connections that the broker has and will have."""
+    """Intercept all present and future connections of the broker object."""
     if interceptions.options.copy_to is not None and broker.confirm_delivery:
         raise ConfigurationError(
-            "copy_to= with confirm_delivery=True is refused: a message whose queue is gone would count as delivered, "
-            "for its copy, and dramatiq would not declare the queue again"
+            "copy_to= cannot be used with confirm_delivery=True: a message to a deleted queue would count as "
+            "delivered because of its copy, and dramatiq would not declare the queue again"
         )
     given = broker.parameters
     interceptions.nodes = given if isinstance(given, list) else [given]
@@ -50,7 +50,7 @@ def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
 
 
 def release(broker: Any) -> None:
-    """Put back the set; `ProcessInterceptions.release` releases the connections."""
+    """Restore the set. `ProcessInterceptions.release` releases the connections."""
     if isinstance(broker.connections, _Connections):
         broker.connections = set(broker.connections)
     delattr(broker, ATTRIBUTE)

@@ -1,8 +1,8 @@
-"""The recorders inside this process: one for each broker, database and set of keys, shared by its connections.
+"""The recorders inside this process: one for each broker, database and set of keys, shared by connections.
 
-They outlive connections: what was published just before a connection was closed or lost is recorded too. They are
-daemon threads, so they never keep a process alive; another process, or the next start, takes over from the coverage.
-What `release`, or a process that ends without it, leaves unrecorded is logged as a warning, as far as it is known.
+Recorders outlive connections, so messages published just before a connection ended are recorded too. They run in daemon
+threads and never keep a process alive; another process, or the next start, continues from the coverage. Messages that
+`release`, or a process that ends without it, leaves unrecorded are logged as a warning, if known.
 """
 
 import atexit
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("relatum.recorder")
 
 Keeper: TypeAlias = "EmbeddedRecorder | KeyWatcher"
-"""What compares the publisher's key definitions with the database's, in a thread of its own."""
+"""A thread that compares the publisher's key definitions with the database's."""
 
 TOLD_MAX: Final = 5
-"""Streams named in a warning of what is left."""
+"""Streams named in a warning about unrecorded messages."""
 
 _Key: TypeAlias = tuple[BrokerAddress | None, object, AnyDatabase, tuple[tuple[str, str], ...]]
 _Kept = TypeVar("_Kept", "EmbeddedRecorder", "KeyWatcher")
 
 
 class EmbeddedRecorders:
-    """The recorders and key watchers of this process, with a count of the interceptors that use each.
+    """The recorders and key watchers of this process, each with a count of the interceptors that use it.
 
-    Nothing here waits for a server. `relatum.recording` is imported by the first use: stamping alone does not need it.
+    No method waits for a server. The first use imports `relatum.recording`, which stamping alone does not need.
     """
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -43,7 +43,7 @@ class EmbeddedRecorders:
 
     @staticmethod
     def prepare() -> None:
-        """Import what recorders need, before a process forks: each child would take half a second for it again."""
+        """Import what recorders need before a process forks, or each child would spend half a second on it."""
         from relatum.recording.embedded import EmbeddedRecorder  # noqa: F401
         from relatum.recording.publishers_keys import KeyWatcher  # noqa: F401
 
@@ -51,11 +51,11 @@ class EmbeddedRecorders:
     def acquire(
         cls, address: BrokerAddress, database: AnyDatabase, definitions: tuple[KeyDefinition, ...]
     ) -> "EmbeddedRecorder":
-        """The recorder for these, started if there is none yet."""
+        """Return the recorder for these arguments; start it if there is none."""
         from relatum.recording.embedded import EmbeddedRecorder
 
         login = address.login
-        # Each connection has its own TLS context and password function. They are compared only where they are the user.
+        # Each connection has its own TLS context and password function. Compare them only if they identify the user.
         user = id(login.ssl_context) if login.mechanism == "EXTERNAL" else address.password_function
         key: _Key = (address, user, database, _meaning(definitions))
         with cls._lock:
@@ -65,7 +65,7 @@ class EmbeddedRecorders:
 
     @classmethod
     def watch_keys(cls, database: AnyDatabase, definitions: tuple[KeyDefinition, ...]) -> "KeyWatcher":
-        """The key watcher for these, started if there is none yet: others record."""
+        """Return the key watcher for these arguments; start it if there is none. Another process records."""
         from relatum.recording.publishers_keys import KeyWatcher
 
         with cls._lock:
@@ -81,7 +81,7 @@ class EmbeddedRecorders:
 
     @classmethod
     def give_back(cls, recorder: Keeper) -> bool:
-        """End one use. True for the last one, whose user closes the recorder."""
+        """End one use. Returns True for the last one, whose caller closes the recorder."""
         with cls._lock:
             for key, (known, users) in list(cls._used.items()):
                 if known is recorder:
@@ -93,17 +93,15 @@ class EmbeddedRecorders:
 
     @classmethod
     def warn_at_exit(cls) -> None:
-        """Log what recorders that were not closed leave unrecorded."""
+        """Log which messages unclosed recorders leave unrecorded."""
         left: dict[str, int | None] = {}
         for kept, _ in list(cls._used.values()):
             left |= kept.left()
-        warn_of_left(
-            "the process", left, "; so does relatum.release(…) of what was intercepted, before the process ends"
-        )
+        warn_of_left("the process", left, "; to record them here, call relatum.release(…) before the process ends")
 
     @classmethod
     def renew(cls) -> None:
-        """In a child: the recorders belong to the parent, whose threads were not forked. The child starts its own."""
+        """Forget the parent's recorders in a child: threads are not forked. The child starts its own."""
         cls._lock = threading.Lock()
         leave_to_parent(cls._used)
         cls._used = {}
@@ -114,7 +112,7 @@ atexit.register(EmbeddedRecorders.warn_at_exit)
 
 
 def warn_of_left(who: str, left: Mapping[str, int | None], hint: str = "") -> None:
-    """Log which streams have how many messages that are not recorded, if any have."""
+    """Log the streams with unrecorded messages, if any, and how many messages each has."""
     told = [
         f"an unknown number of {stream!r}, if it is a stream" if count is None else f"{count} of {stream!r}"
         for stream, count in left.items()

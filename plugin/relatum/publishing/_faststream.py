@@ -1,7 +1,7 @@
-"""FastStream: a RabbitMQ broker object, which has one aio-pika connection at a time.
+"""FastStream: intercepts a RabbitMQ broker object, which has one aio-pika connection at a time.
 
-It connects whenever it is started. So middleware, which sees each message before it is published, intercepts the
-connection of that moment.
+The broker object connects at each start. So middleware, which sees each message before it is published, intercepts the
+present connection.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,11 +15,11 @@ from relatum.publishing import _aio_pika as aio_pika_connections
 from relatum.publishing._interception import ATTRIBUTE, ProcessInterceptions, interception_of
 
 NAME: Final = "faststream"
-"""The client, as metrics name it."""
+"""The client's name in metrics."""
 
 
 class _Covering(BaseMiddleware[Any, Any]):
-    """Intercepts a broker's connection before it publishes. One object for all messages."""
+    """Intercepts a broker's connection before it publishes. One object serves all messages."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
@@ -28,17 +28,17 @@ class _Covering(BaseMiddleware[Any, Any]):
         return self
 
     async def publish_scope(self, call_next: Callable[[Any], Awaitable[Any]], cmd: Any) -> Any:
-        """Publish, intercepted if the broker is."""
+        """Publish through the intercepted connection, unless the broker was released."""
         _cover(self._broker)
         return await call_next(cmd)
 
 
 def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
-    """Intercept the connection that the broker has, and those it will have."""
+    """Intercept the present and future connections of the broker object."""
     if interceptions.options.copy_to is not None:
         raise ConfigurationError(
-            "copy_to= is for Celery and dramatiq: FastStream publishes as mandatory, and a message whose queue "
-            "is gone would count as delivered, for its copy. `relatum tap` the exchange"
+            "copy_to= is for Celery and dramatiq: FastStream publishes as mandatory, and a message to a deleted queue "
+            "would count as delivered because of its copy. Use `relatum tap` for the exchange"
         )
     setattr(broker, ATTRIBUTE, interceptions)
     if not any(isinstance(middleware, _Covering) for middleware in broker.middlewares):
@@ -46,12 +46,12 @@ def intercept(broker: Any, interceptions: ProcessInterceptions) -> None:
 
 
 def release(broker: Any) -> None:
-    """Forget the interception. The middleware stays, without effect; `ProcessInterceptions.release` does the rest."""
+    """Forget the interception. The middleware stays without effect; `ProcessInterceptions.release` does the rest."""
     delattr(broker, ATTRIBUTE)
 
 
 def _cover(broker: Any) -> Any:
-    """This process's interception of the broker's connection; None once released, or where a test connects nowhere."""
+    """Intercept the broker's connection in this process. None once released, or in a test without a connection."""
     interceptions, connection = interception_of(broker), broker._connection
     if interceptions is None or not isinstance(connection, AbstractConnection):
         return None

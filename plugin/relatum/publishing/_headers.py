@@ -1,7 +1,7 @@
 """Limits on headers, checked before a byte is sent. Pure.
 
-They protect others: the broker takes a table nested 900 to 2,000 levels deep, which then kills every pika and aio-pika
-reader of the stream; and a header frame over the negotiated size closes the whole connection.
+They protect readers and other channels: the broker accepts tables nested 900 to 2,000 levels deep, which crash every
+pika and aio-pika reader of the stream, and a header frame over the negotiated size closes the whole connection.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,10 +12,10 @@ from relatum.errors import HeadersRefused
 from relatum.limits import HEADERS_BYTES_MAX, HEADERS_DEPTH_MAX, HEADERS_MAX
 
 _FRAME_BYTES: Final = 8 + 14
-"""Bytes of a header frame beside the properties: frame header and end, then class, weight, body size and flags."""
+"""Bytes of a header frame besides the properties: frame header and end, then class, weight, body size and flags."""
 
 _ADDED_BYTES: Final = 128
-"""Room for what the interceptor adds: the time, the receipt and the property `message_id`."""
+"""Bytes reserved for what the interceptor adds: the time, the receipt and the property `message_id`."""
 
 _SHORT_STRINGS: Final = (
     "content_type",
@@ -32,14 +32,14 @@ _SHORT_STRINGS: Final = (
 """The properties that are AMQP short strings: a length byte and at most 255 bytes."""
 
 _PROPERTIES_BYTES_MAX: Final = 256 * len(_SHORT_STRINGS) + 10
-"""The most that properties other than headers take: the short strings, then mode, priority and timestamp."""
+"""The most bytes of properties other than headers: the short strings, then mode, priority and timestamp."""
 
 _VALUE_BYTES: Final = 9
-"""Bytes of the largest value that is neither text, bytes, table nor array: its type and 8 bytes."""
+"""Bytes of the largest value other than text, bytes, tables and arrays: the type and 8 bytes."""
 
 
 class HeaderLimits:
-    """The limits of one connection. `frame_bytes_max`: as negotiated, 0 for no limit."""
+    """The limits of one connection. `frame_bytes_max`: The negotiated frame size; 0: no limit."""
 
     def __init__(self, frame_bytes_max: int) -> None:
         self._frame_bytes_max = frame_bytes_max
@@ -48,13 +48,13 @@ class HeaderLimits:
             sure = min(sure, frame_bytes_max - _FRAME_BYTES - _PROPERTIES_BYTES_MAX - _ADDED_BYTES)
         self._sure_bytes = sure
         self.sure_characters = (sure - _VALUE_BYTES - 1) // (_VALUE_BYTES + 5)
-        """Characters of text, names and values, that are within every limit, however many headers they make."""
+        """Characters of names and values together that are within every limit, in any number of headers."""
 
     def check(self, headers: Mapping[str, Any], read_property: Callable[[Any, str], Any], properties: Any) -> None:
         """Check that the headers can be sent safely.
 
         Raises:
-            HeadersRefused: they are too many, too deep or too large (field `reason`); nothing was sent.
+            HeadersRefused: the headers are too many, too deep or too large (field `reason`); nothing was sent.
         """
         size = _measure(headers)
         if size <= self._sure_bytes:
@@ -71,7 +71,7 @@ class HeaderLimits:
 
 
 def _measure(headers: Mapping[str, Any]) -> int:
-    """Encoded bytes of the headers, or slightly more. Limits are checked on the way: a table may contain itself."""
+    """Return the headers' encoded bytes, or slightly more. Limits are checked meanwhile: a table may contain itself."""
     size = 4
     count = 0
     stack: list[tuple[Any, int]] = [(headers, 0)]
@@ -100,7 +100,7 @@ def _text_bytes(value: Any) -> int:
     if type(value) is str and value.isascii():
         return len(value)
     if isinstance(value, str):
-        # The client's own encoder refuses what is not Unicode.
+        # The client's encoder refuses half a surrogate pair.
         return len(value.encode("utf-8", "surrogatepass"))
     return len(value) if isinstance(value, (bytes, bytearray)) else 0
 

@@ -1,4 +1,4 @@
-"""`intercept`, `release` and `statistics`; and for clients that are not intercepted `stamped` and `recording_here`."""
+"""`intercept`, `release` and `statistics`; and `stamped` and `recording_here` for other clients."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -33,16 +33,16 @@ _CLIENTS: Final = {
     "dramatiq.brokers.rabbitmq": "_dramatiq",
     "faststream.rabbit.broker.broker": "_faststream",
 }
-"""Adapters by the module or package of the connection's class, imported when such a connection is intercepted."""
+"""Adapters by the module or package of the connection's class, imported when first needed."""
 
 _OF_PROCESSES: Final = frozenset({"celery", "dramatiq", "faststream"})
-"""Clients whose objects are used in processes that fork later."""
+"""Clients whose objects are made before their processes fork."""
 
 _STAMPER: Final = Stamper(())
-"""For messages that other clients publish: their keys are not known."""
+"""Stamps messages that other clients publish, whose keys are unknown."""
 
 _released: Final[WeakKeyDictionary[object, PublisherCounts]] = WeakKeyDictionary()
-"""The counts of released connections, as long as they exist."""
+"""The counts of released connections, while these exist."""
 
 
 def intercept(
@@ -57,48 +57,48 @@ def intercept(
     confirm_timeout_s: float | None = None,
     copy_to: str | None = None,
 ) -> _Connection:
-    """The same connection, publishing messages that Relatum can relate.
+    """Make a connection publish messages that Relatum can relate, and return it.
 
     A message without a `message_id` gets one: a UUIDv7, which carries the message's time. A message that has one, or is
     to have a receipt, gets the header `relatum_time` instead (microseconds since 1970, UTC), unless it has the property
-    `timestamp`. Values of keys are checked. Bodies and the caller's properties and headers stay as they are. This holds
-    for all channels, also open ones.
+    `timestamp`. Values of keys are checked. Bodies and the caller's properties and headers do not change. This applies
+    to all channels, including open ones.
 
-    Errors after sending are of the client's class and of ours at once: `PublishUnroutable`, `PublishNacked`, or
-    `PublishOutcomeUnknown`, whose `settle(timeout_s)` finds out by reading the streams (await it if the publish was
-    awaited). Errors before sending are the client's own.
+    Errors after sending belong to the client's class and to one of Relatum's: `PublishUnroutable`, `PublishNacked`, or
+    `PublishOutcomeUnknown`, whose `settle(timeout_s)` finds out by reading the streams (await it if you awaited the
+    publish). Errors before sending are the client's own.
 
     Args:
-        connection: A pika BlockingConnection, a pika callback connection (SelectConnection and its like), an aio-pika
-            connection, robust or not; a Celery app, dramatiq's RabbitmqBroker, or FastStream's RabbitBroker. The last
-            three open nothing yet: recorders start, and errors are raised, once a process publishes; each forked
-            process has its own.
+        connection: A pika BlockingConnection, a pika callback connection (such as SelectConnection), an aio-pika
+            connection, robust or not; a Celery app, dramatiq's RabbitmqBroker, or FastStream's RabbitBroker. For the
+            last three nothing is opened yet: recorders start, and errors are raised, once a process publishes; each
+            forked process has its own recorder.
         database: PostgreSQL's URL, or a `Database`. None (default): messages are stamped and checked, not recorded.
         keys: Names of headers, or definitions.
         recorder: `"embedded"` (default): with a database, a thread of this process records the streams it publishes to;
-            of several processes that publish to a stream, one records it. `"external"`: `relatum record` does.
+            if several processes publish to a stream, one records it. `"external"`: `relatum record` does.
         on_invalid: `"raise"` (default): a value that cannot be recorded is an error before anything is sent.
-            `"skip"`: the message is published as it is; the value is counted and not recorded.
-        streams: Streams that the embedded recorder records before anything is published to them; receipts and `settle`
-            also look there, besides the streams bound to an exchange. Name streams that are bound through other
-            exchanges: Relatum cannot find them.
-        broker: The broker to read streams from: its URL, or a `Broker`, whose TLS and login count. None (default): that
-            of the connection, with its TLS and login; for Celery and dramatiq also their other URLs.
+            `"skip"`: the message is published unchanged; the value is counted and not recorded.
+        streams: Streams that the embedded recorder records before the first message; receipts and `settle` also search
+            them, besides the streams bound to an exchange. Name streams that are bound through other exchanges: Relatum
+            cannot find them.
+        broker: The broker to read streams from: its URL, or a `Broker`, whose TLS and login are used. None (default):
+            the connection's broker, TLS and login; for Celery and dramatiq also their other URLs.
         confirm_timeout_s: aio-pika: seconds to wait for a confirm if `publish` has no `timeout`; then the outcome is
-            unknown. None (default): until the connection is found lost, about two heartbeats.
-        copy_to: Celery and dramatiq: a stream that gets a copy of each message to the default exchange, as tasks
-            are. If missing, it is declared like a tap's: 5 GB and 7 days.
+            unknown. None (default): until the connection is found lost, after about two heartbeats.
+        copy_to: Celery and dramatiq: a stream that gets a copy of each message to the default exchange, such as tasks.
+            If it does not exist, it is declared as for a tap: 5 GB and 7 days.
 
     Returns:
-        The connection itself. Called again with the same options, it changes nothing.
+        The connection itself. A second call with the same options changes nothing.
 
     Raises:
-        ConfigurationError: not such a connection, or intercepted already with other options.
-        UsedAfterFork: a connection of pika or aio-pika that was intercepted in another process.
-        InvalidKeyDefinition: one of `keys` cannot be a key, or there are too many in the database.
-        KeyDefinitionConflict: the database defines one of `keys` otherwise. If that is not known yet (the database is
-            away, or an event loop must not wait), later publishes raise it before anything is sent; with
-            `on_invalid="skip"`, only those with a receipt.
+        ConfigurationError: the connection is of another kind, or is intercepted already with other options.
+        UsedAfterFork: the connection of pika or aio-pika was intercepted in another process.
+        InvalidKeyDefinition: one of `keys` is invalid, or the database has too many keys.
+        KeyDefinitionConflict: the database defines one of `keys` differently. If that is not known yet (the database is
+            unavailable, or an event loop must not wait), later publishes raise it before anything is sent; with
+            `on_invalid="skip"`, only publishes with a receipt.
     """
     options = Options(
         database=database,
@@ -114,7 +114,7 @@ def intercept(
 
 
 def _intercepted(connection: _Connection, options: Options) -> _Connection:
-    """The same connection, intercepted with these options."""
+    """Intercept a connection with these options, and return it."""
     client = _client_of(connection)
     present = interception_of(connection)
     if present is not None:
@@ -124,12 +124,12 @@ def _intercepted(connection: _Connection, options: Options) -> _Connection:
     elif present is None:
         if options.copy_to is not None:
             raise ConfigurationError(
-                f"copy_to= is for Celery and dramatiq, not for {client.NAME}: publish to the stream, or "
-                "`relatum tap` the exchange"
+                f"copy_to= is for Celery and dramatiq, not for {client.NAME}: publish to the stream, or use "
+                "`relatum tap` for the exchange"
             )
         interception = Interception(options, connection, client.NAME)
         try:
-            # An event loop must not wait: the first publishes do, or the next ones raise it.
+            # An event loop must not wait here: the first publishes wait, or later ones raise the conflict.
             interception.await_agreement(may_wait=client.may_wait(connection))
         except RelatumError:
             interception.release()
@@ -137,18 +137,18 @@ def _intercepted(connection: _Connection, options: Options) -> _Connection:
         client.intercept(connection, interception)
     elif present.options != options:
         raise ConfigurationError(
-            "this connection is intercepted already, with other options: relatum.release(connection) first"
+            "this connection is intercepted with other options: call relatum.release(connection) first"
         )
     return connection
 
 
 def release(connection: _Connection) -> _Connection:
-    """The same connection as it was before `intercept`; what others have wrapped since stays and passes through.
+    """Undo `intercept` and return the connection. Wrappers that others have added since stay and pass calls through.
 
-    With the last connection that used it, the embedded recorder ends, once it has recorded what was published; it takes
-    at most two seconds, whatever the servers do. What it leaves is logged as a warning and counted in
-    `statistics(connection).left`; the next recorder of these streams records it. In an event loop:
-    `await asyncio.to_thread(relatum.release, connection)`. A connection that is not intercepted stays as it is.
+    With the last connection that used it, the embedded recorder ends, once it has recorded the published messages. This
+    takes at most two seconds, whatever the servers do. Unrecorded messages are logged as a warning and counted in
+    `statistics(connection).left`; the next recorder of these streams records them. In an event loop:
+    `await asyncio.to_thread(relatum.release, connection)`. A connection that is not intercepted does not change.
     """
     present = interception_of(connection)
     if present is not None:
@@ -161,7 +161,7 @@ def release(connection: _Connection) -> _Connection:
 
 
 def statistics(connection: object) -> PublisherStatistics:
-    """What was published on an intercepted connection, until it was released, and what became of it. No I/O.
+    """Return the counts of messages and errors of an intercepted connection, until its release. No I/O.
 
     Raises:
         ConfigurationError: the connection was never intercepted.
@@ -171,37 +171,37 @@ def statistics(connection: object) -> PublisherStatistics:
     with suppress(TypeError):
         counts = counts or _released.get(connection)
     if counts is None:
-        raise ConfigurationError("this connection was never intercepted: relatum.intercept(connection, …)")
+        raise ConfigurationError("this connection was never intercepted: call relatum.intercept(connection, …)")
     return counts.statistics()
 
 
 def _client_of(connection: object) -> ModuleType:
-    """The adapter of this kind of connection: it has `NAME`, `intercept`, `release`, and some `may_wait`."""
+    """Return a connection's adapter, with `NAME`, `intercept`, `release` and, in some, `may_wait`."""
     if pika_connections.is_connection(connection):
         return pika_connections
-    # Not `type`: proxies name the class of their object.
+    # Not `type(…)`: a proxy's `__class__` is that of its object.
     for kind in connection.__class__.__mro__:
         name = _CLIENTS.get(kind.__module__) or _CLIENTS.get(kind.__module__.partition(".")[0])
         if name is not None:
             return import_module(f"relatum.publishing.{name}")
     raise ConfigurationError(
         f"{type(connection).__qualname__} is no connection of pika or aio-pika, no Celery app, and no broker of "
-        "dramatiq or faststream.rabbit; for other clients: relatum.stamped(…) and relatum.recording_here(…)"
+        "dramatiq or faststream.rabbit; for other clients, use relatum.stamped(…) and relatum.recording_here(…)"
     )
 
 
 def stamped(headers: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], str]:
-    """Headers and a message id for one message that any client publishes.
+    """Return headers and a message id for one message that any client publishes.
 
     Args:
-        headers: The message's headers; not changed. None (default): none.
+        headers: The message's headers; not changed. None (default): no headers.
 
     Returns:
-        A copy of the headers with `relatum_time`, microseconds since 1970, UTC, unless it is among them; and a new id,
-        a UUIDv7. Give the id to the client as the property `message_id`.
+        A copy of the headers with `relatum_time`, microseconds since 1970, UTC, added if missing; and a new id, a
+        UUIDv7. Pass the id to the client as the property `message_id`.
 
     Raises:
-        InvalidRelationshipKey: `relatum_time` is among the headers and is no such time.
+        InvalidRelationshipKey: the header `relatum_time` is invalid.
         HeadersRefused: the headers are too many, too deep or too large.
     """
     stamp = _STAMPER.stamp(headers, uuid7(time_ns()), None, None, b"")
@@ -216,22 +216,22 @@ def recording_here(
     streams: Iterable[str],
     keys: Iterable["str | KeyDefinition"] = (),
 ) -> Iterator[None]:
-    """Record streams in a thread of this process until the block ends, whoever publishes to them.
+    """Record streams in a thread of this process until the block ends, for any publishers.
 
-    If several processes record a stream, one of them does. Leaving the block takes at most two seconds; what is left
-    then is logged as a warning, and the next recorder of these streams records it. Blocks for the same streams may
-    overlap. Blocking: enter it before an event loop runs.
+    Only one of several processes with a recorder records a stream. Leaving the block takes at most two seconds.
+    Messages unrecorded by then are logged as a warning, and the next recorder of these streams records them. Blocks for
+    the same streams may overlap. Entering the block waits: do it before an event loop runs.
 
     Args:
         broker: The broker's AMQP URL; several nodes' URLs are separated by `;`.
         database: PostgreSQL's URL, or a `Database`.
-        streams: The streams' names; for a super stream those of its partitions.
+        streams: The streams' names; for a super stream, the names of its partitions.
         keys: Names of headers, or definitions.
 
     Raises:
-        ConfigurationError: no stream is named, or one of the URLs cannot be read.
-        InvalidKeyDefinition: one of `keys` cannot be a key, or there are too many in the database.
-        KeyDefinitionConflict: the database defines one of `keys` otherwise, as far as it answers within a second.
+        ConfigurationError: no stream is named, or a URL is invalid.
+        InvalidKeyDefinition: one of `keys` is invalid, or the database has too many keys.
+        KeyDefinitionConflict: the database, if it answers within a second, defines one of `keys` differently.
     """
     named = (streams,) if isinstance(streams, str) else tuple(streams)
     if not named:

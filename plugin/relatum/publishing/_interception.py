@@ -1,4 +1,4 @@
-"""The state that an intercepted connection shares among its channels, and an app or broker among its processes."""
+"""The state of an intercepted connection, for its channels, or of an app or broker object, for its processes."""
 
 import asyncio
 import threading
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 RecorderChoice: TypeAlias = Literal["embedded", "external"]
 
 ATTRIBUTE: Final = "_relatum_interception"
-"""Attribute of an intercepted connection: its interception."""
+"""The attribute of an intercepted connection that holds its interception."""
 
 _WATCHED_MAX: Final = 4096
-"""Pairs of exchange and routing key remembered as watched: topics have no limit of their own."""
+"""Pairs of exchange and routing key cached as watched: topics may be any number."""
 
 RELEASE_S: Final = 2.0
-"""Seconds that `release` may take in all."""
+"""Seconds that `release` may take."""
 
 _FORGET_S: Final = 60.0
-"""Seconds after which the recorder is told again about a pair that is still published to."""
+"""Seconds after which the recorder gets a pair again that is still used."""
 
 _NAMES: Final = (str, bytes)
-"""Types that pika takes for names."""
+"""Types that pika accepts as names."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `intercept`; a second interception of the same connection must have the same."""
+    """The arguments of `intercept`. A second call for the same connection must have equal ones."""
 
     database: "AnyDatabase | None"
     definitions: tuple[KeyDefinition, ...]
@@ -75,12 +75,12 @@ class Options:
 
 
 class Interception:
-    """One intercepted connection."""
+    """The state of one intercepted connection."""
 
     def __init__(self, options: Options, connection: Any, client: str) -> None:
         self.options = options
         self.active = True
-        """False once released: everything then passes through unchanged."""
+        """False once released: calls then pass through unchanged."""
         self.counts = PublisherCounts()
         self._connection = connection
         self._stampers: dict[int, Stamper] = {}
@@ -109,11 +109,11 @@ class Interception:
         """Does nothing; in a child of the process, `of_one_process` makes it raise `UsedAfterFork`."""
 
     def address(self) -> BrokerAddress:
-        """The address and user for reading streams: those of the client's connection, unless options say otherwise."""
+        """Return the address and user for reading streams: the option `broker`, or the client's connection."""
         return address_of(self.options.broker or self._connection)
 
     def stamper(self, frame_bytes_max: int, **client: Any) -> Stamper:
-        """The stamper for channels of that frame size; `client`: options of `Stamper` that depend on the client."""
+        """Return the stamper for a frame size. `client`: Options of `Stamper` that depend on the client."""
         stamper = self._stampers.get(frame_bytes_max)
         if stamper is None:
             stamper = self._stampers[frame_bytes_max] = Stamper(
@@ -127,10 +127,10 @@ class Interception:
         return stamper
 
     def await_agreement(self, *, may_wait: bool) -> None:
-        """Check that the database defines the keys as the caller does, as far as is known.
+        """Check that no conflict with the database's key definitions is known.
 
         Raises:
-            KeyDefinitionConflict, InvalidKeyDefinition: it does not. Never with `on_invalid="skip"`.
+            KeyDefinitionConflict, InvalidKeyDefinition: there is a conflict. Never with `on_invalid="skip"`.
         """
         if may_wait:
             self.agreement.wait(self._agree_until - monotonic())
@@ -139,11 +139,11 @@ class Interception:
 
     @property
     def has_agreed(self) -> bool:
-        """Whether publishes can go on without waiting for the database's first answer."""
+        """Whether publishes need not wait for the database's first answer."""
         return not self._waiting_to_agree and (self.agreement.is_asked or monotonic() >= self._agree_until)
 
     async def agreed(self) -> None:
-        """Wait for that answer, until the interception is a second old. Publishes keep their order."""
+        """Wait for that answer until a second after `intercept`. Publishes keep their order."""
         if self.has_agreed:
             return
         self._waiting_to_agree += 1
@@ -156,27 +156,27 @@ class Interception:
 
     @property
     def locator(self) -> Locator:
-        """Finds messages of this connection, in the table or in their streams."""
+        """The locator that finds messages of this connection in the table or in their streams."""
         if self._locator is None:
             told = frozenset(self.options.streams)
             locator = Locator(self.address(), self.options.database, self._recorder, told, self.counts.receipt_s)
-            # For connections dropped without `release`.
+            # For connections that are garbage-collected without `release`.
             close_when_dropped(self, locator.close)
             self._locator = locator
         return self._locator
 
     def require_database(self) -> None:
-        """Refuse to publish with a receipt without a database."""
+        """Check that there is a database, for a receipt."""
         if self.options.database is None:
-            raise ConfigurationError("a receipt comes from the table: intercept the connection with database=URL")
+            raise ConfigurationError("a receipt needs the database: intercept the connection with database=URL")
 
     @property
     def watches(self) -> bool:
-        """Whether this process has a recorder, which must know where messages go."""
+        """Whether this process has a recorder, which must learn where messages go."""
         return self._recorder is not None
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
-        """Have the embedded recorder, if there is one, record the streams this leads to. A set lookup when known.
+        """Make the embedded recorder, if any, record the streams of a route. A known route costs a set lookup.
 
         Values that are not names are ignored: the client refuses them.
         """
@@ -185,7 +185,7 @@ class Interception:
             return
         now = monotonic()
         if now >= self._forget_at or len(self._watched) >= _WATCHED_MAX:
-            # The recorder asks the broker again: streams may have been declared or bound meanwhile.
+            # The recorder asks the broker again, for streams that were declared or bound since.
             self._watched.clear()
             self._forget_at = now + _FORGET_S
         if (exchange, routing_key) not in self._watched:
@@ -193,10 +193,10 @@ class Interception:
             recorder.watch(exchange, routing_key)
 
     def release(self) -> None:
-        """Pass everything through from now on, and give back the recorder and the connections for reading.
+        """Pass calls through from now on, and release the recorder and the connections for reading.
 
-        Returns within `RELEASE_S`, whatever the servers do. What is not closed by then is closed in the background;
-        what is not recorded by then is logged and counted.
+        Returns within `RELEASE_S`, whatever the servers do. Connections still open then are closed in the background;
+        messages unrecorded by then are logged and counted.
         """
         self.active = self.counts.is_open = False
         metrics.retire(self.counts)
@@ -204,7 +204,7 @@ class Interception:
         keeper, self._keeper = self._keeper, None
         locator, self._locator = self._locator, None
         if keeper is not None and not EmbeddedRecorders.give_back(keeper):
-            # Other connections use it: it records on.
+            # Other connections use the recorder.
             keeper = None
         closed = [each for each in (keeper, locator) if each is not None]
         if not closed:
@@ -223,14 +223,14 @@ class Interception:
 class ProcessInterceptions:
     """The interceptions of a Celery app or a broker object, one for each process that publishes.
 
-    When it is made, the broker may not be known, and a worker has not forked its children. So there is no recorder and
+    When this is made, the broker may be unknown, and a worker has not forked its children. So there is no recorder and
     no connection until a process publishes.
 
     Attributes:
         options: The arguments of `intercept`.
-        active: False once released: everything then passes through unchanged.
-        lock: Protects counts and covered connections: an app's threads publish at the same time.
-        nodes: pika parameters of the nodes its connections may lead to, if the connections do not know.
+        active: False once released: all calls then pass through unchanged.
+        lock: Protects counts and covered connections: an app's threads publish concurrently.
+        nodes: pika parameters of the cluster's nodes, if the connections do not know them.
     """
 
     def __init__(self, options: Options, client: str) -> None:
@@ -247,25 +247,25 @@ class ProcessInterceptions:
             EmbeddedRecorders.prepare()
 
     def _renew(self) -> None:
-        """In a child: recorder, counts and locks are the parent's."""
+        """Forget the parent's recorder, counts and locks in a child."""
         self.lock, self._starting = threading.Lock(), threading.Lock()
         leave_to_parent(self._present)
         self._present = None
 
     @property
     def counts(self) -> PublisherCounts:
-        """The counts of this process."""
+        """This process's counts."""
         return PublisherCounts() if self._present is None else self._present.counts
 
     def check_usable(self) -> None:
-        """Does nothing: it works in every process."""
+        """Does nothing: this object works in every process."""
 
     def current(self, connection: Any, *, may_wait: bool = True) -> Interception | None:
-        """The interception of this process, made with the first connection that publishes; None once released.
+        """Return this process's interception, made with its first publishing connection; None once released.
 
         Raises:
-            KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys otherwise.
-            RelatumError: there is no stream for copies, and none can be declared.
+            KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys differently.
+            RelatumError: the stream for copies does not exist and cannot be declared.
         """
         with self._starting:
             if self.active and self._present is None:
@@ -285,7 +285,7 @@ class ProcessInterceptions:
         return present
 
     def cover(self, connection: Any, client: ModuleType) -> Interception | None:
-        """Have a connection publish through this process's interception until `release`; `client`: its adapter."""
+        """Intercept a connection with this process's interception until `release`. `client`: Its adapter."""
         interception: Interception | None = getattr(connection, ATTRIBUTE, None)
         if interception is None:
             interception = self.current(connection, may_wait=client.may_wait(connection))
@@ -297,7 +297,7 @@ class ProcessInterceptions:
         return interception
 
     def release(self) -> None:
-        """Restore all connections and release the interception of this process; see `Interception.release`."""
+        """Restore all connections and release this process's interception. See `Interception.release`."""
         self.active = False
         with self.lock:
             covered, self._covered = list(self._covered.items()), WeakKeyDictionary()
@@ -314,6 +314,6 @@ class ProcessInterceptions:
 
 
 def interception_of(connection: object) -> Any:
-    """The interception of a connection (of an app or broker object: `ProcessInterceptions`), or None."""
+    """Return a connection's interception (an app's or broker object's `ProcessInterceptions`), or None."""
     interception = getattr(connection, ATTRIBUTE, None)
     return interception if interception is not None and interception.active else None

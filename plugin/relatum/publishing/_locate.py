@@ -1,6 +1,6 @@
-"""Finding published messages: their places in the table, and the streams that may hold them.
+"""Finds published messages: their places in the table, and the streams that may contain them.
 
-None of this runs while a message is published; connections are opened by the first wait or `settle`.
+Nothing here runs during a publish. The first wait or `settle` opens connections.
 """
 
 import logging
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger("relatum.interception")
 
 CONNECT_S: Final = 10.0
-"""Seconds to reach the broker, and for each of its answers, unless the call has less time left."""
+"""Seconds to connect to the broker, and for each answer, unless the call has less time left."""
 
 ASK_S: Final = 60.0
-"""Seconds before the broker is asked again which streams are bound to an exchange."""
+"""Seconds until the broker is asked again which streams are bound to an exchange."""
 
 ASK_AGAIN_S: Final = 30.0
-"""The same, for an exchange that had no stream bound to it."""
+"""The same, for an exchange without bound streams."""
 
 EXCHANGES_MAX: Final = 1000
-"""Exchanges whose streams are remembered."""
+"""Exchanges whose streams are cached."""
 
 NAMED_MAX: Final = 100
 """Exchanges and queues named in warnings."""
 
 LOOKED_AT_MAX: Final = 32
-"""Streams of one exchange whose recording a receipt waits for; with more, it gives what is recorded first."""
+"""Streams of one exchange whose recording a receipt waits for. With more, it returns the first recorded places."""
 
 PLACES: Final = sql("""
     SELECT message_id, name, stream_offset FROM relatum.receipts JOIN relatum.streams USING (stream_id)
@@ -75,13 +75,13 @@ RECORDED_TO: Final = sql("""
 
 @dataclass(frozen=True, slots=True)
 class Destinations:
-    """The streams a message may be in.
+    """The streams that may contain a message.
 
     Attributes:
-        streams: Their names; empty where none is known.
-        is_exact: True: a message that the broker took is in each of these and in no other. False: it is in some of
-            them, or in others: the broker cannot be asked safely where an exchange routes a key, and exchanges may be
-            bound to exchanges. Not finding it in these streams then proves nothing.
+        streams: Their names; empty if none is known.
+        is_exact: True: a message that the broker accepted is in each of these streams and in no other. False: it is in
+            some of them, or in others: the broker cannot be asked safely where an exchange routes a key, and exchanges
+            may be bound to exchanges. Its absence from these streams then proves nothing.
     """
 
     streams: frozenset[str]
@@ -90,17 +90,17 @@ class Destinations:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What is known of one message that was sent."""
+    """The facts of one sent message."""
 
     exchange: str
     routing_key: str
     message_id: str
     receipt: str | None
-    """The name under which the recorder stores its places; None where no receipt was asked for."""
+    """The name under which the recorder stores the message's places; None without a receipt."""
     time_us: int | None
     body: bytes
     sent_at: datetime
-    """Just before it was handed to the client, by this machine's clock; `monotonic_s` is the same moment."""
+    """When it was handed to the client, by this machine's clock. `monotonic_s` is the same moment."""
     monotonic_s: float
 
     @classmethod
@@ -114,9 +114,9 @@ class Sent:
         *,
         monotonic_s: float | None = None,
     ) -> "Sent":
-        """The facts of a message that was handed to the client at `monotonic_s`, or is about to be (None).
+        """Return the facts of a message handed to the client at `monotonic_s`, or about to be handed over (None).
 
-        A lost connection may be noticed minutes later, so the caller has to take the time before it sends.
+        A lost connection may be noticed minutes later, so the caller must read the clock before it sends.
         """
         now = time.monotonic()
         before_s = now if monotonic_s is None else monotonic_s
@@ -129,7 +129,7 @@ class Sent:
         return cls(_name(exchange), _name(routing_key), message_id, receipt, time_us, content, at, before_s)
 
     def is_in(self, message: Message) -> bool:
-        """Whether that message is this one."""
+        """Return whether a message is the sent one."""
         try:
             return (
                 message.properties.message_id == self.message_id
@@ -137,7 +137,7 @@ class Sent:
                 and message.body == self.body
             )
         except DataError:
-            # The broker can write what it took from us by AMQP 0.9.1: a message that cannot be read is not ours.
+            # What AMQP 0.9.1 has sent can be decoded, so a message that cannot be decoded is not ours.
             return False
 
 
@@ -145,7 +145,7 @@ class Locator:
     """Finds the messages of one connection.
 
     Attributes:
-        waits: Waits for places, for which one thread asks the table.
+        waits: The waits for places, which share one thread that queries the table.
     """
 
     def __init__(
@@ -169,21 +169,21 @@ class Locator:
         self._is_closed = False
         self._opened_database: Database | None = None
         self._outcomes: Outcomes | None = None
-        # Weakly: a connection dropped without `release` must not have to wait for the garbage collector.
+        # Weak, so that a connection dropped without `release` is freed without the garbage collector.
         self.waits: SharedWait[Look, bool] = SharedWait(partial(Locator._poll, weakref.proxy(self)), first_s=0)
         after_fork(self, Locator._renew)
 
     def _renew(self) -> None:
-        """In a child: the recorder is the parent's."""
+        """Forget the parent's recorder in a child."""
         self._lock, self._opening = threading.Lock(), threading.Lock()
         self._recorder = None
 
     def note_found(self, sent: Sent) -> None:
-        """Measure the time from sending to the receipt of the places."""
+        """Measure the time from sending until the places are known."""
         self._receipt_s.observe(time.monotonic() - sent.monotonic_s)
 
     def close(self) -> None:
-        """Close the reader and the database. A search that goes on afterwards opens a reader for each look."""
+        """Close the reader and the database. A search that still runs opens a reader for each look."""
         self._is_closed = True
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -197,7 +197,7 @@ class Locator:
     # --- the broker: which streams may have a message -------------------------------------------------------------
 
     def destinations_and_ends(self, sent: Sent, timeout_s: float) -> tuple[Destinations, dict[str, int]]:
-        """Where a confirmed message can be, as far as that can be found out; and, unless exact, how far streams go."""
+        """Return the streams that may contain a confirmed message and, unless exact, their last offsets."""
         where, ends = Destinations(self._named, is_exact=False), {}
         with within(max(LEAST_S, timeout_s)):
             with suppress(Transient, NotFound):
@@ -209,11 +209,11 @@ class Locator:
         return where, ends
 
     def destinations(self, sent: Sent) -> Destinations:
-        """The queues or streams a message must be in if it arrived, as far as that can be found out without harm.
+        """Return the queues or streams that contain a message if it arrived, as far as Relatum can tell.
 
-        The default exchange routes to the queue of the routing key's name and nowhere else. Any other exchange may
-        route to the streams that are bound to it, and to those that `intercept(streams=…)` names; the routing key of a
-        super stream names one of its partitions.
+        The default exchange routes only to the queue named by the routing key. Any other exchange may route to the
+        streams that are bound to it, and to those that `intercept(streams=…)` names; the routing key of a super stream
+        names one of its partitions.
         """
         exchange, name = sent.exchange, sent.routing_key
         if exchange == "":
@@ -228,11 +228,11 @@ class Locator:
         with self.reader() as reader:
             if reader.routes("", name) != []:
                 return where
-        self._warn_once("%r is no stream: a receipt of a message published to it has no place", name)
+        self._warn_once("%r is not a stream, so receipts of messages published to it have no places", name)
         return Destinations(frozenset(), is_exact=True)
 
     def _bound(self, exchange: str) -> frozenset[str]:
-        """The streams bound to an exchange."""
+        """Return the streams bound to an exchange."""
         if exchange.startswith(BROKERS_OWN):
             return frozenset()
         now = time.monotonic()
@@ -242,18 +242,18 @@ class Locator:
                 bound = frozenset(reader.bound(exchange))
             if len(self._bound_to) >= EXCHANGES_MAX:
                 self._bound_to.clear()
-            # A stream may be bound in a moment: an exchange without any is asked about again sooner.
+            # A stream may be bound soon: ask again earlier about an exchange without any.
             self._bound_to[exchange] = (now if bound else now - ASK_S + ASK_AGAIN_S), bound
             if not (bound or self._named):
                 self._warn_once(
-                    "the streams that exchange %r leads to are not known, so receipts cannot say whether they are "
-                    "complete: name them in intercept(…, streams=[…])",
+                    "the streams that exchange %r leads to are unknown, so receipts may be incomplete: name them "
+                    "in intercept(…, streams=[…])",
                     exchange,
                 )
         return bound
 
     def _ends(self, streams: frozenset[str]) -> dict[str, int]:
-        """The offset of each stream's last message, -1 for none; streams that cannot be asked are left out."""
+        """Return the last offset of each stream, -1 if empty. Streams that cannot be asked are left out."""
         found: dict[str, int] = {}
         with suppress(Transient, NotFound, AccessRefused), self.reader() as reader:
             for stream in streams:
@@ -270,9 +270,9 @@ class Locator:
 
     @contextmanager
     def reader(self) -> Iterator[StreamReader]:
-        """The one reader for all searches of this connection.
+        """Return the reader that all searches of this connection share.
 
-        A reader for each message in doubt would flood a broker that has just come back with connections.
+        A reader for each unsettled message would flood a restarted broker with connections.
         """
         if self._is_closed:
             with StreamReader.open(self._address, timeout_s=CONNECT_S) as reader:
@@ -281,39 +281,39 @@ class Locator:
         try:
             yield self._reader or self._opened()
         except UsedAfterClose as error:
-            raise ConnectionLost("the connection was released during the look: look again") from error
+            raise ConnectionLost("the connection was released during the search: search again") from error
 
     def _opened(self) -> StreamReader:
-        # The first caller may spend all its time on a silent broker; the others wait no longer than their own.
+        # The first caller may spend all its time on a silent broker. The others wait only for their own time.
         if not self._opening.acquire(timeout=left_s(CONNECT_S)):
-            raise ReadTimeout("the broker has not answered the callers that asked before")
+            raise ReadTimeout("the broker has not answered earlier calls yet")
         try:
             reader = self._reader = self._reader or StreamReader.open(self._address, timeout_s=CONNECT_S)
         finally:
             self._opening.release()
         if self._is_closed:
-            # The connection was released while this thread opened the reader: nobody else would close it.
+            # The connection was released while this thread opened the reader: close it here.
             reader.close()
         return reader
 
-    # --- the table: which streams have it -------------------------------------------------------------------------
+    # --- the table: which streams have the message -----------------------------------------------------------------
 
     def subscribe(self, sent: Sent, listener: Callable[[MessageId], None]) -> Callable[[], None]:
-        """Call `listener` for each place of the message that this process's recorder writes. Gives what ends that."""
+        """Call `listener` for each place that this process's recorder writes. Returns the function that ends it."""
         if self._recorder is None or sent.receipt is None:
             return lambda: None
         return self._recorder.subscribe(sent.receipt, listener)
 
     def _poll(self, looks: "Sequence[Look]") -> Iterator[tuple[int, bool]]:
-        """Ask the table for the places of all messages that are waited for, and name the looks that have ended.
+        """Query the places of all awaited messages, and yield the looks that have ended.
 
-        The table is derived: while it is away, the messages are simply not recorded yet.
+        While the database is unavailable, the messages count as not recorded yet.
         """
         looked_in = frozenset[str]().union(*(look.ends for look in looks))
         wanted = [look.sent.receipt for look in looks if look.sent.receipt is not None]
         places: defaultdict[str | None, set[MessageId]] = defaultdict(set)
         try:
-            # In this order: a row that is written between the two questions is among the places.
+            # In this order: a row written between the two queries is among the places.
             recorded_to = self._recorded_to(looked_in) if looked_in else {}
             for receipt, stream, offset in self._rows(PLACES, receipts=wanted):
                 places[receipt].add(MessageId(stream, offset))
@@ -327,9 +327,9 @@ class Locator:
                 yield number, True
 
     def _recorded_to(self, names: Iterable[str]) -> dict[str, float]:
-        """How far streams are recorded.
+        """Return how far streams are recorded.
 
-        Streams that nobody has ever recorded count only where a recorder of this process is about to.
+        A stream that was never recorded counts as unrecorded only if this process has a recorder.
         """
         nobodys = math.inf if self._recorder is None else 0
         recorded = {name: to_offset or 0 for name, to_offset in self._rows(RECORDED_TO, names=list(names))}
@@ -339,7 +339,7 @@ class Locator:
         return self._open_database().rows(statement, {"vhost": self._address.vhost, **parameters})
 
     def outcomes(self) -> Outcomes:
-        """What became of messages, until `close`."""
+        """Return the outcomes of messages, until `close`."""
         database = self._open_database()
         with self._lock:
             if self._outcomes is None:
@@ -350,11 +350,11 @@ class Locator:
         with self._lock:
             if self._opened_database is None:
                 if self._database is None:
-                    raise ConfigurationError("a receipt needs the database: give intercept() its URL")
+                    raise ConfigurationError("a receipt needs the database: intercept the connection with database=URL")
                 self._opened_database = Database(self._database, refusing=None, pool_size=2)
             return self._opened_database
 
 
 def _name(given: Any) -> str:
-    """A name as the client takes it: as text or as bytes."""
+    """Return a name given as text or bytes as text."""
     return given.decode(errors="replace") if isinstance(given, bytes) else str(given)

@@ -1,4 +1,4 @@
-"""Publishing a group of messages in its logical order, through pika or aio-pika."""
+"""Publishes a group of messages in its logical order, through pika or aio-pika."""
 
 import copy
 from types import TracebackType
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class _Group:
-    """The part of a group that both clients share: its numbers, and its end."""
+    """The common base: a group's numbers, and its end."""
 
     def __init__(self, exchange: str, routing_key: str, group_id: str | None, start: int) -> None:
         for name, value in (("exchange", exchange), ("routing_key", routing_key)):
             if not isinstance(value, str):
-                raise GroupFault.OPTION_INVALID.error(f"{name} is a text, not {type(value).__name__}")
+                raise GroupFault.OPTION_INVALID.error(f"{name}= takes a text, not {type(value).__name__}")
         self._target = exchange, routing_key
         self._numbers = Numbering(group_id, start)
-        of_one_process(self, "a message group, whose numbers are given once,")
+        of_one_process(self, "a message group")
 
     def __repr__(self) -> str:
         state = "complete" if self.is_complete else f"next {self.next_sequence}"
@@ -48,30 +48,30 @@ class _Group:
 
     @property
     def last_sequence(self) -> int | None:
-        """The number of the group's last message; None while there is none."""
+        """The number of the group's last message; None before that is put."""
         return self._numbers.last_sequence
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last message and all before it are put."""
+        """Whether the last message and all before it have been put."""
         return self._numbers.is_complete
 
     def resume(self, position: GroupPosition, *, unproven: bool = False) -> None:
-        """Go on from a position of the group: after a failure, or in another process.
+        """Continue the group from a position: after a failure, or in another process.
 
-        The next messages get the missing numbers, then those above the highest. If the last message is there, only
-        missing ones can be put.
+        The next messages get the missing numbers, then numbers above the highest. If the streams have the last message,
+        only missing messages can be put.
 
         Args:
-            position: The group in its streams: `relations.group_position(group_id, streams=…)`, with the stream that
-                this group is put into, which the database may not know yet.
+            position: The group's position: `relations.group_position(group_id, streams=…)`, with the stream that this
+                group is published to, which the database may not know yet.
             unproven: True: accept a position that is not proven (`position.is_proven`): it was read with
-                `complete=False`, or a leader cannot be reached. There may be more messages of the group, whose numbers
-                would be given again. Default False.
+                `complete=False`, or a leader could not be reached. The group may have more messages, whose numbers
+                would be used twice. Default: False.
 
         Raises:
-            InvalidGroup: it is another group, and this one has messages already; or the position is of other streams,
-                or not proven.
+            InvalidGroup: the position is of another group, and this one has messages already; or it is of other
+                streams, or not proven.
             GroupConflict: no further message can complete the group (field `anomaly`).
         """
         if isinstance(position, GroupPosition):
@@ -83,17 +83,17 @@ class _Group:
         name = exchange or routing_key
         if (exchange or routing_key) and not position.holds_for(exchange, routing_key):
             raise GroupFault.OPTION_INVALID.error(
-                f"the position of group {position.group_id} says nothing of {name!r}, where this group's messages go: "
-                f"ask group_position(…, streams={name!r})"
+                f"the position of group {position.group_id} does not cover {name!r}, to which this group publishes: "
+                f"call group_position(…, streams={name!r})"
             )
         if not (position.is_proven or unproven):
             raise GroupFault.OPTION_INVALID.error(
-                f"the position of group {position.group_id} is not proven, there may be more of it: ask with "
-                "complete=True by the stream protocol, or say resume(…, unproven=True)"
+                f"the position of group {position.group_id} is not proven, so the group may have more messages: use "
+                "complete=True and the stream protocol, or call resume(…, unproven=True)"
             )
 
     def _failed(self, place: Membership, error: Exception) -> None:
-        """Give the number back, unless the message may be in a stream."""
+        """Free the number, unless the message may be in a stream."""
         if not isinstance(error, PublishOutcomeUnknown):
             self._numbers.give_back(place)
 
@@ -104,26 +104,26 @@ class _Group:
 
 
 class MessageGroup(_Group):
-    """Publishes the messages of one group in order, with the group's id and their numbers.
+    """Publishes the messages of one group in order, with the group's id and sequence numbers.
 
         with relatum.MessageGroup(channel, "", "orders") as group:
             group.put(b"first")
             group.put(b"second", last=True)
 
-    Each message gets the headers `group_id`, `group_sequence` and `group_last`, which replace those of the properties.
+    Each message gets the headers `group_id`, `group_sequence` and `group_last`, which replace the caller's.
     Bodies, other headers and other properties are as for `basic_publish`. Use the group on the connection's thread.
 
-    Leaving the block without a last message is `IncompleteGroup`, unless nothing was put. If an exception leaves the
-    block, it is not replaced, and the group stays as it is: continue it with `resume` or `start`.
+    Leaving the block without a last message raises `IncompleteGroup`, unless nothing was put. An exception that leaves
+    the block is not replaced, and the group can be continued with `resume` or `start`.
 
     Args:
         channel: A channel of an intercepted pika connection, blocking or not. With confirms on a blocking channel, a
-            message that the broker did not take does not use up its number; otherwise each message sent does.
-        exchange: The exchange of messages that name no other; "" (default) is the default exchange.
-        routing_key: The routing key of messages that name none; default "".
+            message that the broker did not accept does not use up its number; otherwise each sent message does.
+        exchange: The exchange of messages that name no other. Default: "", the default exchange.
+        routing_key: The routing key of messages that name none. Default: "".
         group_id: The group to continue, 48 hexadecimal digits. None (default): a new group.
-        start: The number of the first message put here, default 1; with `group_id` only. Lower numbers count as
-            published: `position.next_sequence` of a group without gaps.
+        start: The number of the first message put here; only with `group_id`. Lower numbers count as published: use
+            `position.next_sequence` of a group without gaps. Default: 1.
 
     Raises:
         ConfigurationError: the channel's connection is not intercepted.
@@ -159,29 +159,28 @@ class MessageGroup(_Group):
         Args:
             body: The body; not changed.
             properties: As for `basic_publish`; not changed.
-            last: Whether the group ends with this message; default False.
-            exchange: The exchange of this message; None (default): the group's.
-            routing_key: None (default): the group's.
-            mandatory: True (default): with confirms, a message that no queue is bound for is `PublishUnroutable`.
-                False: the broker drops it, and the group keeps a gap.
+            last: Whether the group ends with this message. Default: False.
+            exchange: The message's exchange. None (default): the group's.
+            routing_key: The message's routing key. None (default): the group's.
+            mandatory: True (default): with confirms, a message without a bound queue is `PublishUnroutable`. False: the
+                broker drops it, and the group keeps a gap.
             kwargs: Further arguments of the client's own `basic_publish`.
 
         Returns:
             What the client's `basic_publish` returns.
 
         Raises:
-            InvalidGroup: the group has its last message, or its block was left; or it would have over 999,999,999
+            InvalidGroup: the group has its last message, or its block has ended; or it would have over 999,999,999
                 messages. Nothing was sent.
             InvalidRelationshipKey, HeadersRefused: nothing was sent; the next message gets this number.
             PublishUnroutable, PublishNacked: the message is in no stream; the next one gets this number. If an exchange
-                leads to several streams, one of them may have taken what another refused: that number is then there
-                twice.
-            PublishOutcomeUnknown: it may be in the stream, and its number stays taken. Settle it, or `resume`.
+                leads to several streams, one may have accepted what another refused: that number is then used twice.
+            PublishOutcomeUnknown: the message may be in the stream, and its number stays taken. Settle it, or `resume`.
         """
         exchange = self._target[0] if exchange is None else exchange
         routing_key = self._target[1] if routing_key is None else routing_key
         if not self._publisher.interception.active:
-            # Only errors of an interceptor say whether the message was sent.
+            # Only an interceptor's errors say whether the message was sent.
             self._publisher = publisher_of(self._channel)
         place = self._numbers.take(last=last)
         try:
@@ -195,7 +194,7 @@ class MessageGroup(_Group):
         """End the group, as leaving its block does.
 
         Raises:
-            IncompleteGroup: messages of it are missing (fields `missing`, `last_sequence`).
+            IncompleteGroup: some of its messages are missing (fields `missing`, `last_sequence`).
         """
         self._end()
 
@@ -212,7 +211,7 @@ class MessageGroup(_Group):
 
 
 def _grouped(given: BasicProperties | None, place: Membership) -> BasicProperties:
-    """A copy of the caller's properties with the headers of a place."""
+    """Return a copy of the caller's properties with the headers of a place."""
     if not given:
         return OwnProperties(headers=place.headers)
     headers = dict(given.headers) if given.headers else {}
@@ -221,19 +220,19 @@ def _grouped(given: BasicProperties | None, place: Membership) -> BasicPropertie
 
 
 class AsyncMessageGroup(_Group):
-    """As `MessageGroup`, for aio-pika.
+    """Publishes the messages of one group in order, as `MessageGroup`, for aio-pika.
 
         async with relatum.AsyncMessageGroup(exchange, "orders") as group:
             await group.put(Message(b"first"))
             await group.put(Message(b"second"), last=True)
 
-    A message's number is taken when `put` is called, so several may be sent at once; await them before leaving the
-    block.
+    `put` takes a message's number when it is called, so several messages may be sent concurrently. Await them before
+    leaving the block.
 
     Args:
         target: An exchange of an intercepted aio-pika connection, or a channel, for its default exchange. With
-            confirms, aio-pika's default, a message that the broker did not take does not use up its number.
-        routing_key: The routing key of messages that name none; default "".
+            confirms, aio-pika's default, a message that the broker did not accept does not use up its number.
+        routing_key: The routing key of messages that name none. Default: "".
         group_id: As for `MessageGroup`.
         start: As for `MessageGroup`.
     """
@@ -259,13 +258,13 @@ class AsyncMessageGroup(_Group):
         mandatory: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """Publish the group's next message; see `MessageGroup.put`.
+        """Publish the group's next message. See `MessageGroup.put`.
 
-        Cancelling it leaves its outcome unknown, and its number taken.
+        If `put` is cancelled, the message's outcome is unknown, and its number stays taken.
 
-        The message is not changed; `exchange` is an exchange or a channel, `kwargs` are further arguments of
-        `Exchange.publish`, such as `timeout`, whose result is returned. A message that comes back is
-        `PublishUnroutable`, whatever the channel's `on_return_raises`.
+        The message is not changed. `exchange` is an exchange or a channel; `kwargs` are further arguments of
+        `Exchange.publish`, such as `timeout`. Its result is returned. A returned message raises `PublishUnroutable`,
+        whatever the channel's `on_return_raises`.
         """
         target, _ = intercepted_exchange(self._exchange if exchange is None else exchange)
         routing_key = self._target[1] if routing_key is None else routing_key
@@ -295,15 +294,15 @@ class AsyncMessageGroup(_Group):
 
 
 def _grouped_message(message: "AbstractMessage", place: Membership) -> Any:
-    """A copy of the caller's message with the headers of a place."""
+    """Return a copy of the caller's message with the headers of a place."""
     ours: Any = copy.copy(message)
     ours.headers = {**(message.headers or {}), **place.headers}
     return ours
 
 
 def _require_routed(result: Any, place: Membership) -> None:
-    """Raise if the message came back: aio-pika returns it, unless the channel raises."""
+    """Raise if the broker returned the message: aio-pika returns it, unless the channel raises."""
     if came_back(result):
         raise PublishUnroutable(
-            f"message {place.sequence} of group {place.group_id} came back: nothing is bound for it", in_stream=False
+            f"message {place.sequence} of group {place.group_id} was returned: no queue is bound", in_stream=False
         )

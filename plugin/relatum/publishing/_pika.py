@@ -1,7 +1,7 @@
-"""pika: channels of a BlockingConnection or of any callback connection publish through here.
+"""pika: intercepts the channels of a BlockingConnection or of any callback connection.
 
-Attributes of this connection and its channels are set, pika itself is not patched: objects keep their identity and
-class, and other instrumentation may wrap us or be wrapped by us, in either order.
+Only attributes of this connection and its channels are set; pika itself is not patched. Objects keep their identity and
+class, and other instrumentation may wrap the interceptor or be wrapped by it, in either order.
 """
 
 import copy
@@ -41,16 +41,16 @@ from relatum.superstreams import Target
 from relatum.superstreams.connections import note_secret
 
 NAME: Final = "pika"
-"""The client, as metrics name it."""
+"""The client's name in metrics."""
 
 PUBLISHER: Final = "_relatum_publisher"
-"""Attribute of an intercepted channel: its publisher. Others may have wrapped `basic_publish` itself."""
+"""The attribute of an intercepted channel that holds its publisher. Others may wrap `basic_publish` itself."""
 
 _NOTHING: Final = object()
-"""Stands for an argument that was not given."""
+"""Placeholder for a missing argument."""
 
 _ID_LENGTH: Final = 36
-"""Characters of an id of ours; most of others' have as many."""
+"""Characters of Relatum's ids, and of most others."""
 
 _FLAGS: Final = Struct(">H").pack
 _LENGTH: Final = Struct(">I").pack
@@ -61,7 +61,7 @@ _LONG: Final = Struct(">cq").pack
 _LONG_MAX: Final = 2**63 - 1
 _ID_LENGTH_SENT: Final = _SHORT(_ID_LENGTH)
 _REMEMBERED_MAX: Final = 4096
-"""Encoded short strings that are remembered."""
+"""Encoded short strings that are cached."""
 
 
 class Publisher(Replacement):
@@ -78,14 +78,14 @@ class Publisher(Replacement):
         self._watches = interception.watches
         self._copy_to = interception.options.copy_to
         self.delivery_tag: int | None = None
-        """The last delivery tag of a callback channel in confirm mode, which can only be counted; else None."""
+        """The last delivery tag of a callback channel in confirm mode, found by counting; else None."""
         of_one_process(self, "an intercepted connection")
 
     @property
     def _original_function(self) -> "Publisher":
-        """What OpenTelemetry's instrumentation restores when it goes: what it wrapped, still intercepted.
+        """The method that OpenTelemetry's instrumentation restores when removed: the one it wrapped, intercepted.
 
-        It reads this attribute of `basic_publish`. Raises AttributeError if it wrapped nothing.
+        The instrumentation reads this attribute of `basic_publish`. Raises AttributeError if it wrapped nothing.
         """
         inner = self.__wrapped__._original_function  # type: ignore[attr-defined]
         publisher = copy.copy(self)
@@ -100,9 +100,9 @@ class Publisher(Replacement):
         properties: Any = None,
         mandatory: Any = _NOTHING,
     ) -> Any:
-        """Publish with what is missing added. Arguments, result and errors before sending are pika's.
+        """Publish a stamped message. Arguments, result and errors before sending are pika's.
 
-        A target given as the exchange chooses the exchange and calls again.
+        A `Target` passed as the exchange chooses the exchange and calls this again.
         """
         if type(exchange) is not str and isinstance(exchange, Target):
             given = {"routing_key": routing_key, "body": body, "properties": properties, "mandatory": mandatory}
@@ -115,7 +115,7 @@ class Publisher(Replacement):
             mandatory = False
         interception = self.interception
         if not interception.active or not _is_stampable(properties):
-            # Released; or a call that pika refuses itself.
+            # Released, or a call that pika itself refuses.
             result = self.__wrapped__(exchange, routing_key, body, properties, mandatory)
             if self.delivery_tag is not None:
                 self.delivery_tag += 1
@@ -131,7 +131,7 @@ class Publisher(Replacement):
         try:
             result = self.__wrapped__(exchange, routing_key, body, properties, mandatory)
         except Exception as error:
-            # pika encodes all of a message before it hands over the first frame: no frame, nothing sent.
+            # pika encodes the whole message before it hands over the first frame: without a frame, nothing was sent.
             if self.connection.frames_sent == frames:
                 raise
             ended = self._outcome(error, exchange, routing_key, body, properties, began_s)
@@ -142,7 +142,7 @@ class Publisher(Replacement):
         return result
 
     def _stamped(self, given: Any, body: Any) -> BasicProperties:
-        """A copy of the caller's properties with what is missing added."""
+        """Return a stamped copy of the caller's properties."""
         if given is None:
             stamp = self._stamper.stamp(None, None, None, None, body)
             return OwnProperties(headers=stamp.headers, message_id=stamp.message_id)
@@ -155,11 +155,11 @@ class Publisher(Replacement):
     def _outcome(
         self, error: Exception, exchange: Any, routing_key: Any, body: Any, sent: BasicProperties, began_s: float
     ) -> PublishError:
-        """The error of a publish that was sent, as one that says what became of the message."""
+        """Return the client's error of a sent message as an error that states the outcome."""
         if isinstance(error, UnroutableError):
             return outcome(PublishUnroutable, error, in_stream=False)
         if isinstance(error, NackError):
-            # One of several queues can refuse what another has taken.
+            # One of several queues can refuse what another has accepted.
             return outcome(PublishNacked, error, in_stream=False if exchange == "" else None)
         if _is_refusal(error):
             return outcome(PublishRejected, error, in_stream=False)
@@ -168,9 +168,9 @@ class Publisher(Replacement):
         return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=unsettled.settle)
 
     def final_at(self, error: Exception) -> float | None:
-        """When messages published before the connection or channel ended so can no longer arrive; None: never."""
+        """Return when messages sent before this end of the connection can no longer arrive; None: never."""
         if isinstance(error, ConnectionBlockedTimeout):
-            # A broker that blocks publishers neither reads nor counts heartbeats: it may take the message later.
+            # A broker that blocks publishers neither reads nor checks heartbeats: it may accept the message later.
             return None
         heartbeat = self.connection.params.heartbeat
         announced = isinstance(error, (ChannelClosedByBroker, ConnectionClosedByBroker))
@@ -178,7 +178,7 @@ class Publisher(Replacement):
 
 
 def intercept(connection: "BlockingConnection | Connection", interception: Interception) -> None:
-    """Publish through the interception on all channels the connection has and will have."""
+    """Intercept all present and future channels of the connection."""
 
     def opened(channel: Any, *_args: Any, **_kwargs: Any) -> None:
         if interception.active:
@@ -189,28 +189,28 @@ def intercept(connection: "BlockingConnection | Connection", interception: Inter
 
     setattr(connection, ATTRIBUTE, interception)
     put(connection, "channel", Watch(lambda: connection, "channel", opened))
-    # pika sends the broker a new password and does not keep it; readers need it.
+    # pika sends the broker a new password without storing it, but readers need it.
     put(connection, "update_secret", Watch(lambda: connection, "update_secret", renewed))
     for channel in _channels(connection):
         _intercept_channel(connection, channel, interception)
 
 
 def is_connection(connection: object) -> bool:
-    """Whether it is a pika connection."""
+    """Return whether an object is a pika connection."""
     return isinstance(connection, BlockingConnection | Connection)
 
 
 def may_wait(connection: "BlockingConnection | Connection") -> bool:
-    """Whether its thread may wait for a server: a callback connection's runs an event loop."""
+    """Return whether the connection's thread may wait: a callback connection's runs an event loop."""
     return isinstance(connection, BlockingConnection)
 
 
 def release(connection: "BlockingConnection | Connection") -> None:
-    """Restore what was there before. What others have wrapped since stays, and passes everything through."""
+    """Restore the original methods. Wrappers that others have added since stay, and pass calls through."""
     for channel in _channels(connection):
         publisher = vars(channel).get(PUBLISHER)
         if publisher is not None and publisher.delivery_tag is not None:
-            # It stays and counts: otherwise the tags of later confirms would not be known.
+            # It stays and counts: otherwise the tags of later confirms would be unknown.
             continue
         put_back(channel, "basic_publish")
         put_back(channel, "confirm_delivery")
@@ -221,7 +221,7 @@ def release(connection: "BlockingConnection | Connection") -> None:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the error of a blocking publish says that the broker put the message into no stream."""
+    """Return whether a blocking publish's error proves that no stream has the message."""
     if isinstance(error, ChannelClosedByBroker):
         return error.reply_code in BLOCKING or refuses_message(error.reply_text)
     return isinstance(error, ConnectionClosedByBroker) and error.reply_code in MALFORMED
@@ -233,7 +233,7 @@ def _intercept_channel(connection: "BlockingConnection | Connection", channel: A
     setattr(channel, PUBLISHER, publisher)
     put(channel, "basic_publish", publisher)
     if earlier is not None:
-        # Of an earlier interception: it has gone on counting.
+        # It belongs to an earlier interception and has continued to count.
         publisher.delivery_tag = earlier.delivery_tag
         if earlier is publisher.__wrapped__:
             publisher.__wrapped__, publisher.replaced = earlier.__wrapped__, earlier.replaced
@@ -252,7 +252,7 @@ def _implementation(connection: "BlockingConnection | Connection") -> Connection
 
 
 def _channels(connection: "BlockingConnection | Connection") -> Iterator[Any]:
-    """The channels that are open now, as the caller knows them."""
+    """Yield the open channels as the caller's objects."""
     for channel in list(_implementation(connection)._channels.values()):
         known = channel._get_cookie() if isinstance(connection, BlockingConnection) else channel
         if known is not None:
@@ -260,7 +260,7 @@ def _channels(connection: "BlockingConnection | Connection") -> Iterator[Any]:
 
 
 def _is_stampable(properties: Any) -> bool:
-    """Whether pika would take these as a message's properties; otherwise it raises its own error."""
+    """Return whether pika would accept these as a message's properties. Otherwise it raises its own error."""
     if isinstance(properties, BasicProperties):
         headers = properties.headers
         return headers is None or type(headers) is dict or hasattr(headers, "items")
@@ -272,20 +272,20 @@ def _is_stampable(properties: Any) -> bool:
 
 @lru_cache(_REMEMBERED_MAX)
 def _short(text: Any) -> bytes:
-    """The name of a header, or a content type, as pika sends it, errors included."""
+    """Return a header's name, or a content type, encoded by pika, with pika's errors."""
     pieces: list[bytes] = []
     encode_short_string(pieces, text)
     return b"".join(pieces)
 
 
 class OwnProperties(BasicProperties):  # type: ignore[misc]
-    """Properties made here for one message: missing values are added to them, not to a copy."""
+    """Properties made by Relatum for one message. They are stamped in place, not copied."""
 
     headers: dict[str, Any] | None
     message_id: str | None
 
     def encode(self) -> list[bytes]:
-        """As pika's own method, byte for byte; most messages have only the properties that are encoded here."""
+        """Return the same bytes as pika's method. Messages with unusual properties use that method."""
         message_id, content_type = self.message_id, self.content_type
         if not (
             type(message_id) is str
@@ -337,12 +337,12 @@ def _encoded_table(headers: dict[Any, Any]) -> bytes:
 
 
 def copy_with(given: BasicProperties, headers: dict[str, Any] | None, message_id: str | None) -> BasicProperties:
-    """A copy of the properties with other headers and another `message_id`. A subclass of the caller's stays one."""
+    """Return a copy of properties with other headers and `message_id`. A caller's subclass is kept."""
     if type(given) is not BasicProperties:
         copied = copy.copy(given)
         copied.headers, copied.message_id = headers, message_id
         return copied
-    # Through the initialiser: an object whose dictionary was filled in another way is slower to encode.
+    # By the initialiser: an object whose dictionary is filled in another way is slower to encode.
     return OwnProperties(
         given.content_type,
         given.content_encoding,

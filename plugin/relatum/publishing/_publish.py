@@ -1,4 +1,4 @@
-"""Publishing with a receipt: through pika, or through aio-pika with a confirm that is awaited."""
+"""Publishing with a receipt, through pika or aio-pika."""
 
 import copy
 import sys
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
 
 _CONFIRMS: Final = "_relatum_confirms"
-"""Attribute of a callback channel: the receipts that wait for an answer."""
+"""The attribute of a callback channel that holds the receipts waiting for an answer."""
 
 
 def publish(
@@ -49,32 +49,32 @@ def publish(
     mandatory: bool = True,
     **kwargs: Any,
 ) -> Receipt:
-    """Publish with a confirm and get a receipt, by which to wait for the message's offsets.
+    """Publish with a confirm and return a receipt, by which to wait for the message's offsets.
 
-    Puts the channel into confirm mode if it is not in it. On a BlockingConnection this returns when the broker has
-    confirmed; on a callback connection it returns at once, and must be called on the connection's thread.
+    Puts the channel into confirm mode if necessary. On a BlockingConnection, this returns when the broker has
+    confirmed. On a callback connection, it returns at once, and must be called on the connection's thread.
 
     Args:
         channel: A channel of an intercepted pika connection.
-        exchange: The exchange; "" for the default one, which routes to the queue named by the routing key. Or a
+        exchange: The exchange; "" is the default one, which routes to the queue named by the routing key. Or a
             `SuperStream`, which chooses the partition.
         routing_key: The routing key.
         body: The body; not changed.
         properties: As for `basic_publish`; not changed.
-        mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`. False: the broker
-            drops it and confirms.
+        mandatory: True (default): a message without a bound queue is `PublishUnroutable`. False: the broker drops it
+            and confirms.
         kwargs: Further arguments of the client's `basic_publish`.
 
     Returns:
         The receipt: `receipt.wait(timeout_s)`.
 
     Raises:
-        ConfigurationError: the connection is not intercepted, or without a database; nothing was sent.
+        ConfigurationError: the connection is not intercepted, or has no database; nothing was sent.
         InvalidInput: the body is neither bytes nor text; nothing was sent.
         InvalidRelationshipKey, HeadersRefused: nothing was sent.
-        KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys otherwise; nothing was sent.
-        PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; from here over a blocking
-            connection, from the receipt over a callback connection.
+        KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys differently; nothing was sent.
+        PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`. A blocking connection raises them
+            here, a callback connection from the receipt.
     """
     publisher = publisher_of(channel)
     interception = publisher.interception
@@ -107,7 +107,7 @@ async def publish_async(
     mandatory: bool = True,
     **kwargs: Any,
 ) -> AsyncReceipt:
-    """Publish with a confirm and get a receipt, by which to wait for the message's offsets.
+    """Publish with a confirm and return a receipt, by which to wait for the message's offsets.
 
     As `relatum.publish`, for aio-pika, with the arguments of `Exchange.publish`.
 
@@ -116,7 +116,7 @@ async def publish_async(
             `SuperStream.exchange(channel)`.
         message: The client's message; not changed.
         routing_key: The routing key.
-        mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`, whatever the channel's
+        mandatory: True (default): a message without a bound queue is `PublishUnroutable`, whatever the channel's
             `on_return_raises`. False: the broker drops it and confirms.
         kwargs: Further arguments of the client's method, such as `timeout`.
 
@@ -135,7 +135,7 @@ async def publish_async(
     exchange, interception = intercepted_exchange(target)
     if not isinstance(getattr(exchange, "name", None), str):
         raise ConfigurationError(
-            f"no receipt tells of a {type(exchange).__name__}: publish with it itself; nothing was sent"
+            f"a {type(exchange).__name__} gives no receipts: call its own publish(); nothing was sent"
         )
     interception.require_database()
     if not (await exchange.channel.get_underlay_channel()).publisher_confirms:
@@ -146,15 +146,15 @@ async def publish_async(
     ours.headers, ours.message_id = _asking(message.headers, message.message_id, message.timestamp)
     sent = Sent.of(exchange.name, routing_key, ours.message_id, ours.headers, message.body)
     if came_back(await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)):
-        raise PublishUnroutable(f"message {sent.message_id} came back: nothing is bound for it", in_stream=False)
+        raise PublishUnroutable(f"message {sent.message_id} was returned: no queue is bound", in_stream=False)
     return AsyncReceipt(sent, interception.locator)
 
 
 def _asking(headers: Mapping[str, Any] | None, message_id: str | None, timestamp: Any) -> tuple[dict[str, Any], str]:
-    """The headers and the id of a message that asks the recorder for a receipt.
+    """Return the headers and the id of a message that asks the recorder for a receipt.
 
-    An id of ours is unique, so the header is True. The caller's may have been used before: then the receipt has a name
-    of its own.
+    An id made by Relatum is unique, so the header is True. The caller's id may have been used before, so the receipt
+    gets its own name.
     """
     now_ns = time_ns()
     out = {**(headers or {}), RECEIPT_HEADER: True if message_id is None else uuid7(now_ns)}
@@ -164,41 +164,41 @@ def _asking(headers: Mapping[str, Any] | None, message_id: str | None, timestamp
 
 
 def publisher_of(channel: Any) -> Publisher:
-    """The publisher of a channel of an intercepted pika connection."""
+    """Return the publisher of a channel of an intercepted pika connection."""
     if not isinstance(channel, BlockingChannel | Channel):
         raise ConfigurationError(
-            f"channel is a channel of an intercepted pika connection, not {type(channel).__name__} of "
+            f"channel= takes a channel of an intercepted pika connection, not {type(channel).__name__} of "
             f"{type(channel).__module__}; with aio-pika: await relatum.publish_async(exchange, message, routing_key)"
         )
     publisher = vars(channel).get("basic_publish")
     if not isinstance(publisher, Publisher):
         publisher = vars(channel).get(PUBLISHER)
     if not isinstance(publisher, Publisher) or not publisher.interception.active:
-        raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
+        raise ConfigurationError("this channel's connection is not intercepted: call relatum.intercept(connection, …)")
     return publisher
 
 
 def intercepted_exchange(target: Any) -> tuple[Any, Interception]:
-    """The exchange, and the interception of its connection."""
+    """Return the exchange and the interception of its connection."""
     exchange: Any = getattr(target, "default_exchange", None) or target
     if not hasattr(exchange, "publish"):
         raise ConfigurationError(
-            f"target is an exchange or a channel of an intercepted aio-pika connection, not {type(target).__name__}"
+            f"target= takes an exchange or a channel of an intercepted aio-pika connection, not {type(target).__name__}"
         )
     interception = getattr(getattr(exchange, "channel", None), ATTRIBUTE, None)
     if not isinstance(interception, Interception) or not interception.active:
-        raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
+        raise ConfigurationError("this channel's connection is not intercepted: call relatum.intercept(connection, …)")
     return exchange, interception
 
 
 def came_back(result: Any) -> bool:
-    """Whether what an aio-pika publish returned is a message that came back: its result, unless the channel raises."""
-    aiormq = sys.modules.get("aiormq.abc")  # An extra: a caller with such a result has imported it.
+    """Return whether the result of an aio-pika publish is a message that the broker returned."""
+    aiormq = sys.modules.get("aiormq.abc")  # An extra, which a caller with such a result has imported.
     return aiormq is not None and isinstance(result, aiormq.DeliveredMessage)
 
 
 class _Confirms:
-    """The receipts of one callback channel that wait for an answer. Used on the connection's thread only."""
+    """The receipts of a callback channel that wait for an answer. Used only on the connection's thread."""
 
     def __init__(self, channel: Channel, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -209,7 +209,7 @@ class _Confirms:
             if channel.callbacks.pending(number, Basic.Ack):
                 raise ConfigurationError(
                     "this channel was in confirm mode before its connection was intercepted, so its delivery tags are "
-                    "not known: intercept first"
+                    "unknown: intercept the connection first"
                 )
             channel.confirm_delivery(self._on_answer)
         else:
@@ -220,17 +220,17 @@ class _Confirms:
 
     @classmethod
     def of(cls, channel: Channel, publisher: Publisher) -> "_Confirms":
-        """The receipts of the channel, which is listened to from now on."""
+        """Return the channel's receipts; register the callbacks at the first call."""
         confirms = vars(channel).get(_CONFIRMS)
         if not isinstance(confirms, cls):
             confirms = cls(channel, publisher)
             setattr(channel, _CONFIRMS, confirms)
-        # A new one if the connection was released and intercepted again; it went on counting.
+        # The publisher is a new one if the connection was released and intercepted again.
         confirms._publisher = publisher
         return confirms
 
     def publish(self, sent: Sent, send: Callable[[], Any]) -> Receipt:
-        """Send, and return the receipt that the answer will decide."""
+        """Send, and return the receipt that the broker's answer will decide."""
         receipt = Receipt(sent, self._publisher.interception.locator, pending=True)
         send()
         tag = self._publisher.delivery_tag
@@ -256,14 +256,15 @@ class _Confirms:
             self._fail(receipt, PublishNacked(f"the broker refused message {receipt.message_id}", in_stream=routed))
 
     def _on_return(self, _channel: Channel, method: Basic.Return, properties: BasicProperties, _body: bytes) -> None:
-        """A message comes back before its ack: it is known by the receipt's name, or its id."""
+        """Fail the receipt of a returned message, found by the receipt's name or the id. The ack follows."""
         names = ((properties.headers or {}).get(RECEIPT_HEADER), properties.message_id)
         receipt = next((self._by_name[name] for name in names if name in self._by_name), None)
         if receipt is not None:
             self._fail(
                 receipt,
                 PublishUnroutable(
-                    f"message {receipt.message_id} came back: {method.reply_code} {method.reply_text}", in_stream=False
+                    f"message {receipt.message_id} was returned: {method.reply_code} {method.reply_text}",
+                    in_stream=False,
                 ),
             )
 

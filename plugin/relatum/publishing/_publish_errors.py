@@ -1,9 +1,9 @@
-"""How a publish ended: errors of the client's class and of ours at once, and what a closed channel means.
+"""Errors of publishes, which belong to the client's class and to Relatum's, and the meaning of a closed channel.
 
-A caller that knows pika writes `except pika.exceptions.NackError`; one that knows Relatum writes
-`except relatum.errors.PublishNacked`. Both must catch the same exception, so its class has both as bases. Each pair has
-one class, made when it is first needed: a lost connection may be any exception of the client or of the system. The
-error keeps the arguments, the attributes and the text of the client's exception.
+Some callers write `except pika.exceptions.NackError`, others `except relatum.errors.PublishNacked`. Both must catch the
+same exception, so its class has both as bases. The class for each pair is made when first needed, since any exception
+of the client or of the system may mean a lost connection. The error keeps the arguments, attributes and text of the
+client's exception.
 """
 
 import re
@@ -20,7 +20,7 @@ _classes: dict[tuple[type[PublishError], type[Exception]], type[PublishError]] =
 
 
 def outcome(ours: type[_Outcome], theirs: Exception, **fields: Any) -> _Outcome:
-    """The client's exception as one of ours too; raise it `from` the client's."""
+    """Return the client's exception as an error of Relatum's class, too. Raise it `from` the client's."""
     if isinstance(theirs, ours):
         theirs.__dict__.update(fields)
         return theirs
@@ -31,7 +31,7 @@ def _rebuild(
     ours: type[_Outcome], theirs: type[Exception], args: tuple[Any, ...], attributes: dict[str, Any]
 ) -> _Outcome:
     kind = _class_of(ours, theirs)
-    # Neither initialiser runs: pika's build `args` out of other arguments, which are gone.
+    # Neither initialiser runs: pika's build `args` from other arguments, which are lost.
     error: _Outcome = kind.__new__(kind, *args)
     error.args = args
     for name, value in attributes.items():
@@ -56,7 +56,7 @@ def _class_of(ours: type[_Outcome], theirs: type[Exception]) -> type[_Outcome]:
 
 
 def _attributes(error: Exception) -> dict[str, Any]:
-    """What the exception carries beside its arguments: aiormq keeps it in slots, pika in the instance's dictionary."""
+    """Return the exception's attributes besides `args`: aiormq uses slots, pika the instance's dictionary."""
     state = object.__getstate__(error)
     parts = state if isinstance(state, tuple) else (state,)
     attributes = {name: value for part in parts for name, value in (part or {}).items() if name != "__notes__"}
@@ -66,12 +66,12 @@ def _attributes(error: Exception) -> dict[str, Any]:
 
 
 def _picklable(error: Exception) -> dict[str, Any]:
-    """The attributes that another process can use: not what settles the outcome, nor links, connections, channels."""
+    """Return the attributes that another process can use: not `settle`, links, connections or channels."""
     return {name: _apart(value) for name, value in _attributes(error).items() if name not in _OF_THE_PROCESS}
 
 
 def _apart(value: Any) -> Any:
-    """A message that came back, as aiormq has it, without its channel; anything else as it is."""
+    """Return aiormq's returned message without its channel, and any other value unchanged."""
     if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "channel"):
         return replace(value, channel=None)
     return value
@@ -79,14 +79,13 @@ def _apart(value: Any) -> Any:
 
 # --- a channel that the broker closed ---------------------------------------------------------------------------------
 
-# A broker takes what comes over a channel in order, and drops whatever follows the frame it refused. So the last
-# message that was published on the channel is in no stream, if it is a publish that was refused: that message, or an
-# earlier one.
+# A broker processes a channel's frames in order, and drops all frames after one it refused. So if it refused a publish,
+# of the channel's last message or an earlier one, the last message is in no stream.
 
 _OF_MESSAGE: Final = re.compile(
     r"PRECONDITION_FAILED - (message size|invalid expiration|user_id property|invalid message)"
 )
-"""What RabbitMQ says of a message alone, 3.10 to 4.3 alike. Its other 406 are about acknowledgements and declarations.
+"""RabbitMQ's 406 texts about messages, the same from 3.10 to 4.3. Others are about acknowledgements or declarations.
 
 Source: RabbitMQ, `rabbit_channel.erl`: `check_msg_size`, `check_expiration_header`, `check_user_id_header`.
 """
@@ -98,21 +97,21 @@ _OF_PUBLISHING: Final = re.compile(
 BLOCKING: Final = frozenset({403, 404})
 """Reply codes by which a broker refuses a publish: no permission, no such exchange.
 
-Nothing else that a blocking channel has under way is answered by them.
+On a blocking channel that publishes, they can answer only the publish.
 """
 
 MALFORMED: Final = frozenset({501, 502, 505})
-"""Reply codes for frames that the broker cannot take, by which it closes the connection: in what order or size they
-come, or what is in them. What follows them on the connection is dropped."""
+"""Reply codes by which the broker closes the connection over a frame of a wrong order, size or content. It drops all
+later frames of the connection."""
 
 
 def refuses_message(text: str) -> bool:
-    """Whether a close's text is about a message: its size, its expiration, whose it says to be."""
+    """Return whether a close's text is about a message: its size, expiration or user id."""
     return _OF_MESSAGE.search(text) is not None
 
 
 def refuses_publish(text: str, exchange: str) -> bool:
-    """Whether a close's text is about a publish to an exchange, on a channel that may have other things under way."""
+    """Return whether a close's text is about a publish to an exchange. The channel may have other calls pending."""
     named = f"'{exchange or 'amq.default'}'" in text
     missing = named and "NOT_FOUND - no exchange" in text
     return refuses_message(text) or missing or (named and _OF_PUBLISHING.search(text) is not None)

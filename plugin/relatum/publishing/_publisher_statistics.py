@@ -22,20 +22,20 @@ class PublisherStatistics:
     """Counts of an intercepted connection.
 
     Attributes:
-        connections: 1 until it is released.
+        connections: 1 until the connection is released, then 0.
         published: Messages sent, whatever their outcome.
-        errors: Messages sent whose publish ended as an error: "unroutable", "nacked", "rejected", "unknown".
+        errors: Messages sent whose publish failed, by reason: "unroutable", "nacked", "rejected", "unknown".
         skipped: Values that will not be recorded (`on_invalid="skip"`), by reason.
         receipt_s: Seconds from sending until a receipt had the message's places.
-        left: Messages that `release` left to the next recorder, by stream; None: it is not known how many. Empty
-            before `release`, if all was recorded, and if other connections still use the recorder.
+        left: Messages that `release` left to the next recorder, by stream; None: their number is unknown. Empty before
+            `release`, if all messages were recorded, and if other connections still use the recorder.
     """
 
-    connections: Annotated[int, Gauge("relatum_publisher_connections", "Connections that are intercepted now")]
+    connections: Annotated[int, Gauge("relatum_publisher_connections", "Intercepted connections")]
     published: Annotated[int, Counter("relatum_publisher_published_total", "Messages sent")]
     errors: Annotated[
         Mapping[str, int],
-        Counter("relatum_publisher_errors_total", "Messages sent whose publish ended as an error", by="reason"),
+        Counter("relatum_publisher_errors_total", "Messages sent whose publish failed", by="reason"),
     ]
     skipped: Annotated[
         Mapping[str, int],
@@ -43,15 +43,15 @@ class PublisherStatistics:
     ]
     receipt_s: Annotated[
         Observed,
-        Distribution("relatum_publisher_receipt_seconds", "Time from sending to the receipt of the message's place"),
+        Distribution("relatum_publisher_receipt_seconds", "Time from sending until the message's places are known"),
     ]
     left: Mapping[str, int | None]
 
 
 class PublisherCounts:
-    """The counters of one connection, written by the thread or event loop that publishes on it.
+    """The counters of one connection, updated by the thread or event loop that publishes on it.
 
-    They refer to nothing else, so that they may outlive the connection.
+    The object refers to no other, so it may outlive the connection.
     """
 
     def __init__(self) -> None:
@@ -64,17 +64,17 @@ class PublisherCounts:
         self.left: Mapping[str, int | None] = {}
 
     def failed(self, error: PublishError) -> PublishError:
-        """Count the error of a message that was counted as published."""
+        """Count the error of a message already counted as published."""
         self.errors[next((reason for kind, reason in _REASONS if isinstance(error, kind)), "unknown")] += 1
         return error
 
     def sent_and_failed(self, error: PublishError) -> PublishError:
-        """Count a message that was sent, and the error of its publish."""
+        """Count a sent message and the error of its publish."""
         self.published += 1
         return self.failed(error)
 
     def statistics(self) -> PublisherStatistics:
-        """What was counted so far."""
+        """Return the counts so far."""
         skipped: Counts[str] = Counts()
         for (_, reason), count in list(self.skipped.items()):
             skipped[reason] += count

@@ -1,4 +1,4 @@
-"""Receipts, by which a publisher waits for the offsets of its message."""
+"""Receipts, by which a publisher waits for its message's offsets."""
 
 import threading
 import time
@@ -28,15 +28,15 @@ WAIT_S: Final = 10.0
 
 @dataclass(eq=False)
 class Look:
-    """One wait for the places of a message. It ends when all of them are known, or when its time is over.
+    """One wait for the places of a message. It ends when all places are known, or at its deadline.
 
     Attributes:
         sent: The message.
-        where: The streams it may be in.
-        ends: The last offset of each of these streams after the message was confirmed, unless `where` is exact.
-        deadline: When its time is over, as of `time.monotonic`. The table is asked at least once.
-        places: The places found so far: a set that two threads may add to.
-        recorded_to: How far those streams were recorded before the table was last asked.
+        where: The streams that may contain it.
+        ends: The last offset of each of these streams after the confirm, unless `where` is exact.
+        deadline: When the wait ends, by `time.monotonic`. The table is queried at least once.
+        places: The places found so far. Two threads may add to the set.
+        recorded_to: How far these streams were recorded before the last query of the places.
     """
 
     sent: Sent
@@ -48,7 +48,7 @@ class Look:
 
     @contextmanager
     def asked(self, locator: Locator) -> "Iterator[Future[bool | None]]":
-        """A future of the end: by the table, or by the recorder of this process, which knows it sooner."""
+        """Return a future of the end, set by a query of the table or, sooner, by this process's recorder."""
         future = locator.waits.ask(self)
 
         def arrived(place: MessageId) -> None:
@@ -65,15 +65,15 @@ class Look:
 
     @property
     def missing(self) -> frozenset[str]:
-        """Streams the message may be in, of which no place is known."""
+        """The streams that may contain the message and have no known place."""
         return self.where.streams - {place.stream for place in tuple(self.places)}
 
     @property
     def has_all(self) -> bool:
-        """Whether there are no more places.
+        """Whether all places are known.
 
-        Where its streams are known exactly, each must have it. Otherwise one must have it, and each other stream it may
-        be in must be recorded up to the end that it had after the message was confirmed.
+        If the streams are known exactly, each must have a place. Otherwise one must have a place, and each other stream
+        must be recorded up to its end after the confirm.
         """
         if self.where.is_exact:
             return not self.missing
@@ -83,7 +83,7 @@ class Look:
 
 
 class _Published:
-    """A message that was sent, and what is known of where it is."""
+    """A sent message and its known places."""
 
     def __init__(self, sent: Sent, locator: Locator) -> None:
         self.message_id = sent.message_id
@@ -93,21 +93,21 @@ class _Published:
 
     @property
     def streams(self) -> frozenset[str] | None:
-        """The streams the message was routed to; None where that is not exactly known, and before `wait`.
+        """The streams the message was routed to; None before `wait`, and if they are not known exactly.
 
-        It is known for the default exchange and for super streams. For other exchanges see `wait`.
+        They are known for the default exchange and for super streams. For other exchanges, see `wait`.
         """
         where = None if self._look is None else self._look.where
         return where.streams if where is not None and where.is_exact else None
 
     def _begin(self, deadline: float) -> tuple[Look, float]:
-        """Begin to wait: where the message may be, and when the wait ends. The table is asked once at least."""
+        """Begin a wait; return it and its end. The table is queried at least once."""
         where, ends = self._locator.destinations_and_ends(self._sent, deadline - time.monotonic())
         self._look = Look(self._sent, where, ends, deadline)
         return self._look, max(deadline, time.monotonic() + LEAST_S)
 
     def _end(self, look: Look, timeout_s: float) -> tuple[MessageId, ...]:
-        """The places that were found, when the wait has ended."""
+        """Return the places found by a wait that has ended."""
         found, missing, is_exact = tuple(sorted(look.places)), look.missing, look.where.is_exact
         if look.has_all:
             self._locator.note_found(self._sent)
@@ -116,19 +116,19 @@ class _Published:
             return found
         note = ""
         if missing:
-            note = f" ({'missing' if is_exact else 'looked for in'}: {', '.join(sorted(missing))})"
+            note = f" ({'missing' if is_exact else 'searched'}: {', '.join(sorted(missing))})"
         elif not is_exact:
-            note = " (its streams are not known: name them in intercept(…, streams=[…]))"
+            note = " (its streams are unknown: name them in intercept(…, streams=[…]))"
         raise NotRecordedInTime(
             f"the message {self.message_id} is confirmed, but was not recorded within {seconds_text(timeout_s)}{note}: "
-            "wait again, or see whether a recorder runs (`relatum status`)",
+            "wait again, or check whether a recorder runs (`relatum status`)",
             found=found,
             in_stream=True if is_exact or found else None,
         )
 
 
 class Receipt(_Published):
-    """A published message that is confirmed, or will be. Returned by `relatum.publish`; thread-safe.
+    """A published message, confirmed or waiting for its confirm. Returned by `relatum.publish`. Thread-safe.
 
     Attributes:
         message_id: The message's property `message_id`.
@@ -141,7 +141,7 @@ class Receipt(_Published):
         self._decided = threading.Event()
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[Receipt], None]] = []
-        # A callback connection receives the confirm on the thread that published, which must not wait for it.
+        # The thread that published on a callback connection receives the confirm, and must not wait for it.
         self._thread_of_confirms = threading.get_ident() if pending else None
         if not pending:
             self._decided.set()
@@ -152,18 +152,18 @@ class Receipt(_Published):
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether the broker has confirmed the message. Always true over a blocking connection."""
+        """Whether the broker has confirmed the message. Always true with a blocking connection."""
         return self._decided.is_set() and self._error is None
 
     @property
     def error(self) -> PublishError | None:
-        """Why the message is not confirmed, once that is known: nacked, unroutable, or outcome unknown."""
+        """The error of the publish, once known: nacked, unroutable, rejected or outcome unknown; else None."""
         return self._error
 
     def add_done_callback(self, callback: "Callable[[Receipt], None]") -> None:
-        """Call `callback(receipt)` once the broker has answered; at once if it already has.
+        """Call `callback(receipt)` once the broker has answered, or at once if it already has.
 
-        With a callback connection it is called on the connection's thread, and must not wait.
+        A callback connection calls it on the connection's thread, so it must not wait.
         """
         with self._lock:
             if not self._decided.is_set():
@@ -174,26 +174,27 @@ class Receipt(_Published):
     def wait(self, timeout_s: float = WAIT_S) -> tuple[MessageId, ...]:
         """Wait for the broker's answer, then for the recorder, and return the message's places.
 
-        Meanwhile a blocking connection is not served: a long wait misses its heartbeats.
+        A blocking connection is not served during the wait: a long wait misses heartbeats.
 
         Args:
-            timeout_s: Seconds to wait in all; at most one more if a server does not answer.
+            timeout_s: Seconds to wait in all, at most one more if a server does not answer. Default: 10.
 
         Returns:
-            One message id for each stream that the exchange routed the message to, by the stream's name; none, and a
-            warning, for a queue that is not a stream. An exchange other than the default one and super streams: once
-            the message is recorded in one stream, and each other stream that is bound to the exchange, or named in
-            `intercept`, has it or is recorded behind it. Streams behind further exchanges must be named. If no stream
-            is known (no stream protocol), or over 32: the places recorded with the first one. `streams` is None then.
+            One message id for each stream that the exchange routed the message to, ordered by the stream's name; none,
+            and a warning, for a queue that is no stream. For exchanges other than the default one and super streams,
+            the wait ends once the message is recorded in one stream, and each other stream that is bound to the
+            exchange, or named in `intercept`, has it or is recorded beyond it. Name streams behind further exchanges.
+            If no stream is known (no stream protocol), or over 32: the places recorded with the first one, and
+            `streams` is None.
 
         Raises:
-            PublishUnroutable: nothing is bound for it; `in_stream` is False.
-            PublishNacked: the broker refused it; `in_stream` is False, or None if one of several queues may have
-                taken it.
+            PublishUnroutable: no queue is bound for the message; `in_stream` is False.
+            PublishNacked: the broker refused the message; `in_stream` is False, or None if one of several queues may
+                have accepted it.
             PublishOutcomeUnknown: no answer before the connection ended, or in time; `in_stream` is None. Settle it.
-            NotRecordedInTime: confirmed, but not recorded in time; `in_stream` is True (None if it may have gone to
-                other queues only), `found` has the places known so far. Wait again.
-            ConfigurationError: called on the thread of a callback connection, which would wait for itself.
+            NotRecordedInTime: confirmed, but not recorded in time; `in_stream` is True (None if the message may have
+                gone only to other queues), `found` has the places known so far. Wait again.
+            ConfigurationError: you called this on the thread of a callback connection, which would wait for itself.
         """
         checked_seconds("timeout_s", timeout_s)
         deadline = time.monotonic() + timeout_s
@@ -205,24 +206,24 @@ class Receipt(_Published):
         return self._end(look, timeout_s)
 
     def outcome(self, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
-        """Wait for the broker's answer, then for a collector, and return what became of the message.
+        """Wait for the broker's answer, then for a collector, and return the message's outcome.
 
-        Meanwhile a blocking connection is not served, as with `wait`.
+        A blocking connection is not served during the wait, as with `wait`.
 
         Args:
-            timeout_s: Seconds to wait in all, also while PostgreSQL is away.
-            collector: The name of a collector; None: all of them. If the message went to several streams, or has
-                several collectors, all that have collected it so far must have finished.
+            timeout_s: Seconds to wait in all, even while PostgreSQL is unavailable. Default: 10.
+            collector: The name of a collector; None (default): all collectors. If the message went to several streams,
+                or has several collectors, all that have collected it so far must have finished.
 
         Returns:
-            Its outcome: succeeded, failed or dead.
+            The message's outcome: succeeded, failed or dead.
 
         Raises:
             PublishUnroutable, PublishNacked, PublishOutcomeUnknown: as for `wait`.
-            NotFinishedInTime: not final in time; its field `outcome` has what is known, "unknown" if no collector has
-                taken the message. Wait again.
-            NotFound: there was no collector of that name until the end.
-            DatabaseUnavailable: PostgreSQL did not answer until the end.
+            NotFinishedInTime: not final in time; its field `outcome` has the present state, "unknown" if no collector
+                has collected the message. Wait again.
+            NotFound: no collector of that name appeared in time.
+            DatabaseUnavailable: PostgreSQL did not answer in time.
             ConfigurationError: as for `wait`.
         """
         checked_seconds("timeout_s", timeout_s)
@@ -232,36 +233,36 @@ class Receipt(_Published):
         try:
             return self._locator.outcomes().wait(self.message_id, remaining, collector=collector)
         except NotFinishedInTime as error:
-            # With the time-out as given, not what the broker's answer left of it.
+            # With the caller's time-out, not the time left after the broker's answer.
             raise not_finished(error.outcome, timeout_s) from None
 
     def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
-        """Find the message by reading its streams. Needs no database, and no answer of the broker.
+        """Find the message by reading its streams. Needs neither the database nor the broker's answer.
 
         Args:
-            timeout_s: Seconds to look for it; None (default): until the outcome is sure, at least 10.
-            streams: Where to look; by default, where exchange and routing key lead.
+            timeout_s: Seconds to search; None (default): until the outcome is sure, at least 10.
+            streams: The streams to search; by default, those that exchange and routing key lead to.
 
         Returns:
-            Its places, one for each stream it is in, by the stream's name.
+            The message's places, one for each stream it is in, ordered by the stream's name.
 
         Raises:
-            PublishRejected: it is in no stream and cannot arrive any more: safe to publish again.
-            PublishOutcomeUnknown: not found in time, and it may still arrive.
-            ConfigurationError: the streams cannot be known: name them.
+            PublishRejected: no stream has the message, and it cannot arrive any more: safe to publish again.
+            PublishOutcomeUnknown: the message was not found in time, and may still arrive.
+            ConfigurationError: the streams are unknown: name them.
         """
         return Unsettled(self._sent, self._locator, self._final_at).settle(timeout_s, streams=streams)
 
     def _await_answer(self, deadline: float, timeout_s: float) -> None:
         if self._thread_of_confirms == threading.get_ident():
             raise ConfigurationError(
-                "this is the thread of the callback connection, which must go on to receive the confirm: wait on "
-                "another thread, or use add_done_callback"
+                "this is the thread of the callback connection, which has to receive the confirm: wait on another "
+                "thread, or use add_done_callback"
             )
         if not self._decided.wait(max(0.0, deadline - time.monotonic())):
             raise PublishOutcomeUnknown(
                 f"the broker has not answered for message {self.message_id} within {seconds_text(timeout_s)}; "
-                "it may still",
+                "it may still do so",
                 in_stream=None,
                 settle=self.settle,
             )
@@ -269,7 +270,7 @@ class Receipt(_Published):
             raise self._error
 
     def _decide(self, error: PublishError | None, final_at: float | None = None) -> None:
-        """Take the broker's answer; only the first counts."""
+        """Set the broker's answer. Only the first one counts."""
         with self._lock:
             if self._decided.is_set():
                 return
@@ -292,17 +293,17 @@ class AsyncReceipt(_Published):
         return f"<AsyncReceipt {self.message_id} confirmed>"
 
     async def wait(self, timeout_s: float = WAIT_S) -> tuple[MessageId, ...]:
-        """Wait for the recorder and return the message's places; see `Receipt.wait`. Cancelling leaves nothing behind.
+        """Wait for the recorder and return the message's places. See `Receipt.wait`. Cancelling is safe.
 
         Args:
-            timeout_s: Seconds to wait.
+            timeout_s: Seconds to wait. Default: 10.
 
         Returns:
-            One message id for each stream the exchange routed it to, by the stream's name.
+            One message id for each stream the exchange routed the message to, ordered by the stream's name.
 
         Raises:
-            NotRecordedInTime: not recorded in time; `in_stream` is True (None if it may have gone to other queues
-                only), `found` has the places known so far. Wait again.
+            NotRecordedInTime: not recorded in time; `in_stream` is True (None if the message may have gone only to
+                other queues), `found` has the places known so far. Wait again.
         """
         checked_seconds("timeout_s", timeout_s)
         look, until = await in_thread(None, self._begin, time.monotonic() + timeout_s)
@@ -312,22 +313,22 @@ class AsyncReceipt(_Published):
         return self._end(look, timeout_s)
 
     async def outcome(self, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
-        """Wait for a collector; see `Receipt.outcome`. Cancelling leaves nothing behind.
+        """Wait for a collector and return the message's outcome. See `Receipt.outcome`. Cancelling is safe.
 
         Args:
-            timeout_s: Seconds to wait.
-            collector: The name of a collector; None: all of them.
+            timeout_s: Seconds to wait. Default: 10.
+            collector: The name of a collector; None (default): all collectors.
 
         Returns:
-            Its outcome: succeeded, failed or dead.
+            The message's outcome: succeeded, failed or dead.
 
         Raises:
-            NotFinishedInTime: not final in time; its field `outcome` has what is known. Wait again.
-            NotFound: there was no collector of that name until the end.
-            DatabaseUnavailable: PostgreSQL did not answer until the end.
+            NotFinishedInTime: not final in time; its field `outcome` has the present state. Wait again.
+            NotFound: no collector of that name appeared in time.
+            DatabaseUnavailable: PostgreSQL did not answer in time.
         """
         return await outcome_in_task(self._locator.outcomes(), self.message_id, timeout_s, collector)
 
     async def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
-        """Find the message by reading its streams; see `Receipt.settle`. The reading runs in threads."""
+        """Find the message by reading its streams. See `Receipt.settle`. Threads do the reading."""
         return await Unsettled(self._sent, self._locator, None).settle_async(timeout_s, streams=streams)

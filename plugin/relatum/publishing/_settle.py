@@ -1,8 +1,8 @@
-"""Settling an unknown outcome by reading the streams the message was sent to.
+"""Settles an unknown outcome by reading the streams that the message was sent to.
 
-"In no stream" needs a proof of three parts: nothing sent by the lost connection can arrive any more; after that, the
-stream's end was taken from its leader; and everything from before the send up to that end was read. If one of them is
-missing, the outcome stays unknown.
+The result "in no stream" needs a proof of three parts: nothing sent by the lost connection can arrive any more; after
+that, the stream's leader reported its end; and all messages from before the send up to that end were read. Without all
+three, the outcome stays unknown.
 """
 
 import asyncio
@@ -35,19 +35,19 @@ CLOCK_SKEW_S: Final = 60
 """Seconds by which the clocks of a cluster's nodes may differ, or one may have been set back."""
 
 WAIT_S: Final = 10.0
-"""Seconds to look for a message by default, at least."""
+"""Seconds to search for a message by default, at least."""
 
 _POLL_FIRST_S: Final = 0.1
 _POLL_LAST_S: Final = 1.0
 
 _HEARTBEATS_UNTIL_GIVEN_UP: Final = 3
-"""Heartbeat intervals without a byte after which RabbitMQ has closed a connection: it closes between 2 and 3."""
+"""Heartbeat intervals without a byte until RabbitMQ has closed a connection: it closes it after 2 to 3."""
 
 
 def final_at(heartbeat_s: int, *, announced: bool) -> float | None:
-    """When nothing sent by a lost connection can arrive any more, as of `time.monotonic()`; None: never.
+    """Return when nothing sent by a lost connection can arrive any more, by `time.monotonic()`; None: never.
 
-    Once the broker itself has closed the channel or connection (`announced`), it takes nothing more from it.
+    Once the broker itself has closed the channel or connection (`announced`), it accepts nothing more from it.
     """
     if announced:
         return time.monotonic() + 1
@@ -56,13 +56,13 @@ def final_at(heartbeat_s: int, *, announced: bool) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """A message whose outcome is not known, and what is needed to find out.
+    """A message with an unknown outcome, and the means to find out.
 
     Attributes:
-        sent: What was sent.
-        locator: Reads its streams.
-        final_at: When its absence from a stream becomes a proof, as of `time.monotonic()`: the broker has then given up
-            the connection it was sent by. None: never.
+        sent: The message.
+        locator: Reads the message's streams.
+        final_at: When the message's absence becomes a proof, by `time.monotonic()`: the broker has then closed the
+            connection that sent it. None: never.
     """
 
     sent: Sent
@@ -70,24 +70,24 @@ class Unsettled:
     final_at: float | None
 
     def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
-        """Find out by reading the streams whether the message is in them.
+        """Find out by reading the streams whether they contain the message.
 
         Args:
-            timeout_s: Seconds to look for it; None (default): until the outcome is sure, at least `WAIT_S`. It ends at
-                most half a second later.
-            streams: Where to look; by default, where exchange and routing key lead, as far as that is known.
+            timeout_s: Seconds to search; None (default): until the outcome is sure, at least `WAIT_S`. The search ends
+                at most half a second later.
+            streams: The streams to search; by default, those that exchange and routing key lead to, as far as known.
 
         Returns:
-            Its places, one for each stream it is in, by the stream's name.
+            The message's places, one for each stream it is in, ordered by the stream's name.
 
         Raises:
-            PublishRejected: it is in no stream and cannot arrive any more: safe to publish again.
-            PublishOutcomeUnknown: not found in time, and it may still arrive; or not finding it proves nothing:
-                retention has dropped that time, the exchange may lead to streams beyond those bound to it, or a queue
-                may have what the stream of its copies lacks.
-            BrokerUnavailable: the broker did not answer; nothing is known, settle it again.
-            StreamNotFound: until the end there was no such stream.
-            ConfigurationError: the streams cannot be known, name them; or it is no stream.
+            PublishRejected: no stream has the message, and it cannot arrive any more: safe to publish again.
+            PublishOutcomeUnknown: the message was not found in time, and may still arrive; or its absence proves
+                nothing: retention has dropped messages of that time, the exchange may lead to streams beyond those
+                bound to it, or a queue may have the message although the stream of its copies lacks it.
+            BrokerUnavailable: the broker did not answer; nothing is known. Settle again.
+            StreamNotFound: the stream did not appear in time.
+            ConfigurationError: the streams are unknown: name them; or a name is no stream's.
         """
         looks = _Looks(self, timeout_s, streams, again=self.settle)
         while True:
@@ -100,7 +100,7 @@ class Unsettled:
     async def settle_async(
         self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()
     ) -> tuple[MessageId, ...]:
-        """As `settle`: each look runs in a thread, and no thread is held between them. Cancelling leaves nothing."""
+        """As `settle`. Each look runs in a thread, and no thread is held between looks. Cancelling is safe."""
         looks = _Looks(self, timeout_s, streams, again=self.settle_async)
         while True:
             with within(looks.left_s):
@@ -111,7 +111,7 @@ class Unsettled:
 
 
 class _Looks:
-    """The looks of one call of `settle`, and what they prove."""
+    """The looks (searches) of one call of `settle`, and what they prove."""
 
     def __init__(
         self, unsettled: Unsettled, timeout_s: float | None, streams: tuple[str, ...], *, again: Callable[..., Any]
@@ -132,16 +132,16 @@ class _Looks:
 
     @property
     def left_s(self) -> float:
-        """Seconds for the next look."""
+        """Seconds available to the next look."""
         return max(LEAST_S, self._deadline - time.monotonic())
 
     def pause_s(self) -> float:
-        """Seconds until the next look."""
+        """Return the seconds until the next look."""
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _POLL_LAST_S)
         return min(pause_s, max(0.0, self._deadline - time.monotonic()))
 
     def look(self) -> tuple[MessageId, ...]:
-        """Look in all streams once: the places, or none to look again. Raises as `settle`."""
+        """Search all streams once. Returns the places, or () to look again. Raises as `settle`."""
         is_final = self._final_at is not None and time.monotonic() >= self._final_at
         failure: RelatumError | None = None
         was_found = any(search.place for search in self._searches.values())
@@ -154,18 +154,18 @@ class _Looks:
                 for search in self._searches.values():
                     search.go_on(reader, self._deadline)
         except (Transient, NotFound) as error:
-            # A broker that starts says "no such stream" as well.
+            # A starting broker may also say "no such stream".
             failure = error
         searches = self._searches
         found = tuple(sorted(search.place for search in searches.values() if search.place))
-        # The broker routes a message to all its streams at once: what a later look does not find is not there.
+        # The broker routes a message to all its streams at once: a stream without it in the next look lacks it.
         if searches and (len(found) == len(searches) or (was_found and not self._is_exact and failure is None)):
             return found
         is_sure = is_final and failure is None and all(search.is_known for search in searches.values())
         if is_sure and (found or self._is_exact):
             return found or self._raise_absent()
         if time.monotonic() >= self._deadline:
-            # A last look that was cut short says nothing about a broker that answered the one before.
+            # If the broker answered the previous look, a last look that was cut short proves nothing about it.
             was_cut_short = self._has_answered and isinstance(failure, ReadTimeout)
             return found or self._raise_unknown(None if was_cut_short else failure)
         self._has_answered = failure is None
@@ -175,8 +175,8 @@ class _Looks:
         where = self._locator.destinations(self._sent)
         if not where.streams:
             raise ConfigurationError(
-                f"the streams that exchange {self._sent.exchange!r} leads to cannot be known here: settle(streams=…), "
-                "or intercept(…, streams=[…])"
+                f"the streams that exchange {self._sent.exchange!r} leads to are unknown: name them in "
+                "settle(streams=…) or intercept(…, streams=[…])"
             )
         return where
 
@@ -189,18 +189,18 @@ class _Looks:
     def _raise_unknown(self, failure: RelatumError | None) -> Any:
         name, searches = self._sent.message_id, self._searches
         if isinstance(failure, NotAStream) or (isinstance(failure, NotFound) and not searches):
-            raise ConfigurationError(f"the message {name} cannot be read again: {failure}") from failure
+            raise ConfigurationError(f"the message {name} cannot be searched for: {failure}") from failure
         if isinstance(failure, NotFound):
             raise failure
         if isinstance(failure, Transient) and not isinstance(failure, (_OutOfTime, ConnectionsInUse)):
             raise BrokerUnavailable(
-                f"the message {name} could not be looked for within {seconds_text(self._timeout_s)}, settle it again: "
+                f"the message {name} could not be searched within {seconds_text(self._timeout_s)}; settle it again: "
                 f"{failure}"
             ) from failure
-        arrives = "it may still arrive" if self._is_exact else "it may still arrive, or lie where it is not looked for"
+        arrives = "it may still arrive" if self._is_exact else "it may still arrive, or be in another stream"
         why = next((search.doubt for search in searches.values() if search.doubt), arrives)
         if isinstance(failure, ConnectionsInUse):
-            why = f"others were looked for by all {failure.limit} connections, settle it again"
+            why = f"all {failure.limit} connections were searching for other messages; settle it again"
         raise PublishOutcomeUnknown(
             f"the message {name} was not found within {seconds_text(self._timeout_s)}; {why}",
             in_stream=None,
@@ -209,11 +209,11 @@ class _Looks:
 
 
 class _OutOfTime(ReadTimeout):
-    """The time for settling ended while a stream was read."""
+    """The time ended while a stream was read."""
 
 
 class _Search:
-    """One stream's part of settling: reads on from where it last ended."""
+    """The search of one stream. Each call continues where the last one ended."""
 
     def __init__(self, sent: Sent, stream: str) -> None:
         self._sent = sent
@@ -226,15 +226,15 @@ class _Search:
 
     @property
     def is_known(self) -> bool:
-        """Whether it was found, or the last look proved that the stream did not have it."""
+        """Whether the message was found, or the last look proved that the stream lacks it."""
         return self.place is not None or self._is_absent
 
     def go_on(self, reader: StreamReader, deadline: float) -> None:
-        """Read to the stream's present end, or to the message."""
+        """Read up to the message or the stream's present end."""
         self._is_absent = False
         if self.place is not None:
             return
-        # Before reading: what is read then has everything up to this end.
+        # Ask before reading, so that reading covers all messages up to this end.
         bounds = reader.bounds(self._stream)
         if self._next is None:
             self._begin = begin_of(reader, self._stream, self._sent)
@@ -251,9 +251,9 @@ class _Search:
         self._is_absent = not self.doubt
 
     def _doubt(self, reader: StreamReader, bounds: StreamBounds) -> str:
-        """Why the message may be in the stream though it was not met; empty where it cannot."""
+        """Return why the stream may contain the message although it was not found; "" if it cannot."""
         if not bounds.is_sure:
-            return "the stream's leader was not asked, or shows nothing now, so it may be there"
+            return "the stream's leader did not report its end, so the stream may have the message"
         if bounds.last is None:
             return ""
         if not isinstance(self._next, int) or self._next <= bounds.last:
@@ -261,16 +261,16 @@ class _Search:
         if bounds.first and self._begin is not None:
             first_ms = _chunk_ms(reader, self._stream, "first")
             if first_ms is None or first_ms > self._begin.timestamp() * 1000:
-                return "and retention has dropped what was written then"
+                return "retention has dropped messages of that time"
         return ""
 
 
 def begin_of(reader: StreamReader, stream: str, sent: Sent) -> datetime | None:
-    """A moment, by the clock chunks are written by, before which a message was not written. None: the stream is empty.
+    """Return a time, by the broker's clock, before which a message was not written. None: the stream is empty.
 
-    The broker's clock showed at least the time of the stream's last chunk just now, so at the send at least that much
-    less what has passed since. That holds however far the clocks of client and broker are apart, and however late the
-    failure was noticed.
+    The broker's clock now shows at least the time of the stream's last chunk. So at the send, it showed at least that
+    time less the time elapsed since. This holds for any difference between the clocks of client and broker, and however
+    late the failure was noticed.
     """
     latest_ms = _chunk_ms(reader, stream, "last")
     if latest_ms is None:
@@ -281,12 +281,12 @@ def begin_of(reader: StreamReader, stream: str, sent: Sent) -> datetime | None:
 
 
 def _chunk_ms(reader: StreamReader, stream: str, which: Any) -> int | None:
-    """When the first or the last chunk was written; None for an empty stream."""
+    """Return when the first or last chunk was written; None if the stream is empty."""
     batches = reader.batches(stream, which, follow=False, credit=1)
     with contextlib.closing(cast("Any", batches)) as found:
         for batch in found:
             if batch is None:
-                raise ReadTimeout(f"the stream {stream!r} gave nothing, though it has more")
+                raise ReadTimeout(f"the stream {stream!r} delivered nothing, although it has messages")
             chunk_ms: int | None = cast("RecordBatch", batch).chunk_ms
             return chunk_ms
     return None

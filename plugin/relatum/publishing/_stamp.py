@@ -1,4 +1,4 @@
-"""What the interceptor adds to a message, and what it refuses. Pure: no I/O, and arguments are not changed."""
+"""Stamps messages: adds ids, times and flags, and refuses invalid values. Pure; arguments are not changed."""
 
 import logging
 from collections import Counter
@@ -31,22 +31,22 @@ logger = logging.getLogger("relatum.interception")
 OnInvalid: TypeAlias = Literal["raise", "skip"]
 
 SOURCE_FAILED: Final = "source_failed"
-"""The reason if a key's callable raised an error."""
+"""The reason if a key's callable raised."""
 
 _HINTS: Final[dict[str, str]] = {
     SkipReason.SUBSECOND: " (a datetime travels in whole seconds: give integer microseconds, or ISO 8601 text)"
 }
 
 _TIMESTAMP_MAX: Final = TIME_US_MAX // 1_000_000
-"""Seconds: the last value of the property `timestamp` that is a moment."""
+"""Seconds: the greatest valid value of the property `timestamp`."""
 
 _GROUP_HEADERS: Final = frozenset((GROUP_ID_HEADER, GROUP_SEQUENCE_HEADER, GROUP_LAST_HEADER))
 
 _SURE_CHARACTERS: Final = KEY_VALUE_BYTES_MAX // 4
-"""Characters of a text that is surely within the limit: UTF-8 takes at most four bytes a character."""
+"""Characters of a text that is certainly within the limit: UTF-8 has at most four bytes a character."""
 
 COPIES: Final = "BCC"
-"""The header with more routing keys, which the broker removes before it delivers the message.
+"""The header with further routing keys. The broker removes it before it delivers the message.
 
 Source: https://www.rabbitmq.com/docs/sender-selected
 """
@@ -55,11 +55,11 @@ _new_tuple: Final = tuple.__new__
 
 
 class Stamp(NamedTuple):
-    """What one message is sent with.
+    """The headers and the id of one message.
 
     Attributes:
-        headers: All headers: a new dictionary, the caller's first. None if the caller gave none and none is added.
-        message_id: The property `message_id` to send: the caller's, or a new UUIDv7.
+        headers: All headers: a new dictionary, the caller's first. None if there are no headers.
+        message_id: The property `message_id`: the caller's, or a new UUIDv7.
     """
 
     headers: dict[str, Any] | None
@@ -70,14 +70,14 @@ class Stamper:
     """Stamps the messages of one connection.
 
     Args:
-        definitions: The keys whose values are checked, and whose callables are called. With `GROUP_KEY` among them,
+        definitions: The keys whose values are checked, and whose callables are called. If `GROUP_KEY` is among them,
             headers of groups are checked too.
-        on_invalid: `"raise"`: a bad value is `InvalidRelationshipKey` before anything is sent, bad headers of a group
-            are `InvalidGroup`. `"skip"`: the message is published with the caller's headers, and `skipped` counts.
-        frame_bytes_max: The frame size the connection negotiated; 0: no limit but our own.
+        on_invalid: `"raise"`: an invalid value raises `InvalidRelationshipKey` before anything is sent, invalid headers
+            of a group `InvalidGroup`. `"skip"`: the message is published with the caller's headers and counted.
+        frame_bytes_max: The negotiated frame size; 0: only Relatum's own limit applies.
         skipped: A counter that several stampers share; None: a new one.
-        agreement: Whether the database defines the keys in the same way; None: it is not asked.
-        read_property: Gives a property of the client's object, by the name pika has for it; None where not set.
+        agreement: Whether the database defines the keys equally; None: this is not checked.
+        read_property: Returns a property of the client's object by pika's name; None if it is not set.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Stamper:
         self._checks_groups = False
         for definition in definitions:
             if replace(definition, masked=False) == GROUP_KEY:
-                # Only where it was asked for: other people's messages may have headers of the same names.
+                # Only on request: unrelated messages may have headers of the same names.
                 self._checks_groups = True
             elif definition.from_body is not None:
                 self._lifted.append((definition.from_body, definition))
@@ -112,7 +112,7 @@ class Stamper:
                 elif any(place.kind != "body" for place in definition.places):
                     self._other_keys.append(definition)
         self.skipped: Counter[tuple[str, str]] = Counter() if skipped is None else skipped
-        """Values published but not to be recorded, by (key, reason); only with `on_invalid="skip"`."""
+        """Values published that will not be recorded, by (key, reason); only with `on_invalid="skip"`."""
 
     def stamp(
         self,
@@ -122,15 +122,15 @@ class Stamper:
         properties: Any,
         body: Any,
     ) -> Stamp:
-        """The headers and the id to send for a message.
+        """Return the headers and the id to send with a message.
 
         `properties` is the client's object, read only if a key or a limit needs it.
 
         Raises:
             InvalidRelationshipKey: a key's value or the message's time cannot be recorded.
-            InvalidGroup: the headers of a group contradict each other, or cannot be what they are.
-            HeadersRefused: the headers are over a limit.
-            KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys otherwise. Not with
+            InvalidGroup: the headers of a group are invalid or contradict each other.
+            HeadersRefused: the headers exceed a limit.
+            KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys differently. Not with
                 `on_invalid="skip"`.
         """
         if self._raises and self._agreement.conflict is not None:
@@ -139,7 +139,7 @@ class Stamper:
         if self._lifted:
             self._lift(out, body)
         if out:
-            # A group's number is no text: the TypeError below would cost as much as the check.
+            # A group's number is no text: the TypeError in `_is_short_text` would cost as much as the check.
             if GROUP_SEQUENCE_HEADER in out or not self._is_short_text(out):
                 self._limits.check(out, self._read_property, properties)
                 self._check_texts(out)
@@ -151,27 +151,27 @@ class Stamper:
         if TIME_HEADER in out:
             self._check_time(out[TIME_HEADER])
         elif timestamp is None and message_id is not None:
-            # An id of ours carries the time.
+            # Relatum's ids carry the time.
             out[TIME_HEADER] = now // 1000
         elif type(timestamp) is int and not 0 <= timestamp <= _TIMESTAMP_MAX:
             self._invalid("timestamp", SkipReason.OUT_OF_RANGE, None)
         if message_id is None:
             message_id = uuid7(now)
         sent = None if headers is None and not out else out
-        # Not `Stamp(...)`, which is one more function call on the publish path.
+        # `Stamp(...)` would be one more function call on the publish path.
         return _new_tuple(Stamp, (sent, message_id))
 
     def _is_short_text(self, headers: dict[str, Any]) -> bool:
-        """Whether all headers are short printable texts, as most are: no limit and no text key refuses them."""
+        """Return whether all headers are short printable texts, as usual: no limit and no text key refuses them."""
         try:
             values = "".join(headers.values())
-            # Printable: no NUL and no half of a surrogate pair.
+            # Printable text has no NUL and no half of a surrogate pair.
             return values.isprintable() and len(values) + len("".join(headers)) <= self._sure_characters
         except TypeError:
             return False
 
     def _lift(self, out: dict[str, Any], body: Any) -> None:
-        """Write the keys that come from the body into `out`; a header the caller gave stays as it is."""
+        """Write the values of keys from the body into `out`, unless the caller set the header."""
         content = _content_of(body)
         for source, definition in self._lifted:
             name = definition.name
@@ -181,7 +181,7 @@ class Stamper:
                 out[name] = value
 
     def _check_texts(self, out: dict[str, Any]) -> None:
-        """Check the keys that are a text of one header."""
+        """Check the keys whose value is the text of one header."""
         for header, definition in self._text_keys:
             value = out.get(header)
             is_sure = type(value) is str and len(value) <= _SURE_CHARACTERS and value.isprintable()
@@ -189,7 +189,7 @@ class Stamper:
                 self._check(definition, out, _headers_alone(out))
 
     def _check_others(self, out: dict[str, Any], properties: Any) -> None:
-        """Check the keys of properties and tables. Bodies are not parsed: the recorder counts their bad values."""
+        """Check the keys of properties and tables. Bodies are not parsed: the recorder counts their invalid values."""
 
         def base_of(place: Place) -> Any:
             if place.kind == "header":
@@ -200,7 +200,7 @@ class Stamper:
             self._check(definition, out, base_of)
 
     def _check(self, definition: KeyDefinition, out: dict[str, Any], base_of: Callable[[Place], Any]) -> None:
-        """Refuse a value that cannot be recorded, or that would be recorded as another one."""
+        """Refuse a value that cannot be recorded, or would change on its way."""
         values, reasons = definition.read(base_of)
         for reason in reasons:
             self._invalid(definition.name, reason, None)
@@ -220,14 +220,14 @@ class Stamper:
         except InvalidValue as error:
             self._invalid(definition.name, error.reason, None)
             return None
-        except Exception as error:  # noqa: BLE001 the caller's function may raise anything: it is chained
+        except Exception as error:  # noqa: BLE001 the caller's function may raise any error: it is chained
             self._invalid(definition.name, SOURCE_FAILED, error)
             return None
-        # A number travels as one; a moment as microseconds, since an AMQP timestamp has only seconds.
+        # A number is sent as one, a timestamp as microseconds: AMQP timestamps have only seconds.
         return text if key_type is KeyType.TEXT else int(text)
 
     def _check_group(self, out: dict[str, Any]) -> None:
-        """Check the headers of a group, and add a missing flag: the key has a value only with all three."""
+        """Check the headers of a group, and add a missing flag: the key needs all three headers."""
         try:
             place = checked_membership(out)
         except InvalidGroup as error:
@@ -259,15 +259,15 @@ class Stamper:
         self.skipped[key, reason] += 1
         if self.skipped[key, reason] == 1:
             logger.warning(
-                "publishing values of key %r that will not be recorded: %s; further ones are counted", key, reason
+                "published a value of key %r that will not be recorded: %s; further ones are only counted", key, reason
             )
 
 
 def _check_survives(definition: KeyDefinition, headers: Mapping[str, Any]) -> None:
     """Refuse a value that changes on its way into the stream: lookups by the published value would not find it.
 
-    AMQP timestamps count seconds; a stream drops tables and arrays, except in headers named `x-…`, which RabbitMQ keeps
-    from 3.13 on. Other values that change are no key's (floating point), or have the same canonical form (bytes,
+    AMQP timestamps count seconds. A stream drops tables and arrays, except in headers named `x-…`, which RabbitMQ keeps
+    from 3.13 on. Other changing values are invalid for keys (floating point), or keep their canonical form (bytes,
     integers of any size).
     """
     for place in definition.places:
@@ -279,14 +279,14 @@ def _check_survives(definition: KeyDefinition, headers: Mapping[str, Any]) -> No
 
 
 def _plain_text_header(definition: KeyDefinition) -> str | None:
-    """The one header a text key comes from, or None for any other kind of key."""
+    """Return the header of a text key from one header; None for other keys."""
     place = definition.places[0]
     plain = definition.value_type is KeyType.TEXT and not definition.is_composite and definition.is_plain
     return place.name if plain and place.kind == "header" else None
 
 
 def _headers_alone(out: Mapping[str, Any]) -> Callable[[Place], Any]:
-    """What gives the values of keys that are of headers alone."""
+    """Return a `base_of` for keys of headers only."""
     return lambda place: out.get(place.name)
 
 
@@ -298,22 +298,22 @@ def _content_of(body: Any) -> bytes:
 
 
 def is_copied(stream: str, exchange: Any, routing_key: Any, mandatory: Any) -> bool:
-    """Whether a message gets a copy in the stream. A mandatory one does not: the copy would count as its queue."""
+    """Return whether a message gets a copy. A mandatory one does not: the copy would count as its queue."""
     return bool(exchange == "" and routing_key != stream and not mandatory)
 
 
 def with_copy(headers: Mapping[str, Any] | None, stream: str) -> dict[str, Any]:
-    """Headers that make the broker put a copy into the stream, besides the caller's own copies.
+    """Return headers that make the broker put a copy into the stream, in addition to the caller's copies.
 
     Raises:
-        HeadersRefused: one is a decimal number, which RabbitMQ cannot write into a stream: it ends the connection.
+        HeadersRefused: a value is a decimal number: RabbitMQ cannot write it to a stream and closes the connection.
     """
     given = headers or {}
     for name, value in given.items():
         if isinstance(value, Decimal):
             raise HeadersRefused(
-                f"header {name!r} is a decimal number, of which no stream takes a copy: give it as text; nothing was "
-                "sent",
+                f"header {name!r} is a decimal number, which cannot be copied to a stream: send it as text; nothing "
+                "was sent",
                 reason="decimal",
             )
     copies = given.get(COPIES, [])

@@ -1,4 +1,4 @@
-"""The numbers of a group's messages as they are published. Pure: the caller sends, and reports failures."""
+"""Numbers a group's messages as they are published. Pure: the caller sends, and reports failures."""
 
 import heapq
 
@@ -21,41 +21,41 @@ _CANNOT_GO_ON = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST, Anomaly.EXPIRED)
 
 
 class Numbering:
-    """The numbers of one group that is being published.
+    """The sequence numbers of one group that is being published.
 
-    A number is taken before its message is sent, and given back if the message is surely in no stream: the next message
-    gets it, so that no gap is left.
+    A number is taken before its message is sent, and freed if the message is certainly in no stream. The next message
+    gets the freed number, so no gap is left.
 
     Args:
-        group_id: The group to continue. None: a new one.
-        start: The first number to give; lower ones count as published.
+        group_id: The group to continue. None: a new group.
+        start: The first number to assign. Lower numbers count as published.
     """
 
     def __init__(self, group_id: str | None = None, start: int = 1) -> None:
         if group_id is None and start != 1:
-            raise GroupFault.OPTION_INVALID.error("start goes on with a group: give its group_id")
+            raise GroupFault.OPTION_INVALID.error("start= continues a group: pass its group_id=")
         self.group_id = new_group_id() if group_id is None else checked_group_id(group_id)
         self.next_free = checked_sequence(start)
-        """The number after the highest one taken."""
+        """The number after the highest taken one."""
         self.last_sequence: int | None = None
-        """The number of the last message; None while there is none."""
+        """The number of the last message; None before it is taken."""
         self._gaps: list[tuple[int, int]] = []  # a heap of ranges below next_free
         self._has_ended = False
 
     def resume(self, position: GroupPosition) -> None:
-        """Go on from a position: with the missing numbers, then with those above the highest."""
+        """Continue from a position: with the missing numbers, then with numbers above the highest."""
         if not isinstance(position, GroupPosition):
             raise GroupFault.OPTION_INVALID.error(
-                f"position is what group_position gives, not {type(position).__name__}"
+                f"position= takes a result of group_position(…), not {type(position).__name__}"
             )
         if position.group_id != self.group_id and self.is_begun:
             raise GroupFault.OPTION_INVALID.error(
-                f"group {self.group_id} has been begun: another group is gone on with by a group of its own"
+                f"group {self.group_id} has messages already: continue another group with a new MessageGroup"
             )
         for anomaly in _CANNOT_GO_ON:
             if anomaly in position.anomalies:
                 raise GroupConflict(
-                    f"group {position.group_id} cannot be gone on with: {anomaly}",
+                    f"group {position.group_id} cannot be continued: {anomaly}",
                     group_id=position.group_id,
                     anomaly=str(anomaly),
                 )
@@ -65,7 +65,7 @@ class Numbering:
         self._gaps = list(position.missing)  # sorted, so a heap
 
     def take(self, *, last: bool = False) -> Membership:
-        """The place of the next message: the lowest free number; for the last message, the one above all others."""
+        """Return the next message's place: the lowest free number; for the last message, one above all others."""
         if self._has_ended or (self.last_sequence is not None and (last or not self._gaps)):
             raise GroupFault.ENDED.error(f"group {self.group_id} has ended; nothing was sent")
         if self._gaps and not last:
@@ -88,29 +88,29 @@ class Numbering:
         heapq.heappush(self._gaps, (place.sequence, place.sequence))
         if self.last_sequence is not None:
             return
-        # Free numbers at the upper end are no gaps.
+        # Free numbers at the end are no gaps.
         ranges = sorted(self._gaps)
         while ranges and ranges[-1][1] == self.next_free - 1:
             self.next_free = ranges.pop()[0]
         self._gaps = ranges
 
     def end(self) -> None:
-        """Give no more numbers."""
+        """Assign no more numbers."""
         self._has_ended = True
 
     @property
     def is_begun(self) -> bool:
-        """Whether any number is taken."""
+        """Whether a number has been taken."""
         return self.next_free > 1
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last message has its number, and no lower number is free."""
+        """Whether the last message has a number, and no lower number is free."""
         return self.last_sequence is not None and not self._gaps
 
     @property
     def missing(self) -> Ranges:
-        """The free numbers below a taken one: ranges (first, last), ascending."""
+        """The free numbers below the highest taken one: ranges (first, last), ascending."""
         joined: list[tuple[int, int]] = []
         for first, last in sorted(self._gaps):
             if joined and joined[-1][1] == first - 1:
@@ -120,10 +120,10 @@ class Numbering:
         return tuple(joined)
 
     def incomplete(self) -> IncompleteGroup:
-        """The error of a group that ends now."""
+        """Return the error for a group that ends incomplete."""
         lacks = "its last message" if self.last_sequence is None else f"{self.missing}"
         return IncompleteGroup(
-            f"group {self.group_id} was left without {lacks}: go on with it from its position, or put its last message",
+            f"group {self.group_id} ended without {lacks}: resume it from its position, or put its last message",
             group_id=self.group_id,
             missing=self.missing,
             last_sequence=self.last_sequence,

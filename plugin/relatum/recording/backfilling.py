@@ -1,9 +1,8 @@
-"""Back-fill: recording what lies behind the tail, for streams and keys that were not recorded from the start.
+"""Back-fill: recording offsets before the tail, for streams and keys that were not recorded from the start.
 
-The offsets that some key lacks are found from the coverage and read again; each batch covers a range of its own. So a
-back-fill that is killed is resumed by running it again: what it wrote is covered, the rest is not. Live recording goes
-on beside it; the two never write the same offsets for the same key. Where no recorder runs, it reaches the
-stream's end.
+The coverage says which offsets lack a key. They are read again, and each batch adds a range to the coverage. So a
+back-fill that was killed is resumed by running it again: what it wrote is covered. Recorders may run beside it; the two
+never write the same offsets for the same key. If no recorder runs, the back-fill continues to the stream's end.
 """
 
 import threading
@@ -30,7 +29,7 @@ from relatum.store.members import RECORDERS, holders_of
 
 @dataclass(frozen=True, slots=True)
 class BackfillProgress:
-    """How far a back-fill has come: offsets [from_offset, to_offset) are the part that is read now."""
+    """Progress of a back-fill, which is reading the offsets [from_offset, to_offset)."""
 
     stream: str
     at_offset: int
@@ -42,7 +41,7 @@ class BackfillProgress:
 
 @dataclass(frozen=True, slots=True)
 class BackfillReport:
-    """What a back-fill did: messages read and rows written, between the first and last offset that lacked a key."""
+    """The messages read and rows written by a back-fill, between the first and last offset that lacked a key."""
 
     stream: str
     messages: int
@@ -67,24 +66,24 @@ def backfill(
 ) -> BackfillReport:
     """Record the retained messages of a stream that lack some key. Safe to repeat, and beside a recorder.
 
-    While a recorder runs, what lies behind its place is left to it. Where none does, and all keys are asked for, the
-    stream is recorded up to its end.
+    A running recorder's future offsets are left to it. If no recorder runs and `keys` is None, the stream is recorded
+    up to its end.
 
     Args:
         broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
         stream: One stream; for a super stream call it for each partition.
-        keys: Names of defined keys; None: all that are in force, and the time unless it is switched off.
-        super_stream: The super stream that the stream is a partition of, so that look-ups by its name find it.
+        keys: Names of defined keys. None (default): all keys in force, and the time unless it is switched off.
+        super_stream: The super stream that the stream is a partition of, so that lookups by its name find it.
         progress: Called after each transaction.
-        stop: Set it to end after the transaction under way; the report says how far it came.
+        stop: Set this event to end the back-fill after the current transaction; the report says how far it came.
 
     Raises:
         KeyNotDefined: a name of `keys` is not in force.
         StreamNotFound: there is no such stream.
-        AnotherBroker: it was recorded from another broker; nothing was written.
-        CoverageConflict: the stream is not the one that was recorded, or others keep moving the coverage.
-        StreamUnavailable, ReadTimeout: the broker does not give what it should hold; safe to repeat.
+        AnotherBroker: the stream was recorded from another broker; nothing was written.
+        CoverageConflict: the stream is not the recorded one, or other processes keep changing its coverage.
+        StreamUnavailable, ReadTimeout: the broker does not deliver messages that it should have; safe to repeat.
     """
     checked_name("stream", stream)
     if keys is not None:
@@ -113,14 +112,14 @@ def backfill(
             edges += edges_of(plan.segments)
             has_covered = [fill(plan, segment) for segment in plan.segments]
             if not any(has_covered):
-                break  # What cannot be unpacked here stays: it would be looked at for ever.
+                break  # Only messages are left that cannot be unpacked here.
     edges = edges or [0]
     return BackfillReport(stream, messages, rows, min(edges), max(edges), time.perf_counter() - started)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a stream lacks, and what is needed to fill it."""
+    """The segments of a stream that lack some key, and the definitions to fill them."""
 
     stream: StreamRow
     definitions: tuple[KeyDefinition, ...]
@@ -137,10 +136,10 @@ def plan_backfill(
     *,
     to_end: bool = True,
 ) -> Plan:
-    """Find what of a stream is retained and lacks some key. A stream that nobody recorded yet gets its tail here.
+    """Find the retained offsets of a stream that lack some key. A stream that was never recorded gets its tail here.
 
-    With `to_end`, and all keys, that is up to the stream's end where no recorder runs; else up to where recording is.
-    To be set once in a run, which else would follow its publishers for ever.
+    With `to_end` and all keys, the plan reaches the stream's end if no recorder runs; otherwise it ends at the tail.
+    Set `to_end` only once in a run, which would otherwise follow the publishers for ever.
     """
     bounds = reader.bounds(name)
     with transaction(engine) as connection:
@@ -153,7 +152,7 @@ def plan_backfill(
         stream = ensure_stream(connection, vhost, name, super_stream)
         tail = tail_of(connection, stream.stream_id) or _first_tail(connection, stream, definitions, bounds.last)
         rows = coverage_of(connection, [stream.stream_id])
-    # Again, after the tail was read: the stream ends before it only if it lost its own end.
+    # Asked again after the tail was read: the stream ends before the tail only if it lost messages.
     bounds = reader.bounds(name)
     check_same(reader, name, rows, bounds)
     if to_end and keys is None and bounds.last is not None and tail.to_offset <= bounds.last:
@@ -169,18 +168,18 @@ def plan_backfill(
 
 
 def _leave_to_back_fill(engine: sa.Engine, stream: StreamRow, last: int) -> None:
-    """Put the tail behind the stream's last message, unless a recorder runs: it gets there by itself."""
+    """Move the tail to the stream's end, unless a recorder runs, which gets there by itself."""
     with suppress(CoverageConflict), transaction(engine) as connection:
         lock_stream(connection, stream.stream_id)
         tail = tail_of(connection, stream.stream_id)
         if tail is None or tail.to_offset > last or holders_of(connection, RECORDERS, [stream.stream_id]):
             return
-        # A recorder that starts just now loses nothing: one of the two meets a conflict and looks again.
+        # Safe if a recorder starts now: one of the two gets a conflict and tries again.
         set_tail(connection, stream, tail, last + 1, None)
 
 
 def edges_of(segments: Iterable[Segment]) -> list[int]:
-    """Where segments begin and end."""
+    """Return the offsets at which segments begin and end."""
     return [edge for segment in segments for edge in (segment.from_offset, segment.to_offset)]
 
 

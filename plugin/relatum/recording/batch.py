@@ -1,4 +1,4 @@
-"""What is read of a stream and not committed yet: finished lines for COPY, kept small and bounded."""
+"""Messages of a stream that are read and not committed yet, as finished lines for COPY. Bounded."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,16 +12,16 @@ from relatum.recording.time_blocks import TimeBlock, time_blocks
 from relatum.store.rows import copy_text, needs_escape
 
 BATCH_BYTES_MAX: Final = 4 << 20
-"""Bytes of COPY lines one transaction writes at most, about: 100,000 rows, half a second of PostgreSQL's time."""
+"""Maximum bytes of COPY lines in a transaction, roughly: 100,000 rows, which take PostgreSQL half a second."""
 
 LINE_BYTES: Final = 40
-"""Bytes of a line of COPY beside its value, about."""
+"""Bytes of a COPY line without its value, roughly."""
 
 ROWS_AT_ONCE: Final = 256
-"""Rows of one stream from which on their lines are made at once; fewer wait for the commit, for those of others."""
+"""From so many rows of a stream on, their lines are made at once; fewer are made at the commit, with other streams'."""
 
 BATCH_MESSAGES_MAX: Final = 50_000
-"""Messages one transaction covers at most, where they carry few keys."""
+"""Maximum messages in a transaction; reached if they have few keys."""
 
 
 class Batch:
@@ -43,13 +43,13 @@ class Batch:
         self.skips: dict[tuple[int, int, str], int] = {}
         """How many values were not recorded, by stream, key and reason."""
         self.links: list[object] = []
-        """Links to the spans that sent its first messages; none without tracing."""
+        """Links to the spans that sent its first messages; empty without tracing."""
         self.last_offset = -1
         self.last_chunk_ms: int | None = None
         self.oldest_at: float | None = None
         """When its first message was written, in seconds since 1970."""
         self.newest_at = 0.0
-        """The same of its last message."""
+        """The same for its last message."""
 
     @property
     def is_full(self) -> bool:
@@ -57,7 +57,7 @@ class Batch:
         return self.line_bytes >= BATCH_BYTES_MAX or self.messages >= BATCH_MESSAGES_MAX
 
     def add(self, batch: RecordBatch) -> None:
-        """Take the rows of a batch of records; its offsets lie behind those added before."""
+        """Add the rows of a batch of records. Its offsets must follow those already added."""
         assert batch.first_offset > self.last_offset, "offsets only grow"
         self._add_records(batch.offsets, batch.records, batch.chunk_ms)
         self._make_lines()
@@ -67,11 +67,11 @@ class Batch:
         self.newest_at = time.time() if batch.chunk_ms is None else batch.chunk_ms / 1000
         if self.oldest_at is None:
             self.oldest_at = self.newest_at
-        # Decoded only when its position is asked for.
+        # It is decoded only if its position is needed.
         self._last = batch if len(batch.records) == 1 else _end_of(batch)
 
     def _add_records(self, offsets: Sequence[int], records: Sequence[bytes], chunk_ms: int | None) -> None:
-        # One at a time: of a list of what was extracted, the garbage collector visits each object again and again.
+        # One at a time: the garbage collector would traverse a list of results again and again.
         for offset, raw in zip(offsets, records, strict=True):
             self._add(offset, self._extractor.from_record(raw, chunk_ms))
 
@@ -99,7 +99,7 @@ class Batch:
 
     @staticmethod
     def lines(batches: Iterable["Batch"]) -> list[str]:
-        """The rows of batches as COPY's text format writes them, many lines in each text."""
+        """Return the rows of batches in COPY's text format, many lines in each text."""
         texts, rows = list[str](), list[_Row]()
         for batch in batches:
             texts += batch._lines
@@ -107,11 +107,11 @@ class Batch:
         return [*texts, _lines_of(rows)]
 
     def time_blocks(self, high_us: int | None) -> tuple[list[TimeBlock], int | None]:
-        """The rows for the time index, and the greatest time with them; see `time_blocks`."""
+        """Return the rows for the time index, and the greatest time including them; see `time_blocks`."""
         return time_blocks(self._time_offsets, self._times, high_us)
 
     def position(self) -> Position:
-        """The last message's position, by which the stream is recognised."""
+        """Return the last message's position, which identifies the stream later."""
         assert self._last is not None, "a batch that is committed holds messages"
         return position_of(last_message(self._last))
 
@@ -127,9 +127,9 @@ def _lines_of(rows: list[_Row]) -> str:
 
 
 def readable(batch: RecordBatch) -> Iterator[tuple[RecordBatch, str | None]]:
-    """Split a batch: runs that can be recorded, and runs that only another installation can unpack, with the reason.
+    """Split a batch into runs that can be recorded, and runs that this installation cannot unpack, with the reason.
 
-    What is broken can be recorded: it counts as a message without keys, for no one will ever read more of it.
+    A corrupt record can be recorded, as a message without keys: no installation will ever unpack it.
     """
     if UnreadableRecord not in set(map(type, batch.records)):
         yield batch, None
@@ -145,11 +145,11 @@ def _why_not(record: tuple[int, bytes]) -> str | None:
 
 
 def _end_of(batch: RecordBatch) -> RecordBatch:
-    """The last message of a batch, by itself: the others need not be kept."""
+    """A batch of the last message only, so that the others can be freed."""
     offsets, records = batch.offsets[-1:], batch.records[-1:]
     return replace(batch, first_offset=offsets[0], offsets=offsets, records=records)
 
 
 def last_message(batch: RecordBatch) -> Message:
-    """The last message of a batch, undecoded."""
+    """Return the last message of a batch, undecoded."""
     return Message.from_record(batch.stream, batch.offsets[-1], batch.records[-1], batch.chunk_ms)

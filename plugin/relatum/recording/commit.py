@@ -1,4 +1,4 @@
-"""Commits: what all streams of a process have ready goes into one transaction, in one thread."""
+"""Commits: one thread writes the batches of all streams of a process in one transaction."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from relatum.store.rows import copy_lines, copy_number, copy_text, count_skips
 
 
 def add_links(batch: Batch, parts: Sequence[RecordBatch]) -> None:
-    """Keep links to the spans that sent a batch's first messages."""
+    """Add links to the spans that sent a batch's first messages."""
     left = LINKS_MAX - (batch.messages - sum(len(part.offsets) for part in parts))
     if left > 0:
         batch.links += otel.links_of(chain.from_iterable(map(_messages_of, parts)), left)
@@ -33,7 +33,7 @@ def _messages_of(part: RecordBatch) -> Iterator[Message]:
 
 
 def recording(named: Sequence[tuple[str, Batch]], name: str = "record") -> AbstractContextManager[Span]:
-    """A span around the transaction that writes batches, if there is tracing."""
+    """Return a span around the transaction that writes batches; it does nothing without tracing."""
 
     def describe() -> Description:
         batches = [batch for _, batch in named]
@@ -58,12 +58,12 @@ def recording(named: Sequence[tuple[str, Batch]], name: str = "record") -> Abstr
 
 
 CHECKPOINT_OFFSETS: Final = 10_000
-"""Offsets between two checkpoints: how far back, at most, rows are written again after a stream lost its tail."""
+"""Offsets between two checkpoints: at most so many are recorded again after a stream lost its tail."""
 
 
 @dataclass(slots=True)
 class Share:
-    """One stream's part of a commit, which moves `row` and `high_us` on where it comes through."""
+    """One stream's part of a commit, which advances `row` and `high_us` if it succeeds."""
 
     row: CoverageRow
     batch: Batch
@@ -72,19 +72,19 @@ class Share:
     checkpoint: bool = False
     is_committed: bool = False
     is_held_up: bool = False
-    """Whether another session had its range locked the last time: no rows are sent before it is free."""
+    """Whether another session held the range's lock at the last commit: then rows are sent after it is locked."""
 
 
 class _Raced(Exception):
-    """Not all ranges could be moved: roll back."""
+    """Some range could not be advanced: roll back."""
 
 
 def commit_shares(engine: sa.Engine, shares: Sequence[Share]) -> None:
-    """Write the rows of many streams' batches and move their coverage over them, in one transaction.
+    """Write the rows of many streams' batches and extend their coverage, in one transaction.
 
-    The rows are sent before the ranges are locked: PostgreSQL ends a transaction whose process stands still, but not
-    while it waits for rows of COPY. Where a range cannot be moved, all is rolled back, and committed once more with the
-    ranges first, so that of a stream whose race is lost nothing is written.
+    The rows are sent before the ranges are locked: PostgreSQL ends the transaction of a suspended process, but not
+    while it waits for rows of COPY. If a range cannot be advanced, all is rolled back and committed again with the
+    ranges first; streams that lost the race are then left out.
     """
     try:
         _commit(engine, shares, rows_first=not any(share.is_held_up for share in shares))
@@ -125,8 +125,8 @@ def _write(connection: sa.Connection, shares: Sequence[Share]) -> list[int | Non
 def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | None]]) -> list[int | None]:
     """Write batches' rows into their tables, in the caller's transaction.
 
-    Never blocks on locks of other writers' rows. The counters of what was skipped are the caller's to move: they are
-    single rows, and the first to move them blocks all others until its transaction ends.
+    Never waits for other writers' locks. The caller updates the counters of skipped values: they are single rows, and
+    the first transaction to update them blocks all others until it ends.
     """
     copy_rows(connection, Batch.lines([batch for batch, _ in batches]))
     blocks: list[str] = []
@@ -148,6 +148,6 @@ def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | N
 
 
 def add_checkpoints(connection: sa.Connection, places: Sequence[tuple[int, Position]]) -> None:
-    """Write down the last positions of some streams, by stream id."""
+    """Store the last positions of some streams, by stream id."""
     lines = [f"{id_}\t{at.offset}\t{at.fingerprint}\t{copy_number(at.chunk_ms)}\n" for id_, at in places]
     copy_lines(connection, "checkpoints", lines)

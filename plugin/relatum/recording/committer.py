@@ -1,4 +1,4 @@
-"""From the follower's events to the database: keys go into batches, batches into one transaction at a time."""
+"""From the follower's events to the database: messages are added to batches, and batches are committed together."""
 
 import asyncio
 import logging
@@ -25,19 +25,19 @@ logger = logging.getLogger("relatum.recorder")
 RecordedListener = Callable[[str, list[tuple[str, int]]], None]
 """Called after a commit with the stream's name and the (receipt, offset) pairs that publishers wait for.
 
-It runs in the thread that commits, and delays only the next commit.
+It runs in the committing thread, and delays only the next commit.
 """
 
 HELD_UP_S: Final = 0.05
-"""Seconds before a stream whose range another session had locked is tried again."""
+"""Seconds before the commit of a stream is retried whose range another session had locked."""
 
 
 class Committer:
     """Fills batches in the loop, and commits them in a thread of its own.
 
-    Whatever is ready when the transaction before has ended goes into the next one: with one stream that is a lone
-    message or a batch, with a thousand streams some hundred small batches, which the follower gathers. What PostgreSQL
-    refuses is committed once more, each stream by itself: only those fail that are at fault.
+    Everything that is ready when a transaction ends goes into the next one. With one stream, that is a lone message or
+    a batch; with a thousand streams, some hundred small batches, which the follower gathers. If PostgreSQL refuses a
+    transaction, each stream is committed separately, so that only the streams at fault fail.
 
     `before_commit`: Awaited before each transaction.
     """
@@ -65,7 +65,7 @@ class Committer:
         self._committing = 0
         self._task: asyncio.Task[None] | None = None
 
-    # --- what is read -------------------------------------------------------------------------------------------------
+    # --- events of the follower ---------------------------------------------------------------------------------------
 
     def take(self, event: Event) -> None:
         """Handle an event of the follower. The records of one turn of the loop are committed together."""
@@ -89,7 +89,7 @@ class Committer:
     def _put(self, event: Records) -> None:
         stream = self._streams.of(event.stream, event.following)
         tail = stream.tail if stream is not None and stream.is_read else None
-        # Records of a stream that is not open are dropped: it is read again from the end of its coverage.
+        # Drop records of a stream that is not open: it is read again from the end of its coverage.
         has_room = True
         if stream is not None and tail is not None:
             try:
@@ -120,7 +120,7 @@ class Committer:
 
     def _note(self, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
         if event.stream is None:
-            # The broker as a whole is away: a drain does not wait for it.
+            # The broker is unavailable: a drain does not wait for it.
             for each in self._streams.all():
                 each.is_refused = each.is_refused or each.tail is None
                 each.progress.stop()
@@ -149,7 +149,7 @@ class Committer:
     # --- commits ------------------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Start committing, unless that is under way: then it goes on with what is ready."""
+        """Start committing, unless a task is running: it continues with what is ready."""
         if self._task is None and self._ready:
             self._task = self._loop.spawn(self._run())
 
@@ -180,7 +180,7 @@ class Committer:
         self._committing = len(tails)
         for tail in tails:
             tail.take()
-            # A stream that was held up still has its next batch.
+            # A stream that was held up still has a batch that it filled.
             if not tail.is_full(self._busy):
                 self._streams.let_more_come(tail)
         try:
@@ -246,5 +246,5 @@ class Committer:
         assert self._on_recorded is not None
         try:
             self._on_recorded(stream, receipts)
-        except Exception as error:  # noqa: BLE001 - a listener's defect is no fault of the stream
+        except Exception as error:  # noqa: BLE001 - a defect of the listener must not stop the stream
             log_failure(logger, error, f"calling the listener for messages of stream {stream!r}")

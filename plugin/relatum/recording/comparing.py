@@ -1,8 +1,8 @@
-"""What the table holds of a window of a stream, what it should hold, and where the two differ. Pure but for one read.
+"""The rows stored for a window of a stream, the expected rows, and how they differ. Pure except for one read.
 
-Each message with a time lies in exactly one block of the time index, and a block's ends are exactly those of its
-messages: the messages between its offsets whose times lie between its times. At most 128 messages lie between a
-block's offsets.
+Each message with a time belongs to exactly one block of the time index. A block's messages are those between its
+offsets whose times are between its times; its ends are exactly theirs. There are at most 128 messages between its
+offsets.
 """
 
 from bisect import bisect_left, bisect_right
@@ -23,23 +23,23 @@ from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_offsets
 
 DIFFERENCES_MAX: Final = 1_000
-"""Differences listed for one stream; more are counted, and mended as well."""
+"""Differences listed for one stream; further ones are counted, and repaired as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One row, message or range of offsets on which table and stream disagree.
+    """A row, message or range of offsets on which table and stream disagree.
 
-    `table` says where; `offset` is the first offset, `to_offset` ends a range where it is one. `kind` is
+    `table` names the table; `offset` is the first offset, and `to_offset` ends a range, if it is one. `kind` is
 
     - `missing`: a message's value has no row;
-    - `unsound`: a row's message has no such value, or there is no such message, or no definition has its key id;
-    - `duplicate`: a row is there more than once, or two blocks of the time index hold the same messages;
+    - `unsound`: a row's message has no such value, there is no such message, or no definition has its key id;
+    - `duplicate`: a row exists more than once, or two blocks of the time index hold the same messages;
     - `time_missing`: no block of the time index holds the message;
     - `time_wrong`: a block's ends are not those of its messages;
-    - `uncovered`: right rows or blocks of offsets that the coverage does not hold;
-    - `coverage`: a range of it cannot be; `detail` says why;
-    - `replaced`: the message recorded last is not in the stream: it was declared again, or lost its tail.
+    - `uncovered`: correct rows or blocks at offsets outside the coverage;
+    - `coverage`: a range of the coverage is invalid; `detail` says why;
+    - `replaced`: the last recorded message is not in the stream, which was declared again or lost its tail.
     """
 
     kind: str
@@ -54,12 +54,12 @@ class Difference:
 
 @dataclass(slots=True)
 class StreamVerified:
-    """What was compared of one stream, and where it differs.
+    """The comparison of one stream, and its differences.
 
-    `windows` of `windows_total` were compared; `damaged` are the ranges of offsets that hold all differences found,
-    also those that are not listed. `unproven` says what could not be judged, and why. `is_recorded` is False where the
-    database has no such stream, so that nothing was compared. `stream_id` is the generation's number, `super_stream`
-    the name by which the stream was asked for.
+    `windows` of `windows_total` were compared; `damaged` are the ranges of offsets with all differences found, listed
+    or not. `unproven` says what could not be compared, and why. `is_recorded` is False if the database does not have
+    the stream: nothing was compared. `stream_id` is the generation's number, `super_stream` the super stream by whose
+    name the stream was asked for.
     """
 
     stream: str
@@ -112,7 +112,7 @@ class Block(NamedTuple):
     width_class: int
 
 
-# Rows that are there more than once are counted here: however often, they take the memory of one.
+# Duplicate rows are counted by PostgreSQL: any number of them takes the memory of one.
 _ROWS_OF: Final = sql(f"""
     SELECT stream_offset, key_id, value, time_us, count(*) FROM relatum.relationships r
     WHERE stream_id = :stream_id::integer AND stream_offset >= :start::bigint AND stream_offset < :stop::bigint
@@ -127,9 +127,9 @@ _REMOVED: Final = sql("SELECT key_id FROM relatum.keys WHERE removed_at IS NOT N
 
 
 class Stored:
-    """What the table holds of a window, and what it should hold by the coverage and the key definitions.
+    """The rows stored for a window, and what they should be by the coverage and the key definitions.
 
-    The transaction it is read in is one snapshot, or holds the stream's locks.
+    The transaction that reads them is one snapshot, or holds the stream's locks.
     """
 
     def __init__(self, connection: sa.Connection, stream_id: int, window: Range) -> None:
@@ -145,15 +145,15 @@ class Stored:
         self._unproven = {key_id: missing(window, proven(self.covering, key_id)) for key_id in key_ids}
 
     def covers(self, offset: int, key_id: int) -> bool:
-        """Whether the offset is recorded for the key, or for `TIME`."""
+        """Return whether the offset is recorded for the key, or for `TIME`."""
         return not _within(offset, self._gaps[key_id])
 
     def proves(self, offset: int, key_id: int) -> bool:
-        """Whether all that the offset holds for the key is recorded; not where AMQP 0.9.1 recorded it."""
+        """Return whether a missing row proves a missing value; False if AMQP 0.9.1 was used to record it."""
         return not _within(offset, self._unproven[key_id])
 
     def values(self, message: Message) -> Iterator[tuple[int, str]]:
-        """The message's values by key id, recorded or not."""
+        """Yield the message's values by key id, recorded or not."""
         if not message.is_amqp:
             return
         base_of = bases_of(message)
@@ -167,12 +167,12 @@ def _within(offset: int, ranges: Sequence[Range]) -> bool:
 
 
 def compare_rows(messages: Sequence[Message], stored: Stored) -> Iterator[Difference]:
-    """Differences between a window's rows and those its messages should have, by offset."""
+    """Yield the differences between a window's rows and those its messages should have, by offset."""
     wanted, allowed = wanted_rows(messages, stored)
     found = [("missing", row) for row in wanted - {row for row, _ in stored.rows}]
     for row, count in stored.rows:
         if row.key_id in stored.removed_key_ids:
-            continue  # The next prune's.
+            continue  # The next prune deletes it.
         if row not in wanted and row not in allowed:
             found.append(("unsound", row))
         elif count > 1:
@@ -186,7 +186,7 @@ def compare_rows(messages: Sequence[Message], stored: Stored) -> Iterator[Differ
 
 
 def wanted_rows(messages: Sequence[Message], stored: Stored) -> tuple[set[Row], set[Row]]:
-    """Rows that must be there, and rows that may be there."""
+    """Return rows that must exist, and rows that may exist."""
     wanted: set[Row] = set()
     allowed: set[Row] = set()
     for message in messages:
@@ -204,11 +204,11 @@ def wanted_rows(messages: Sequence[Message], stored: Stored) -> tuple[set[Row], 
 
 
 MARGIN_MESSAGES: Final = TIME_BLOCK_MESSAGES_MAX
-"""Messages behind a window that a block which begins in it may hold."""
+"""Messages after a window that a block which begins in it may include."""
 
 
 def compare_blocks(messages: Sequence[Message], stored: Stored, first_retained: int) -> Iterator[Difference]:
-    """Differences between the time index and a window's messages, by offset."""
+    """Yield the differences between the time index and a window's messages, by offset."""
     counts = Counter(stored.blocks)
     start, end = stored.window
     timed = [(message.offset, message.time_us) for message in messages if message.time_us is not None]
@@ -225,11 +225,11 @@ def compare_blocks(messages: Sequence[Message], stored: Stored, first_retained: 
         for offset, time_us in timed
         if not holders[offset] and start <= offset < end and stored.covers(offset, TIME)
     ]
-    # A wrong block may claim anything: only right ones can hold a message twice.
+    # A wrong block may include anything: only a message in two correct blocks is a duplicate.
     exact = {block for block in counts if _is_exact(block, held[block], first_retained)}
     twice = {block for blocks in holders.values() for block in [each for each in blocks if each in exact][1:]}
     for block, count in counts.items():
-        # A block that begins before what is retained belongs to the first window.
+        # A block that begins before the first retained offset belongs to the first window.
         if not (start <= block.first_offset < end or block.first_offset < first_retained == start):
             continue
         wrong = {
@@ -244,7 +244,7 @@ def compare_blocks(messages: Sequence[Message], stored: Stored, first_retained: 
 
 
 def _is_exact(block: Block, held: Sequence[tuple[int, int]], first_retained: int) -> bool:
-    """Whether a block is exactly that of the (offset, time) pairs it holds, as far as they are retained."""
+    """Return whether a block exactly matches its (offset, time) pairs, as far as they are retained."""
     if not 0 < len(held) <= TIME_BLOCK_MESSAGES_MAX or block.last_offset != held[-1][0]:
         return False
     if block.width_class != width_class(block.max_us - block.min_us):
@@ -259,32 +259,31 @@ def _is_exact(block: Block, held: Sequence[tuple[int, int]], first_retained: int
 
 
 def compare_coverage(rows: Sequence[CoverageRow], first: int | None, last: int | None) -> Iterator[Difference]:
-    """Ranges that contradict each other, or the stream's ends where those are proven."""
+    """Yield ranges that contradict each other, or the stream's ends; an end of None is not compared."""
     for start, end in _overlaps(rows):
-        yield _of_coverage(start, end, "two ranges hold the same")
+        yield _of_coverage(start, end, "two ranges cover the same offsets")
     for row in rows:
         if last is not None and row.to_offset > last + 1:
-            yield _of_coverage(max(row.from_offset, last + 1), row.to_offset, "the stream ends before")
+            yield _of_coverage(max(row.from_offset, last + 1), row.to_offset, "the stream ends earlier")
         if first is not None and row.kind == "hole" and row.to_offset > first:
-            yield _of_coverage(max(row.from_offset, first), row.to_offset, "a hole where messages are")
+            yield _of_coverage(max(row.from_offset, first), row.to_offset, "a hole where the stream has messages")
     if rows and not has_right_tail(rows):
         end = max(row.to_offset for row in rows)
         yield _of_coverage(end, end, "the range that ends last is not the tail")
 
 
 def _of_coverage(start: int, end: int, detail: str) -> Difference:
-    """A difference of ranges of offsets."""
     return Difference("coverage", start, table="coverage", to_offset=end, detail=detail)
 
 
 def has_right_tail(rows: Sequence[CoverageRow]) -> bool:
-    """Whether exactly one range is the tail, and it ends last."""
+    """Return whether exactly one range is the tail, and it ends last."""
     tails = [row for row in rows if row.is_tail]
     return len(tails) == 1 and tails[0].kind == "recorded" and tails[0].to_offset == max(row.to_offset for row in rows)
 
 
 def _overlaps(rows: Sequence[CoverageRow]) -> list[Range]:
-    """Offsets that two ranges cover for the same key, or a hole and another range, merged."""
+    """Return the offsets that two ranges cover for the same key, or a hole and another range cover, merged."""
     claims: dict[int, list[Range]] = {}
     for row in rows:
         for key_id in {*row.key_ids, *([TIME] if row.with_time else [])} if row.kind == "recorded" else {-1}:

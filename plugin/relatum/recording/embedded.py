@@ -1,8 +1,8 @@
-"""A recorder inside of a publisher's process, for as long as that one publishes.
+"""A recorder inside a publisher's process.
 
-A message published by the default exchange goes to the queue of its routing key, so that name is asked about. Any other
-exchange is asked about as a whole: which streams are bound to it. Which of them a routing key leads to is never asked:
-that question takes down the stream plugin of RabbitMQ 3.10 where the exchange looks into messages.
+A message published to the default exchange goes to the queue named by its routing key, so Relatum asks the broker about
+that name. For any other exchange, it asks which streams are bound to it. It never asks to which of them a routing key
+leads: if the exchange inspects messages, that query crashes the stream plugin of RabbitMQ 3.10.
 """
 
 import logging
@@ -27,17 +27,17 @@ from relatum.store.database import AnyDatabase
 from relatum.waiting import QUESTION_S, Server, backoff, ended
 
 ASK_S: Final = (0.5, 60.0)
-"""Least and most seconds before the same is asked again: doubled each time."""
+"""Least and most seconds before a query is repeated; doubled each time."""
 
 UNUSED_S: Final = 300.0
-"""Seconds without a publish after which a name or exchange is asked about no more."""
+"""Seconds without a publish after which Relatum stops asking about a name or exchange."""
 
 SUBJECTS_MAX: Final = 10_000
-"""Names and exchanges remembered; the one that was used longest ago is forgotten first."""
+"""Maximum names and exchanges in memory; the least recently used one is dropped first."""
 
 
 class Subject(NamedTuple):
-    """What is asked about: a name that may be a stream's, or an exchange."""
+    """The subject of a query: a possible name of a stream, or an exchange."""
 
     name: str
     is_exchange: bool
@@ -51,7 +51,7 @@ class _State:
 
 
 class Watched:
-    """The subjects of one recorder. Used under its lock."""
+    """The subjects of one recorder. Guarded by its lock."""
 
     def __init__(self) -> None:
         self.new: dict[Subject, None] = {}
@@ -59,7 +59,7 @@ class Watched:
         self._streams: set[str] = set()
 
     def add(self, exchange: Any, routing_key: Any, now: float) -> bool:
-        """Note where a message goes. True if the broker must be asked about that now.
+        """Note where a message goes; return True if the broker must be asked about it now.
 
         Invalid names are ignored: the client refuses them.
         """
@@ -78,7 +78,7 @@ class Watched:
         return is_new
 
     def due(self, now: float) -> list[Subject]:
-        """The subjects to ask about now, new ones first."""
+        """Return the subjects to ask about now, new ones first."""
         for subject, state in list(self._states.items()):
             if now - state.used > UNUSED_S and subject not in self.new:
                 self._forget(subject)
@@ -86,15 +86,15 @@ class Watched:
         return [*self.new, *known]
 
     def next_s(self, now: float) -> float:
-        """Seconds until something is due."""
+        """Return the seconds until the next query is due."""
         return max(0.0, min((state.due for state in self._states.values()), default=now + ASK_S[1]) - now)
 
     def waits(self, subject: Subject) -> bool:
-        """Whether a new subject comes before this one."""
+        """Return whether a new subject comes before this one."""
         return bool(self.new) and subject not in self.new
 
     def answered(self, subject: Subject, streams: list[str], now: float) -> None:
-        """Note the broker's answer. A stream's name is settled; all else is asked again, less and less often."""
+        """Note the broker's answer. A stream's name is settled; other queries are repeated after a backoff."""
         if streams and not subject.is_exchange:
             self._forget(subject)
             self._streams.update(streams)
@@ -118,7 +118,7 @@ def _subject(exchange: Any, routing_key: Any) -> Subject | None:
 
 
 def _text(value: Any) -> str | None:
-    """The name as text; None if it is invalid. Clients take names as bytes as well."""
+    """Return the name as text; None if it is invalid. Clients also accept bytes."""
     try:
         text = value.decode() if isinstance(value, bytes) else value
         return str(text) if isinstance(text, str) and len(text.encode()) <= NAME_BYTES_MAX else None
@@ -129,32 +129,32 @@ def _text(value: Any) -> str | None:
 logger = logging.getLogger("relatum.recorder")
 
 DRAIN_S: Final = 1.8
-"""How long a recorder beside a publisher goes on for what was published last. What it leaves, the next one records."""
+"""Seconds for which a closing recorder still records the last messages. The next recorder records the rest."""
 
 CLOSE_S: Final = 2.0
-"""How long closing may take in all; threads that wait for a server that answers nothing are left to end alone."""
+"""Seconds that closing may take in all; threads that wait for a silent server are left to end by themselves."""
 
 DATABASE_CONNECTIONS_MAX: Final = 2
-"""Connections to PostgreSQL of the recorder beside a publisher, of which there may be hundreds."""
+"""Connections to PostgreSQL of one embedded recorder; there may be hundreds of recorders."""
 
 _LOOK_UP: Final = "looking for streams to record"
 
 _TALK: Final = ("celeryev", ".pidbox")
-"""Suffixes of the exchanges of Celery's workers' own events: they are expected to have no streams."""
+"""Suffixes of Celery's exchanges for its workers' events, which are expected to have no streams."""
 
 BOUND_MAX: Final = 100
-"""Streams recorded for one exchange that is no super stream."""
+"""Maximum streams recorded for one exchange that is no super stream."""
 
 
 class EmbeddedRecorder:
     """Records the streams that are published to.
 
-    None of its methods waits for a broker or a database, but for `close`.
+    Except for `close`, its methods never wait for the broker or the database.
 
     Args:
         broker: The broker.
         database: PostgreSQL's URL, or a `Database`.
-        definitions: Keys to define where they are not defined yet.
+        definitions: Keys to define, unless they are already defined.
     """
 
     def __init__(self, broker: AnyBroker, database: AnyDatabase, definitions: Sequence[KeyDefinition] = ()) -> None:
@@ -167,7 +167,7 @@ class EmbeddedRecorder:
         self._changed = threading.Condition()
         self._watched = Watched()
         self._is_away = False
-        """Whether the broker could not be asked the last time."""
+        """Whether the last query of the broker failed."""
         self._unknown: set[str] = set()
         self._listeners: dict[str, list[Callable[[MessageId], None]]] = {}
         self._stop = threading.Event()
@@ -176,14 +176,14 @@ class EmbeddedRecorder:
         begin_beside(self._thread, self.agreement)
 
     def statistics(self) -> RecorderStatistics:
-        """What was recorded, and how far behind each stream is. Asks no server."""
+        """Return what was recorded, and how far behind each stream is. Asks no server."""
         return self._group.metrics.statistics()
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
-        """Record the streams a message published there may go to, from now on. Cheap where already known.
+        """Record the streams that a message published there may go to, from now on. Cheap if they are known.
 
-        That is the stream of the routing key's name, or the streams bound to the exchange. Names that are none are
-        passed over. Streams that other exchanges or an alternate exchange lead to are not found: see `record`.
+        These are the stream named by the routing key, or the streams bound to the exchange. Invalid names are ignored.
+        Streams behind further exchanges or an alternate exchange are not found: see `record`.
         """
         with self._changed:
             if self._watched.add(exchange, routing_key, time.monotonic()):
@@ -196,10 +196,10 @@ class EmbeddedRecorder:
         self.watch("", checked_name("stream", stream))
 
     def subscribe(self, receipt: str, listener: Callable[[MessageId], None]) -> Callable[[], None]:
-        """Call `listener`, in a recorder's thread, for each place where that AMQP `message_id` is recorded.
+        """Call `listener`, in a recorder's thread, for each message recorded with this receipt's name.
 
         Returns:
-            What ends the subscription.
+            A function that ends the subscription.
         """
         with self._changed:
             self._listeners.setdefault(receipt, []).append(listener)
@@ -222,15 +222,15 @@ class EmbeddedRecorder:
                 listener(MessageId(stream, offset))
 
     def left(self) -> dict[str, int | None]:
-        """How many messages of which streams are not recorded; None where that is not known yet. Asks no server."""
+        """Return how many messages of which streams are not recorded; None if unknown. Asks no server."""
         with self._changed:
             new = [subject.name for subject in self._watched.new]
         return dict.fromkeys(new) | self._group.left()
 
     def close(self) -> None:
-        """Record what was published until now, and stop: within two seconds, whatever the servers do.
+        """Record what was published until now, and stop, within two seconds, whatever the servers do.
 
-        Nothing is waited for where the broker or the database does not answer, or another process records.
+        It does not wait for an unavailable broker or database, or for streams that another process records.
         """
         close_within(self._close, CLOSE_S, name="relatum-closing")
         self._end()
@@ -259,7 +259,7 @@ class EmbeddedRecorder:
         keys_defined = False
         pauses = backoff(QUESTION_S)
         while not self._stop.is_set():
-            # First: messages recorded before a key is defined have no rows by it.
+            # Keys first: messages recorded before a key is defined have no rows for it.
             keys_defined = self._keys.look() or keys_defined
             is_away = not (keys_defined and self._ask_what_is_due())
             with self._changed:
@@ -272,7 +272,7 @@ class EmbeddedRecorder:
                 self._group.outages.wait(next(pauses))
 
     def _ask_what_is_due(self) -> bool:
-        """Record the streams that messages may go to; False if the broker cannot be asked now."""
+        """Record the streams that messages may go to; return False if the broker cannot be asked now."""
         with self._changed:
             subjects = self._watched.due(time.monotonic())
         if not subjects:
@@ -281,11 +281,11 @@ class EmbeddedRecorder:
             reader = self._group.reader()
             for subject in subjects:
                 with self._changed:
-                    # The rest is still due, and comes next time.
+                    # The others are still due, and follow in the next round.
                     if self._stop.is_set() or self._watched.waits(subject):
                         return True
                 self._ask(reader, subject)
-        except Exception as error:  # noqa: BLE001 a defect in one look-up must not end recording
+        except Exception as error:  # noqa: BLE001 a defect in one lookup must not end recording
             self._group.outages.failed(_LOOK_UP, error)
             return False
         self._group.outages.answered(Server.BROKER)
@@ -297,8 +297,8 @@ class EmbeddedRecorder:
         try:
             streams = self._bound(reader, subject.name) if subject.is_exchange else self._named(reader, subject.name)
         except ConnectionLost as error:
-            # This question may have ended the connection: it is not repeated before its pause is over.
-            logger.info("streams of %r not looked up: %s", subject.name, ended(error))
+            # This query may have broken the connection: repeat it only after its backoff.
+            logger.info("cannot look up the streams of %r: %s", subject.name, ended(error))
             with self._changed:
                 self._watched.answered(subject, [], time.monotonic())
             raise
@@ -315,27 +315,27 @@ class EmbeddedRecorder:
         except NotFound:
             return []
         except AccessRefused:
-            # It is a stream that this user may not read: its recording says so, and the others are recorded.
+            # A stream that this user may not read: recording it reports that, and other streams are recorded.
             found = [name]
         for stream in found:
             self._group.add(stream)
         return found
 
     def _bound(self, reader: StreamReader, exchange: str) -> list[str]:
-        """Record the streams bound to an exchange; warn once if they cannot be known."""
+        """Record the streams bound to an exchange; warn once if they are unknown."""
         streams = reader.bound(exchange)
         is_super_stream = all(stream.startswith(f"{exchange}-") for stream in streams)
         if streams and (is_super_stream or len(streams) <= BOUND_MAX):
             for stream in streams:
-                # All of them: a lookup by the super stream's name covers those that others publish to.
+                # Record all: a lookup by the super stream's name needs the partitions that others publish to.
                 self._group.add(stream, super_stream=exchange if is_super_stream else None)
             return streams
         if exchange not in self._unknown:
             self._unknown.add(exchange)
             logger.log(
                 logging.DEBUG if exchange.endswith(_TALK) else logging.WARNING,
-                "the streams that exchange %r leads to are not known: %s; this process records only those of them that "
-                "are named in intercept(…, streams=[…])",
+                "the streams that exchange %r leads to are not known: %s; this process records only those named in "
+                "intercept(…, streams=[…])",
                 exchange,
                 f"{len(streams)} streams are bound to it" if streams else "no stream is bound to it directly",
             )

@@ -1,8 +1,8 @@
-"""What the recorder takes from one message: its time, its keys' values, and what it had to leave out.
+"""What the recorder extracts from a message: its time, the values of keys, and what it had to skip.
 
-This is the recorder's hot path. Sections are found by their sizes, only wanted headers are decoded, and bodies only
-where a key comes from them. The definitions are compiled once into slots: each distinct header or property a key needs
-gets a place in one list.
+This is the recorder's hot path. Sections are found by their sizes; only headers that a key needs are decoded, and the
+body only if a key needs it. The definitions are compiled once into slots: each distinct header or property that a key
+needs has an index in one list.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,39 +25,39 @@ _PROPERTY_PLACES: Final = {
     "content_encoding": 7,
     "app_id": 10,
 }
-"""Places in AMQP 1.0's properties list. `type` has none: RabbitMQ keeps it under `x-basic-type`."""
+"""Indexes in AMQP 1.0's properties list. `type` has none: RabbitMQ keeps it under `x-basic-type`."""
 
 _BODY_TYPE: Final = (Place("property", "content_type"), Place("property", "content_encoding"))
-"""What says whether a body is JSON."""
+"""The properties that say whether a body is JSON."""
 
 _ID: Final = 0
 _CREATION_TIME: Final = 9
 
 _SHORT_TEXT: Final = 0xA1
 _SHORT_LIST_OF_ID: Final = b"\xc0\x24"
-"""The constructor of a list in its short form, and the length of the id that comes first: 36 characters."""
+"""The constructor of a short list, and the length of its first element, an id of 36 characters."""
 
 _ID_END: Final = 5 + 36
-"""Where that id ends, from where the list begins: constructor, size and count, then the id's constructor and length."""
+"""Bytes from the list's start to the id's end: constructor, size, count, the id's constructor and length, the id."""
 
 _NOTHING_ELSE: Final = b"@" * _CREATION_TIME
-"""Nulls in the places after the id up to the moment of creation."""
+"""Nulls in the elements after the id, up to the creation time."""
 
 RECEIPT_NAME_LENGTH_MAX: Final = 64
-"""Characters of a receipt's name; the interceptor's have 36. Other publishers' headers may hold anything."""
+"""Maximum characters of a receipt's name; the interceptor's have 36. Other publishers may set any header."""
 
 _APPLICATION_NAMES: Final = {"type": b"x-basic-type", "app_id": b"x-basic-app-id"}
-"""Where RabbitMQ keeps properties that AMQP 1.0 does not have: application properties up to 3.12, annotations later."""
+"""RabbitMQ's names of properties that AMQP 1.0 lacks: application properties up to 3.12, annotations later."""
 
 _SHORT: Final = KEY_VALUE_BYTES_MAX // 4
-"""Characters within which no UTF-8 is over the limit; decoded text has no lone surrogate either."""
+"""Text of so many characters cannot exceed the limit in UTF-8; decoded text has no lone surrogates either."""
 
 
 class Extracted(NamedTuple):
-    """What one message gives the table.
+    """The data extracted from one message.
 
-    `values` holds (key id, canonical value); `skips` holds (key id, reason), key id 0 for the message as a whole.
-    `receipt` is the AMQP property `message_id` where the publisher waits for the offset.
+    `values` holds (key id, canonical value); `skips` holds (key id, reason), with key id 0 for the message as a whole.
+    `receipt` is the name of the receipt if the publisher waits for the offset, else None.
     """
 
     time_us: int | None
@@ -68,17 +68,17 @@ class Extracted(NamedTuple):
 
 
 _new_tuple: Final = tuple.__new__
-"""Makes an `Extracted` at the price of a tuple; its own constructor costs three times that, for every message."""
+"""Makes an `Extracted` as fast as a tuple; its own constructor takes three times as long."""
 
 
 class Extractor:
-    """Takes keys and times out of messages, by the definitions in force."""
+    """Extracts keys and times from messages, by the definitions in force."""
 
     def __init__(self, definitions: Sequence[KeyDefinition]) -> None:
         self.definitions = tuple(definitions)
         self._slots: dict[Place, int] = {}
         keys = [(key, [self._slot(part.places[0]) for part in key.components]) for key in definitions if key.is_plain]
-        # What is sought in a header or a body, or in several places, is left to the definition.
+        # Values inside a header or a body, or in several places, are left to the definition.
         self._sought = [(key.key_id, key) for key in definitions if not key.is_plain]
         self._sought_in: dict[Place, int] = {}
         for _, key in self._sought:
@@ -97,14 +97,14 @@ class Extractor:
         self._converted: list[tuple[int, Callable[[Any], Any]]] = []
         for place, slot in self._slots.items():
             self._place(place, slot)
-        # Most values are texts and numbers that need none of the definition's checks.
+        # Most values are texts and numbers that need no checks by the definition.
         self._keys = [(key.key_id, slots[0], key.value_type is KeyType.TEXT, key, slots) for key, slots in keys]
 
     def _slot(self, place: Place) -> int:
         return self._slots.setdefault(place, len(self._slots))
 
     def _place(self, place: Place, slot: int) -> None:
-        """Say where in a record a place is found. RabbitMQ 3.13 and later keep `x-…` headers as annotations."""
+        """Assign a place's slot to its names in a record. RabbitMQ 3.13 and later keep `x-…` headers as annotations."""
         if place.kind == "header":
             name = place.name.encode()
             if is_header(place.name):
@@ -121,7 +121,7 @@ class Extractor:
         self._converted.append((slot, reply_to_text if place.name == "reply_to" else property_text))
 
     def from_record(self, raw: bytes, chunk_ms: int | None) -> Extracted:
-        """The same as `from_message`, from a message's stored bytes.
+        """Extract a message's data from its stored bytes; same result as `from_message`.
 
         A message that is not AMQP 1.0 gives no value, one skip (`undecodable_message`) and its chunk's time.
         """
@@ -142,7 +142,7 @@ class Extractor:
         return self._extracted(found, chunk_ms, raw)
 
     def _pick(self, raw: bytes, head: tuple[int, int, int], found: list[Any]) -> None:
-        """Fill the slots. The order matters: later places overrule earlier ones, as in `Message`."""
+        """Fill the slots. The order matters: later sections override earlier ones, as in `Message`."""
         annotations, properties, application = head
         if properties >= 0 and self._properties:
             pick_list(raw, properties, self._properties, found)
@@ -161,7 +161,7 @@ class Extractor:
                 pick_list(raw, properties, {_ID: self._message_id}, found)
 
     def _pick_each(self, raw: bytes, head: tuple[int, int, int]) -> tuple[list[Any], bool]:
-        """`_pick` for a message with a broken section: that one counts as absent, the others still serve."""
+        """Like `_pick`, for a message with a corrupt section, which counts as absent; the others are still read."""
         annotations, properties, application = head
         usable, is_too_much = [-1, -1, -1], False
         for place, alone in enumerate(((annotations, -1, -1), (-1, properties, -1), (-1, -1, application))):
@@ -176,7 +176,7 @@ class Extractor:
         return found, is_too_much
 
     def from_message(self, message: Message) -> Extracted:
-        """What the message gives, from its decoded form."""
+        """Extract a decoded message's data."""
         if not message.is_amqp:
             return Extracted(message.time_us, message.time_source, [], [(0, SkipReason.UNDECODABLE)], None)
         found = self._blank.copy()
@@ -227,7 +227,7 @@ class Extractor:
         values: list[tuple[int, str]],
         skips: list[tuple[int, SkipReason]],
     ) -> None:
-        """Take the values that need more than a look at a slot, as a reader of the message does."""
+        """Extract the values that need more than a slot, as a reader of the message does."""
         headers: dict[str, Any] = {}
         properties: dict[str, Any] = {}
         for place, slot in self._sought_in.items():
@@ -249,7 +249,7 @@ def _body_of(origin: bytes | Message) -> bytes:
 
 
 def _plain(value: Any) -> str | None:
-    """The canonical form that a text key gives a value which needs no further check; None where it does."""
+    """Return a text key's canonical form of a value that needs no further check; None if it does."""
     kind = type(value)
     if kind is str:
         text: str = value
@@ -260,7 +260,7 @@ def _plain(value: Any) -> str | None:
 
 
 def _joined(found: list[Any], slots: list[int]) -> str | None:
-    """The same of a composite, where none of its parts holds what is escaped in it."""
+    """The same for a composite key, if no part has characters that are escaped."""
     parts: list[str] = []
     for slot in slots:
         part = _plain(found[slot])
@@ -272,7 +272,7 @@ def _joined(found: list[Any], slots: list[int]) -> str | None:
 
 
 def _lone_id(raw: bytes, properties: int) -> str | None:
-    """The `message_id` where the list has no more, up to the moment of creation, as it is with most; else None."""
+    """Return the `message_id` if the list has nothing else up to the creation time, as in most messages; else None."""
     end = properties + _ID_END
     if raw[properties : properties + 5 : 4] != _SHORT_LIST_OF_ID or raw[properties + 3] != _SHORT_TEXT:
         return None
@@ -283,15 +283,15 @@ def _lone_id(raw: bytes, properties: int) -> str | None:
 
 
 def _receipt_name(asked: Any, message_id: str | None) -> str | None:
-    """What a receipt goes by: the `message_id` where the header is only True, or the name the header holds.
+    """Return a receipt's name: the `message_id` if the header is True, else the name in the header.
 
-    The interceptor gives a name where the `message_id` is the caller's own, which may have been used before.
+    The interceptor sets a name if the caller chose the `message_id`, which may have been used before.
     """
     if isinstance(asked, str) and len(asked) > RECEIPT_NAME_LENGTH_MAX:
         return None
     name = message_id if asked is True else asked
     try:
-        # Anybody may set the header: a name that no row or index entry can hold would stop the recorder for ever.
+        # Any publisher may set the header: a name that fits no row or index entry would block the recorder for ever.
         return checked_text(name) if isinstance(name, str) else None
     except InvalidValue:
         return None

@@ -1,8 +1,8 @@
-"""Filling what lies behind the tail: one part of a stream at a time, by as many processes as there are.
+"""Filling offsets before the tail, one part of a stream at a time, by any number of processes.
 
-Rows are written first, which waits for no lock. Then the stream is locked for a moment: if no other process has covered
-the part, its rows and its coverage commit together; else the rows are rolled back and what is left is looked up again.
-So nothing is written twice, and a back-fill that is killed leaves no trace of what it did not cover.
+Rows are written first, without waiting for locks. Then the stream is locked briefly: if no other process has covered
+the part, rows and coverage are committed together; otherwise the rows are rolled back and the coverage is read again.
+So nothing is written twice, and a killed back-fill leaves no rows without coverage.
 """
 
 import threading
@@ -38,23 +38,23 @@ from relatum.store.parts import turn_parts
 from relatum.store.rows import count_skips
 
 CONFLICTS_MAX: Final = 20
-"""How often a part is looked up again because another process moved the coverage, before it is given up."""
+"""How often a part is retried because another process changed the coverage."""
 
 SILENCE_S: Final = 30.0
-"""Seconds without a message after which a read that should give some ends as `ReadTimeout`."""
+"""Seconds without an expected message after which a read raises `ReadTimeout`."""
 
 PAUSE_S_MAX: Final = 2.0
-"""Seconds a throttled reader keeps its subscription waiting; for longer ones it ends it and comes back."""
+"""Maximum seconds for which a throttled reader pauses a subscription; before longer pauses it ends the subscription."""
 
 TURN_S: Final = 5.0
-"""Seconds between two looks at what the open part holds: at 200,000 rows a second it grows by a million meanwhile."""
+"""Seconds between two checks of the open part's size; at 200,000 rows a second it grows by a million in between."""
 
 CommitListener = Callable[[int, int, int], None]
-"""Called after each transaction with the messages it covered, the rows it wrote, and the offset it came to."""
+"""Called after each transaction with the messages it covered, the rows it wrote, and the offset it reached."""
 
 
 class Pace:
-    """Limits a reader to a number of messages a second; None for no limit."""
+    """Limits a reader to a number of messages per second; None for no limit."""
 
     def __init__(self, messages_per_s: float | None, stop: threading.Event) -> None:
         self._seconds_each = 0.0 if messages_per_s is None else 1 / messages_per_s
@@ -67,16 +67,16 @@ class Pace:
         return max(0.0, self._due_at - time.monotonic())
 
     def wait(self) -> None:
-        """Wait until the next message is due, or the stop."""
+        """Wait until the next message is due, or until `stop` is set."""
         self._stop.wait(max(0.0, self._due_at - time.monotonic()))
 
 
 def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow], bounds: StreamBounds) -> None:
-    """Raise `CoverageConflict` unless the stream is the one whose coverage this is."""
+    """Raise `CoverageConflict` if the coverage is not this stream's."""
     position = last_position(rows)
     if position is not None and not is_same(reader, stream, position, bounds):
         raise CoverageConflict(
-            f"stream {stream!r} is not the one that was recorded: let `relatum record` notice it first", stream=stream
+            f"stream {stream!r} is not the one that was recorded: run `relatum record` first", stream=stream
         )
 
 
@@ -110,14 +110,14 @@ class Filler:
         return frozenset(key.key_id for key in self._definitions)
 
     def complete(self, segment: Segment) -> bool:
-        """Fill a segment, except what others fill meanwhile; True if anything was covered."""
+        """Fill a segment, except for parts that others fill; return whether anything was covered."""
         conflicts, least = 0, segment.to_offset - segment.from_offset
         self._has_covered = False
         while True:
             left = self._left_of(segment)
             size = sum(part.to_offset - part.from_offset for part in left)
             if size < least:
-                # Another process fills it as well, so there is progress.
+                # Another process is filling it, too, so there is progress.
                 conflicts, least = 0, size
             try:
                 for part in left:
@@ -130,7 +130,7 @@ class Filler:
                 return self._has_covered
 
     def record_again(self, part: Range) -> bool:
-        """Record some offsets again, a window at a time; False if some cannot be unpacked here."""
+        """Record some offsets again, window by window; return False if some cannot be unpacked, or on `stop`."""
         has_all = True
         first = ends_of_known(self._reader, self._stream.name).first or 0
         for start in range(max(first, part[0]), part[1], WINDOW_OFFSETS):
@@ -140,9 +140,9 @@ class Filler:
         return has_all
 
     def rewrite(self, part: Range, is_due: Callable[[sa.Connection], bool] = lambda _: True) -> bool:
-        """Take some offsets out of the table and record them again, in one transaction.
+        """Remove some offsets from the table and record them again, in one transaction.
 
-        A lookup reads the coverage first and the index after: it never misses a row that is there before and after.
+        A lookup reads the coverage before the index, so it never misses a row that exists before and after.
 
         `is_due` is asked under the stream's locks. If it is False, or a message cannot be unpacked, nothing changes.
         """
@@ -165,7 +165,7 @@ class Filler:
                     raise
 
     def _read(self, part: Range) -> "_Work | None":
-        """Everything between two offsets, for all keys and the time; None if a message cannot be unpacked here."""
+        """Read a part for all keys and the time; None if a message cannot be unpacked here."""
         segment = Segment(*part, self._all_key_ids)
         work = _Work(self._stream.stream_id, segment, Extractor(self._definitions))
         for records in self._records(segment):
@@ -201,7 +201,7 @@ class Filler:
         return self.key_ids | ({TIME} if self._stream.record_time else set())
 
     def fill(self, part: Range) -> bool:
-        """Fill what some offsets lack, for all keys in force and the time."""
+        """Fill some offsets for all keys in force and the time; return whether anything was covered."""
         return bool(self._all_key_ids) and self.complete(Segment(*part, self._all_key_ids))
 
     def _left_of(self, segment: Segment) -> list[Segment]:
@@ -220,7 +220,7 @@ class Filler:
                 if reason is None:
                     work.add(run)
                 else:
-                    # Left uncovered, for a process that can unpack it.
+                    # It stays uncovered, for a process that can unpack it.
                     self._commit(work, work.expected)
                     work.skip_to(run.last_offset + 1)
             is_due = self._pace.count(len(records)) > PAUSE_S_MAX
@@ -236,7 +236,7 @@ class Filler:
         self._commit(work, part.to_offset)
 
     def _records(self, part: Segment) -> Iterator[RecordBatch]:
-        """The part's records. A scan ends where the stream ended when it started, so scan until nothing comes."""
+        """Iterate over a part's records. A scan ends where the stream ended when it began, so scan repeatedly."""
         expected = before = part.from_offset
         while expected < part.to_offset:
             for records in self._scan(expected, part.to_offset):
@@ -267,18 +267,18 @@ class Filler:
                 raise ReadTimeout(f"the stream {self._stream.name!r} gave nothing for {seconds_text(SILENCE_S)}")
 
     def _check_end(self, part: Segment) -> None:
-        """Make sure that nothing more is to come: this node's copy of the stream reaches the part's end."""
+        """Raise unless this node's copy of the stream reaches the part's end."""
         last = ends_of_known(self._reader, self._stream.name).last
         if last is not None and last < part.to_offset - 1:
             raise StreamUnavailable(
-                f"the stream {self._stream.name!r} ends at {last} here, before {part.to_offset}, to which it is to be "
-                "recorded: this copy of it lags behind, or its tail was lost"
+                f"the stream {self._stream.name!r} ends at {last} on this node, before {part.to_offset}, up to which "
+                "it should be recorded: this replica lags behind, or the stream lost its tail"
             )
 
     def _cross(self, work: "_Work", to_offset: int) -> None:
-        """Skip offsets that hold nothing. Those that retention took become a hole.
+        """Skip offsets without messages. Those that retention dropped become a hole.
 
-        Streams in good health have gaps too.
+        Healthy streams have gaps, too.
         """
         first = ends_of_known(self._reader, self._stream.name).first
         gone = to_offset if first is None else min(first, to_offset)
@@ -296,7 +296,7 @@ class Filler:
         work.skip_to(gone)
 
     def _commit(self, work: "_Work", to_offset: int) -> None:
-        """Write what was read, and cover the offsets up to one, in one transaction."""
+        """Write what was read, and cover the offsets before `to_offset`, in one transaction."""
         if to_offset <= work.done_to:
             return
         batch, stream_id = work.batch, work.stream_id
@@ -318,7 +318,7 @@ class Filler:
             self._on_commit(batch.messages, batch.rows, to_offset)
 
     def _turn(self) -> None:
-        """Open the table's next part when it is due: maybe no recorder runs, and a back-fill writes faster than one."""
+        """Open the table's next part when due: a back-fill writes fast, and maybe no recorder runs."""
         if time.monotonic() - self._turned_at >= TURN_S:
             self._turned_at = time.monotonic()
             turn_parts(self._engine)
@@ -326,15 +326,15 @@ class Filler:
     def _check_free(self, rows: Iterable[CoverageRow], part: Segment) -> None:
         covering = list(rows)
         if unrecorded(covering, (part.from_offset, part.to_offset), part.key_ids) != [part]:
-            raise CoverageConflict("another back-fill covered a part of it", stream=self._stream.name)
+            raise CoverageConflict("another back-fill covered some of the offsets", stream=self._stream.name)
         tail = next((row for row in covering if row.is_tail), None)
         if tail is None or tail.to_offset < part.to_offset:
-            # What we read there is not what the stream holds now.
+            # The messages that were read are not those of the stream now.
             raise CoverageConflict("the stream lost its tail meanwhile", stream=self._stream.name)
 
 
 class _Work:
-    """How far a part has come: covered to `done_to`, read to `expected`, with the rows between in `batch`."""
+    """Progress of a part: covered up to `done_to`, read up to `expected`, with the rows in between in `batch`."""
 
     def __init__(self, stream_id: int, part: Segment, extractor: Extractor) -> None:
         self.stream_id = stream_id
@@ -352,7 +352,7 @@ class _Work:
         self.expected = records.last_offset + 1
 
     def covered(self, to_offset: int) -> NewRange:
-        """The range of the offsets that were read, up to one."""
+        """Return the range that was read, up to an offset."""
         position = self.batch.position() if self.batch.messages else None
         key_ids = tuple(sorted(self.key_ids - {TIME}))
         return NewRange(
@@ -360,6 +360,6 @@ class _Work:
         )
 
     def skip_to(self, offset: int) -> None:
-        """Continue behind what was committed, or is gone."""
+        """Continue after offsets that were committed, or are gone."""
         self.done_to, self.expected = offset, max(offset, self.expected)
         self.batch = self._new_batch()

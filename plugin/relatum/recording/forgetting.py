@@ -1,8 +1,8 @@
-"""Forgetting streams: what was derived from them is deleted; primary data about them is not.
+"""Forgetting streams: deletes data that was derived from them, and keeps primary data.
 
-First, in one short transaction, the rows in `streams` are taken out of force: from then on no lookup answers from these
-streams, and nothing more of them can be written. What they left is then deleted in bounded transactions, the rows
-in `streams` last. A forget that is killed in between is finished by the next `forget` of that name, or by `prune`.
+First, one short transaction marks the rows in `streams` as forgotten: from then on lookups do not use these streams,
+and nothing more can be written for them. Then their data is deleted in bounded transactions, the rows in `streams`
+last. A killed forget is completed by the next `forget` of that name, or by `prune`.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ _NEEDING: Final = sql("""
     FROM relatum.super_streams JOIN relatum.super_stream_partitions USING (super_stream_id)
     WHERE vhost = :vhost::text AND stream = :stream::text AND state = 'active'
     UNION ALL
-    SELECT format('the collector %L follows it, or has messages of it that are not finished', collector.name)
+    SELECT format('the collector %L follows it, or has unfinished messages of it', collector.name)
     FROM relatum.collectors AS collector JOIN relatum.collector_sources AS source USING (collector_id)
     WHERE collector.vhost = :vhost::text AND source.stream = :stream::text
         AND (EXISTS (
@@ -35,22 +35,22 @@ _NEEDING: Final = sql("""
                 SELECT FROM relatum.collected_messages AS message
                 WHERE message.source_id = source.source_id AND message.finished_at IS NULL))
     UNION ALL
-    SELECT format('the consumer %L of groups reads it by name; remove that one first', name)
+    SELECT format('the group consumer %L reads it by name; remove the consumer first', name)
     FROM relatum.group_consumers
     WHERE vhost = :vhost::text AND streams && :names::text[]
     UNION ALL
-    SELECT format('the consumer %L has not finished groups that began in it', name)
+    SELECT format('the group consumer %L has unfinished groups that began in it', name)
     FROM relatum.group_consumers JOIN relatum.group_states USING (consumer_id)
     WHERE stream_id = ANY (:ids::integer[]) AND state IN ('ready', 'claimed')
     LIMIT 1""")
-"""Why a stream is needed, as a person reads it."""
+"""Selects a reason why a stream is needed, as text for users."""
 
 
 def reason_of(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | None:
-    """Why a stream is still needed and what to do, in words; None if it is not."""
+    """Return why a stream is still needed and what to do, as text; None if it is not needed."""
     ids = [row.stream_id for row in rows]
     for holder in holders_of(connection, RECORDERS, ids).values():
-        return f"the recorder {holder} records it; stop that one first"
+        return f"the recorder {holder} records it; stop the recorder first"
     names = sorted({name for row in rows for name in (row.name, row.super_stream) if name is not None})
     asked = {"vhost": rows[0].vhost, "stream": rows[0].name, "names": names, "ids": ids}
     return connection.execute(_NEEDING, asked).scalar()
@@ -64,7 +64,7 @@ _OF_NAMES: Final = "vhost = :vhost::text AND name = ANY (:names::text[])"
 
 _DISOWN: Final = sql(f"UPDATE relatum.streams SET broker_id = NULL WHERE {_OF_NAMES}")
 
-# Recorders skip a locked row; back-fills and repairs wait, and find the stream forgotten.
+# Recorders skip a locked row; back-fills and repairs wait, and then find the stream forgotten.
 _LOCK: Final = sql(f"SELECT FROM relatum.streams WHERE {_OF_NAMES} ORDER BY stream_id FOR UPDATE")
 
 _RETIRE: Final = sql(f"""
@@ -79,9 +79,9 @@ _COUNTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ForgottenStream:
-    """A stream that was forgotten, or would be, and how many rows of it, by table. Estimates in a large table.
+    """A stream that was forgotten, or would be, with its number of rows by table; estimated in a large table.
 
-    `needed` says why it cannot be forgotten now, and what to do; None where it can be, or was.
+    `needed` says why it cannot be forgotten now, and what to do; None if it can be, or was.
     """
 
     stream: str
@@ -91,7 +91,7 @@ class ForgottenStream:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The number of rows in all tables."""
         return self.rows.total()
 
 
@@ -104,27 +104,27 @@ def forget(
     batch_rows: int = BATCH_ROWS,
     progress: Callable[[ForgottenStream], None] | None = None,
 ) -> list[ForgottenStream]:
-    """Delete all that was recorded of streams: look-ups do not know them any more. No broker is asked.
+    """Delete everything that was recorded of streams; lookups do not find them any more. Asks no broker.
 
-    The streams themselves are left alone. One that is recorded again begins anew. Safe to repeat; one that was killed
-    is finished by repeating it.
+    The streams themselves are not changed. If one is recorded again, its recording begins anew. Safe to repeat, also to
+    complete a call that was killed.
 
     Args:
         database: PostgreSQL's URL, or a `Database`.
         names: Streams and super streams, which stand for their recorded partitions.
         vhost: Their virtual host.
-        dry_run: Only say what would be deleted, also of streams that are needed now.
-        batch_rows: Rows deleted in one transaction at most.
-        progress: Called after each transaction that deleted something.
+        dry_run: Return what would be deleted, even for streams that are needed, and change nothing. Default: False.
+        batch_rows: Maximum rows deleted in one transaction.
+        progress: Called after each transaction that deleted rows.
 
     Returns:
-        What was deleted of each stream, by name.
+        The streams with the rows deleted, ordered by name.
 
     Raises:
-        StreamNotFound: nothing of that name is recorded; nothing was deleted.
-        StreamInUse: a recorder holds its lease, or contexts, affinity sets, a collector or a consumer of groups need
-            it; nothing was deleted.
-        DatabaseUnavailable: what was deleted before is; safe to repeat.
+        StreamNotFound: no stream of a given name is recorded; nothing was deleted.
+        StreamInUse: a recorder holds a stream, or contexts, affinity sets, a collector or a group consumer need it;
+            nothing was deleted.
+        DatabaseUnavailable: some rows may have been deleted; safe to repeat.
     """
     names = checked_names("names", names)
     checked_name("vhost", vhost)
@@ -149,9 +149,9 @@ def forget(
 
 
 def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "/") -> list[str]:
-    """Forget which broker streams were recorded from: the next recorder takes them for its own broker's.
+    """Forget which broker streams were recorded from: the next recorder assigns them to its own broker.
 
-    Where that one has other messages in them, it begins them anew, as it does with one that was declared again.
+    If the streams of that broker have other messages, recording begins anew, as for a stream declared again.
 
     Args:
         database: PostgreSQL's URL, or a `Database`.
@@ -159,10 +159,10 @@ def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "
         vhost: Their virtual host.
 
     Returns:
-        The streams.
+        The streams' names, in order.
 
     Raises:
-        StreamNotFound: nothing of that name is recorded; nothing was changed.
+        StreamNotFound: no stream of a given name is recorded; nothing was changed.
         DatabaseUnavailable: nothing was changed; safe to repeat.
     """
     names = checked_names("names", names)
@@ -174,22 +174,22 @@ def forget_origin(database: AnyDatabase, names: Sequence[str], *, vhost: str = "
 
 
 def _generations(connection: sa.Connection, vhost: str, names: Sequence[str]) -> dict[str, list[StreamRow]]:
-    """All generations of the named streams, by name, oldest first."""
+    """Return all generations of the named streams, by name, oldest first."""
     rows = [StreamRow(**row._mapping) for row in connection.execute(_GENERATIONS, {"vhost": vhost})]
-    # All generations of a name are one stream, whichever super stream each belonged to.
+    # All generations of a name are one stream, even if their super streams differ.
     chosen = {row.name for row in rows if row.name in names or row.super_stream in names}
     for name in names:
         if name not in chosen and not any(row.super_stream == name for row in rows):
             hint = meant(name, (each for row in rows for each in (row.name, row.super_stream)))
-            what = f"nothing of a stream {name!r} is recorded in the virtual host {vhost!r}"
+            what = f"no stream {name!r} is recorded in the virtual host {vhost!r}"
             raise StreamNotFound(f"{what}{hint}", stream=name)
     return {name: [row for row in rows if row.name == name] for name in sorted(chosen)}
 
 
 def check_free(name: str, needed: str | None) -> None:
-    """Raise `StreamInUse` if there is a reason why a stream is needed."""
+    """Raise `StreamInUse` if there is a reason why the stream is needed."""
     if needed is not None:
-        raise StreamInUse(f"the stream {name!r} is not forgotten: {needed}", stream=name, reason=needed)
+        raise StreamInUse(f"the stream {name!r} cannot be forgotten: {needed}", stream=name, reason=needed)
 
 
 def _counted(
@@ -205,7 +205,7 @@ def _counted(
 
 
 def _retire(connection: sa.Connection, vhost: str, names: Sequence[str]) -> None:
-    """Take streams out of force, all at once: no lookup by a super stream's name must answer from a part of it."""
+    """Mark streams as forgotten, all at once: a lookup by a super stream's name must not see only some partitions."""
     these = {"vhost": vhost, "names": names, "state": FORGOTTEN}
     connection.execute(_LOCK, these)
     for name, rows in _generations(connection, vhost, names).items():

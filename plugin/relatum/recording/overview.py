@@ -1,4 +1,4 @@
-"""An overview of the whole table: how much each key takes, which recorders there are, and how far they are."""
+"""An overview of the whole table: the size of each key, the recorders, and how far streams are recorded."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from relatum.store.database import STATEMENT_S, AnyDatabase, as_engine, sql, tra
 from relatum.store.parts import Part, table_parts_of
 
 EXACT_BYTES_MAX: Final = 400 << 20
-"""Bytes of rows that are not in closed parts, up to which they are counted; where there are more, they are sampled."""
+"""Up to so many bytes, rows outside closed parts are counted; more rows are sampled."""
 
 _CLOSED_ROWS: Final = sql("SELECT stream_id, sum(row_count) FROM relatum.part_streams GROUP BY stream_id")
 
@@ -49,7 +49,7 @@ _COUNTS: Final = {
 
 
 def row_counts(connection: sa.Connection) -> Counter[int]:
-    """Rows by stream: those of closed parts were counted then, of the others they are counted now, or estimated."""
+    """Return rows by stream: as counted when parts were closed; in other parts counted now, or estimated."""
     rest = [part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
     counts, _ = counts_by(connection, "stream_id", rest, EXACT_BYTES_MAX)
     for stream_id, count in connection.execute(_CLOSED_ROWS):
@@ -60,9 +60,9 @@ def row_counts(connection: sa.Connection) -> Counter[int]:
 def counts_by(
     connection: sa.Connection, column: str, parts: Sequence[Part], bytes_max: int
 ) -> tuple[Counter[int], bool]:
-    """Rows of some parts by the values of a column, and whether they were counted, or estimated from a sample.
+    """Return rows of some parts by the values of a column, and whether they were counted, not estimated from a sample.
 
-    `bytes_max`: Bytes of rows up to which they are counted; where there are more, so many are looked at.
+    `bytes_max`: Up to so many bytes, rows are counted; otherwise the sample has this size.
     """
     share = min(100.0, 100.0 * bytes_max / max(1, sum(part.size for part in parts)))
     rows = connection.execute(_COUNTS[column, share == 100.0], {"parts": [part.part for part in parts], "share": share})
@@ -70,23 +70,23 @@ def counts_by(
 
 
 def bytes_of_a_row(connection: sa.Connection, rows: int) -> float:
-    """What each of so many rows, all there are, takes in the table and its indexes."""
+    """Return the bytes per row in the table and its indexes; `rows` is the number of all rows."""
     return float(connection.execute(_TABLE_BYTES).scalar_one() or 0) / max(1, rows)
 
 
 SAMPLE_BYTES_MAX: Final = 64 << 20
-"""Bytes of rows up to which they are counted; where there are more, so many are looked at, wherever they lie."""
+"""Up to so many bytes, rows are counted; otherwise a random sample of this size is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeySize:
-    """What the table holds of one key.
+    """The size of one key in the table.
 
     Attributes:
         definition: The key.
-        rows: Its rows, of all streams.
-        bytes: What they take in the table and its index, an estimate.
-        is_exact: Whether the rows were counted; else they are estimated from a sample.
+        rows: Its rows in all streams.
+        bytes: Estimated bytes of these rows in the table and its indexes.
+        is_exact: Whether the rows were counted; otherwise they are estimated from a sample.
     """
 
     definition: KeyDefinition
@@ -97,13 +97,13 @@ class KeySize:
 
 @dataclass(frozen=True, slots=True)
 class RecorderMember:
-    """A recorder that is up, or was until its lease ran out.
+    """A recorder that is running, or ran until its lease expired.
 
     Attributes:
-        holder: Its own name, with host and process.
-        name: Recorders of one name share their streams.
-        is_alive: Whether its lease holds.
-        lease_expires_at: Until when.
+        holder: Its own name, by default made of host and process.
+        name: The name that recorders share; they divide their streams among them.
+        is_alive: Whether its lease is valid.
+        lease_expires_at: When its lease expires, or expired.
         streams: The streams that it holds, by virtual host and name.
     """
 
@@ -120,10 +120,10 @@ class RecordedEnd:
 
     Attributes:
         stream: Its name.
-        super_stream: That of which it is a partition; None for none.
-        stream_id: Another one as soon as the stream was declared anew.
-        next_offset: What lies before it is recorded.
-        position: The last message recorded; None where there was none.
+        super_stream: The super stream of which it is a partition, or None.
+        stream_id: The generation's number; it changes when the stream is declared again.
+        next_offset: The next offset to record.
+        position: The position of the last recorded message; None if there is none.
     """
 
     stream: str
@@ -134,7 +134,7 @@ class RecordedEnd:
 
 
 def key_sizes(database: AnyDatabase) -> list[KeySize]:
-    """How much of the table each key takes, by name. A large table is sampled: it takes a second at most.
+    """Return the size of each key in the table, ordered by name. A large table is sampled, within a second.
 
     Raises:
         DatabaseUnavailable: safe to repeat.
@@ -149,7 +149,7 @@ def key_sizes(database: AnyDatabase) -> list[KeySize]:
 
 
 def recorder_list(database: AnyDatabase) -> list[RecorderMember]:
-    """The recorders that have a lease, or had one until lately, with what they hold; by name and holder.
+    """Return the recorders with a lease, valid or expired, and their streams, ordered by name and holder.
 
     Raises:
         DatabaseUnavailable: safe to repeat.
@@ -167,16 +167,16 @@ def recorder_list(database: AnyDatabase) -> list[RecorderMember]:
 def recorded_ends(
     database: AnyDatabase, vhost: str, names: Iterable[str] = (), *, check: bool = False
 ) -> list[RecordedEnd]:
-    """How far streams are recorded, those first of which something was recorded last.
+    """Return how far streams are recorded, the most recently recorded ones first.
 
     Args:
         database: PostgreSQL's URL, or a `Database`.
         vhost: Their virtual host.
-        names: Streams and super streams; none for all.
-        check: Whether each name must be recorded.
+        names: Streams and super streams. Empty (default): all.
+        check: Raise if a name is not recorded. Default: False.
 
     Raises:
-        StreamNotFound: `check`, and one is not.
+        StreamNotFound: with `check`, a name is not recorded.
         DatabaseUnavailable: safe to repeat.
     """
     wanted = list(names)

@@ -1,4 +1,4 @@
-"""Which broker streams are recorded from: another one's stream of the same name is not recorded. See docs/adr/0043."""
+"""The broker that streams are recorded from; another broker's stream of the same name is not. See docs/adr/0043."""
 
 import threading
 import time
@@ -17,14 +17,14 @@ from relatum.store.database import sql, transaction
 from relatum.store.members import RECORDERS
 
 UNKNOWN_S: Final = 60.0
-"""Seconds before a broker that could not tell its id is asked again."""
+"""Seconds before a broker whose id is unknown is asked for it again."""
 
 _ADOPT: Final = sql(f"""
     UPDATE relatum.streams SET broker_id = :broker_id::uuid
     WHERE stream_id = ANY (:stream_ids::integer[]) AND (broker_id IS NULL
         OR broker_id <> :broker_id::uuid AND NOT {RECORDERS.is_held} AND NOT EXISTS (
             SELECT FROM relatum.coverage c WHERE c.stream_id = streams.stream_id AND c.last_offset IS NOT NULL))""")
-"""Assigns streams to a broker, if theirs was unknown, or nothing is recorded of them and no recorder holds them."""
+"""Assigns streams to a broker if theirs is unknown, or if nothing is recorded of them and no recorder holds them."""
 
 _OF_OTHERS: Final = sql("""
     SELECT s.name, b.broker_id, b.cluster_name
@@ -40,7 +40,7 @@ _NOTE_BROKER: Final = sql("""
 class OwnBroker:
     """The broker that a recorder reads from, and which streams are its own. Thread-safe.
 
-    `reader` gives the reader for questions. All methods but `is_not_of` wait for servers.
+    `reader` returns a reader for queries. All methods except `is_not_of` wait for servers.
     """
 
     def __init__(self, engine: sa.Engine, vhost: str, reader: Callable[[], StreamReader]) -> None:
@@ -52,16 +52,16 @@ class OwnBroker:
         self._asking = threading.Lock()
 
     def is_not_of(self, broker_id: UUID | None) -> bool:
-        """Whether a stream with that broker's id is known to be another broker's."""
+        """Return whether a broker id is known to be another broker's."""
         return BrokerIdentity(broker_id, "").contradicts(self._identity)
 
     def find(
         self, sought: Sequence[tuple[str, str | None, bool]]
     ) -> tuple[dict[str, StreamRow], dict[str, RelatumError]]:
-        """The rows of streams by name, and errors for those that are another broker's.
+        """Return the rows of streams by name, and errors for streams of another broker.
 
         `sought`: Each stream's name, its super stream, and whether the broker has confirmed that it exists: only then
-        one without a row gets one.
+        is a missing row added.
         """
         rows = self._rows([name for name, _, _ in sought])
         have_one = {row.name for row in rows}
@@ -76,13 +76,13 @@ class OwnBroker:
         return {row.name: row for row in rows}, others
 
     def check(self, names: Sequence[str]) -> None:
-        """Raise if all streams are another broker's."""
+        """Raise if all streams belong to another broker."""
         others = self._others(self._rows(names))
         if others and len(others) == len(names):
             raise next(iter(others.values()))
 
     def is_stream_of(self, row: StreamRow) -> bool:
-        """Whether a stream that changed is still that of a row, cut back if it lost its end."""
+        """Return whether a changed stream is still the row's; if it lost its end, the table is cut back."""
         # Another broker may have taken this one's address.
         self._identity = claimed_identity(self._reader())
         return not self.is_not_of(row.broker_id) and after_loss(self._engine, self._reader(), row)
@@ -111,7 +111,7 @@ class OwnBroker:
 def _strangers(
     connection: sa.Connection, rows: Sequence[StreamRow], identity: BrokerIdentity
 ) -> dict[str, RelatumError]:
-    """Errors for the streams that are another broker's, by name."""
+    """Return errors for the streams of another broker, by name."""
     wanted = {"stream_ids": [row.stream_id for row in rows], "broker_id": identity.broker_id}
     return {
         name: another_broker(name, BrokerIdentity(broker_id, cluster_name), identity)
@@ -120,16 +120,16 @@ def _strangers(
 
 
 def note_broker(connection: sa.Connection, identity: BrokerIdentity) -> None:
-    """Write down a broker that is known, with what its cluster is called now."""
+    """Store a broker with the present name of its cluster."""
     connection.execute(_NOTE_BROKER, {"broker_id": identity.broker_id, "cluster_name": identity.cluster_name})
 
 
 def check_broker(
     engine: sa.Engine, reader: StreamReader, row: StreamRow, identity: BrokerIdentity | None = None
 ) -> None:
-    """Raise `AnotherBroker` if a stream is not this broker's. Nothing is written.
+    """Raise `AnotherBroker` if a stream belongs to another broker. Nothing is written.
 
-    `identity`: The broker; None asks it, where the stream is known to be of one.
+    `identity`: The broker's identity. None: ask the broker, if the stream's broker is known.
     """
     if row.broker_id is None:
         return

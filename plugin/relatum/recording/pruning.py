@@ -1,6 +1,6 @@
-"""Taking rows away whose messages are gone: dropped by retention, of a replaced or forgotten stream, of a removed key.
+"""Deleting rows of messages dropped by retention, of replaced or forgotten streams, and of removed keys.
 
-Many rows are deleted in bounded transactions, so that no lock is held for long and vacuum keeps up.
+Rows are deleted in bounded transactions, so that no lock is held for long and vacuum keeps up.
 """
 
 from collections import Counter
@@ -23,16 +23,16 @@ BATCH_ROWS: Final = 10_000
 """Rows deleted in one transaction: a fraction of a second."""
 
 DERIVED: Final = ("time_blocks", "checkpoints", "receipts", "skips", "events", "group_scans")
-"""The tables that are derived from streams, but for the largest and the coverage."""
+"""The tables derived from streams, except for the largest and the coverage."""
 
 Listener = Callable[[str, int], None]
-"""Called with a table, and how many of its rows a transaction deleted."""
+"""Called with a table, and the number of its rows that a transaction deleted."""
 
 
 def delete_batch(engine: sa.Engine, table: str, gone: str, batch_rows: int = BATCH_ROWS, **values: Any) -> int:
     """Delete a bounded number of rows, and return how many; `gone` is a condition, `values` are its parameters."""
-    # Rows are named by their places, since no table needs a key of its own. The condition is asked again of the row
-    # itself: a range of the coverage may have grown since it was chosen.
+    # By ctid, since not every table has a key. The condition is checked again for each row: a range of the coverage may
+    # have grown since it was chosen.
     chosen = f"SELECT ctid FROM relatum.{table} WHERE {gone} LIMIT :batch_rows::integer"
     statement = sql(f"DELETE FROM relatum.{table} WHERE ctid = ANY (ARRAY ({chosen})) AND ({gone})")
     with transaction(engine) as connection:
@@ -42,12 +42,12 @@ def delete_batch(engine: sa.Engine, table: str, gone: str, batch_rows: int = BAT
 def delete_all(
     engine: sa.Engine, table: str, gone: str, tell: Listener, batch_rows: int = BATCH_ROWS, **values: Any
 ) -> None:
-    """Delete all such rows of a table, batch by batch."""
+    """Delete all rows of a table that meet a condition, batch by batch."""
     while deleted := delete_batch(engine, table, gone, batch_rows, **values):
         tell(table, deleted)
 
 
-# --- of messages that retention has dropped ---------------------------------------------------------------------------
+# --- messages dropped by retention ------------------------------------------------------------------------------------
 
 _OF_STREAM: Final = "stream_id = :stream_id::integer"
 
@@ -71,9 +71,9 @@ def prune_expired(
     *,
     parts: Sequence[int] | None = None,
 ) -> int:
-    """Delete one batch of rows below the first retained offset; 0 where there are none left.
+    """Delete one batch of rows below the first retained offset; return 0 if none is left.
 
-    `parts`: Of `relationships` only in these; None: in all.
+    `parts`: The parts of `relationships` to delete from; None: all.
     """
     for table, gone in _EXPIRED:
         values: dict[str, Any] = {"stream_id": stream.stream_id, "first": first}
@@ -89,7 +89,7 @@ def prune_receipts(engine: sa.Engine) -> int:
     return delete_batch(engine, "receipts", _IS_LATE)
 
 
-# --- of streams that are not in force ---------------------------------------------------------------------------------
+# --- replaced and forgotten streams -----------------------------------------------------------------------------------
 
 _SPANS: Final = sql("""
     SELECT stream_id, min(from_offset), max(to_offset) FROM relatum.coverage
@@ -103,13 +103,13 @@ _ENDED: Final = sql("""
 _DELETE_FORGOTTEN: Final = sql("""
     DELETE FROM relatum.streams s WHERE stream_id = ANY (:ids::integer[]) AND state = :state::text
         AND NOT EXISTS (SELECT FROM relatum.group_states g WHERE g.stream_id = s.stream_id)""")
-"""A group that has messages in other streams may have begun here: this one row is left to say where."""
+"""Keeps the row of a stream in which a remaining group began: the group may have messages in other streams."""
 
 
 def delete_ended(
     engine: sa.Engine, tell: Listener, batch_rows: int, vhost: str | None = None, name: str | None = None
 ) -> None:
-    """Delete what is left of all streams that were replaced or forgotten, or of those of a name."""
+    """Delete what is left of all replaced or forgotten streams, or only of those with a name."""
     with transaction(engine) as connection:
         ids = list(connection.scalars(_ENDED, {"vhost": vhost, "name": name}))
         spans = connection.execute(_SPANS, {"ids": ids}).all()
@@ -117,11 +117,11 @@ def delete_ended(
         return
     for stream_id, start, stop in spans:
         _delete_span(engine, stream_id, start, stop, tell, batch_rows)
-    # Once the coverage is gone, a recorder that was stopped for longer than its lease cannot commit. What it did commit
-    # meanwhile is deleted behind it.
+    # Once the coverage is gone, a recorder that was suspended for longer than its lease cannot commit. So what it
+    # committed before is deleted after that.
     for table in (*DERIVED, "coverage", *DERIVED, "relationships"):
         delete_all(engine, table, "stream_id = ANY (:ids::integer[])", tell, batch_rows, ids=ids)
-    # After the rows, which say of which groups there still is a message.
+    # After the rows, which say which groups still have messages.
     for deleted in prune_groups(engine, {}, batch_rows):
         if deleted:
             tell("group_states", deleted)
@@ -131,10 +131,10 @@ def delete_ended(
 
 
 def _delete_span(engine: sa.Engine, stream_id: int, start: int, stop: int, tell: Listener, batch_rows: int) -> None:
-    """Delete a stream's rows from one offset up to before another, window by window.
+    """Delete a stream's rows of offsets [start, stop), window by window.
 
-    An index by blocks would show the same pages for each batch, those that were emptied before among them: a window
-    shows each page about once. Windows grow where little lies and shrink where much does.
+    Without windows, the BRIN index would lead each batch to the same pages again, even to emptied ones. With windows,
+    each page is read about once. A window grows after few rows and shrinks after many.
     """
     among = f"{_OF_STREAM} AND stream_offset >= :start::bigint AND stream_offset < :end::bigint"
     width = batch_rows
@@ -151,10 +151,10 @@ def _delete_span(engine: sa.Engine, stream_id: int, start: int, stop: int, tell:
             width *= 2
 
 
-# --- groups of which no message is left -------------------------------------------------------------------------------
+# --- groups without messages ------------------------------------------------------------------------------------------
 
 _IS_FINAL: Final = "g.state IN ('open', 'done', 'dead')"
-"""A group that is ready or claimed stays: its consumer finds out that its messages are gone."""
+"""A ready or claimed group is kept: its consumer finds out that the messages are gone."""
 
 _CANDIDATES: Final = sql(f"""
     SELECT g.consumer_id, g.group_id FROM relatum.group_states g
@@ -164,9 +164,9 @@ _CANDIDATES: Final = sql(f"""
                 WHERE floor.stream_id = g.stream_id AND floor.first > g.first_offset)
             OR g.stream_id IN (SELECT stream_id FROM relatum.streams WHERE replaced_at IS NOT NULL))
     ORDER BY g.consumer_id, g.group_id LIMIT :most::integer""")
-"""Selects groups that began in messages which are gone, page by page."""
+"""Selects groups whose first messages are gone, page by page."""
 
-# Asked of the rows themselves, which may have changed since they were chosen.
+# The conditions are checked again: rows may have changed since they were chosen.
 _DELETE_UNNAMED: Final = sql(f"""
     DELETE FROM relatum.group_states g
     USING unnest(:consumer_ids::integer[], :group_ids::text[], :lows::text[], :highs::text[])
@@ -176,14 +176,14 @@ _DELETE_UNNAMED: Final = sql(f"""
             SELECT FROM relatum.relationships
             WHERE key_id = (SELECT key_id FROM relatum.keys WHERE name = :key::text AND removed_at IS NULL)
                 AND value >= chosen.low COLLATE "C" AND value < chosen.high COLLATE "C")""")
-"""Deletes those of some groups of which the table names no message."""
+"""Deletes those of the chosen groups that have no rows in the table."""
 
 
 def prune_groups(engine: sa.Engine, floors: Mapping[int, int], batch_rows: int) -> Iterator[int]:
-    """Delete the states of groups of which no message is retained, in one pass; yields the rows of each transaction.
+    """Delete the states of groups without retained messages, in one pass; yield the rows deleted by each transaction.
 
-    What was acknowledged is kept as long as the table names a message of the group, so that a late duplicate of one
-    does not open it again; and as long as its first message may be recorded again.
+    An acknowledged group is kept as long as the table has a row of it, so that a late duplicate does not open it again,
+    and as long as its first message may be recorded again.
 
     `floors`: The first retained offsets, by stream id.
     """
@@ -205,14 +205,14 @@ def prune_groups(engine: sa.Engine, floors: Mapping[int, int], batch_rows: int) 
         yield deleted
 
 
-# --- all of it --------------------------------------------------------------------------------------------------------
+# --- everything -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class PruneReport:
-    """Rows deleted, by stream; "" stands for what belongs to no stream in force.
+    """Rows deleted, by stream; "" stands for rows of no present stream.
 
-    `failed` says of which streams it could not be told what they retain, and why: nothing of theirs was deleted.
+    `failed` holds the streams whose first retained offset is unknown, with the errors: none of their rows was deleted.
     """
 
     rows: Counter[str] = field(default_factory=Counter)
@@ -220,7 +220,7 @@ class PruneReport:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The number of rows deleted."""
         return self.rows.total()
 
 
@@ -231,20 +231,21 @@ def prune(
     *,
     batch_rows: int = BATCH_ROWS,
 ) -> PruneReport:
-    """Delete rows of messages that are gone, in bounded transactions. Look-ups are right before, during and after.
+    """Delete rows of messages that are gone, in bounded transactions. Lookups are correct before, during and after.
 
     Args:
         broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
-        names: Streams and super streams; None: all that are recorded, and what belongs to none in force.
-        batch_rows: Rows deleted in one transaction at most.
+        names: Streams and super streams. None (default): all recorded streams, and rows of replaced streams and
+            removed keys.
+        batch_rows: Maximum rows deleted in one transaction.
 
     Returns:
-        What was deleted. A stream that cannot be read stops no other; the report names it.
+        The rows deleted. A stream that cannot be read does not stop the others; the report names it.
 
     Raises:
-        StreamNotFound: nothing of that name is recorded; nothing was deleted.
-        BrokerUnavailable, DatabaseUnavailable: what was deleted before is; safe to repeat.
+        StreamNotFound: no stream of a given name is recorded; nothing was deleted.
+        BrokerUnavailable, DatabaseUnavailable: some rows may have been deleted; safe to repeat.
     """
     if names is not None:
         names = checked_names("names", names)
@@ -259,7 +260,7 @@ def prune(
         with transaction(engine) as connection:
             check_recorded(connection, address.vhost, names or ())
             known = streams_named(connection, address.vhost, names)
-            # Of others the broker is not asked: one that is declared anew is only told by what was recorded before.
+            # Skip the others: without a recorded message, a stream that was declared again cannot be detected.
             recorded = {
                 row.stream_id for row in coverage_of(connection, [each.stream_id for each in known]) if row.position
             }
@@ -267,7 +268,7 @@ def prune(
         floors = {stream.stream_id: first for stream, first in found.items() if first is not None}
         with transaction(engine) as connection:
             retain_from(connection, floors)
-        # Whole parts first: what is left of closed ones then lies beside rows of messages that are retained.
+        # Drop whole parts first; in the other closed parts, only rows beside retained ones are left to delete.
         names_of = {stream.stream_id: stream.name for stream in found}
         for stream_id, rows in drop_parts(engine).items():
             report.rows[names_of.get(stream_id, "")] += rows
@@ -275,12 +276,12 @@ def prune(
             while first is not None and (deleted := prune_expired(engine, stream, first, batch_rows)):
                 report.rows[stream.name] += deleted
         if names is None:
-            # What a `forget` that was killed has left, too.
+            # Includes what a killed `forget` left.
             delete_ended(engine, of_none, batch_rows)
             removed = "key_id IN (SELECT key_id FROM relatum.keys WHERE removed_at IS NOT NULL)"
             delete_all(engine, "relationships", removed, of_none, batch_rows)
             delete_all(engine, "receipts", _IS_LATE, of_none, batch_rows)
-        # After the rows, which say of which groups there still is a message.
+        # After the rows, which say which groups still have messages.
         for deleted in prune_groups(engine, floors, batch_rows):
             report.rows[""] += deleted
     report.rows = +report.rows
@@ -288,11 +289,11 @@ def prune(
 
 
 def _first_retained(reader: StreamReader, stream: str, report: PruneReport) -> int | None:
-    """The first offset that a stream retains; None where that cannot be told."""
+    """Return the first offset that a stream retains; None if it is empty or cannot be read."""
     found = bounds_or_error(reader, stream)
     if isinstance(found, StreamBounds):
         return found.first
-    # Whether one that is not there comes back as the same stream is for the recorder to find out.
+    # A missing stream may be declared again: the recorder finds out whether it is the same.
     if not isinstance(found, StreamNotFound):
         report.failed[stream] = found
     return None

@@ -1,4 +1,4 @@
-"""Seeing to it that the keys of a publisher are defined as it means them, and telling it where they are not."""
+"""Defining the keys of a publisher, and reporting if the database defines them differently."""
 
 import logging
 import threading
@@ -16,7 +16,7 @@ from relatum.store.database import AnyDatabase, Database
 from relatum.waiting import QUESTION_S, Outages, backoff, ended
 
 LOOK_S: Final = 60.0
-"""Seconds after which the definitions are compared once more: others may have removed a key and defined it anew."""
+"""Seconds after which the definitions are compared again: others may have removed and redefined a key."""
 
 _KEYS: Final = "defining the publisher's keys"
 
@@ -47,13 +47,13 @@ class PublishersKeys:
             self.agreement.tell(None)
 
     def look(self) -> bool:
-        """Ask the database if it is time to; True if it agrees, as far as known."""
+        """Ask the database when due; return True if it agrees, as far as known."""
         if not self._definitions or time.monotonic() < self._look_at:
             return True
         if self._has_agreed:
             self._look_at = time.monotonic() + self._look_s
         try:
-            # Only once: a key that is not in force later was removed by somebody, and stays removed.
+            # Define only once: a key that is missing later was removed on purpose.
             ask = add_keys if self._defines else check_keys
             ask(self._engine, self._definitions)
         except (KeyDefinitionConflict, InvalidKeyDefinition) as error:
@@ -63,34 +63,34 @@ class PublishersKeys:
             self._outages.over(_KEYS)
             return False
         except RelatumError as error:
-            # What was known before still holds.
+            # Keep the last known result.
             self.agreement.tell(self.agreement.conflict)
             self._outages.failed(_KEYS, error)
             return False
         self._has_agreed, self._defines = True, False
         self._look_at = time.monotonic() + self._look_s
         if self.agreement.conflict is not None:
-            logger.warning("the publisher's keys are defined as it says now")
+            logger.warning("the database defines the keys as this publisher does now")
         self.agreement.tell(None)
         self._outages.over(_KEYS)
         return True
 
     def due_s(self) -> float:
-        """Seconds until the next question; endless if there are no keys."""
+        """Return the seconds until the next query; endless if there are no keys."""
         return max(0.0, self._look_at - time.monotonic()) if self._definitions else threading.TIMEOUT_MAX
 
 
 def begin_beside(thread: threading.Thread, agreement: KeyAgreement) -> None:
-    """Start a publisher's thread. At the interpreter's end, or a limit, publishing goes on without it."""
+    """Start a publisher's thread. If the interpreter is exiting or out of threads, publishing continues without it."""
     try:
         thread.start()
     except RuntimeError as error:
-        logger.warning("this process publishes and records nothing, which the next recorder does: %s", error)
+        logger.warning("this process publishes without recording; the next recorder records its messages: %s", error)
         agreement.tell(None)
 
 
 class KeyWatcher:
-    """Compares a publisher's keys with the database, in a thread of its own, where others record."""
+    """Compares a publisher's keys with the database in its own thread; used if other processes record."""
 
     def __init__(self, database: AnyDatabase, definitions: Sequence[KeyDefinition]) -> None:
         self._database = Database(database, refusing=None, connections_max=1)
@@ -103,7 +103,7 @@ class KeyWatcher:
         begin_beside(self._thread, self.agreement)
 
     def left(self) -> dict[str, int | None]:
-        """Nothing: it records nothing."""
+        """Return nothing: it does not record."""
         return {}
 
     def _run(self) -> None:
@@ -117,6 +117,6 @@ class KeyWatcher:
         self._database.close()
 
     def close(self) -> None:
-        """End, without waiting for the database."""
+        """Stop without waiting for the database."""
         self._stop.set()
         self._outages.wake()

@@ -1,8 +1,8 @@
-"""What of a stream is not recorded yet, for which keys; and taking offsets out of the table, to record them again.
+"""Finding offsets that are not recorded for some keys, and removing offsets from the table to record them again.
 
-Whatever is wrong with the table, the stream is right. So a repair, a stream that lost its tail, and what release 0.4
-recorded over AMQP 0.9.1 begin with the same step: the offsets become a gap, in one transaction. A filler, or the
-recorder itself, closes it. See docs/adr/0050.
+If the table and the stream differ, the stream is right. So repairs, lost tails, and offsets that release 0.4 recorded
+over AMQP 0.9.1 begin with the same step: one transaction turns the offsets into a gap. A filler, or the recorder
+itself, closes it. See docs/adr/0050.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,12 +29,12 @@ from relatum.store.coverage import (
 )
 from relatum.store.database import sql
 
-# --- what is not recorded ---------------------------------------------------------------------------------------------
+# --- finding ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Offsets [from_offset, to_offset) for which the same keys are missing; ids as in coverage, `TIME` among them."""
+    """Offsets [from_offset, to_offset) that lack the same keys. The ids are those of coverage, including `TIME`."""
 
     from_offset: int
     to_offset: int
@@ -42,7 +42,7 @@ class Segment:
 
 
 def unrecorded(rows: Sequence[CoverageRow], within: Range, key_ids: Iterable[int]) -> list[Segment]:
-    """The parts of a range that lack some of the keys, in order, each as long as possible."""
+    """Return the parts of a range that lack some of the keys, in order, each as long as possible."""
     gaps = {key_id: missing(within, covered(rows, key_id)) for key_id in key_ids}
     cuts = sorted({edge for ranges in gaps.values() for gap in ranges for edge in gap})
     segments: list[Segment] = []
@@ -60,10 +60,10 @@ def unrecorded(rows: Sequence[CoverageRow], within: Range, key_ids: Iterable[int
 
 
 def gaps(rows: Sequence[CoverageRow], first: int) -> list[Range]:
-    """Offsets before the tail's end, from the first retained one, of which nothing at all is recorded.
+    """Return the retained offsets before the tail's end for which no key is recorded.
 
-    A key that was defined later leaves none: what it lacks is a back-fill's work. Holes are none either: what retention
-    took cannot be recorded.
+    A key that was defined later leaves no gap: it needs a back-fill. A hole is no gap either: what retention dropped
+    cannot be recorded.
     """
     ends = [row.to_offset for row in rows if row.is_tail]
     if not ends or first >= ends[0]:
@@ -71,10 +71,10 @@ def gaps(rows: Sequence[CoverageRow], first: int) -> list[Range]:
     return missing((first, ends[0]), merged((row.from_offset, row.to_offset) for row in rows))
 
 
-# --- taken out --------------------------------------------------------------------------------------------------------
+# --- removing ---------------------------------------------------------------------------------------------------------
 
 WINDOW_OFFSETS: Final = 20_000
-"""Offsets compared, and recorded again, at a time: bounds memory to a few MB, and how much is a gap meanwhile."""
+"""Offsets compared, and recorded again, at a time: bounds memory to a few MB, and the size of the gap."""
 
 _WHOLE: Final = sql("""
     SELECT min(first_offset), max(last_offset) FROM relatum.time_blocks
@@ -126,23 +126,23 @@ def lock_ranges(connection: sa.Connection, stream_id: int, part: Range) -> list[
     """Lock the coverage of some offsets until the transaction ends, and return all ranges of the stream.
 
     Raises:
-        CoverageConflict: the stream was forgotten meanwhile.
+        CoverageConflict: the stream was forgotten in the meantime.
     """
-    # New rows may refer to the stream: a recorder that opens a range already holds another one.
+    # Lets others insert rows that refer to the stream: a recorder that opens a range already holds another range.
     lock_stream(connection, stream_id, key_share=True)
     connection.execute(_LOCK_RANGES, {"stream_id": stream_id, "start": part[0], "stop": part[1]})
     return coverage_of(connection, [stream_id])
 
 
 def uncover(connection: sa.Connection, reader: StreamReader, stream: StreamRow, part: Range, first: int) -> Range:
-    """Take everything that is recorded of some offsets out of the table, and return the offsets taken.
+    """Remove what is recorded of some offsets from the table, and return the offsets removed.
 
-    These may be more: a block of the time index goes as a whole. Receipts and checkpoints stay: they speak of messages.
+    They may be more: a block of the time index is removed as a whole. Receipts and checkpoints are kept.
 
-    The caller makes sure afterwards, before it commits, that the stream is still the one that was recorded: what is
-    left before the part is known by what lies there now.
+    Before it commits, the caller must check that the stream is still the recorded one: the position stored for the
+    ranges before the part is read from the present stream.
 
-    Nothing below `first`, the first retained offset, is touched. `reader` gives the message before the part.
+    Offsets below `first`, the first retained one, are not changed. `reader` reads the message before the part.
     """
     lock_ranges(connection, stream.stream_id, part)
     start, stop = widened(connection, stream.stream_id, part, first)
@@ -155,14 +155,14 @@ def uncover(connection: sa.Connection, reader: StreamReader, stream: StreamRow, 
     add_ranges(connection, [left for row in taken for left in _left_of(row, start, stop, before)])
     connection.execute(_DELETE_ROWS, values)
     connection.execute(_CUT_BLOCKS, values)
-    # A group consumer has counted a part as scanned before, or sees the coverage as it is now.
+    # A group consumer has either stored its scan before, or sees the new coverage.
     connection.execute(_LOCK_SCANS)
     connection.execute(_CUT_SCANS, values)
     return start, stop
 
 
 def _left_of(row: CoverageRow, start: int, stop: int, before: Position | None) -> Iterator[NewRange]:
-    """What is left of a range, with new ids: a scan of a group consumer that has read the old range is refused."""
+    """Yield what is left of a range, with new ids: a group consumer's scan of the old range is then refused."""
     whole = NewRange(
         row.stream_id, row.from_offset, row.to_offset, row.key_ids, row.with_time, row.kind, over_amqp=row.over_amqp
     )
@@ -170,7 +170,7 @@ def _left_of(row: CoverageRow, start: int, stop: int, before: Position | None) -
         is_in = before is not None and before.offset >= row.from_offset and row.kind == "recorded"
         known = row.position if _ends_before(row, start) else before if is_in else None
         yield whole._replace(to_offset=start, position=known)
-    # The tail stays at its end, even if nothing is left before it, and keeps the position by which the stream is known.
+    # The tail stays at its end, even if nothing is left before it, and keeps the position that identifies the stream.
     if row.is_tail or row.to_offset > stop:
         is_known = row.is_tail or (row.last_offset is not None and row.last_offset >= stop)
         known = row.position if is_known else None
@@ -182,9 +182,9 @@ def _ends_before(row: CoverageRow, offset: int) -> bool:
 
 
 def widened(connection: sa.Connection, stream_id: int, part: Range, first: int) -> Range:
-    """A part from `first` on, widened until no block of the time index lies on both sides of an edge.
+    """Widen a part, from `first` on, until no block of the time index crosses an edge.
 
-    A block that claims a window or more is wrong: it is cut at the edge, not followed.
+    A block of a window or more is corrupt: it is cut at the edge instead.
     """
     part = max(first, part[0]), part[1]
     while part[0] < part[1]:
@@ -199,7 +199,7 @@ def widened(connection: sa.Connection, stream_id: int, part: Range, first: int) 
 
 
 def position_before(reader: StreamReader, stream: str, offset: int, least: int) -> Position | None:
-    """The last message before an offset; None if there is none from `least` on. Reads back in growing steps."""
+    """Find the last message before an offset, not below `least`; None if there is none. Reads back in growing steps."""
     step = 1
     while least < offset:
         start = max(least, offset - step)

@@ -33,10 +33,10 @@ from relatum.waiting import QUESTION_S, AfterStop, Server, backoff, within
 logger = logging.getLogger("relatum.recorder")
 
 PARTITIONS_S: Final = 30.0
-"""How often a super stream is asked for new partitions."""
+"""Seconds between two queries for new partitions of super streams."""
 
 SHARED_NAME_BYTES_MAX: Final = 500
-"""Bytes of the name members share by, at most: PostgreSQL indexes 2,700."""
+"""Maximum bytes of the name that members share; PostgreSQL can index 2,700."""
 
 _NAMES: Final = "looking for streams to record"
 
@@ -44,21 +44,21 @@ _KEYS: Final = "reading the definitions of keys"
 
 
 class Recorder:
-    """Records streams and super streams until it is told to stop.
+    """Records streams and super streams until it is stopped.
 
-    Recorders that are told to record the same names, in one process or many, share the streams evenly.
+    Recorders of the same names, in one process or many, share the streams evenly.
 
     Args:
         broker: The broker's URL, or a `Broker`.
-        database: PostgreSQL's URL, or a `Database`, whose pool then says how many connections there are.
-        streams: Names of streams and super streams; each partition of a super stream is recorded, new ones too. A
-            stream that does not exist yet is waited for.
-        keys: Keys to define before recording, where they are not defined yet.
-        holder: This member's own name; by default one made of host and process.
-        database_connections_max: Connections to PostgreSQL at most, whatever the number of streams; at least 1. Who
-            needs one while all are busy waits. Of three or more of a URL's, one is the lease's alone.
-        lease_s: Seconds its lease holds without renewal: what it has when it dies others take over after one to two of
-            them.
+        database: PostgreSQL's URL, or a `Database`, whose pool then limits the connections.
+        streams: Names of streams and super streams. All partitions of a super stream are recorded, also later ones. The
+            recorder waits for streams that do not exist yet.
+        keys: Keys to define before recording, unless they are already defined.
+        holder: The member's name. Default: a name made of host and process.
+        database_connections_max: Maximum connections to PostgreSQL, for any number of streams; at least 1. Work waits
+            while all are in use. With a URL and three or more connections, one is reserved for the lease.
+        lease_s: Seconds the lease is valid without renewal. If the member dies, others take its streams over after one
+            to two leases.
     """
 
     def __init__(
@@ -92,25 +92,25 @@ class Recorder:
         for each in self._names:
             self._group.metrics.stream(each)
         self._plain: set[str] = set()
-        """Names that are streams, and no super streams: a broker writes an error to its log when it is asked that."""
+        """Names known to be no super streams: a broker logs an error for each query of their partitions."""
         self._super: set[str] = set()
         self._has_checked = False
         of_one_process(self, "a recorder")
 
     def statistics(self) -> RecorderStatistics:
-        """What was recorded, and how far behind each stream is. Asks no server."""
+        """Return what was recorded, and how far behind each stream is. Asks no server."""
         return self._group.metrics.statistics()
 
     def run(self, stop: threading.Event) -> None:
         """Record until `stop` is set, then finish the batches under way.
 
-        Broker and database may be away, at the start too: they are waited for.
+        The recorder waits for a broker or database that is unavailable, also at the start.
 
         Raises:
-            ConfigurationError, AccessRefused: waiting would not cure it; a user of the database who may only read, too.
-            AnotherBroker: all of the streams were recorded from another broker. One among others is left out, and
-                named in the log; it is tried again.
-            KeyDefinitionConflict: a key of `keys` is defined with another source or type.
+            ConfigurationError, AccessRefused: a retry would not help; for example, the database user may only read.
+            AnotherBroker: all streams were recorded from another broker. If only some were, the recorder logs, skips
+                and retries them.
+            KeyDefinitionConflict: a key of `keys` is already defined with another source or type.
             SchemaMissing: the database has no schema: run `relatum migrate`.
         """
         checked_event("stop", stop)
@@ -121,7 +121,7 @@ class Recorder:
         finally:
             self._group.stop()
             if stop.is_set():
-                logger.info("the recorder has ended, as it was told to")
+                logger.info("the recorder has stopped, as requested")
 
     def _look_for_streams(self, stop: threading.Event) -> None:
         away, unknown = backoff(), backoff(QUESTION_S)
@@ -137,7 +137,7 @@ class Recorder:
                 stop.wait(next(unknown))
 
     def _define_keys(self, stop: threading.Event) -> None:
-        """Define keys, if any, waiting for a database that is away; errors that waiting does not cure are raised."""
+        """Define the keys, retrying while the database is unavailable; raise errors that a retry does not cure."""
         outages, pauses = self._group.outages, backoff()
         while not stop.is_set():
             try:
@@ -145,11 +145,11 @@ class Recorder:
                     add_keys(self._engine, self._keys)
                 with transaction(self._engine) as connection:
                     key_definitions(connection)
-                    # A missing right would only show with the first row, and at each try after it.
+                    # Otherwise a missing privilege would only show with the first row, and at each retry.
                     check_may_record(connection)
             except DatabaseUnavailable as error:
                 outages.failed(_KEYS, error)
-                # Nothing else asks the broker until then, and the metrics tell whether it answers.
+                # Nothing else asks the broker until then, and the metrics say whether it answers.
                 self._asked(self._look)
                 stop.wait(next(pauses))
             else:
@@ -158,7 +158,7 @@ class Recorder:
                 return
 
     def _asked(self, ask: Callable[[StreamReader], None]) -> bool:
-        """Ask the broker something; False, and a line in the log, where it cannot be asked now."""
+        """Ask the broker; log the error and return False if it cannot be asked now."""
         outages = self._group.outages
         try:
             ask(self._group.reader())
@@ -172,7 +172,7 @@ class Recorder:
         return True
 
     def _look(self, reader: StreamReader) -> None:
-        # About a stream: that asks nothing of a broker which starts.
+        # Asks about a stream, not about a super stream, which is harmless while the broker starts.
         with suppress(NotFound):
             reader.bounds(self._names[0])
 
@@ -188,14 +188,14 @@ class Recorder:
             self._has_checked = True
 
     def _find(self, reader: StreamReader, name: str) -> None:
-        """Record the stream or partitions of a name; unknown names are taken for streams to come."""
+        """Record the stream or partitions of a name; an unknown name is taken for a future stream."""
         partitions = reader.partitions(name)
         for partition in partitions:
             self._group.add(partition, super_stream=name)
         if partitions:
             self._super.add(name)
             if name not in partitions:
-                # A broker that starts may not have known it before.
+                # A starting broker may not have known the super stream before.
                 self._group.drop(name)
         elif name not in self._super:
             self._group.add(name)
@@ -204,7 +204,7 @@ class Recorder:
 
 
 def shared_name(vhost: str, names: Iterable[str]) -> str:
-    """The name that members share by: the same for all recorders of the same streams, and short enough to index."""
+    """Return the name that members share: the same for all recorders of the same streams, and short enough to index."""
     wanted = sorted(set(names))
     name = f"{vhost} {','.join(wanted)}"
     if len(name.encode()) <= SHARED_NAME_BYTES_MAX:
@@ -213,9 +213,9 @@ def shared_name(vhost: str, names: Iterable[str]) -> str:
 
 
 def set_record_time(broker: str | Broker, database: AnyDatabase, name: str, *, on: bool) -> None:
-    """Switch the recording of a stream's times on or off, from now on; recorders take it up within two seconds.
+    """Switch the recording of a stream's times on or off, from now on. Recorders notice within two seconds.
 
-    The broker is only asked where nothing of the stream is recorded yet: a name that is spelled wrong is not written.
+    The broker is asked only if the stream was never recorded, so that a misspelled name is not stored.
 
     Args:
         broker: The broker's URL, or a `Broker`.
@@ -224,8 +224,8 @@ def set_record_time(broker: str | Broker, database: AnyDatabase, name: str, *, o
         on: Whether the times of its messages are recorded.
 
     Raises:
-        StreamNotFound, NotAStream, AccessRefused: the broker has no such stream, or does not let this user read it;
-            nothing was written.
+        StreamNotFound, NotAStream, AccessRefused: the broker has no such stream, or this user may not read it; nothing
+            was written.
         BrokerUnavailable, DatabaseUnavailable: nothing was written; safe to repeat.
     """
     checked_name("name", name)

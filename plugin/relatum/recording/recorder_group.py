@@ -1,4 +1,4 @@
-"""The recorder of any number of streams in one process: it owns the loop, and is called from other threads."""
+"""The recorder of any number of streams in one process. It owns the loop; other threads call it."""
 
 import asyncio
 import logging
@@ -27,26 +27,26 @@ from relatum.waiting import ComponentLoop, Deadline, Duty, Outages, ended
 logger = logging.getLogger("relatum.recorder")
 
 STOP_S: Final = 30.0
-"""How long a stop waits for batches under way."""
+"""How long a stop waits for batches under way, in seconds."""
 
 DATABASE_S: Final = 3.0
-"""How long they may wait for the database during a stop."""
+"""How long these batches may wait for the database during a stop, in seconds."""
 
 GATHER_S: Final = 0.1
-"""Seconds for which records of many streams are gathered: a fraction of the 250 ms of lag that we aim at."""
+"""Seconds for which records of many streams are gathered: a fraction of our target lag of 250 ms."""
 
 GATHER_RECEIPTS_S: Final = 0.01
-"""The same where publishers wait for receipts."""
+"""The same if publishers wait for receipts."""
 
 DRAIN_LOOK_S: Final = 0.002
-"""How often a drain checks; a batch takes about as long."""
+"""Seconds between two checks of a drain; a batch takes about as long."""
 
 HELPERS_MAX: Final = 4
-"""Questions at once: closing gaps and tending parts may take long, and must not delay opening streams."""
+"""Parallel blocking calls: closing gaps and maintaining parts may take long, and must not delay opening streams."""
 
 
 RESERVED_FROM: Final = 3
-"""With so many connections or more, the lease has one to itself: a locked table must not delay its renewal."""
+"""From so many connections on, one is reserved for the lease: a locked table must not delay its renewal."""
 
 
 class RecorderGroup:
@@ -100,14 +100,14 @@ class RecorderGroup:
         metrics.report(self.metrics)
 
     def reader(self) -> StreamReader:
-        """The follower's reader, for questions."""
+        """Return the follower's reader, for queries."""
         return self.follower.reader()
 
     def add(self, stream: str, super_stream: str | None = None) -> None:
         """Record a stream from now on. Idempotent; not thread-safe."""
         if stream in self._streams or self._stop.is_set():
             return
-        # Here and not in the loop: `left` must know of it at once.
+        # Here and not in the loop: `left` must include it at once.
         self._streams.add(StreamRecording(stream, super_stream, self.metrics.stream(stream)))
         if not self._has_begun:
             self._has_begun = True
@@ -120,21 +120,21 @@ class RecorderGroup:
             self._duties = [*self._streams.begin(), *self._upkeep.begin()]
 
     def check_broker(self) -> None:
-        """Raise if all streams are another broker's."""
+        """Raise if all streams were recorded from another broker."""
         self._streams.broker.check([stream.name for stream in self._streams.all()])
 
     def drop(self, name: str) -> None:
-        """Forget a name that turned out to be no stream's."""
+        """Forget a name that turned out not to be a stream."""
         self._loop.call(self._streams.drop, name)
         self.metrics.streams.pop(name, None)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def drain(self, until: float) -> None:
-        """Wait until the streams are recorded up to their present ends, as far as this process records them."""
+        """Wait until the streams that this process records are recorded up to their present ends."""
         streams = {stream.name: stream for stream in self._streams.all()}
         try:
-            # A reader of its own, which gives up in time.
+            # A separate reader, with a time limit.
             with StreamReader.open(self._address, timeout_s=max(0.1, until - time.monotonic())) as reader:
                 ends = {name: _end_of(reader, name) for name in streams}
         except RelatumError as error:
@@ -146,12 +146,12 @@ class RecorderGroup:
             time.sleep(DRAIN_LOOK_S)
 
     def left(self) -> dict[str, int | None]:
-        """Messages that are not recorded, by stream; None if unknown. Asks no server."""
+        """Return the numbers of messages that are not recorded, by stream; None if unknown. Asks no server."""
         counts = {stream.name: stream.left for stream in self._streams.all()}
         return {name: count for name, count in counts.items() if count != 0}
 
     def end(self) -> None:
-        """Start nothing more. Returns at once."""
+        """Start no more work. Returns at once."""
         self._stop.set()
         self._ending.end_in(DATABASE_S)
         self.outages.wake()
@@ -163,7 +163,7 @@ class RecorderGroup:
             duty.cancel()
 
     def stop(self, timeout_s: float = STOP_S) -> None:
-        """Finish batches under way, give the streams away and end all threads, within `timeout_s`."""
+        """Finish batches under way, release the streams and end all threads, within `timeout_s`."""
         until = time.monotonic() + timeout_s
         self._ending.end_in(timeout_s)
         self.end()
@@ -174,7 +174,7 @@ class RecorderGroup:
             self.follower.end()
             self.follower.close_reader()
         else:
-            # Another thread may stop it as well.
+            # Another thread may be stopping it, too.
             with suppress(TimeoutError, CancelledError):
                 self._finishing.result(max(0.0, until - time.monotonic()))
         self._loop.stop(max(0.0, until - time.monotonic()))
@@ -190,7 +190,7 @@ class RecorderGroup:
 
 
 def _end_of(reader: StreamReader, stream: str) -> int:
-    """The offset of a stream's last message; -1 if there is none, or it cannot be read."""
+    """Return the offset of a stream's last message; -1 if there is none, or it cannot be read."""
     try:
         last = reader.bounds(stream).last
     except (NotFound, AccessRefused):

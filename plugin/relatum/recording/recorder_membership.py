@@ -1,7 +1,7 @@
-"""A recorder as a member of those that share streams: its lease, its share, and whether it reaches the broker.
+"""A recorder's membership among those that share streams: its lease, its share, and whether it reaches the broker.
 
-Every third of a lease takes one transaction of a few statements, whatever the number of streams, on a thread and a
-connection that nothing else of the recorder uses.
+A renewal, every third of a lease, is one transaction of a few statements for any number of streams. It has its own
+thread, and its own connection if there are enough.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _HELD: Final = sql("""
 
 
 class Found(NamedTuple):
-    """The result of a renewal: the share, and facts about the streams that this member has."""
+    """The result of a renewal: the share, the keys in force, and columns of the streams that this member holds."""
 
     share: Share
     key_ids: list[int]
@@ -39,9 +39,9 @@ class Found(NamedTuple):
 
 
 class Membership:
-    """The lease and the share. In the loop, but for what is asked of the database.
+    """The lease and the share. Runs in the loop; its queries run in a thread.
 
-    `engine` has a connection of its own where there are enough; `stream` is as in `Reach`.
+    `engine` has its own connection if there are enough; `stream` is as in `Reach`.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class Membership:
             self.duty.wake()
 
     def release(self, row: StreamRow) -> None:
-        """Give a stream to another member with the next renewal, which comes at once."""
+        """Release a stream to other members: renew at once, and release it then."""
         self._released.add(row.stream_id)
         self.wake()
 
     async def in_time(self) -> None:
-        """Renew first if a renewal is overdue: the process stood still, and others may take its streams."""
+        """Renew first if a renewal is overdue: the process was suspended, and others may take its streams."""
         if time.monotonic() - self._begun_at > 2 * self._member.renewal_s and self.duty is not None:
             self._has_ended.clear()
             self.duty.wake()
@@ -90,7 +90,7 @@ class Membership:
                 await asyncio.wait_for(self._has_ended.wait(), self._member.renewal_s)
 
     async def renew(self, wanted: Collection[int]) -> Found:
-        """Renew the lease, and return which of the streams this member has now."""
+        """Renew the lease, and return which of the streams this member holds now."""
         self._begun_at = time.monotonic()
         self._reach.look()
         released, self._released = self._released, set()
@@ -105,17 +105,17 @@ class Membership:
         self._has_joined = True
         if not self._reach.is_returning:
             self._log(found.share)
-        # Streams released meanwhile are given away with the next renewal.
+        # Streams released in the meantime are released with the next renewal.
         return found._replace(share=replace(found.share, held=found.share.held - self._released))
 
     def _ask(self, wanted: Collection[int], released: Collection[int]) -> Found:
         with transaction(self._engine) as connection:
             if not self._has_joined:
-                # A member of the same name may have held other streams, and been killed.
+                # A killed member of the same name may have held other streams.
                 connection.execute(_LET_GO, {"holder": self._member.holder})
             self._member.release(connection, released)
             if self._reach.is_cut_off or self._reach.is_returning:
-                # Streams that no other member takes are still followed.
+                # This member keeps following streams that no other member takes.
                 share = self._member.hold_on(connection, wanted, leased=self._reach.is_returning)
             else:
                 share = self._member.beat(connection, wanted)
@@ -127,7 +127,7 @@ class Membership:
             return Found(share, key_ids, with_time, {row.stream_id: row.broker_id for row in held})
 
     def _log(self, share: Share) -> None:
-        """Log how many streams others record when that changes, so that a silent log explains itself."""
+        """Log how many streams other members record when the number changes, to explain idle members."""
         now = (len(share.held), len(share.others))
         if now == self._logged or (self._logged is None and not share.others):
             return
@@ -142,12 +142,12 @@ class Membership:
             logger.info("recording all %d streams", now[0], extra=extra)
 
     async def leave(self) -> None:
-        """Give all streams away."""
+        """Release all streams and end the membership."""
         self._reach.close()
         try:
             await self._loop.ask(self._leave, threads=self._threads)
         except Exception as error:  # noqa: BLE001 - the lease expires by itself
-            logger.info("streams not given back: %s", ended(error))
+            logger.info("cannot release the streams before the lease expires: %s", ended(error))
         self._threads.shutdown()
 
     def _leave(self) -> None:

@@ -1,7 +1,7 @@
-"""Making the table equal to the streams again where `verify` found a difference.
+"""Repairing differences between the table and the streams that `verify` found.
 
-A report says where to look, never what to write. Each window in which something was found is read and compared again,
-under the stream's locks. What differs then is taken out of the table, and recorded again before the next window. So two
+A report says where to look, never what to write. Each window with a difference is read and compared again, under the
+stream's locks. If it still differs, it is removed from the table and recorded again before the next window. So two
 repairs at once, a repair from an old report, and a repair beside a recorder write nothing twice.
 """
 
@@ -38,26 +38,26 @@ def repair(
     dry_run: bool = True,
     broker: str | Broker | None = None,
 ) -> list[str]:
-    """Record again wherever a report found differences, listed or not: a window of 20,000 offsets in a transaction.
+    """Record again all windows with differences, listed or not: a window of 20,000 offsets in a transaction.
 
     Args:
-        report: What `verify` found.
+        report: The result of `verify`.
         database: PostgreSQL's URL, or a `Database`.
         vhost: The streams' virtual host.
-        dry_run: Only say what would be done. The default: look first.
-        broker: The broker's URL, or a `Broker`, from which is read what to write; None for the report's.
+        dry_run: Return what would be done, and change nothing. Default: True.
+        broker: The broker's URL, or a `Broker`, to read the streams from. None (default): the report's broker.
 
     Returns:
-        What was done, or would be: a line for each difference, up to 1,000 a stream, and one that counts the others.
+        A line for each difference that was or would be repaired, up to 1,000 per stream; one more counts the others.
 
     Raises:
-        Conflict: a stream has a new generation since, or is not known any more; verify again.
+        Conflict: a stream has a new generation, or is not recorded any more; verify again.
         ConfigurationError: neither the report nor the caller names a broker.
-        StreamUnavailable: a window is gone, or cannot be unpacked here for want of a codec: it stays as it was.
-        BrokerUnavailable, ReadTimeout: what was mended before is; safe to repeat.
+        StreamUnavailable: a window is gone, or no codec is installed to unpack it; its rows are unchanged.
+        BrokerUnavailable, ReadTimeout: windows repaired before stay repaired; safe to repeat.
     """
     if not isinstance(report, VerifyReport):
-        raise InvalidInput(f"report= takes what verify gave, not {shown(report)}")
+        raise InvalidInput(f"report= takes the result of verify, not {shown(report)}")
     checked_name("vhost", vhost)
     different = [stream for stream in report.streams if stream.difference_count]
     done: list[str] = []
@@ -68,7 +68,7 @@ def repair(
             return [line for stream in different for line in _lines(stream)]
         source = report.broker if broker is None else broker
         if source is None:
-            raise ConfigurationError("the report does not say which broker it compared with: give `broker`")
+            raise ConfigurationError("the report does not say which broker it compared with: pass `broker`")
         with StreamReader.open(source) as reader:
             for stream in different:
                 done += _lines(_Repair(engine, reader, vhost, stream).run())
@@ -81,7 +81,7 @@ def _lines(found: StreamVerified) -> list[str]:
     return [*lines, f"{found.stream}: and {more:,} more differences of these kinds"] if more else lines
 
 
-_REPLACED: Final = "nothing: run `relatum record`, which notices it and begins anew"
+_REPLACED: Final = "not repaired: run `relatum record`, which detects it and begins anew"
 
 
 def _describe(stream: str, difference: Difference) -> str:
@@ -96,13 +96,13 @@ def _check_generation(engine: sa.Engine, vhost: str, found: StreamVerified) -> N
     with transaction(engine) as connection:
         stream = current_stream(connection, vhost, found.stream)
     if stream is None:
-        raise Conflict(f"stream {found.stream!r} is not known any more: verify again")
+        raise Conflict(f"stream {found.stream!r} is not recorded any more: verify again")
     if found.stream_id not in (None, stream.stream_id):
         raise Conflict(f"stream {found.stream!r} has a new generation since it was compared: verify again")
 
 
 class _Repair:
-    """The repair of one stream; `_done` collects what was mended, in the form of `verify`'s result."""
+    """The repair of one stream; `_done` collects what was repaired, in the form of `verify`'s result."""
 
     def __init__(self, engine: sa.Engine, reader: StreamReader, vhost: str, found: StreamVerified) -> None:
         self._engine = engine
@@ -111,7 +111,7 @@ class _Repair:
         self._done, self._row = plan_verification(engine, reader, vhost, found.stream, found.super_stream)
 
     def run(self) -> StreamVerified:
-        """Mend the coverage as a whole, then each damaged window."""
+        """Repair the coverage as a whole, then each damaged window."""
         done, stream = self._done, self._row
         if stream is None:
             return done
@@ -121,7 +121,7 @@ class _Repair:
         filler = Filler(self._engine, self._reader, stream, definitions)
         recorded_to, end = self._mend_whole(stream)
         filler.fill((max(recorded_to, done.from_offset), end))
-        # Damage behind the present end, or before what is retained, is gone.
+        # Differences after the present end, or before the first retained offset, are gone.
         left = merged((max(done.from_offset, low), min(end, high)) for low, high in ranges)
         while left:
             low, high = left.pop(0)
@@ -131,14 +131,14 @@ class _Repair:
         return done
 
     def _mend_whole(self, stream: StreamRow) -> Range:
-        """Take out what is recorded behind the stream's end, and put the tail where recording goes on.
+        """Remove what is recorded after the stream's end, and set the tail to where recording continues.
 
-        Returns the offset up to which is recorded, and the one from which recording goes on: behind rows that were
-        recorded once, and that no range held.
+        Returns the end of the coverage, and the offset at which recording continues, which is after all rows that were
+        outside the coverage.
         """
         with transaction(self._engine) as connection:
             rows = lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
-            # Asked under the locks: a recorder may have moved the coverage just before.
+            # Asked under the locks: a recorder may have extended the coverage just before.
             bounds = ends_of_known(self._reader, stream.name)
             end = max((row.to_offset for row in rows), default=0)
             if bounds.is_proven and bounds.last is not None:
@@ -146,7 +146,7 @@ class _Repair:
             behind = max(end, bounds.first or 0)
             for difference in outside(connection, stream.stream_id, behind):
                 self._done.add(difference)
-            # Blocks that reach over the end are cut there: what they hold before it is compared with the rest.
+            # Blocks that cross the end are cut there; their first halves are compared with the rest.
             uncover(connection, self._reader, stream, (behind, INTEGER_MAX), behind)
             goes_on_at = max(end, self._done.to_offset)
             self._set_tail(connection, stream, goes_on_at)
@@ -154,7 +154,7 @@ class _Repair:
         return end, goes_on_at
 
     def _set_tail(self, connection: sa.Connection, stream: StreamRow, end: int) -> None:
-        """Put the tail at an offset, unless it is there."""
+        """Set the tail to an offset, unless it is there."""
         rows = coverage_of(connection, [stream.stream_id])
         tail = next((row for row in rows if row.is_tail), None)
         if has_right_tail(rows) and tail is not None and tail.to_offset == end:
@@ -165,7 +165,7 @@ class _Repair:
         set_tail(connection, stream, tail, end, known)
 
     def _mend(self, filler: Filler, stream: StreamRow, window: Range) -> int:
-        """Compare a window again, and record it again if it differs; returns how far the damage reaches."""
+        """Compare a window again, and record it again if it differs; return the end of the differences."""
         name = stream.name
         read = read_window(self._reader, name, window)
         found: list[Difference] = []
@@ -173,7 +173,7 @@ class _Repair:
 
         def is_due(connection: sa.Connection) -> bool:
             stored = Stored(connection, stream.stream_id, window)
-            # Asked after reading: what retention took since is no difference, and stays as it is.
+            # Asked after reading: what retention dropped since is no difference, and is not changed.
             first = self._reader.bounds(name).first or 0
             found[:] = [each for each in compare_window(*read, stored, self._done.from_offset) if _end_of(each) > first]
             claimed[:] = [
@@ -188,7 +188,7 @@ class _Repair:
         if differs and not filler.rewrite(window, is_due) and (found or claimed):
             raise StreamUnavailable(
                 f"offsets {window[0]} to {window[1] - 1} of the stream {name!r} cannot be unpacked here, or are gone: "
-                "what is recorded of them is as it was",
+                "their rows are unchanged",
                 stream=name,
             )
         self._done.add_window(window, found)

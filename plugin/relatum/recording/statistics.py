@@ -1,4 +1,4 @@
-"""What a process's recorders tell: how far each stream is, what was recorded, and how long it took."""
+"""The metrics of a process's recorders: progress of each stream, what was recorded, and how long it took."""
 
 import collections
 import threading
@@ -14,26 +14,26 @@ from relatum.waiting import Outages, Server
 LATELY_S: Final = 86_400
 """Seconds for which a hole is reported after it was noticed: a day, so that no alert is missed or stays for ever.
 
-A counter would not do: a hole is noticed at a recorder's start, most often, and a counter that begins at 1 shows no
+A counter would not work: most holes are noticed when a recorder starts, and a counter that begins at 1 shows no
 increase.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStream:
-    """One stream that a recorder was told to record. What is not known now is None.
+    """The statistics of one stream of a recorder. None stands for unknown.
 
     Attributes:
-        is_recording: Whether this recorder records it now: of those that share it, one does.
+        is_recording: Whether this recorder records it now; only one of the recorders that share it does.
         recorded_offset: The last recorded offset; -1 for none.
-        stream_offset: The offset of the stream's last message, as it was seen last; -1 where it is empty.
+        stream_offset: The offset of the stream's last message when last asked; -1 if it is empty.
         lag_offsets: Offsets between the two.
-        lag_s: Age of the oldest message that is not recorded, at most, in seconds; None where another records it.
+        lag_s: Age of the oldest unrecorded message, an upper bound, in seconds; None if another process records it.
         hole_offsets: Offsets lost to retention before they were recorded, as noticed within a day.
         messages: Messages recorded.
         rows: Rows written.
         skipped: Values that could not be recorded, by reason.
-        reconnects: Sessions begun again after errors.
+        reconnects: Restarts after errors.
     """
 
     is_recording: Annotated[bool, Greatest("relatum_recording", "Whether this process records the stream now")]
@@ -52,17 +52,17 @@ class RecordedStream:
     messages: Annotated[int, Counter("relatum_messages_total", "Messages recorded")]
     rows: Annotated[int, Counter("relatum_rows_total", "Rows written")]
     skipped: Annotated[Mapping[str, int], Counter("relatum_skipped_values_total", "Values not recorded", by="reason")]
-    reconnects: Annotated[int, Counter("relatum_reconnects_total", "Sessions begun again after errors")]
+    reconnects: Annotated[int, Counter("relatum_reconnects_total", "Restarts of recording after errors")]
 
 
 @reported()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderStatistics:
-    """What a recorder has counted, and what holds now.
+    """A recorder's statistics.
 
     Attributes:
-        streams: Each stream it was told to record, by name, from the moment it is named.
-        batch_s: Seconds that transactions took.
+        streams: Each stream that it was given to record, by name.
+        batch_s: Durations of transactions, in seconds.
         is_broker_up: Whether the broker answered the last time it was asked.
         is_database_up: Whether PostgreSQL answered the last time it was asked.
     """
@@ -76,11 +76,11 @@ class RecorderStatistics:
 
 
 class Progress:
-    """How far one process is with one stream. Times are seconds since 1970.
+    """One process's progress with one stream. Times are seconds since 1970.
 
-    The lag counts from the oldest message known to be unrecorded. If none is known, because no server answers or none
-    was asked yet, it counts from the last moment at which everything was recorded: an upper bound, which grows until
-    more is known. It never reads 0 for want of knowledge.
+    The lag is the age of the oldest message known to be unrecorded. If none is known, because no server answers, or
+    none has been asked, the lag counts from the last moment at which everything was recorded: an upper bound, which
+    grows until more is known. It is never 0 only because nothing is known.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -88,21 +88,21 @@ class Progress:
         self._lock = threading.Lock()
         self._unwritten: Callable[[], float | None] | None = None
         self._whole_at = clock()
-        """When nothing lacked for the last time; at first, when this process began to care."""
+        """The last moment at which everything was recorded; at first, when this object was created."""
         self._lacking: tuple[int, float] | None = None
-        """An offset that is not recorded, and when what lies there was written."""
+        """An unrecorded offset, and when its message was written."""
         self.is_standby = False
-        """Whether another process recorded the stream the last time the database was asked: the lag is its to tell."""
+        """Whether another process recorded the stream when the database was last asked; that one reports the lag."""
         self.recorded: int | None = None
-        """The last offset that this process knows to be recorded; -1 where that is none, None where it knows none."""
+        """The last offset known to be recorded; -1 if there is none, None if unknown."""
         self._holes: list[tuple[float, int]] = []
         self.end: int | None = None
-        """The offset of the stream's last message, as it was seen last; -1 where it is empty."""
+        """The offset of the stream's last message when last asked; -1 if it is empty."""
         self.messages = self.rows = self.reconnects = 0
         self.skipped: collections.Counter[str] = collections.Counter()
 
     def statistics(self) -> RecordedStream:
-        """The stream's statistics."""
+        """Return the stream's statistics."""
         return RecordedStream(
             is_recording=self.is_recording,
             recorded_offset=self.recorded,
@@ -142,7 +142,7 @@ class Progress:
                 self._lacking = self.recorded + 1, oldest
 
     def stand_by(self) -> None:
-        """Note that another process records the stream: what this one knew of it is out of date."""
+        """Note that another process records the stream, and drop what this one knew of it."""
         with self._lock:
             self.is_standby, self.recorded, self.end, self._lacking = True, None, None, None
             self._whole_at = self._clock()
@@ -154,12 +154,12 @@ class Progress:
 
     @property
     def hole_offsets(self) -> int:
-        """Offsets that retention took before they were recorded, as far as that was noticed within a day."""
+        """Offsets lost to retention before they were recorded, as noticed within a day."""
         since = self._clock() - LATELY_S
         return sum(offsets for noticed_at, offsets in self._holes if noticed_at > since)
 
     def written(self, recorded: int, at: float) -> None:
-        """Note that all up to an offset is recorded, and when that message was written."""
+        """Note that everything up to an offset is recorded, and when its message was written."""
         with self._lock:
             self.recorded = recorded
             self._whole_at = max(self._whole_at, at)
@@ -172,7 +172,7 @@ class Progress:
             self.end = offset
 
     def show(self, end: int | None) -> None:
-        """Note where the stream ends now; None where it is empty, or not there."""
+        """Note where the stream ends now; None if it is empty or does not exist."""
         with self._lock:
             self.end = -1 if end is None else end
             if self.end <= (-1 if self.recorded is None else self.recorded):
@@ -180,7 +180,7 @@ class Progress:
 
     @property
     def lag_offsets(self) -> int | None:
-        """Offsets between the stream's end and the last recorded; None where that is not known."""
+        """Offsets between the stream's end and the last recorded; None if unknown."""
         with self._lock:
             if self.is_standby or self.end is None or self.recorded is None:
                 return None
@@ -188,7 +188,7 @@ class Progress:
 
     @property
     def lag_s(self) -> float | None:
-        """Age of the oldest message that is not recorded, at most; None for one that stands by."""
+        """Age of the oldest unrecorded message, an upper bound; None if another process records the stream."""
         with self._lock:
             if self.is_standby:
                 return None
@@ -196,7 +196,7 @@ class Progress:
             return 0.0 if oldest is None else max(0.0, self._clock() - oldest)
 
     def _oldest(self) -> float | None:
-        """When the oldest unrecorded message was written, or since when that is unknown; None if there is none."""
+        """When the oldest unrecorded message was written, or a time before that; None if there is none."""
         if self._lacking is not None:
             return self._lacking[1]
         if self._unwritten is None:
@@ -209,7 +209,7 @@ class Progress:
 
 
 class RecorderMetrics:
-    """The progress of one recorder with each of its streams, from the moment a stream is named."""
+    """One recorder's progress with each of its streams, from the moment a stream is added."""
 
     def __init__(self, outages: Outages) -> None:
         self._outages = outages
@@ -217,11 +217,11 @@ class RecorderMetrics:
         self.batch_s = Histogram()
 
     def stream(self, name: str) -> Progress:
-        """The progress of a stream, which is reported from now on."""
+        """Return the progress of a stream, which is reported from now on."""
         return self.streams.setdefault(name, Progress())
 
     def statistics(self) -> RecorderStatistics:
-        """The statistics of all streams. Asks no server."""
+        """Return the statistics of all streams. Asks no server."""
         return RecorderStatistics(
             streams={name: progress.statistics() for name, progress in list(self.streams.items())},
             batch_s=self.batch_s.observed(),

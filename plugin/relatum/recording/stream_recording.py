@@ -1,4 +1,4 @@
-"""One stream as this process records it. Only the loop's thread changes it; any thread may read the counts."""
+"""The state of one stream in this process. Only the loop's thread changes it; any thread may read the counts."""
 
 import random
 import time
@@ -18,26 +18,26 @@ from relatum.store.catalog import StreamRow
 from relatum.waiting import QUESTION_S, backoff
 
 LOOK_S: Final = 30.0
-"""How often we ask where a stream begins and ends: for metrics, and to prune what retention dropped."""
+"""Mean seconds between two queries of a stream's ends: for metrics, and to prune what retention dropped."""
 
 BATCH_BYTES_LEAST: Final = 16 << 10
-"""Bytes of COPY lines that a stream's batch may always have, however many streams are busy."""
+"""Bytes of COPY lines that a stream's batch may always hold, however many streams are busy."""
 
 _CHECKPOINT_S: Final = 30.0
 """Seconds between two checkpoints of a slow stream."""
 
 
 class Phase(Enum):
-    """How far a stream has come."""
+    """The phase of a stream in this process."""
 
-    SOUGHT = auto()  # whether the broker has it, and it is the one that the database knows
-    WANTED = auto()  # it is, and this member does not have it
-    HELD = auto()  # this member has it, and opens it next, or after a pause
-    OPEN = auto()  # it is read; or no more, and what was read is being committed
+    SOUGHT = auto()  # its existence on the broker and its row are being looked up
+    WANTED = auto()  # it has a row, and this member does not hold it
+    HELD = auto()  # this member holds it, and opens it next, or after a pause
+    OPEN = auto()  # it is being read, or its last batches are being committed
 
 
 class StreamRecording:
-    """One stream."""
+    """One stream in this process."""
 
     def __init__(self, name: str, super_stream: str | None, progress: Progress) -> None:
         self.name = name
@@ -46,39 +46,39 @@ class StreamRecording:
         self.log_name = f"recording of stream {name!r}"
         self.phase = Phase.SOUGHT
         self.row: StreamRow | None = None
-        """Its row in `streams`, while that is known to be this stream's."""
+        """Its row in `streams`, as long as the row is known to be this stream's."""
         self.following = 0
-        """The number that the follower gave it; 0 while it is not followed."""
+        """The follower's number for it; 0 while it is not followed."""
         self.tail: OpenTail | None = None
         self.after_commit: Callable[[StreamRecording], None] | None = None
-        """Of a stream that is not read any more: called once all that was read is committed."""
+        """Set when the stream is no longer read: called once everything that was read is committed."""
         self.before_opening: Callable[[], bool | None] | None = None
-        """Called before it is opened again. It returns False if this is not the stream of its row any more."""
+        """Called before it is opened again. Returns False if the row is not this stream's any more."""
         self.is_there = False
-        """Whether the broker has confirmed the stream, and lets this user read it: only then it gets a row."""
+        """Whether the broker has the stream and lets this user read it. Only then does it get a row."""
         self.is_refused = False
-        """Whether the last attempt failed, or another member has it: a drain does not wait for it."""
+        """Whether the last attempt failed, or another member holds it. A drain then does not wait for it."""
         self.was_missing = False
         self.pruned_to = 0
         self.pauses: Iterator[float] = backoff(QUESTION_S)
         self.due_at = 0.0
-        """When it is sought or opened next, by the monotonic clock."""
+        """When it is looked up or opened next, by the monotonic clock."""
         self.look_soon()
 
     def look_soon(self) -> None:
-        """Schedule the next look at its ends, spread over time."""
+        """Schedule the next query of its ends, with jitter."""
         self.look_at = time.monotonic() + LOOK_S * (0.5 + random.random())  # noqa: S311 - nothing secret
 
     def lacks(self, offset: int) -> bool:
-        """Whether this process is about to record the offset, and has not yet."""
+        """Return whether this process will record the offset and has not yet."""
         tail = self.tail
         return not self.is_refused if tail is None else tail.recorded_to < offset
 
     @property
     def left(self) -> int | None:
-        """Messages known to this process that are not recorded; None if unknown.
+        """The number of messages that this process has not recorded yet; None if unknown.
 
-        0 as well if another process records the stream, or it does not exist.
+        Also 0 if another process records the stream, or the stream is empty or missing.
         """
         if self.progress.is_standby or self.progress.end == -1:
             return 0
@@ -98,8 +98,8 @@ class StreamRecording:
 class OpenTail:
     """The tail of an open stream: while one batch is committed, the next one is filled.
 
-    There are two batches at most, so memory is bounded at any backlog. A lone message is committed at once, and under
-    load a batch grows to what one transaction's time lets in.
+    There are at most two batches, so memory is bounded at any backlog. A lone message is committed at once; under load,
+    a batch grows while the previous one is being committed.
     """
 
     def __init__(self, stream: StreamRecording, opened: Opened) -> None:
@@ -111,18 +111,18 @@ class OpenTail:
         self._checkpoint_offset, self._checkpoint_at = -1, 0.0
         self.filling = Batch(opened.tail.stream_id, self._extractor, with_time=opened.tail.with_time)
         self.share = Share(opened.tail, self.filling, opened.high_us)
-        """What is committed, or was last."""
+        """What is being committed, or was committed last."""
         self.committing: Batch | None = None
         """The batch that is being committed, or was held up."""
         self.held: list[Records] = []
-        """Records that filled the batch: more is asked for once there is room again."""
+        """Records that filled the batch: the follower gets credit for more once there is room again."""
         self.started_at = opened.tail.to_offset
         self.recorded_to = opened.tail.to_offset - 1
         self.first_offset = opened.stream.first_offset or 0
-        """The first retained offset, as seen last."""
+        """The first retained offset when last asked."""
         self.retained_from = 0
-        """Before it nothing is retained. Not of a stream of which nothing was recorded when the broker was asked: that
-        one may be declared anew, and nobody could tell."""
+        """Rows below this offset may be pruned. Not raised while nothing is recorded: the stream could be a different
+        one of the same name."""
 
     def add(self, parts: Sequence[RecordBatch]) -> None:
         """Add records."""
@@ -132,7 +132,7 @@ class OpenTail:
             add_links(self.filling, parts)
 
     def is_full(self, busy: int) -> bool:
-        """Whether the batch must be committed before more is read, while `busy` streams have something to commit."""
+        """Return whether the batch must be committed before more is read; `busy` streams have something to commit."""
         batch = self.filling
         if batch.line_bytes < BATCH_BYTES_LEAST:
             return batch.is_full
@@ -149,14 +149,14 @@ class OpenTail:
         return self.committing is None and not self.filling.messages
 
     def unwritten(self) -> float | None:
-        """When the oldest message was written that is not committed yet; None if there is none."""
+        """Return when the oldest uncommitted message was written; None if there is none."""
         for batch in (self.committing, self.filling):
             if batch is not None and batch.oldest_at is not None:
                 return batch.oldest_at
         return None
 
     def take(self) -> None:
-        """Have the share commit what was filled; the same batch as the last time if that was held up."""
+        """Hand the filled batch to the share; if the last batch was held up, hand it over again."""
         share = self.share
         if self.committing is None:
             self.committing = share.batch = self.filling
@@ -170,7 +170,7 @@ class OpenTail:
     def committed(self) -> None:
         """Note that the share was committed."""
         batch, self.committing = self.share.batch, None
-        self.share.batch = self.filling  # its lines are not needed any more
+        self.share.batch = self.filling  # frees the lines
         if self.share.checkpoint:
             self._checkpoint_offset, self._checkpoint_at = batch.last_offset, time.monotonic()
         self.recorded_to = batch.last_offset
@@ -180,9 +180,9 @@ class OpenTail:
 
     @property
     def is_known(self) -> bool:
-        """Whether something was recorded that tells the stream from another of its name."""
+        """Whether a recorded message distinguishes the stream from another of its name."""
         return self._is_known or self.recorded_to >= self.started_at
 
     def records_by(self, key_ids: Sequence[int], with_time: bool | None) -> bool:
-        """Whether it records these keys, and the time or not."""
+        """Return whether it records exactly these keys, and the time as given."""
         return list(key_ids) == self._key_ids and with_time == self._with_time

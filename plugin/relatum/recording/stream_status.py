@@ -1,4 +1,4 @@
-"""What is recorded of each stream, how far behind it is, and what happened to it."""
+"""The status of streams: what is recorded, how far behind the recording is, and what happened."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ _EVENTS_OF: Final = sql("""
     FROM unnest(:ids::integer[]) AS wanted(id) CROSS JOIN LATERAL (
         SELECT * FROM relatum.events WHERE stream_id = id ORDER BY event_id DESC LIMIT 20) AS newest
     ORDER BY event_id""")
-"""The newest events of each stream, as many as are shown, in order."""
+"""Selects the newest events of each stream, in order; no more are shown."""
 
 _SKIPS_OF: Final = sql(
     "SELECT stream_id, key_id, reason, count FROM relatum.skips WHERE stream_id = ANY (:ids::integer[])"
@@ -51,7 +51,7 @@ _BROKERS: Final = sql("SELECT broker_id, cluster_name FROM relatum.brokers")
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """Something that happened to a stream; offsets [from, to).
+    """An event of a stream, with offsets [from_offset, to_offset).
 
     `kind` is `replaced`, `tail_lost`, `hole`, `missing`, or `unreadable` (batches that could not be unpacked).
     """
@@ -64,41 +64,40 @@ class StreamEvent:
 
     @property
     def words(self) -> str:
-        """What happened, in a word or two."""
+        """The event's name for users, in a word or two."""
         return _EVENTS.get(self.kind, (self.kind, ""))[0]
 
     @property
     def remedy(self) -> str:
-        """What to do about it; empty where nothing helps."""
+        """What to do about it; empty if nothing helps."""
         return _EVENTS.get(self.kind, ("", ""))[1]
 
 
 _EVENTS: Final = {
     "replaced": ("declared again", "relatum prune removes what was recorded before"),
-    "tail_lost": ("tail lost", "its publishers know what was in it"),
+    "tail_lost": ("tail lost", "its publishers know which messages were lost"),
     "missing": ("deleted", "declare it again, or relatum forget removes what was recorded"),
     "hole": ("hole", "retention was faster than recording: keep the stream longer, or record sooner"),
-    "unreadable": ("unreadable", "install what can unpack these batches"),
+    "unreadable": ("unreadable", "install the codec of these batches"),
 }
-"""What an event is called, and what to do about it."""
+"""An event's name for users, and what to do about it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """One stream: what the broker holds and what the table holds of it.
+    """The status of one stream, in the broker and in the table.
 
-    `state` is `recording`, `unattended` (some of it is recorded, and nobody records it now: what is published stays
-    unrecorded until a recorder runs), `not_recorded` (the database has none of it), or why it cannot be read:
-    `missing` (the broker has no such stream), `deleted` (the same of one that was recorded), `not_a_stream` (a
-    queue of another kind), `refused` (this user may not read it), `another_broker` (it was recorded from another
-    one), `unavailable` (no leader, a node that starts: it passes) or `unreadable` (bad data). `error` is the error
-    that says so, None where it is read. `first` and `last` are retained offsets, None where the stream is empty or
-    cannot be read. `covered` gives the recorded ranges by key name, `time` among them; `holes` are ranges retention
-    took first, `gaps` ranges that are retained and of which nothing is recorded: a recorder closes them.
-    `lag_offsets` counts them and what lies behind the end; `lag_s` is the age of the oldest unrecorded message;
-    each is None where that is not known. `rows` and `bytes` (of table and index) are estimates in large tables.
-    `recorder` is who holds the lease, None where nobody. `broker` is the one it was recorded from, its cluster's
-    name and the beginning of its id; None where that is not known.
+    `state` is `recording`, `unattended` (it is recorded in part, and no recorder runs: new messages stay unrecorded),
+    `not_recorded` (nothing of it is recorded), or why the stream cannot be read: `missing` (the broker has no such
+    stream), `deleted` (the same, but it was recorded), `not_a_stream` (a queue of another kind), `refused` (this user
+    may not read it), `another_broker` (it was recorded from another broker), `unavailable` (temporary: no leader, or a
+    starting node) or `unreadable` (bad data). `error` is the error in these cases, else None. `first` and `last` are
+    the retained offsets, None if the stream is empty or cannot be read. `covered` holds the recorded ranges by key
+    name, including `time`. `holes` are ranges that retention dropped before they were recorded; `gaps` are retained
+    ranges without any recording, which a recorder closes. `lag_offsets` counts the offsets in gaps and after the
+    recorded end; `lag_s` is the age of the oldest unrecorded message in seconds; each is None if unknown. `rows` and
+    `bytes` (with indexes) are estimates in large tables. `recorder` is the holder of the lease, or None. `broker` is
+    the broker it was recorded from, as the cluster's name and the beginning of its id; None if unknown.
     """
 
     stream: str
@@ -127,16 +126,16 @@ def status(
     database: AnyDatabase,
     names: Sequence[str] | None = None,
 ) -> list[StreamStatus]:
-    """The status of streams, by name.
+    """Return the status of streams, ordered by name.
 
     Args:
         broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
-        names: Streams and super streams; None: all that the database knows.
+        names: Streams and super streams. None (default): all streams in the database.
 
     Returns:
-        One for each stream that the table has. One that cannot be read is among them, with its state, and stops no
-        other.
+        The status of each stream in the database. A stream that cannot be read has a state that says why, and does not
+        stop the others.
 
     Raises:
         BrokerUnavailable, DatabaseUnavailable: there is no status; safe to repeat.
@@ -149,7 +148,7 @@ def status(
 
 
 def recorded_status(engine: sa.Engine, vhost: str, names: Sequence[str], away: RelatumError) -> list[StreamStatus]:
-    """What the database alone knows of streams, while the broker is away; `away` says why, and is each one's `error`.
+    """Return the status of streams without the broker; `away` is the reason, and the `error` of each stream.
 
     Raises:
         DatabaseUnavailable: there is no status; safe to repeat.
@@ -170,19 +169,19 @@ def _statuses(
 def _another(
     engine: sa.Engine, reader: StreamReader | RelatumError, stream: StreamRow, identity: BrokerIdentity | None
 ) -> AnotherBroker | None:
-    """Why a stream is another broker's; None where it is not known to be."""
+    """Return an error if a stream is known to belong to another broker."""
     try:
         if isinstance(reader, StreamReader):
             check_broker(engine, reader, stream, identity)
     except AnotherBroker as error:
         return error
     except StreamUnavailable:
-        pass  # Where its leader does not answer, its ends cannot be had either.
+        pass  # If its leader does not answer, its ends are unknown, too.
     return None
 
 
 class _Facts:
-    """What the database says of some streams, read once."""
+    """The database's data about some streams, read once."""
 
     def __init__(self, connection: sa.Connection, known: Sequence[StreamRow]) -> None:
         ids = [stream.stream_id for stream in known]
@@ -245,7 +244,7 @@ _STATES: Final[tuple[tuple[type[RelatumError], str], ...]] = (
     (Transient, "unavailable"),
     (RelatumError, "unreadable"),
 )
-"""The state of a stream that cannot be read, by its error: the first that fits."""
+"""The state of a stream that cannot be read, by its error; the first match counts."""
 
 
 def _state_of(error: RelatumError | None, rows: Sequence[CoverageRow], recorder: str | None) -> str:
@@ -260,9 +259,9 @@ def _state_of(error: RelatumError | None, rows: Sequence[CoverageRow], recorder:
 def _lag(
     reader: StreamReader, stream: str, bounds: StreamBounds, recorded_to: int | None, open_gaps: Sequence[Range]
 ) -> tuple[int, float | None, RelatumError | None]:
-    """How far the recording is behind: offsets, and seconds since the oldest unrecorded message was written.
+    """Return the lag: offsets, and seconds since the oldest unrecorded message was written.
 
-    And the error, where that message cannot be read.
+    The third value is the error if that message cannot be read.
     """
     if bounds.last is None or bounds.first is None:
         return 0, 0.0, None

@@ -23,8 +23,8 @@ logger = logging.getLogger("relatum.recorder")
 class Streams:
     """All streams of a process.
 
-    What has to wait for a server is asked by three duties, of all streams that are due at once: `_seek` finds out which
-    names are streams of this broker's, `_share` which of them are this member's, and `_open` opens those.
+    Three duties ask the servers, each for all streams that are due at once: `_seek` finds out which names are streams
+    of this broker, `_share` which of them this member holds, and `_open` opens those.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Streams:
         self._membership = membership
         self._by_name: dict[str, StreamRecording] = {}
         self._missing: list[StreamRow] = []
-        """Streams to write down as missing."""
+        """Streams to be stored as missing."""
         self._seeking: Duty | None = None
         self._opening: Duty | None = None
 
@@ -62,11 +62,11 @@ class Streams:
         return name in self._by_name
 
     def add(self, stream: StreamRecording) -> None:
-        """Add a stream. Nothing happens with it before `seek`."""
+        """Add a stream. It is not looked up before `seek`."""
         self._by_name.setdefault(stream.name, stream)
 
     def all(self) -> list[StreamRecording]:
-        """All streams, in the order in which they were added."""
+        """Return all streams in the order in which they were added."""
         return list(self._by_name.values())
 
     # --- what happens to one ------------------------------------------------------------------------------------------
@@ -84,12 +84,12 @@ class Streams:
             self._leave(stream)
 
     def of(self, stream: str, following: int) -> StreamRecording | None:
-        """The stream that a follower's event is about; None where the event is of an earlier following."""
+        """Return the stream of a follower's event; None if the event is from an earlier following."""
         found = self._by_name.get(stream)
         return found if found is not None and found.following == following else None
 
     def recorded(self) -> list[tuple[StreamRecording, StreamRow, OpenTail]]:
-        """The streams that are recorded now."""
+        """Return the streams that are recorded now."""
         return [
             (stream, stream.row, stream.tail)
             for stream in self.all()
@@ -97,7 +97,7 @@ class Streams:
         ]
 
     def attached(self, stream: StreamRecording) -> None:
-        """The broker has the stream, and lets this user read it."""
+        """Handle an attach: the broker has the stream, and this user may read it."""
         if stream.phase is Phase.SOUGHT:
             self._found(stream)
         elif stream.after_commit is not None:
@@ -116,7 +116,7 @@ class Streams:
         self.seek()
 
     def lost(self, stream: StreamRecording, what: Hole | Replaced) -> None:
-        """The follower found a hole, or another stream of that name."""
+        """Handle a hole, or another stream of that name."""
         row = stream.row
         if row is None:
             return  # it is being looked up again already
@@ -126,13 +126,13 @@ class Streams:
             self.close(stream, partial(self._reopen, partial(self.broker.is_stream_of, row)))
 
     def pass_over(self, stream: StreamRecording, to_offset: int, reason: str) -> None:
-        """The next messages of a stream cannot be unpacked here: go on behind them."""
+        """Skip messages of a stream that cannot be unpacked here."""
         if stream.row is not None:
             before = partial(pass_over, self._engine, stream.row, to_offset, reason)
             self.close(stream, partial(self._reopen, before))
 
     def gone(self, stream: StreamRecording, error: Exception) -> None:
-        """The stream does not exist, or this user may not read it. The follower keeps asking."""
+        """Handle a stream that does not exist, or that this user may not read. The follower keeps trying."""
         stream.is_refused = True
         self.close(stream, partial(self._miss, error), is_followed=True)
 
@@ -141,7 +141,7 @@ class Streams:
     ) -> None:
         """Stop reading an open stream, commit what was read, then call `then`.
 
-        If another member has the stream, that overrides an earlier `then`.
+        If another member takes the stream, this overrides an earlier `then`.
         """
         if stream.tail is None or (stream.after_commit is not None and then not in (self._release, self._lose)):
             return
@@ -154,14 +154,14 @@ class Streams:
         self.committed(stream.tail)
 
     def committed(self, tail: OpenTail) -> None:
-        """A batch of the stream was committed."""
+        """Handle the commit of a batch."""
         if tail.recorded_to >= tail.started_at:
             self.outages.over(tail.stream.log_name)
         if tail.is_whole and tail.stream.after_commit is not None:
             self.ended(tail, None)
 
     def ended(self, tail: OpenTail, error: Exception | None) -> None:
-        """Everything that was read of a stream is committed, or could not be."""
+        """Handle the end of a tail: everything that was read is committed, or the commit failed."""
         stream = tail.stream
         if tail.is_over:
             return
@@ -172,7 +172,7 @@ class Streams:
             stream.pauses = backoff(QUESTION_S)
         then, stream.after_commit = stream.after_commit, None
         if error is not None and then not in (self._release, self._lose):
-            # The stream is read again from the end of its coverage.
+            # It is read again from the end of its coverage.
             self._leave(stream)
             stream.phase, stream.before_opening = Phase.HELD, None
             self._failed(stream, error)
@@ -180,7 +180,7 @@ class Streams:
             then(stream)
 
     def let_more_come(self, tail: OpenTail) -> None:
-        """Ask for more of a stream whose batch was full."""
+        """Give credit for more of a stream whose batch was full."""
         held, tail.held = tail.held, []
         self.follower.done(*held)
 
@@ -190,10 +190,10 @@ class Streams:
             stream.following = 0
 
     def _failed(self, stream: StreamRecording, error: Exception) -> None:
-        """Seek or open a stream again after a pause, after an error."""
+        """Handle an error: look up or open the stream again after a pause."""
         if isinstance(error, Conflict):
-            # Nothing is wrong: another process was faster. Look again at what there is to do.
-            logger.info("recording of stream %r begins anew: %s", stream.name, ended(error))
+            # Nothing is wrong: another process was faster. Start over.
+            logger.info("restarting the recording of stream %r: %s", stream.name, ended(error))
             stream.before_opening = None
         else:
             self.outages.failed(stream.log_name, error)
@@ -207,7 +207,7 @@ class Streams:
             if duty is not None:
                 duty.wake()
 
-    # --- what comes when what was read is committed -------------------------------------------------------------------
+    # --- after the last commit ----------------------------------------------------------------------------------------
 
     def _reopen(self, before: Callable[[], bool | None] | None, stream: StreamRecording) -> None:
         stream.phase, stream.before_opening, stream.due_at = Phase.HELD, before, 0.0
@@ -215,14 +215,14 @@ class Streams:
             self._opening.wake()
 
     def _release(self, stream: StreamRecording) -> None:
-        """Give the stream to another member."""
+        """Release the stream to another member."""
         self._leave(stream)
         stream.phase = Phase.WANTED
         if stream.row is not None:
             self._membership.release(stream.row)
 
     def _lose(self, stream: StreamRecording) -> None:
-        """Another member took the stream. Without a row, it was replaced, forgotten, or is another broker's."""
+        """Stop holding the stream. Without a row, it was replaced, forgotten, or belongs to another broker."""
         self._leave(stream)
         stream.phase, stream.before_opening, stream.due_at = Phase.WANTED, None, 0.0
         if stream.row is None:
@@ -268,7 +268,7 @@ class Streams:
         for stream in due:
             row = rows.get(stream.name)
             if self._by_name.get(stream.name) is not stream:
-                continue  # dropped meanwhile
+                continue  # dropped in the meantime
             if stream.name in others:
                 self._failed(stream, others[stream.name])
             elif row is None:
@@ -297,7 +297,7 @@ class Streams:
 
     def _settle(self, stream: StreamRecording, stream_id: int, found: Found) -> None:
         share = found.share
-        # Another member may have found that it is another broker's.
+        # Another member may have found that it belongs to another broker.
         is_strange = self.broker.is_not_of(found.broker_ids.get(stream_id))
         if stream_id in share.held and not is_strange:
             if stream.phase is Phase.WANTED:
@@ -319,7 +319,7 @@ class Streams:
             self.outages.over(stream.log_name)
 
     def _give(self, surplus: int) -> None:
-        """Give away streams, as many as this member has too many."""
+        """Release this member's surplus of streams."""
         leaving = sum(stream.after_commit == self._release for stream in self.all())
         for stream in reversed(self.all()):
             if leaving >= surplus:
@@ -368,11 +368,11 @@ class Streams:
             if stream.name in opened:
                 self._follow(stream, opened[stream.name])
             else:
-                logger.info("recording of stream %r begins anew: another recorder opened it", stream.name)
+                logger.info("restarting the recording of stream %r: another recorder opened it", stream.name)
                 self._put_off(stream)
 
     def _opened(self, rows: Sequence[StreamRow]) -> dict[str, Opened]:
-        # Nothing is written for a broker that never answered.
+        # Write nothing if the broker never answered.
         self.follower.reader()
         return {each.stream.name: each for each in open_streams(self._engine, rows)}
 
@@ -383,7 +383,7 @@ class Streams:
 
 
 def _due(streams: Iterable[StreamRecording]) -> tuple[list[StreamRecording], float]:
-    """The streams that are due now, and the seconds until the next one is."""
+    """Return the streams that are due now, and the seconds until the next one is due."""
     now, due, next_at = time.monotonic(), list[StreamRecording](), math.inf
     for stream in streams:
         if stream.due_at <= now:

@@ -1,8 +1,8 @@
-"""Where recording of a stream goes on: its tail, opened, moved behind a hole, or cut back to what the stream still has.
+"""The tail of a stream, where recording continues: opened, moved past a hole, or cut back to what the stream still has.
 
-RabbitMQ does not fsync streams, moves a reader that fell behind retention forward without a word, and starts a stream
-that is declared again at offset 0. So nothing is concluded from offsets alone: a stream is the one that was recorded
-where the message at the last recorded position is as it was. The follower reads that message first.
+RabbitMQ does not fsync streams, silently moves a reader that fell behind retention forward, and starts a stream that is
+declared again at offset 0. So offsets alone prove nothing: a stream is the recorded one if the message at the last
+recorded position is unchanged. The follower reads that message first.
 """
 
 import logging
@@ -41,7 +41,7 @@ logger = logging.getLogger("relatum.recorder")
 # --- opened -----------------------------------------------------------------------------------------------------------
 
 _HOLES_MAX: Final = 1000
-"""Holes looked at of one stream, the newest."""
+"""How many holes of a stream are read at most, newest first."""
 
 _LATE_HOLES: Final = sql("""
     SELECT stream_id, extract(epoch FROM now() - at), to_offset - from_offset FROM relatum.events
@@ -59,11 +59,11 @@ _LATEST_TIMES: Final = sql("""
         SELECT max_us FROM relatum.time_blocks WHERE stream_id = s.stream_id
         ORDER BY first_offset DESC LIMIT 8) AS latest
     GROUP BY s.stream_id""")
-"""The greatest time of the last few blocks of each. How small the index is depends on it, not what it finds."""
+"""Selects the greatest time of the last few blocks of streams. It only affects the index's size, not its results."""
 
 
 def late_holes(connection: sa.Connection, stream_ids: Iterable[int]) -> dict[int, list[tuple[float, int]]]:
-    """The holes noticed within `LATELY_S`, by stream: how many seconds ago, and how many offsets each has."""
+    """Read the holes noticed within `LATELY_S`, by stream: how many seconds ago, and how many offsets each has."""
     rows = connection.execute(_LATE_HOLES, {"stream_ids": sorted(stream_ids), "lately_s": LATELY_S})
     found: dict[int, list[tuple[float, int]]] = {}
     for stream_id, age, offsets in rows:
@@ -122,10 +122,10 @@ def open_streams(engine: sa.Engine, rows: Sequence[StreamRow]) -> list[Opened]:
 def set_tail(
     connection: sa.Connection, stream: StreamRow, tail: CoverageRow | None, at: int, known: Position | None
 ) -> None:
-    """Continue recording at an offset instead of at the tail, by the keys in force; `known` is the message before it.
+    """Continue recording at an offset instead of at the tail, with the keys in force; `known` is the message before it.
 
     Raises:
-        CoverageConflict: another recorder moved the tail meanwhile.
+        CoverageConflict: another recorder moved the tail in the meantime.
     """
     if tail is not None:
         close_tail(connection, tail)
@@ -153,26 +153,26 @@ _DELETE_BEHIND: Final = [
     sql(f"DELETE FROM relatum.{table} WHERE stream_id = :stream_id::integer AND {offset} >= :cut::bigint")
     for table, offset in (("receipts", "stream_offset"), ("checkpoints", "last_offset"))
 ]
-"""Deletes what speaks of messages, which are others now."""
+"""Deletes rows about messages that have been replaced by others."""
 
 
 def is_same(reader: StreamReader, stream: str, position: Position, bounds: StreamBounds) -> bool:
-    """Whether a stream still holds the same message at an offset. True if retention has taken the offset."""
+    """Return whether a stream still holds the same message at an offset; True if retention dropped the offset."""
     if bounds.first is not None and position.offset < bounds.first:
         return True
-    # Asked also where the bounds end before it: they may be older than the position.
+    # Asked even if the bounds end before it: they may be older than the position.
     found = agreement(reader, stream, position)
     if found is Agreement.UNKNOWN:
         raise StreamUnavailable(
-            f"whether the stream {stream!r} is as it was at offset {position.offset} cannot be told now: no node that "
-            "has it can be asked",
+            f"cannot tell now whether the stream {stream!r} is unchanged at offset {position.offset}: no node that has "
+            "it answers",
             stream=stream,
         )
     return found in (Agreement.SAME, Agreement.EXPIRED)
 
 
 def after_loss(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bool:
-    """Cut the table back to where the stream agrees; False if it is another stream: a new generation begins."""
+    """Cut the table back to where the stream agrees; if it is another stream, begin a generation and return False."""
     bounds = ends_of_known(reader, stream.name)
     with transaction(engine) as connection:
         tail = tail_of(connection, stream.stream_id)
@@ -180,7 +180,7 @@ def after_loss(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bo
     if agreed is not None and tail is not None and _cut_back(engine, reader, stream, tail, agreed, bounds):
         return True
     extra = {"stream": stream.name, "generation": stream.generation + 1}
-    logger.warning("stream %r was deleted and declared again: recorded from its begin", stream.name, extra=extra)
+    logger.warning("stream %r was deleted and declared again: recording it from the start", stream.name, extra=extra)
     with transaction(engine) as connection:
         # No row of the old generation must answer for the new stream.
         if connection.execute(_RETIRE, {"stream_id": stream.stream_id}).rowcount != 1:
@@ -193,10 +193,10 @@ def after_loss(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> bo
 def _last_agreement(
     engine: sa.Engine, reader: StreamReader, stream: StreamRow, bounds: StreamBounds
 ) -> Position | None:
-    """The last checkpoint or end of a range that the stream agrees with, by bisection: agreement is a prefix."""
+    """Find the last checkpoint or end of a range that the stream agrees with, by bisection: agreement is a prefix."""
     if bounds.first is None or bounds.last is None:
         return None
-    # One node's word on the end is no reason to go back further: positions behind it are asked of the leader.
+    # An unproven end is no reason to go back further: for later positions the leader is asked.
     end = bounds.last if bounds.is_proven else INTEGER_MAX
     with transaction(engine) as connection:
         wanted = {"stream_id": stream.stream_id, "first": bounds.first, "last": end}
@@ -217,9 +217,9 @@ def _cut_back(
     agreed: Position,
     bounds: StreamBounds,
 ) -> bool:
-    """Take out everything behind the last agreement, so that it is recorded again as the stream has it now.
+    """Remove everything after the last agreement, so that it is recorded again as the stream has it now.
 
-    False where nothing that is retained would be left to know the stream by: nothing was changed then.
+    False if no retained position would be left to identify the stream by; then nothing was changed.
     """
     with translated_errors(), engine.connect() as connection, connection.begin() as undoable:
         lock_ranges(connection, stream.stream_id, (0, INTEGER_MAX))
@@ -238,13 +238,13 @@ def _cut_back(
             connection.execute(statement, {"stream_id": stream.stream_id, "cut": cut})
         set_tail(connection, stream, tail_of(connection, stream.stream_id), cut, known)
         lost = cut, tail.to_offset
-        note(connection, stream.stream_id, "tail_lost", lost, "recorded again as the stream has it now")
+        note(connection, stream.stream_id, "tail_lost", lost, "recorded again from the present stream")
     extra = {"stream": stream.name, "from": cut, "to": tail.to_offset}
-    logger.warning("stream %r has lost its end: recorded again from %d on", stream.name, cut, extra=extra)
+    logger.warning("stream %r has lost its end: recording it again from offset %d on", stream.name, cut, extra=extra)
     return True
 
 
-# --- what cannot be read ----------------------------------------------------------------------------------------------
+# --- messages that cannot be read -------------------------------------------------------------------------------------
 
 _SET_FIRST: Final = sql(
     "UPDATE relatum.streams SET first_offset = :first::bigint WHERE stream_id = :stream_id::integer"
@@ -263,7 +263,7 @@ _NOTE: Final = sql("""
 
 
 def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> None:
-    """Continue behind offsets that retention took. They become a hole, unless nothing was recorded before them."""
+    """Continue after offsets that retention dropped. They become a hole, unless nothing was recorded before them."""
     with transaction(engine) as connection:
         tail = _go_on_at(connection, stream, to_offset)
         connection.execute(_SET_FIRST, {"stream_id": stream.stream_id, "first": to_offset})
@@ -278,19 +278,19 @@ def pass_hole(engine: sa.Engine, stream: StreamRow, to_offset: int) -> None:
 
 
 def pass_over(engine: sa.Engine, stream: StreamRow, to_offset: int, reason: str) -> None:
-    """Continue behind messages that cannot be unpacked here. They become a gap, which is tried again."""
+    """Continue after messages that cannot be unpacked here. They become a gap, which is retried."""
     with transaction(engine) as connection:
         tail = _go_on_at(connection, stream, to_offset)
         grown = {"stream_id": stream.stream_id, "end": tail.to_offset, "to_offset": to_offset}
         if connection.execute(_GROW_UNREADABLE, grown).rowcount == 0:
             note(connection, stream.stream_id, "unreadable", (tail.to_offset, to_offset), reason)
             extra = {"stream": stream.name, "from": tail.to_offset, "to": to_offset, "reason": reason}
-            text = "offsets %d to %d of stream %r are not recorded, and cannot be unpacked here: %s"
+            text = "offsets %d to %d of stream %r are not recorded, since they cannot be unpacked here: %s"
             logger.warning(text, tail.to_offset, to_offset - 1, stream.name, reason, extra=extra)
 
 
 def _go_on_at(connection: sa.Connection, stream: StreamRow, to_offset: int) -> CoverageRow:
-    """Move the tail further on, and return it as it was."""
+    """Move the tail forward, and return it as it was."""
     tail = tail_of(connection, stream.stream_id)
     if tail is None or tail.to_offset >= to_offset:
         raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
@@ -299,7 +299,7 @@ def _go_on_at(connection: sa.Connection, stream: StreamRow, to_offset: int) -> C
 
 
 def note_missing(engine: sa.Engine, stream: StreamRow) -> None:
-    """Write down that the broker has no such stream any more; it may be declared again at any moment."""
+    """Store that the broker does not have the stream any more; it may be declared again at any moment."""
     with transaction(engine) as connection:
         connection.execute(_SET_MISSING, {"stream_id": stream.stream_id})
         note(connection, stream.stream_id, "missing")
@@ -308,7 +308,7 @@ def note_missing(engine: sa.Engine, stream: StreamRow) -> None:
 def note(
     connection: sa.Connection, stream_id: int, kind: str, offsets: tuple[int, int] | None = None, detail: str = ""
 ) -> None:
-    """Write down what happened to a stream, for `relatum status`."""
+    """Store an event of a stream, for `relatum status`."""
     start, end = offsets or (None, None)
     event = {"stream_id": stream_id, "kind": kind, "start": start, "end": end, "detail": detail}
     connection.execute(_NOTE, event)

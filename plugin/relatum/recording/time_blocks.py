@@ -1,15 +1,15 @@
-"""The sparse index of times: how the times of recorded messages become its rows. Pure.
+"""The sparse index of times: how its rows are made from the times of recorded messages. Pure.
 
-A row for each message would cost as much as a key's row and slow the recorder down by a third; a row for each 128
-costs less than a byte a message, and reading 128 messages on takes less time than one attach. What must hold, so
-that a look-up by time is exact also where publishers' times are not in offset order:
+A row for each message would cost as much as a key's row and slow the recorder down by a third. A row for each 128
+messages costs less than a byte a message, and reading 128 messages takes less time than one attach. Invariants that
+keep a lookup by time exact, even if publishers' times are not in offset order:
 
-- every message with a time lies in a block whose [min_us, max_us] holds that time and whose offsets hold its offset;
+- every message with a time has a block whose [min_us, max_us] includes its time and whose offsets include its offset;
 - both ends of a block's range are times of messages in it;
-- a block of class c is at most 4**c microseconds wide, so those that can hold a time t begin within 4**c before it.
+- a block of class c is at most 4**c microseconds wide, so blocks that can include a time t begin within 4**c before it.
 
-Where times are in order a block is one row, however wide. Where they are not, its messages are grouped by time and a
-group is at most a second wide, so that a look-up never has to read blocks that span a day of disorder.
+If times are in order, a block is one row of any width. If not, its messages are grouped by time, and a group is at
+most a second wide, so that a lookup never has to read blocks that span a day of disorder.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from relatum.limits import TIME_BLOCK_DISORDER_US_MAX, TIME_BLOCK_MESSAGES_MAX
 
 
 class TimeBlock(NamedTuple):
-    """One row of the time index: times and offsets are inclusive at both ends."""
+    """One row of the time index. Times and offsets are inclusive at both ends."""
 
     min_us: int
     max_us: int
@@ -34,7 +34,7 @@ class TimeBlock(NamedTuple):
 
 
 def width_class(width_us: int) -> int:
-    """The class of a width in microseconds: 0 for 0, else the smallest c >= 1 with width_us <= 4**c."""
+    """Return the class of a width in microseconds: 0 for 0, else the smallest c >= 1 with width_us <= 4**c."""
     if width_us == 0:
         return 0
     return max(1, ((width_us - 1).bit_length() + 1) // 2)
@@ -43,9 +43,9 @@ def width_class(width_us: int) -> int:
 def time_blocks(
     offsets: Sequence[int], times: Sequence[int], high_us: int | None
 ) -> tuple[list[TimeBlock], int | None]:
-    """The blocks of consecutive messages."""
+    """Return the blocks of consecutive messages, and the greatest time up to and including theirs."""
     if len(times) == 1:
-        # What most streams have in a commit of many.
+        # Common: most streams of a large commit have one message.
         (at,) = times
         return [TimeBlock(at, at, offsets[0], offsets[0])], at if high_us is None or at > high_us else high_us
     blocks: list[TimeBlock] = []
@@ -63,7 +63,7 @@ def time_blocks(
 
 
 def _grouped(offsets: Sequence[int], times: Sequence[int]) -> list[TimeBlock]:
-    """Groups of messages with times near each other, each as narrow as disorder may be."""
+    """Group messages by time; no group is wider than disorder may be."""
     groups: list[TimeBlock] = []
     members: list[int] = []
     first = last = 0

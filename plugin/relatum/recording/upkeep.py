@@ -1,7 +1,7 @@
-"""What a recorder does in the background: looking at ends, closing gaps, tending the table, deleting what has expired.
+"""A recorder's background duties: asking for ends, closing gaps, maintaining the table's parts, deleting expired rows.
 
-Gaps are left by interrupted back-fills, and by batches that could not be unpacked when they were read. What release 0.4
-recorded over AMQP 0.9.1 is recorded again by the stream protocol.
+Gaps come from interrupted back-fills, and from batches that could not be unpacked when they were read. Offsets that
+release 0.4 recorded over AMQP 0.9.1 are recorded again with the stream protocol.
 """
 
 import logging
@@ -45,32 +45,32 @@ from relatum.waiting import QUESTION_S, Duty, backoff, ended, within
 logger = logging.getLogger("relatum.recorder")
 
 LOOK_TIME_S: Final = 2.0
-"""Time limit for asking where one stream ends: the other streams wait for it."""
+"""Time limit for asking for one stream's ends, in seconds: the other streams wait for it."""
 
 UNTOUCHED_S: Final = 5.0
-"""Seconds that a gap must stay unchanged before it is closed here: a running back-fill changes it all the time."""
+"""Seconds for which a gap must be unchanged before it is closed: a running back-fill changes it all the time."""
 
 TEND_S: Final = 60.0
-"""Seconds between two looks at closed parts. An attempt that gives way to a reader delays lookups by 50 ms."""
+"""Seconds between two checks of closed parts. An attempt that gives way to a reader delays lookups by 50 ms."""
 
 BEGUN_S: Final = 1.0
-"""Seconds between checks whether anything is recorded yet; no server is asked."""
+"""Seconds between two checks whether anything is recorded yet; they ask no server."""
 
 RECEIPTS_S: Final = 60.0
 """Seconds between deletions of old receipts."""
 
 PRUNE_S: Final = 0.5
-"""Seconds that one round spends on deleting rows of dropped messages."""
+"""Seconds that one round spends on deleting rows of messages that retention dropped."""
 
 PRUNE_EVERY_S: Final = 2.0
 """Seconds between two such rounds."""
 
 Recorded = tuple[StreamRecording, StreamRow, OpenTail]
-"""A stream that is recorded now."""
+"""A stream that is recorded now, with its row and tail."""
 
 
 class Upkeep:
-    """Four duties; each does one thing at a time, in a thread."""
+    """Four duties; each makes one blocking call at a time, in a thread."""
 
     def __init__(self, streams: Streams, engine: sa.Engine, stop: threading.Event) -> None:
         self._streams = streams
@@ -85,10 +85,10 @@ class Upkeep:
         """Start the duties, and return them to be cancelled."""
         repeat, outages = self._loop.repeat, self._streams.outages
         return [
-            repeat(self._look, "looking at ends", outages),
+            repeat(self._look, "asking for the ends of streams", outages),
             repeat(self._close_gaps, "closing of gaps", outages),
-            repeat(self._tend, "looking after the parts of the table", outages),
-            repeat(self._prune, "deleting what has expired", outages),
+            repeat(self._tend, "maintaining the parts of the table", outages),
+            repeat(self._prune, "deleting expired rows", outages),
         ]
 
     async def _close_gaps(self) -> float:
@@ -113,9 +113,9 @@ class Upkeep:
         return PRUNE_EVERY_S
 
     def _tend_parts(self) -> float:
-        """Make the next part ahead of time, close full ones, and drop those of which nothing is retained.
+        """Make the next part ahead of time, close full parts, and drop parts without retained messages.
 
-        Every recorder does this; the second finds nothing to do. See docs/adr/0023.
+        Every recorder does this; the second one finds nothing to do. See docs/adr/0023.
         """
         found = turn_parts(self._engine, PART_BYTES)
         if time.monotonic() >= self._tend_at:
@@ -124,13 +124,13 @@ class Upkeep:
             empty_parts(self._engine)
             if dropped := drop_parts(self._engine):
                 rows = sum(dropped.values())
-                logger.info("dropped %d rows of messages that are not retained", rows, extra={"rows": rows})
+                logger.info("dropped %d rows of messages that are no longer retained", rows, extra={"rows": rows})
         return TURN_S
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
     async def _look(self) -> float:
-        """Ask where the stream that is due next begins and ends. Streams that others record are left to them."""
+        """Ask for the ends of the stream that is due next, unless another process records it."""
         looked_at = [
             each
             for each in self._streams.all()
@@ -149,8 +149,8 @@ class Upkeep:
         except StreamNotFound:
             stream.progress.show(None)
         except RelatumError as error:
-            # The follower says what is away.
-            logger.debug("where stream %r ends is not known now: %s", stream.name, ended(error))
+            # The follower reports outages.
+            logger.debug("the end of stream %r is unknown now: %s", stream.name, ended(error))
         else:
             stream.progress.show(bounds.last)
             if tail is not None and bounds.first is not None:
@@ -166,7 +166,7 @@ class Upkeep:
     # --- gaps ---------------------------------------------------------------------------------------------------------
 
     def _close(self, recorded: list[Recorded]) -> bool:
-        """Close gaps that stayed unchanged long enough; True if some were closed, or will be soon."""
+        """Close gaps that stayed unchanged long enough; return True if some were closed, or will be soon."""
         with transaction(self._engine) as connection:
             definitions = key_definitions(connection)
             ranges = coverage_by_stream(connection, [row.stream_id for _, row, _ in recorded])
@@ -200,13 +200,13 @@ class Upkeep:
         return has_work
 
     def _mend(self, stream: StreamRecording, row: StreamRow, fill: Callable[[Range], bool], part: Range) -> bool:
-        """Record some offsets; False if that was not possible now."""
+        """Record some offsets; return False if that was not possible now."""
         if self._stop.is_set():
             return False
         extra = {"stream": row.name, "from": part[0], "to": part[1]}
-        logger.info("recording offsets %d to %d of stream %r, left behind", part[0], part[1] - 1, row.name, extra=extra)
+        logger.info("recording remaining offsets %d to %d of stream %r", part[0], part[1] - 1, row.name, extra=extra)
         with suppress(CoverageConflict, StreamNotFound):
-            # Another process works on it, or it is another stream now, which its recorder notices.
+            # Another process works on it, or the stream was replaced, which its recorder notices.
             has_done = fill(part)
             with transaction(self._engine) as connection:
                 holes = late_holes(connection, [row.stream_id])
@@ -214,10 +214,10 @@ class Upkeep:
             return has_done
         return False
 
-    # --- what has expired ---------------------------------------------------------------------------------------------
+    # --- expired rows -------------------------------------------------------------------------------------------------
 
     def _prune_streams(self, due: Sequence[tuple[StreamRecording, StreamRow, int]]) -> None:
-        """Delete some rows of messages that retention has dropped. Whole parts are dropped elsewhere."""
+        """Delete some rows of messages that retention dropped. `_tend_parts` drops whole parts."""
         until = time.monotonic() + PRUNE_S
         with transaction(self._engine) as connection:
             retain_from(connection, {row.stream_id: first for _, row, first in due})
@@ -232,7 +232,7 @@ class Upkeep:
 
 
 def recorded_over_amqp(rows: Sequence[CoverageRow], first: int) -> list[Range]:
-    """The ranges recorded over AMQP 0.9.1 of which something is retained, without the tail."""
+    """Return the ranges, except the tail, that were recorded over AMQP 0.9.1 and have retained offsets."""
     return [
         (row.from_offset, row.to_offset)
         for row in rows

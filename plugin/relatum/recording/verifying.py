@@ -1,12 +1,12 @@
 """Comparing the table with the streams, in both directions.
 
-Complete: every retained message's values have their rows, and its time lies in a block of the time index. Sound: every
-row's message has that value, every block's ends are those of its messages, and the coverage says neither more nor less
-than what is recorded. Messages are read as a consumer reads them, decoded whole, not by the recorder's own extraction:
-a fault of that one is found here.
+Complete: every value of a retained message has its row, and its time is in a block of the time index. Sound: every
+row's message has that value, every block's ends are those of its messages, and the coverage says exactly what is
+recorded. Messages are decoded as a consumer decodes them, not by the recorder's extractor, so that its faults are
+found.
 
-Recording goes on meanwhile. What the table says is read first and the stream's ends after it, and a window's rows
-are of one moment with the coverage that says so; what is recorded later is not judged.
+Recording may continue. The table is read before the stream's ends, and a window's rows are of one snapshot with the
+coverage; what is recorded later is not compared.
 """
 
 import random
@@ -47,9 +47,9 @@ from relatum.store.parts import part_may_hold_offsets
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The comparison of several streams; `exact` is False where only a sample was compared, chosen by `seed`.
+    """The comparison of several streams. `exact` is False if only a sample was compared, chosen by `seed`.
 
-    `failed` names the streams that could not be compared, and why; nothing is said of them.
+    `failed` holds the streams that could not be compared, with the errors; they are not in `streams`.
     """
 
     streams: list[StreamVerified]
@@ -60,7 +60,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no difference was found, and all could be compared."""
+        """Whether all streams were compared and no difference was found."""
         return not self.failed and not any(stream.difference_count for stream in self.streams)
 
 
@@ -73,24 +73,24 @@ def verify(
     seed: int | None = None,
     progress: Callable[[StreamVerified], None] | None = None,
 ) -> VerifyReport:
-    """Compare streams with the table, up to the coverage. Nothing is written.
+    """Compare streams with the table, as far as they are recorded. Writes nothing.
 
     Args:
         broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
-        streams: Streams; a super stream stands for its partitions. None: all that are recorded.
-        sample: The share of windows of 20,000 offsets to compare, from 0 to 1, one of each stream at least; None
-            compares all. A difference in a share d of all windows goes unseen with the probability
+        streams: Streams and super streams, which stand for their partitions. None (default): all recorded streams.
+        sample: The share of windows of 20,000 offsets to compare, from 0 to 1, at least one of each stream; None
+            (default) compares all. Differences in a share d of all windows are missed with a probability of
             (1 - d) ** (number of windows compared).
-        seed: Chooses the same sample again; None for another each time, which the report names.
+        seed: Chooses the same sample again. None (default): a new seed each time, which the report holds.
         progress: Called after each window.
 
     Raises:
-        InvalidInput: `sample` is no share.
-        NothingRecorded: all are meant, and none is recorded in the virtual host.
-        StreamNotFound, NotAStream, AccessRefused, AnotherBroker: no stream can be compared. One that cannot stops no
-            other; the report names it in `failed`.
-        BrokerUnavailable, ReadTimeout: nothing can be said now; safe to repeat.
+        InvalidInput: `sample` is not a number from 0 to 1.
+        NothingRecorded: `streams` is None, and no stream of the virtual host is recorded.
+        StreamNotFound, NotAStream, AccessRefused, AnotherBroker: no stream can be compared. If only some cannot,
+            they are in the report's `failed`.
+        BrokerUnavailable, ReadTimeout: there is no result; safe to repeat.
     """
     if streams is not None:
         streams = checked_names("streams", streams)
@@ -121,7 +121,7 @@ def verify(
 
 
 def _checked_seed(sample: float | None, seed: int | None) -> int | None:
-    """The seed of the sample; None if everything is compared."""
+    """Check and return the seed, or a new one; None if everything is compared."""
     if seed is not None:
         checked_count("seed", seed, least=INTEGER_MIN, most=INTEGER_MAX)
     if sample is None:
@@ -134,7 +134,7 @@ def _checked_seed(sample: float | None, seed: int | None) -> int | None:
 def meant_streams(
     engine: sa.Engine, reader: StreamReader, vhost: str, names: Sequence[str] | None
 ) -> list[tuple[str, str | None]]:
-    """Streams, each with the super stream that it is a partition of: those named, or all that are recorded."""
+    """Return streams with their super streams: those named, or all recorded ones."""
     if names is None:
         with transaction(engine) as connection:
             return [(row.name, row.super_stream) for row in streams_named(connection, vhost, None)]
@@ -151,12 +151,11 @@ def _compared(
     chosen: Callable[[StreamVerified], list[Range]],
     progress: Callable[[StreamVerified], None] | None,
 ) -> StreamVerified:
-    """Compare one stream."""
     result, stream = plan_verification(engine, reader, vhost, name, super_stream)
     if stream is None:
         return result
     unlisted: list[tuple[int, int]] = []
-    """Of each window with differences that there was no room to list: the last offset of those, and how many."""
+    """For each window with unlisted differences: the last offset of these, and their number."""
     for window in chosen(result):
         read = read_window(reader, name, window)
         with at_one_moment(engine) as connection:
@@ -171,7 +170,7 @@ def _compared(
         if progress is not None:
             progress(result)
     if result.difference_count:
-        # Messages that retention took meanwhile are no difference.
+        # Messages that retention dropped in the meantime are no difference.
         first = reader.bounds(name).first or 0
         kept = [each for each in result.differences if each.offset >= first or each.table in ("coverage", "streams")]
         result.difference_count -= len(result.differences) - len(kept)
@@ -193,16 +192,16 @@ _LAST_STORED: Final = sql(f"""
             AND {part_may_hold_offsets("r", ":stream_id::integer", ":at::bigint", str(INTEGER_MAX))}),
         (SELECT max(last_offset) FROM relatum.time_blocks
          WHERE stream_id = :stream_id::integer AND first_offset >= :at::bigint))""")
-"""The greatest offset from one on of which the table holds a row or a block; NULL where there is none."""
+"""Selects the greatest offset from `at` on with a row or a block; NULL if there is none."""
 
 
 def plan_verification(
     engine: sa.Engine, reader: StreamReader, vhost: str, name: str, super_stream: str | None = None
 ) -> tuple[StreamVerified, StreamRow | None]:
-    """Decide what to compare of a stream: returns a result with the range of offsets, and the stream.
+    """Plan the comparison of a stream: return a result with the range of offsets, and the stream's row.
 
-    What the tables say of the stream as a whole is compared here. Where there is nothing more to compare the stream is
-    None: it was never recorded, or it was replaced, which the result says.
+    The coverage is compared here. The row is None if nothing is left to compare: the stream was never recorded, or it
+    was replaced, which the result says.
     """
     result = StreamVerified(name, super_stream=super_stream)
     with at_one_moment(engine) as connection:
@@ -211,20 +210,20 @@ def plan_verification(
         recorded_to = max((row.to_offset for row in rows), default=0)
         behind = {"stream_id": stream.stream_id, "at": recorded_to} if stream else None
         stray = connection.execute(_LAST_STORED, behind).scalar_one() if behind else None
-    # Asked after the table: what it covers was in the stream by then.
+    # Asked after reading the table: what it covers was in the stream by then.
     bounds = reader.bounds(name)
     if stream is None or not (rows or stray is not None):
         result.is_recorded = stream is not None and bool(rows)
         return result, None
     check_broker(engine, reader, stream)
     result.is_recorded, result.stream_id = True, stream.stream_id
-    # What cannot be judged is no difference.
+    # What cannot be proven is no difference.
     if not bounds.is_proven:
-        result.unproven.append("the stream's end is not its leader's word: coverage behind it was not judged")
+        result.unproven.append("the leader did not confirm the stream's end: coverage after it was not compared")
     if any(row.over_amqp and row.from_offset < row.to_offset for row in rows):
         result.unproven.append(
-            "recorded in part over AMQP 0.9.1, which release 0.4 did, and which proves nothing absent: rows missing "
-            "there were not looked for"
+            "release 0.4 recorded a part of it over AMQP 0.9.1, which may have missed messages: rows missing there "
+            "were not searched for"
         )
     known = last_position(rows)
     agreed = None if known is None else agreement(reader, name, known)
@@ -235,7 +234,7 @@ def plan_verification(
         result.add(difference)
     result.to_offset = recorded_to
     if bounds.last is not None:
-        # Also rows behind the coverage, as far as there are messages.
+        # Include rows after the coverage, as far as there are messages.
         result.to_offset = min(bounds.last + 1, max(recorded_to, -1 if stray is None else stray + 1))
     result.from_offset = result.to_offset if bounds.first is None else min(bounds.first, result.to_offset)
     result.windows_total = -(-(result.to_offset - result.from_offset) // WINDOW_OFFSETS)
@@ -243,12 +242,12 @@ def plan_verification(
 
 
 def windows(start: int, end: int) -> list[Range]:
-    """The windows of a range of offsets."""
+    """Split a range of offsets into windows."""
     return [(at, min(end, at + WINDOW_OFFSETS)) for at in range(start, end, WINDOW_OFFSETS)]
 
 
 def _chosen_windows(result: StreamVerified, sample: float | None, seed: int | None) -> list[Range]:
-    """The windows to compare, in order: all, or a share chosen by the seed, at least one."""
+    """Choose the windows to compare, in order: all, or a share chosen by the seed, at least one."""
     every = windows(result.from_offset, result.to_offset)
     if sample is None or not every:
         return every
@@ -257,11 +256,11 @@ def _chosen_windows(result: StreamVerified, sample: float | None, seed: int | No
 
 
 WindowMessages = tuple[list[Message], list[Message]]
-"""A window's messages, and those behind it that a block which begins in it may hold."""
+"""A window's messages, and those after it that a block which begins in it may include."""
 
 
 def read_window(reader: StreamReader, stream: str, window: Range) -> WindowMessages:
-    """Read a window's messages, and as many behind it as a block of the time index can hold."""
+    """Read a window's messages, and as many after it as a block of the time index can include."""
     start, end = window
     messages: list[Message] = []
     behind: list[Message] = []
@@ -278,11 +277,11 @@ def read_window(reader: StreamReader, stream: str, window: Range) -> WindowMessa
 def compare_window(
     messages: Sequence[Message], behind: Sequence[Message], stored: Stored, first_retained: int
 ) -> Iterator[Difference]:
-    """Where the table differs from a window's messages."""
+    """Yield the differences between the table and a window's messages."""
     yield from compare_rows(messages, stored)
     yield from compare_blocks([*messages, *behind], stored, first_retained)
 
 
 def outside(connection: sa.Connection, stream_id: int, end: int) -> list[Difference]:
-    """Rows and blocks from `end` on, where none should be."""
+    """Find rows and blocks from `end` on, where there should be none."""
     return list(compare_window([], [], Stored(connection, stream_id, (end, INTEGER_MAX)), 0))

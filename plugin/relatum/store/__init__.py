@@ -1,6 +1,6 @@
-"""PostgreSQL: the schema `relatum`, its key definitions and streams, its coverage, and the way rows get in.
+"""PostgreSQL: the schema `relatum` with key definitions, streams and coverage, and how rows are written.
 
-Names for programs that define keys are here; rooms import a name from the module that defines it.
+The names here are for programs that define keys; other packages of Relatum import from the defining module.
 """
 
 from relatum.store.catalog import add_keys

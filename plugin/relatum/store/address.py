@@ -1,4 +1,4 @@
-"""The database's URL, read as libpq reads it: several hosts, sockets, services, and what Relatum adds to it."""
+"""The database's URL, parsed by libpq, with several hosts, sockets, services, and Relatum's own options."""
 
 import math
 import re
@@ -18,19 +18,19 @@ from relatum.errors import ConfigurationError
 _SCHEMES: Final = ("postgresql", "postgres")
 
 PREPARE: Final = "prepare_threshold"
-"""The option that says after how many executions a statement is prepared in the server; none or 0: never."""
+"""Option: after how many executions a statement is prepared in the server; `none` or 0: never."""
 
 POOLER: Final = "pgbouncer"
-"""The option that says that a pooler hands out sessions by transaction: nothing is prepared."""
+"""Option: a pooler assigns sessions by transaction, so no statement is prepared."""
 
 STATEMENT: Final = "statement_timeout_s"
-"""The option that says how many seconds one statement may take; 0: any number."""
+"""Option: maximum seconds of a statement; 0: no limit."""
 
 POOL_SIZE: Final = "pool_size"
-"""The option that says how many connections are kept; as many again may be opened."""
+"""Option: how many connections are kept; as many again may be opened."""
 
 POOL: Final = "pool_timeout_s"
-"""The option that says how many seconds are waited for a connection while all are in use."""
+"""Option: maximum seconds to wait for a connection while all are in use."""
 
 _LIMITS: Final = (STATEMENT, POOL_SIZE, POOL)
 
@@ -38,24 +38,24 @@ _OFF: Final = frozenset({"", "0", "none", "off", "false", "no"})
 
 _NO_URL: Final = "the database must be a URL like postgresql://user@host:5432/name"
 
-_NO_CHARACTERS: Final = "the database's URL has a NUL character or half a surrogate pair, which PostgreSQL cannot take"
+_NO_CHARACTERS: Final = "the database's URL has a NUL character or half a surrogate pair, which PostgreSQL refuses"
 
 _NUMBERS: Final = (
     "connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
 )  # fmt: skip
-"""Options of libpq's that are whole numbers. It says so of some when it connects, and psycopg in words of its own."""
+"""Options of libpq that are whole numbers. libpq checks only some of them, and only when it connects."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseAddress:
-    """Where a database is, and how to log in.
+    """The address of a database, and how to log in.
 
     Attributes:
-        parameters: What the URL gives of libpq's parameters, by libpq's names; several hosts and ports have commas
-            between them. What is missing there comes from the environment, a service or libpq's defaults.
-        prepare_threshold: After how many executions a statement is prepared in the server; None where that is found
-            out when connecting, 0 for never.
-        limits: What the URL says of time-outs and the pool, by the options' names.
+        parameters: libpq's parameters in the URL, by libpq's names; several hosts and ports are separated by commas.
+            Missing parameters come from the environment, a service or libpq's defaults.
+        prepare_threshold: After how many executions a statement is prepared in the server; 0 for never, None to decide
+            when connecting.
+        limits: Limits of statements and the pool in the URL, by the options' names.
     """
 
     parameters: Mapping[str, str] = field(repr=False)
@@ -63,21 +63,21 @@ class DatabaseAddress:
     limits: Mapping[str, float] = field(default_factory=dict)
 
     def hosts(self) -> list[tuple[str, int | None]]:
-        """Each host with its port, in the order they are tried; None where libpq's default holds.
+        """Return each host with its port, in the order they are tried; a port of None is libpq's default.
 
         Raises:
-            ConfigurationError: there are ports for other hosts than those that are named.
+            ConfigurationError: the numbers of hosts and ports do not match.
         """
         hosts = (self.parameters.get("host") or self.parameters.get("hostaddr", "")).split(",")
         ports = self.parameters.get("port", "").split(",")
         if len(ports) == 1:
             ports *= len(hosts)
         if len(ports) != len(hosts):
-            raise ConfigurationError("the database's URL lists hosts and ports that do not go together")
+            raise ConfigurationError("the numbers of hosts and ports in the database's URL do not match")
         return [(host, int(port) if port else None) for host, port in zip(hosts, ports, strict=True)]
 
     def url(self) -> URL:
-        """As SQLAlchemy has it: a single host in its place, several in the query."""
+        """Return SQLAlchemy's form: a single host in its place, several hosts in the query."""
         (host, port), *others = self.hosts()
         is_placed = not others and not host.startswith(("/", "@"))
         placed = ("user", "password", "dbname", *(("host", "port") if is_placed else ()))
@@ -93,21 +93,20 @@ class DatabaseAddress:
 
     @property
     def name(self) -> str:
-        """Its hosts with their ports, and the database, without user and password: for the log."""
+        """Hosts, ports and the database, without user and password, for logs."""
         hosts = ",".join(host if port is None else f"{host}:{port}" for host, port in self.hosts())
         return f"{hosts}/{self.parameters.get('dbname', '')}"
 
 
 def parse_database(database: str | URL) -> DatabaseAddress:
-    """The address that a URL names: `postgresql://user:password@h1:5432,h2/name?target_session_attrs=read-write`.
+    """Parse a URL like `postgresql://user:password@h1:5432,h2/name?target_session_attrs=read-write`.
 
-    All that libpq takes is taken, and read by libpq itself. Besides, `?prepare_threshold=` and `?pgbouncer=true` say
-    whether statements are prepared; `?statement_timeout_s=`, `?pool_size=` and `?pool_timeout_s=` say how long is
-    waited, and how many connections are kept. SQLAlchemy's `postgresql+psycopg://` is understood, and so
-    are its URLs.
+    libpq itself parses the URL, so all its options are valid. In addition, `?prepare_threshold=` and `?pgbouncer=true`
+    say whether statements are prepared; `?statement_timeout_s=` and `?pool_timeout_s=` limit waits, and `?pool_size=`
+    the connections that are kept. SQLAlchemy's scheme `postgresql+psycopg://` and its URL objects are accepted, too.
 
     Raises:
-        ConfigurationError: the text is no PostgreSQL URL; the message does not show it.
+        ConfigurationError: it is no valid PostgreSQL URL; the message does not contain the URL.
     """
     if isinstance(database, URL):
         base, question, query = database.render_as_string(hide_password=False).partition("?")
@@ -120,9 +119,9 @@ def parse_database(database: str | URL) -> DatabaseAddress:
     if not separator:
         raise ConfigurationError(_NO_URL)
     if kind not in _SCHEMES:
-        raise ConfigurationError(f"Relatum keeps its table in PostgreSQL, not in {kind!r}")
+        raise ConfigurationError(f"Relatum needs PostgreSQL, not {kind!r}")
     base, _, query = rest.partition("?")
-    # + is no blank to libpq.
+    # libpq does not decode + as a space.
     options = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
     for name, count in Counter(name for name, _ in options).items():
         if count > 1:
@@ -141,7 +140,7 @@ def _parsed(url: str) -> dict[str, str]:
     except psycopg.ProgrammingError as error:
         if "forbidden value %00" in str(error):
             raise ConfigurationError(_NO_CHARACTERS) from None
-        # Only this of libpq's texts shows no part of a password, unless that holds a question mark.
+        # Among libpq's messages, only this one contains no part of a password, unless that has a question mark.
         unknown = str(error).strip()
         if unknown.startswith("invalid URI query parameter") and "@" not in url.partition("?")[2].replace("%40", "@"):
             raise ConfigurationError(f"the database's URL has an option that libpq does not know: {unknown}") from None
@@ -157,7 +156,7 @@ def _threshold(ours: Mapping[str, str]) -> int | None:
     if text in _OFF:
         return 0
     if not text.isdecimal():
-        raise ConfigurationError(f"{PREPARE} in the database's URL is a number, or none")
+        raise ConfigurationError(f"{PREPARE} in the database's URL must be a number, or none")
     return int(text)
 
 
@@ -169,32 +168,32 @@ def _limits(ours: Mapping[str, str]) -> dict[str, float]:
         except ValueError:
             found[name] = -1.0
         if not (1 if name == POOL_SIZE else 0) <= found[name] < math.inf:
-            what = "a number from 1 on" if name == POOL_SIZE else "a number of seconds from 0 on"
-            raise ConfigurationError(f"{name} in the database's URL is {what}")
+            what = "a whole number, at least 1" if name == POOL_SIZE else "a number of seconds, at least 0"
+            raise ConfigurationError(f"{name} in the database's URL must be {what}")
     return found
 
 
 def _check_characters(text: str) -> None:
-    """Refuse what libpq would read the beginning of, or psycopg not encode: a NUL, half a surrogate pair."""
+    """Refuse a NUL, at which libpq would stop, and half a surrogate pair, which psycopg cannot encode."""
     if "\0" in text or text != text.encode(errors="ignore").decode():
         raise ConfigurationError(_NO_CHARACTERS)
 
 
 def _check(address: DatabaseAddress) -> None:
-    """Refuse a password's `@`, `/` or `?` that is not percent-encoded: later errors would be misleading."""
+    """Refuse `@`, `/` or `?` in a password if it is not percent-encoded: later errors would be misleading."""
     for name in _NUMBERS:
         if not re.fullmatch(r"\s*[+-]?\d{1,9}\s*", address.parameters.get(name, "0"), re.ASCII):
-            raise ConfigurationError(f"{name} in the database's URL is a whole number")
+            raise ConfigurationError(f"{name} in the database's URL must be a whole number")
     if "@" in address.parameters.get("host", "").removeprefix("@"):
         raise ConfigurationError("in the database's URL, write @ in a user's name or a password as %40")
     for host in address.parameters.get("host", "").split(","):
         if host.count(":") == 1:
-            raise ConfigurationError("in the database's URL, a port follows its host, or is in ?port=1,2")
+            raise ConfigurationError("in the database's URL, write a port after its host, or in ?port=1,2")
         if not host.startswith(("/", "@")):
             checked_host(host, "the database's URL")
     ports = address.parameters.get("port", "")
     if not all(port.isdecimal() and int(port) < 65_536 for port in ports.split(",") if port):
         raise ConfigurationError(
-            f"{_NO_URL}: its port is no number up to 65535 (write / in a password as %2F, ? as %3F)"
+            f"{_NO_URL}: its port is not a number up to 65535 (write / in a password as %2F, ? as %3F)"
         )
     address.hosts()

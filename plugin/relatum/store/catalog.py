@@ -1,4 +1,4 @@
-"""Key definitions and streams as the database holds them, so that everybody agrees on them."""
+"""Key definitions and streams in the database, which all processes share."""
 
 import logging
 import shlex
@@ -25,12 +25,12 @@ from relatum.store.database import sql, transaction
 logger = logging.getLogger("relatum.keys")
 
 FORGOTTEN: Final = "forgotten"
-"""The state of a stream that `forget` has taken out of force, and whose rows are being deleted."""
+"""The state of a stream that was forgotten, and whose rows are being deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """One generation of a stream as the database knows it."""
+    """One generation of a stream, as stored."""
 
     stream_id: int
     vhost: str
@@ -52,7 +52,7 @@ KEYS_IN_FORCE: Final = sql("""
     FROM relatum.keys key LEFT JOIN relatum.keys named ON key.names_key_id = named.key_id
     WHERE key.removed_at IS NULL
     ORDER BY key.key_id""")
-"""Selects what `definitions_of` takes. One that was removed stays named; its name goes for the next."""
+"""Selects rows for `definitions_of`. A removed key's name is included, and stands for the next key of that name."""
 
 _ADD_KEYS: Final = sql("""
     INSERT INTO relatum.keys (name, sources, type, masked)
@@ -71,7 +71,7 @@ _REMOVE: Final = sql(f"UPDATE relatum.keys SET removed_at = now() {_OF_KEY} RETU
 
 _SECRET: Final = sql("SELECT secret FROM relatum.masking")
 
-# Rows of a generation that was forgotten may still be there.
+# Rows of a forgotten generation may still exist, so the generation continues from the greatest.
 _ADD_STREAMS: Final = sql("""
     INSERT INTO relatum.streams (vhost, name, super_stream, generation)
     SELECT :vhost::text, new.name, new.super_stream, (
@@ -105,7 +105,7 @@ _STREAMS: Final = {
     for is_of_any_vhost in (False, True)
     for among, condition in _AMONG.items()
 }
-"""Present streams, by whether they are of any virtual host, and which are wanted."""
+"""Selects present streams; the keys say whether in any virtual host, and which."""
 
 _SET_RECORD_TIME: Final = sql(f"""
     UPDATE relatum.streams SET record_time = :on::boolean WHERE {_IS_PRESENT} AND name = :name::text""")
@@ -117,7 +117,7 @@ _LOCK, _LOCK_KEY_SHARE = (
 
 
 def definitions_of(rows: Iterable[Sequence[Any]]) -> list[KeyDefinition]:
-    """The definitions that rows of `KEYS_IN_FORCE` hold."""
+    """Return the definitions from rows of `KEYS_IN_FORCE`."""
     return [
         KeyDefinition(name, tuple(sources), key_type, since, key_id, names=names, masked=masked)
         for key_id, name, sources, key_type, since, names, masked in rows
@@ -125,29 +125,29 @@ def definitions_of(rows: Iterable[Sequence[Any]]) -> list[KeyDefinition]:
 
 
 def key_definitions(connection: sa.Connection) -> list[KeyDefinition]:
-    """The definitions in force, oldest first."""
+    """Read the definitions in force, oldest first."""
     return definitions_of(connection.execute(KEYS_IN_FORCE).all())
 
 
 def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[KeyDefinition]:
-    """Define keys; recorders take them up within two seconds, older messages need a back-fill.
+    """Define keys. Recorders notice within two seconds; older messages need a back-fill.
 
-    `wanted`: Names (the header of that name, as text) or definitions.
+    `wanted`: Names (each for the header of that name, as text) or definitions.
 
     Returns:
-        The definitions as stored, in the order given. An equal one that is in force is kept; `names` and `masked` are
-        added to it if it did not have them: no row depends on those.
+        The stored definitions, in the order given. An equal definition in force is kept; `names` and `masked` are added
+        to it if it lacks them, since no row depends on them.
 
     Raises:
-        KeyDefinitionConflict: a definition of that name says something else; nothing was written.
-        InvalidKeyDefinition: a definition cannot be one, names a key that is not defined or of another type, or there
-            are too many; nothing was written.
+        KeyDefinitionConflict: a key in force has another definition; nothing was written.
+        InvalidKeyDefinition: a definition is invalid or names a key that is undefined or of another type, or there are
+            too many keys; nothing was written.
     """
     definitions = as_definitions(wanted)
     missing: list[KeyDefinition] = []
     with transaction(engine) as connection:
         in_force = _in_force(connection, definitions)
-        # Usually nothing is new, and no lock is taken: hundreds of publishers may start at once.
+        # Usually no key is new, and no lock is taken: hundreds of publishers may start at once.
         if not all(_is_said(definition, in_force.get(definition.name)) for definition in definitions):
             # Two processes that define the same key at once wait for each other here.
             connection.execute(sql("LOCK TABLE relatum.keys IN SHARE ROW EXCLUSIVE MODE"))
@@ -160,14 +160,14 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
 
 
 def backfill_command(names: Iterable[str]) -> str:
-    """The command that looks at recorded messages for keys that were defined after them."""
+    """Return the command that records keys of messages that were recorded before the keys were defined."""
     return shlex.join(["relatum", "backfill", *(word for name in names for word in ("--keys", name))])
 
 
 def _write_keys(
     connection: sa.Connection, definitions: Sequence[KeyDefinition], in_force: dict[str, KeyDefinition]
 ) -> list[KeyDefinition]:
-    """Write what is not stored yet; returns the new definitions."""
+    """Store what is missing; return the new definitions."""
     missing = [definition for definition in definitions if definition.name not in in_force]
     if len(in_force) + len(missing) > KEYS_MAX:
         raise InvalidKeyDefinition(f"at most {KEYS_MAX} keys can be in force", key=missing[-1].name)
@@ -187,10 +187,10 @@ def _write_keys(
 
 
 def check_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> None:
-    """Check that no key in force contradicts one of these. Keys that are not defined are fine.
+    """Check that no key in force contradicts one of these. Undefined keys are accepted.
 
     Raises:
-        KeyDefinitionConflict: one is.
+        KeyDefinitionConflict: a key in force has another definition.
     """
     definitions = as_definitions(wanted)
     with transaction(engine) as connection:
@@ -198,7 +198,7 @@ def check_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> None
 
 
 def _in_force(connection: sa.Connection, wanted: Iterable[KeyDefinition]) -> dict[str, KeyDefinition]:
-    """The keys in force, by name; none of them contradicts a wanted one."""
+    """Read the keys in force, by name; raise if one contradicts a wanted key."""
     in_force = {definition.name: definition for definition in key_definitions(connection)}
     for definition in wanted:
         _check_same(definition, in_force.get(definition.name))
@@ -211,15 +211,15 @@ def _check_same(wanted: KeyDefinition, existing: KeyDefinition | None) -> None:
     names_other = None not in (wanted.names, existing.names) and wanted.names != existing.names
     if (wanted.sources, wanted.type) != (existing.sources, existing.type) or names_other:
         raise KeyDefinitionConflict(
-            f"key {wanted.name!r} is defined already, as {existing.meaning}, and was asked for now as "
-            f"{wanted.meaning}: write {existing.code} to use it as it is, use another name, or remove it first "
+            f"key {wanted.name!r} is already defined as {existing.meaning}, and now requested as "
+            f"{wanted.meaning}: write {existing.code} to use it, choose another name, or remove it first "
             f"(`relatum keys remove`)",
             key=wanted.name,
         )
 
 
 def _is_said(wanted: KeyDefinition, existing: KeyDefinition | None) -> bool:
-    """Whether a definition in force says all that one like it does."""
+    """Return whether a definition in force already names and masks what the wanted one does."""
     return existing is not None and wanted.names in (None, existing.names) and wanted.masked <= existing.masked
 
 
@@ -230,36 +230,36 @@ def _check_named(wanted: Iterable[KeyDefinition], known: Mapping[str, KeyDefinit
         named = known.get(key.names)
         if named is None:
             raise InvalidKeyDefinition(
-                f"key {key.name!r} names {key.names!r}, which is no key{meant(key.names, known)}: define that one, too",
+                f"key {key.name!r} names {key.names!r}, which is no key{meant(key.names, known)}: define that key, too",
                 key=key.name,
             )
         if (named.value_type, len(named.components)) != (key.value_type, len(key.components)):
             raise InvalidKeyDefinition(
-                f"key {key.name!r} ({key.meaning}) cannot have the values of {named.name!r} ({named.meaning}): "
-                "both need the same type, and as many parts",
+                f"key {key.name!r} ({key.meaning}) cannot name {named.name!r} ({named.meaning}): "
+                "both need the same type, and the same number of parts",
                 key=key.name,
             )
 
 
 def remove_key(engine: sa.Engine, name: str) -> None:
-    """Take a key out of force: it is no longer recorded or looked up, and the next prune deletes its rows.
+    """Remove a key: it is no longer recorded or looked up, and the next prune deletes its rows.
 
     Raises:
         KeyNotDefined: no key of that name is in force.
-        KeyDefinitionConflict: it is masked, and where it comes from would be shown from now on; nothing was written.
+        KeyDefinitionConflict: it is masked, and its values would be shown in messages; nothing was written.
     """
     checked_name("name", name)
     with transaction(engine) as connection:
         if _one_of(connection.execute(_REMOVE, {"key": name}).scalar(), name):
             raise KeyDefinitionConflict(
-                f"key {name!r} is masked, and nothing would hide its values once it is removed: let them be shown "
-                f"first, if they may be (`relatum keys mask {name} --off`)",
+                f"key {name!r} is masked, and its values would be shown once it is removed: unmask it first, if they "
+                f"may be shown (`relatum keys mask {name} --off`)",
                 key=name,
             )
 
 
 def mask_key(engine: sa.Engine, name: str, *, on: bool) -> None:
-    """Show a key's values as digests, or as they are; pages follow within two seconds.
+    """Show a key's values as digests, or in clear; pages follow within two seconds.
 
     Raises:
         KeyNotDefined: no key of that name is in force.
@@ -271,10 +271,10 @@ def mask_key(engine: sa.Engine, name: str, *, on: bool) -> None:
 
 
 def _one_of(is_masked: bool | None, name: str) -> bool:
-    """Whether the key that was written is masked.
+    """Return whether the key that was written is masked.
 
     Raises:
-        KeyNotDefined: none was written.
+        KeyNotDefined: no key was written.
     """
     if is_masked is None:
         raise KeyNotDefined(f"no key {name!r} is defined", key=name)
@@ -282,33 +282,33 @@ def _one_of(is_masked: bool | None, name: str) -> bool:
 
 
 def mask_secret(connection: sa.Connection) -> bytes:
-    """The secret of digests of masked values. It may be read by users that may read the values: see ADR 0030."""
+    """Read the secret of the digests of masked values. Users that may read the values may read it: see ADR 0030."""
     return bytes(connection.execute(_SECRET).scalar_one())
 
 
 def current_stream(connection: sa.Connection, vhost: str, name: str) -> StreamRow | None:
-    """The stream's present generation; None where it was never recorded."""
+    """Read the stream's present generation; None if it was never recorded."""
     return next(iter(streams_named(connection, vhost, [name], partitions=False)), None)
 
 
 def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream: str | None = None) -> StreamRow:
-    """The stream's present generation, created if it is missing. Safe to call concurrently.
+    """Return the stream's present generation; create it if it is missing. Safe to call concurrently.
 
-    Only for names that the broker has confirmed to be streams: only `forget` deletes the row again.
+    Call it only for names that the broker has confirmed to be streams: only `forget` deletes the row.
 
     Raises:
         CoverageConflict: the stream was forgotten at this very moment; try again.
     """
     found = ensure_streams(connection, vhost, {name: super_stream})
     if not found:
-        raise CoverageConflict(f"the stream {name!r} was forgotten at this moment; try again", stream=name)
+        raise CoverageConflict(f"the stream {name!r} is being forgotten; try again", stream=name)
     return found[0]
 
 
 def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping[str, str | None]) -> list[StreamRow]:
-    """As `ensure_stream`, for many, by name with the super stream each belongs to. Forgotten ones are left out.
+    """Like `ensure_stream`, for many streams, given by name with their super streams. Forgotten ones are left out.
 
-    In one order, so that two processes that create the same streams do not deadlock.
+    Rows are created in one order, so that two processes that create the same streams do not deadlock.
     """
     if not super_streams:
         return []
@@ -327,10 +327,10 @@ def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping
 def lock_stream(connection: sa.Connection, stream_id: int, *, key_share: bool = False) -> None:
     """Block back-fills, cuts, repairs and `forget` of this stream until the transaction ends. Live recording continues.
 
-    `key_share`: New rows may refer to the stream meanwhile.
+    `key_share`: Other transactions may insert rows that refer to the stream.
 
     Raises:
-        CoverageConflict: the stream was forgotten meanwhile; nothing more may be written of it.
+        CoverageConflict: the stream was forgotten in the meantime; write nothing more for it.
     """
     found = connection.execute(_LOCK_KEY_SHARE if key_share else _LOCK, {"stream_id": stream_id}).one_or_none()
     if found is None or found.state == FORGOTTEN:
@@ -341,10 +341,10 @@ def lock_stream(connection: sa.Connection, stream_id: int, *, key_share: bool = 
 def streams_named(
     connection: sa.Connection, vhost: str | None, names: Sequence[str] | None, *, partitions: bool = True
 ) -> list[StreamRow]:
-    """Present generations of the named streams and of the partitions of named super streams; all where None.
+    """Read the present generations of named streams and of partitions of named super streams; `names` None: all.
 
     `vhost`: None for all virtual hosts.
-    `partitions`: False leaves out the partitions of super streams that are not named themselves.
+    `partitions`: If False, partitions of a named super stream are included only if they are named themselves.
     """
     among = "all" if names is None else "with partitions" if partitions else "named"
     parameters = {"vhost": vhost, "names": list(names or ())}
@@ -352,10 +352,10 @@ def streams_named(
 
 
 def check_recorded(connection: sa.Connection, vhost: str | None, names: Collection[str]) -> None:
-    """Make sure that each name is that of a recorded stream, or of a super stream with one. No vhost: in any.
+    """Check that each name is a recorded stream, or a super stream with a recorded partition. vhost None: in any.
 
     Raises:
-        StreamNotFound: one is not; it names the one that is most alike.
+        StreamNotFound: a name is not; the message suggests the most similar one.
     """
     if not names:
         return
@@ -364,18 +364,18 @@ def check_recorded(connection: sa.Connection, vhost: str | None, names: Collecti
     for name in names:
         if name not in recorded:
             raise StreamNotFound(
-                f"no stream {name!r} is recorded{meant(name, recorded)}: `relatum record {name}` records one that is "
-                "there",
+                f"no stream {name!r} is recorded{meant(name, recorded)}: `relatum record {name}` records it, "
+                "if it exists",
                 stream=name,
             )
 
 
 def set_record_time(engine: sa.Engine, vhost: str, name: str, *, on: bool) -> None:
-    """Switch the recording of a stream's times on or off, from now on; recorders take it up within two seconds.
+    """Switch the recording of a stream's times on or off, from now on. Recorders notice within two seconds.
 
     Raises:
-        StreamNotFound: no such stream is recorded. Whether there is one only the broker knows: see
-            `relatum.recording.set_record_time`.
+        StreamNotFound: no such stream is recorded. `relatum.recording.set_record_time` also asks the broker whether
+            it exists.
     """
     with transaction(engine) as connection:
         if connection.execute(_SET_RECORD_TIME, {"vhost": vhost, "name": name, "on": on}).rowcount == 0:

@@ -1,9 +1,9 @@
-"""Connections to PostgreSQL whose waits are limited.
+"""Connections to PostgreSQL with limits on every wait.
 
 psycopg waits as long as the connection lives. A suspended server, a locked table or a silent proxy keeps it alive: the
-kernel answers, so no TCP time-out notices. Here each wait ends by its statement's limit and by the deadline of the call
+kernel answers, so no TCP time-out fires. Here each wait ends at its statement's limit or at the deadline of the call
 (`relatum.waiting`). The connection is then closed, since a late answer would be taken for the next statement's; the
-pool opens another. The server is asked to cancel the statement, too.
+pool opens another. The server is also asked to cancel the statement.
 """
 
 import math
@@ -23,13 +23,13 @@ from relatum.checks import seconds_text
 from relatum.waiting import LOOK_S, Deadline, current, left_s
 
 ROLLBACK_S: Final = 0.5
-"""Seconds for a rollback after the time of a call: an answering server needs less, and the connection is kept."""
+"""Seconds for a rollback after a call's deadline: a healthy server needs less, and the connection is kept."""
 
 CANCEL_S: Final = 2.0
 """Seconds to send a cancel request, in the background."""
 
 CANCELS_MAX: Final = 4
-"""Statements that are cancelled at the same time; what is more is left to the server."""
+"""Maximum cancel requests at the same time; further statements are not cancelled."""
 
 
 _cancelling: Final = threading.BoundedSemaphore(CANCELS_MAX)
@@ -44,13 +44,13 @@ class NoAnswerInTime(psycopg.OperationalError):
 def _ended(
     steps: Generator[Any, Any, _Result], until: float, deadline: Deadline | None, limit_s: float | None
 ) -> Generator[Any, Any, _Result]:
-    """The steps of a wait, ended at a moment, or by a deadline that is brought forward meanwhile."""
+    """Run the steps of a wait until a moment, or until a deadline, which may be brought forward."""
     try:
         wanted = next(steps)
         while True:
             answer = yield wanted
             wanted = steps.send(answer)
-            # Steps that have what they waited for do not come here: an answer just in time is taken.
+            # Finished steps do not get here, so an answer just in time is accepted.
             if time.monotonic() >= until or (not answer and deadline is not None and deadline.has_passed):
                 raise _no_answer(deadline, limit_s)
     except StopIteration as end:
@@ -65,21 +65,21 @@ def _no_answer(deadline: Deadline | None, limit_s: float | None) -> NoAnswerInTi
 
 
 def check(deadline: Deadline | None) -> None:
-    """Raise `NoAnswerInTime` where no time is left."""
+    """Raise `NoAnswerInTime` if no time is left."""
     if deadline is not None and deadline.has_passed:
         raise _no_answer(deadline, None)
 
 
 class TimedConnection(psycopg.Connection[Any]):
-    """A connection whose waits end: by the deadline of the call under way, and each after `statement_s`.
+    """A connection whose waits end at the deadline of the current call, and each after `statement_s`.
 
     Attributes:
-        statement_s: Seconds for one statement, or for a commit; None for no limit but that of the call.
-        ending: Ends what is under way as well: that of the component which has the connection.
-        idle_s: Seconds after which the server ends a transaction in which nothing is asked; None for never.
-        give_back: What `close` does, instead of ending it: gives it to its pool. None for one of no pool.
-        is_used: Something was asked of it before: its server may have been restarted since.
-        generation: Of its pool as it was opened.
+        statement_s: Seconds for one statement, or for a commit; None for no limit except the call's deadline.
+        ending: The deadline of the component that uses the connection; it ends waits, too.
+        idle_s: Seconds after which the server ends an idle transaction; None for never.
+        give_back: Called by `close` to return the connection to its pool. None if it has no pool.
+        is_used: Whether it was used before; its server may have been restarted since.
+        generation: The pool's generation when the connection was opened.
     """
 
     statement_s: float | None = None
@@ -89,12 +89,12 @@ class TimedConnection(psycopg.Connection[Any]):
     is_used = False
     generation = 0
     _step = ""
-    """"commit" or "rollback", while that is waited for."""
+    """"commit" or "rollback" while the connection waits for it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._told: set[Any] = set()
-        """Handlers of notices that were added."""
+        """The notice handlers that were added."""
 
     def close(self) -> None:
         """Return it to its pool. SQLAlchemy calls this when it is done with a connection."""
@@ -104,7 +104,7 @@ class TimedConnection(psycopg.Connection[Any]):
             self.give_back(self)
 
     def end(self) -> None:
-        """Close it."""
+        """Close the connection itself."""
         super().close()
 
     def begin(self) -> None:
@@ -119,7 +119,7 @@ class TimedConnection(psycopg.Connection[Any]):
         command = f"BEGIN{isolation}{limit}".encode()
 
         def steps() -> Generator[Any, Any, Any]:
-            # Sent only once it is waited for: where there is no time left, nothing is asked.
+            # Sent inside of the wait, so that nothing is sent if no time is left.
             self.pgconn.send_query(command)
             return (yield from generators.execute(self.pgconn))
 
@@ -128,7 +128,7 @@ class TimedConnection(psycopg.Connection[Any]):
                 raise psycopg.errors.error_from_result(result)
 
     def add_notice_handler(self, callback: Any) -> None:
-        """Add it once: SQLAlchemy adds its own each time that it is given the connection."""
+        """Add a handler once: SQLAlchemy adds the same one each time that it gets the connection."""
         if callback not in self._told:
             self._told.add(callback)
             super().add_notice_handler(callback)
@@ -137,11 +137,11 @@ class TimedConnection(psycopg.Connection[Any]):
         """Wait as psycopg does, up to the limit.
 
         Raises:
-            NoAnswerInTime: it has passed; the connection is ended, unless nothing was asked yet.
+            NoAnswerInTime: the limit has passed; the connection was closed, unless nothing had been sent yet.
         """
         now, deadline, limit_s = time.monotonic(), self._deadline(), self.statement_s
         if self._step == "rollback":
-            # Also where the call has no time left.
+            # A rollback gets time even if the call has none left.
             deadline, limit_s = None, max(ROLLBACK_S, left_s(ROLLBACK_S if limit_s is None else limit_s))
         check(deadline)
         until = math.inf if limit_s is None else now + limit_s
@@ -150,17 +150,17 @@ class TimedConnection(psycopg.Connection[Any]):
         try:
             return super().wait(_ended(gen, until, deadline, limit_s), min(interval, until - now), *args, **options)
         except NoAnswerInTime as error:
-            # A commit is not to be cancelled: where it waits for a standby, it would go on without it.
+            # Never cancel a commit: if it waits for a standby, it would complete without the standby.
             if self._step != "commit" and self.pgconn.transaction_status == TransactionStatus.ACTIVE:
                 _cancel(self.pgconn)
             self.end()
             if self._step == "commit":
                 reason = str(error).partition(";")[0]
-                raise NoAnswerInTime(f"{reason} to a commit: whether it came through is not known") from None
+                raise NoAnswerInTime(f"{reason} to a commit: its outcome is unknown") from None
             raise
 
     def _deadline(self) -> Deadline | None:
-        """What ends first: the call under way, or the component that has the connection."""
+        """Return the deadline of the current call combined with the component's."""
         deadline = current()
         if self.ending is None:
             return deadline
@@ -187,18 +187,18 @@ class TimedConnection(psycopg.Connection[Any]):
 
 
 def idle_limit(seconds: float) -> str:
-    """The statement that makes the server end the transaction after so many idle seconds."""
+    """Return the statement that makes the server end the transaction after so many idle seconds."""
     return f"SET LOCAL idle_in_transaction_session_timeout = {max(1, round(seconds * 1000))}"
 
 
 def _cancel(pgconn: Any) -> None:
-    """Send a cancel request in a thread of its own."""
+    """Send a cancel request in a new thread."""
     if not _cancelling.acquire(blocking=False):
         return
     try:
         line = pgconn.cancel_conn()
     except psycopg.Error:
-        # Before libpq 17 it can only be said by a call that may hang.
+        # Before libpq 17, only a call that may block can cancel.
         _cancelling.release()
         return
     threading.Thread(target=_say_cancel, args=(line,), name="relatum-cancel", daemon=True).start()
@@ -224,7 +224,7 @@ def _say_cancel(line: Any) -> None:
 
 @contextmanager
 def patient(connection: sa.Connection, statement_s: float) -> Iterator[None]:
-    """Allow statements in the block, which are a caller's own, to take longer than ours."""
+    """Raise the statement limit in the block to `statement_s`, for statements of callers and other long ones."""
     driver: Any = connection.connection.driver_connection
     before = getattr(driver, "statement_s", None)
     driver.statement_s = None if before is None else max(before, statement_s)

@@ -1,7 +1,7 @@
-"""Coverage: which offsets of a stream are recorded, for which keys. Offsets in ranges are [from, to).
+"""Coverage: which offsets of a stream are recorded, for which keys. Ranges of offsets are [from, to).
 
-The range that grows with its stream is its tail. Tails of many streams are moved, opened and closed together, each by a
-compare-and-set of its own.
+The range that grows with its stream is the tail. Tails of many streams are advanced, opened and closed together,
+with a compare-and-set for each.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,13 +16,13 @@ from relatum.keys import timestamp_us
 from relatum.store.database import sql
 
 TIME: Final = 0
-"""Stands for the message's time among key ids; definitions count from 1."""
+"""The message's time among key ids; the ids of definitions begin at 1."""
 
 Range = tuple[int, int]
 
 
 class CoverageRow(NamedTuple):
-    """One range of offsets and what is recorded of it."""
+    """A range of offsets, and the keys recorded for it."""
 
     coverage_id: int
     stream_id: int
@@ -37,13 +37,13 @@ class CoverageRow(NamedTuple):
     last_chunk_ms: int | None
     recorded_at: datetime
     over_amqp: bool = False
-    """Whether release 0.4 recorded it over AMQP 0.9.1, which does not show all: it proves nothing absent."""
+    """Whether release 0.4 recorded it over AMQP 0.9.1, which may miss messages: absent rows prove nothing."""
 
     @property
     def mark(self) -> int:
-        """Tells it from a later row of the same id: its last message's fingerprint, or when it was written.
+        """The last message's fingerprint, or when the row was written: identifies the row if its id is reused.
 
-        A standby that is promoted without the last commits assigns their ids again, to other streams too.
+        A standby that was promoted without the last commits assigns their ids again, also to other streams.
         """
         if self.last_fingerprint is not None:
             return self.last_fingerprint
@@ -51,13 +51,13 @@ class CoverageRow(NamedTuple):
 
     @property
     def position(self) -> Position | None:
-        """The last recorded message; None where nothing was recorded yet."""
+        """The position of the last recorded message; None if nothing was recorded yet."""
         if self.last_offset is None or self.last_fingerprint is None:
             return None
         return Position(self.last_offset, self.last_fingerprint, self.last_chunk_ms)
 
     def up_to(self, last: Position) -> "CoverageRow":
-        """The same range, grown up to and including that message."""
+        """Return the range extended up to and including a message."""
         return self._replace(
             to_offset=last.offset + 1,
             last_offset=last.offset,
@@ -66,11 +66,11 @@ class CoverageRow(NamedTuple):
         )
 
     def holds(self, key_id: int) -> bool:
-        """Whether the range is recorded for a key, or for `TIME`."""
+        """Return whether the range is recorded for a key, or for `TIME`."""
         return self.kind == "recorded" and (self.with_time if key_id == TIME else key_id in self.key_ids)
 
     def proves(self, key_id: int) -> bool:
-        """Whether what the range does not hold for a key, or for `TIME`, is not in the stream."""
+        """Return whether an absent row of a key, or of `TIME`, proves that the stream has no such value."""
         return not self.over_amqp and self.holds(key_id)
 
 
@@ -82,18 +82,18 @@ _COVERAGE_OF: Final = sql(f"""
 
 
 def row_of(row: sa.Row[tuple[object, ...]]) -> CoverageRow:
-    """A range from its columns."""
+    """Return a range from its columns."""
     found = CoverageRow._make(row)
     return found._replace(key_ids=tuple(found.key_ids))
 
 
 def coverage_of(connection: sa.Connection, stream_ids: Sequence[int]) -> list[CoverageRow]:
-    """Every range of the streams, by stream and offset."""
+    """Read all ranges of the streams, ordered by stream and offset."""
     return [row_of(row) for row in connection.execute(_COVERAGE_OF, {"stream_ids": list(stream_ids)})]
 
 
 def coverage_by_stream(connection: sa.Connection, stream_ids: Sequence[int]) -> dict[int, list[CoverageRow]]:
-    """Every range of each of the streams, by offset; an empty list for a stream without any."""
+    """Read all ranges of each stream, ordered by offset; an empty list for a stream without ranges."""
     found: dict[int, list[CoverageRow]] = {stream_id: [] for stream_id in stream_ids}
     for row in coverage_of(connection, stream_ids):
         found[row.stream_id].append(row)
@@ -101,28 +101,28 @@ def coverage_by_stream(connection: sa.Connection, stream_ids: Sequence[int]) -> 
 
 
 def tail_of(connection: sa.Connection, stream_id: int) -> CoverageRow | None:
-    """The range that grows as the stream grows; None where the stream was never recorded."""
+    """Read the stream's tail; None if the stream was never recorded."""
     return next((row for row in coverage_of(connection, [stream_id]) if row.is_tail), None)
 
 
 def last_position(rows: Iterable[CoverageRow]) -> Position | None:
-    """The last recorded message. A log only grows at its end: if this one agrees, all before it does."""
+    """Return the last recorded position. A log only grows at its end: if this message agrees, all before it do."""
     positions = [row.position for row in rows if row.position is not None]
     return max(positions, key=lambda position: position.offset, default=None)
 
 
 def covered(rows: Iterable[CoverageRow], key_id: int) -> list[Range]:
-    """The offsets recorded for a key (or `TIME`), as disjoint ranges in order. Empty ranges are left out."""
+    """Return the offsets recorded for a key (or `TIME`), as disjoint ranges in order, without empty ones."""
     return merged((row.from_offset, row.to_offset) for row in rows if row.holds(key_id))
 
 
 def proven(rows: Iterable[CoverageRow], key_id: int) -> list[Range]:
-    """The offsets whose values for a key (or `TIME`) are all known: those of `covered` but AMQP 0.9.1's."""
+    """Return the offsets whose values of a key (or `TIME`) are all known: `covered`, without those over AMQP 0.9.1."""
     return merged((row.from_offset, row.to_offset) for row in rows if row.proves(key_id))
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Ranges joined where they touch or overlap, in order, empty ones left out."""
+    """Join ranges that touch or overlap; return them in order, without empty ones."""
     result: list[Range] = []
     for start, end in sorted(ranges):
         if start >= end:
@@ -135,7 +135,7 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def missing(within: Range, ranges: Sequence[Range]) -> list[Range]:
-    """The parts of one range that disjoint, ordered ranges leave out."""
+    """Return the parts of a range that disjoint, ordered ranges leave out."""
     gaps: list[Range] = []
     at, end = within
     for start, stop in ranges:
@@ -151,11 +151,11 @@ def missing(within: Range, ranges: Sequence[Range]) -> list[Range]:
     return gaps
 
 
-# --- written ----------------------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 class NewRange(NamedTuple):
-    """A range to be written. `position` is the last message recorded in it, or before it."""
+    """A range to write. `position` is the last message recorded in it, or before it."""
 
     stream_id: int
     from_offset: int
@@ -168,7 +168,7 @@ class NewRange(NamedTuple):
     over_amqp: bool = False
 
     def joins(self, row: CoverageRow) -> bool:
-        """Whether a finished range says the same of the offsets just before or behind."""
+        """Return whether a finished range with the same columns is directly before or after this one."""
         mine = (self.kind, self.key_ids, self.with_time, self.over_amqp)
         return (
             not row.is_tail
@@ -180,7 +180,7 @@ class NewRange(NamedTuple):
 def new_tail(
     stream_id: int, at: int, key_ids: Iterable[int], *, with_time: bool, position: Position | None = None
 ) -> NewRange:
-    """A tail that begins at an offset; `position` is the message before it."""
+    """Return a tail that begins at an offset; `position` is the message before it."""
     return NewRange(stream_id, at, at, tuple(sorted(key_ids)), with_time, is_tail=True, position=position)
 
 
@@ -199,7 +199,7 @@ _ADD_RANGES: Final = sql(f"""
 
 
 def add_ranges(connection: sa.Connection, new: Sequence[NewRange]) -> list[CoverageRow]:
-    """Write ranges, and return them; tails of streams that have one already are left out."""
+    """Write ranges, and return them; tails of streams that already have one are left out."""
     if not new:
         return []
     positions = [each.position for each in new]
@@ -223,7 +223,7 @@ def open_tail(connection: sa.Connection, tail: NewRange) -> CoverageRow:
     """Write one tail.
 
     Raises:
-        CoverageConflict: the stream has one already.
+        CoverageConflict: the stream already has a tail.
     """
     for opened in add_ranges(connection, [tail]):
         return opened
@@ -234,12 +234,12 @@ _DELETE: Final = sql("DELETE FROM relatum.coverage WHERE coverage_id = ANY (:ids
 
 
 def join_range(connection: sa.Connection, rows: Iterable[CoverageRow], new: NewRange) -> None:
-    """Write a range, as one with those of `rows` that it joins: each lookup reads the coverage, so it is kept short.
+    """Write a range, merged with those of `rows` that it joins: each lookup reads the coverage, so it is kept short.
 
-    The caller holds `lock_stream`, so that nobody else joins ranges at the same time.
+    The caller holds `lock_stream`, so that no other transaction joins ranges at the same time.
 
     Raises:
-        CoverageConflict: a range it joins was pruned; roll the transaction back.
+        CoverageConflict: a range to join was pruned; roll the transaction back.
     """
     joined = [row for row in rows if new.joins(row)]
     if joined:
@@ -260,7 +260,7 @@ def join_range(connection: sa.Connection, rows: Iterable[CoverageRow], new: NewR
 _MARK: Final = "coalesce(c.last_fingerprint, (extract(epoch FROM c.recorded_at) * 1000000)::bigint)"
 """`CoverageRow.mark` in PostgreSQL."""
 
-# The arrays come as texts, which PostgreSQL reads as what they are cast to, once.
+# The arrays are sent as texts, which PostgreSQL casts once.
 ADVANCE_ALL: Final = sql(f"""
     WITH free AS MATERIALIZED (
         SELECT coverage_id FROM relatum.coverage
@@ -293,20 +293,20 @@ _CLOSE_TAILS: Final = sql(f"""
 
 
 def advance_all(connection: sa.Connection, moves: Sequence[tuple[CoverageRow, Position]]) -> tuple[set[int], set[int]]:
-    """Move the ends of many tails, each by a compare-and-set of its own: the heart of promise 2.
+    """Advance many tails, with a compare-and-set for each: the heart of promise 2.
 
-    A stream whose race is lost affects no other.
+    A stream that loses its race does not affect the others.
 
-    Rows are locked in one order, and those that another session has locked are left for the next time: two recorders
-    that compete for streams do not wait for each other, and a long transaction about one stream holds up no other.
+    Rows are locked in one order, and rows that another session has locked are skipped: two recorders that compete for
+    streams do not wait for each other, and a long transaction about one stream delays no other stream.
 
     Args:
-        connection: The transaction that then writes the rows of those that were moved, and of no others.
-        moves: Tails as they were left, each with the message up to which it grows.
+        connection: The transaction, which must then write the rows of the advanced tails only.
+        moves: Tails as last seen, each with the message up to which it grows.
 
     Returns:
-        The ids of the tails that were moved; and of those that are as they were left, and locked just now. All others
-        were moved, closed or replaced by another recorder.
+        The ids of the advanced tails, and the ids of unchanged tails that are locked just now. All others were
+        advanced, closed or replaced by another recorder.
     """
     columns = {
         "ids": _array([row.coverage_id for row, _ in moves]),
@@ -326,14 +326,14 @@ def advance_all(connection: sa.Connection, moves: Sequence[tuple[CoverageRow, Po
 
 
 def _array(values: Iterable[int | None]) -> str:
-    """Numbers as PostgreSQL writes an array of them: the driver takes a microsecond for each."""
+    """Return PostgreSQL's text of an array of numbers: the driver would take a microsecond for each."""
     return f"{{{','.join(['NULL' if value is None else str(value) for value in values])}}}"
 
 
 def close_tails(connection: sa.Connection, rows: Sequence[CoverageRow]) -> set[int]:
-    """Make tails ordinary ranges, or drop the empty ones; returns the streams of those that were closed.
+    """Make tails ordinary ranges, and drop empty ones; return the streams whose tails were closed.
 
-    The others were moved by another recorder.
+    The other tails were moved by another recorder.
     """
     if not rows:
         return set()
@@ -347,10 +347,10 @@ def close_tails(connection: sa.Connection, rows: Sequence[CoverageRow]) -> set[i
 
 
 def close_tail(connection: sa.Connection, row: CoverageRow) -> None:
-    """Make the tail an ordinary range, or drop it where it holds nothing, so that a new tail can follow it.
+    """Make the tail an ordinary range, or drop it if it is empty, so that a new tail can follow.
 
     Raises:
-        CoverageConflict: another recorder moved it meanwhile.
+        CoverageConflict: another recorder moved the tail in the meantime.
     """
     if not close_tails(connection, [row]):
         raise CoverageConflict("another recorder moved the tail first; nothing was written", stream="")

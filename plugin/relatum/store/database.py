@@ -1,13 +1,13 @@
-"""The one way to run SQL: a statement by itself, or a transaction, over the connections of one pool.
+"""The one way to run SQL: single statements and transactions, with the connections of one pool.
 
-Statements are compiled once and run with their parameters. What one asks for and nothing else depends on goes to the
-driver's own connection, each statement a transaction of its own: SQLAlchemy's layers on top take longer than the probe
-of an index. Everything else is a transaction of SQLAlchemy's, which takes its connection from the same pool.
+Statements are compiled once. A single statement runs directly on the driver's connection, as its own transaction:
+SQLAlchemy's layers take longer than an index probe. Everything else is a transaction of SQLAlchemy, which takes its
+connection from the same pool.
 
-One rule says what is repeated: what met a connection of before that was dead in the pool, as after a restart of the
-server, and what a deadlock or a serialization failure ended. So what is run here does no harm when it is run again.
-All of it waits only so long (`relatum.store.connection`), prepares nothing behind a pooler (`relatum.store.pool`),
-and raises Relatum's errors.
+A statement or transaction is repeated if its pooled connection turned out to be dead, as after a restart of the server,
+or after a deadlock or a serialization failure. So everything that runs here must be safe to repeat. All waits are
+limited (`relatum.store.connection`), nothing is prepared behind a pooler (`relatum.store.pool`), and errors are
+Relatum's.
 """
 
 import re
@@ -34,35 +34,35 @@ _TYPED: Final = re.compile(r"(?<!:):([a-z]\w*)::(\w+(?: precision)?(?:\[\])?)")
 _UNTYPED: Final = re.compile(r"(?<!:):([a-z]\w*)\b(?!::)")
 
 TRIES: Final = 5
-"""Times a statement or transaction is tried that another one, or a dead connection, got in the way of."""
+"""Attempts of a statement or transaction after deadlocks, serialization failures and dead connections."""
 
 _IN_THE_WAY: Final = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 
 STATEMENT_S: Final = 30.0
-"""Seconds for one statement, by default. Components that run on repeat what failed."""
+"""Default maximum seconds of a statement. Long-running components repeat what failed."""
 
 ONCE_STATEMENT_S: Final = 600.0
-"""Seconds for one statement of a one-off task, by default: it may read much of a table."""
+"""Default maximum seconds of a statement in a one-off task, which may read much of a table."""
 
 IDLE_S: Final = 30.0
-"""Seconds that a transaction may be idle while the broker is asked: each question is answered sooner, or fails."""
+"""Seconds for which a transaction may be idle while the broker is asked: each query is answered sooner, or fails."""
 
 _POOL_S: Final = 30.0
-"""Seconds to wait for a connection of a pool that opens more when all are busy."""
+"""Default seconds to wait for a connection of a pool without `connections_max`."""
 
 _POOL_BOUNDED_S: Final = 600.0
-"""Seconds to wait for one of a bounded pool: work queues there, and should not fail for it."""
+"""Seconds to wait for a connection of a pool with `connections_max`: work queues there, and should not fail."""
 
-CLOSED: Final = "this was closed: make another one; nothing was written"
+CLOSED: Final = "this object is closed: create another one; nothing was written"
 
 Rows = list[Any]
 _Answer = TypeVar("_Answer")
 
 
 def sql(text: str) -> sa.TextClause:
-    """A statement with parameters as `:name::type`: PostgreSQL makes a plan for each combination of types.
+    """Make a statement with parameters as `:name::type`: PostgreSQL plans each combination of types separately.
 
-    Quotes are not parsed: a colon and a letter inside them are a parameter, too.
+    Quotes are not parsed: a colon and a letter inside quotes are a parameter, too.
 
     Raises:
         ValueError: a parameter has no type.
@@ -75,36 +75,35 @@ def sql(text: str) -> sa.TextClause:
 
 @lru_cache(maxsize=1024)
 def _text_of(statement: sa.TextClause) -> bytes:
-    """A statement as psycopg takes it."""
+    """Compile a statement for psycopg."""
     return str(statement.compile(dialect=_DIALECT)).encode()
 
 
 class Database:
-    """PostgreSQL as one component uses it. Threads may share it.
+    """A component's access to PostgreSQL. Thread-safe.
 
     Args:
-        database: PostgreSQL's URL, or a `Database`, which stays the caller's and whose connections are shared; or the
-            address of one, for connections of its own.
-        refusing: The text of `UsedAfterClose` once it is closed; None: it may be used after `close`.
-        ending: A deadline of all waits, which is brought forward as the component ends; None for none.
-        pool_size: Connections kept; as many again may be opened under load. Not with `connections_max`.
-        is_bounded: False: further connections are opened instead of waiting for one, also beyond those of a shared
-            `Database`.
-        connections_max: Connections at most, all of them kept; a caller waits up to ten minutes for a free one. None:
-            twice `pool_size`, and half a minute.
-        statement_s: Seconds for one statement; None for no limit but the deadline of a call (`relatum.waiting`).
-        idle_s: Seconds after which the server ends an idle transaction of this component, whose process may be
-            suspended, and releases its locks. None (default): never.
-        writes: True connects only to a host that takes writes, where the URL lists several and does not say otherwise.
+        database: PostgreSQL's URL or address, for a pool of its own; or a `Database`, whose pool is shared, and which
+            the caller closes.
+        refusing: The message of `UsedAfterClose` after `close`. None: it may be used after `close`.
+        ending: A deadline of all waits, which is brought forward when the component ends. None (default): no deadline.
+        pool_size: Connections kept; as many again may be opened under load. Default: 5. Ignored with `connections_max`.
+        is_bounded: If False, open more connections instead of waiting, also in a shared pool. Default: True.
+        connections_max: Maximum connections, all of them kept; a caller waits up to ten minutes for a free one. None
+            (default): twice `pool_size`, and half a minute.
+        statement_s: Maximum seconds of a statement. None: no limit except the deadline of a call (`relatum.waiting`).
+        idle_s: Seconds after which the server ends an idle transaction, in case this process is suspended, and releases
+            its locks. None (default): never.
+        writes: If True, and the URL lists several hosts, connect only to one that accepts writes. Default: False.
 
-    What the URL says of `statement_timeout_s`, `pool_size` and `pool_timeout_s` comes before these.
+    `statement_timeout_s`, `pool_size` and `pool_timeout_s` in the URL override these arguments.
 
     Attributes:
-        address: Where it is.
-        pool: Its connections.
+        address: The database's address.
+        pool: The connections.
 
     Raises:
-        ConfigurationError: the text is no PostgreSQL URL.
+        ConfigurationError: the URL is invalid.
     """
 
     def __init__(
@@ -151,26 +150,26 @@ class Database:
 
     @cached_property
     def engine(self) -> sa.Engine:
-        """For transactions, by SQLAlchemy: each takes a connection of the pool. To dispose of it closes an own pool."""
+        """SQLAlchemy's engine for transactions. To dispose of it closes the pool, unless that is shared."""
         engine = sa.create_engine(
             self.address.url(),
             creator=partial(self._taken, autocommit=False),
             poolclass=sa.NullPool,
-            # It would ask each connection that it is given for the type's number.
+            # It would query the type's OID on each connection.
             use_native_hstore=False,
             hide_parameters=True,
         )
         sa.event.listen(engine, "handle_error", self._leave_read_only)
         engine.dialect.initialize = partial(_initialized, engine.dialect.initialize)  # type: ignore[method-assign]
         engine.dialect.do_begin = _begin  # type: ignore[method-assign,assignment]
-        # The pool sets it back: where that fails behind a transaction, SQLAlchemy forgets the connection.
+        # The pool resets it: if a reset after a transaction fails, SQLAlchemy drops the connection.
         engine.dialect.reset_isolation_level = lambda dbapi_connection: None  # type: ignore[method-assign]
         if self._shared is None:
             sa.event.listen(engine, "engine_disposed", lambda _: self.pool.close())
         return engine
 
     def _leave_read_only(self, context: sa.engine.ExceptionContext) -> None:
-        """Give up all connections to a server that takes no writes: a new one may reach another, by name or list."""
+        """Drop all connections to a read-only server: a new one may reach another server, by DNS or list of hosts."""
         connection = context.connection
         if connection and isinstance(context.original_exception, psycopg.errors.ReadOnlySqlTransaction):
             context.is_disconnect = True
@@ -178,7 +177,7 @@ class Database:
             self.pool.forget(driver.generation)
 
     def check_open(self) -> None:
-        """Raise `UsedAfterClose` where it, or the one whose connections it shares, was closed."""
+        """Raise `UsedAfterClose` if it, or the `Database` whose pool it shares, was closed."""
         if self._is_closed and self._refusing is not None:
             raise UsedAfterClose(self._refusing)
         if self._shared is not None:
@@ -199,19 +198,18 @@ class Database:
         once: bool = False,
         on_primary: bool = False,
     ) -> Rows:
-        """The rows a statement gives, as named tuples; those of an update that gives none: none.
+        """Run a statement and return its rows as named tuples.
 
         - `statement`: Made by `sql`, once, so that it is compiled once.
-        - `accept`: Whether what it wrote shall stay, by its rows: then it is a transaction. None (default): it stays.
-        - `once`: Whether it is not repeated here where the connection is lost, since the caller finds out what became
-          of it. Default: False.
-        - `on_primary`: Whether a standby's rows are refused, which may be old: each says `is_standby`. Default: False.
+        - `accept`: Decides by the rows whether to commit; else the statement is rolled back. None (default): commit.
+        - `once`: Never repeat the statement, since the caller finds out whether it was committed. Default: False.
+        - `on_primary`: Refuse rows of a standby, which may be old; the rows have a column `is_standby`. Default: False.
 
         Returns:
-            The rows; none where they were not accepted.
+            The rows; empty if they were not accepted, or if the statement returns none.
 
         Raises:
-            DatabaseUnavailable: PostgreSQL does not answer, on a new connection either.
+            DatabaseUnavailable: PostgreSQL does not answer, not even on a new connection.
             UsedAfterClose: it was closed.
         """
         with translated_errors():
@@ -228,23 +226,23 @@ class Database:
         raise AssertionError("the last try returns or raises")
 
     def _may_go_on(self, connection: TimedConnection, error: psycopg.Error, *, is_new: bool) -> bool:
-        """Whether what ended with this error may come through if it is begun again."""
+        """Return whether a statement that failed with this error may succeed if it is repeated."""
         if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
-            self.pool.forget(connection.generation)  # a new one may reach a server that takes writes
+            self.pool.forget(connection.generation)  # a new one may reach a writable server
             return False
         if not connection.closed:
             return isinstance(error, _IN_THE_WAY)
-        # One that was dead in the pool says so now. One that had no answer in time says nothing of the next.
+        # Repeat on a pooled connection that was dead. After a time-out, a new connection need not do better.
         return isinstance(error, psycopg.OperationalError) and not isinstance(error, NoAnswerInTime) and not is_new
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """A transaction; committed at the end of the block, or rolled back where it raises."""
+        """Open a transaction, committed at the end of the block, or rolled back if the block raises."""
         with transaction(self.engine) as connection:
             yield connection
 
     def run(self, work: Callable[[sa.Connection], _Answer]) -> _Answer:
-        """Do work in one transaction; again where another one, or a connection of a server before, was in the way."""
+        """Do work in one transaction; repeat it after a deadlock, a serialization failure or a dead connection."""
         for tries_left in reversed(range(TRIES)):
             try:
                 with self.transaction() as connection:
@@ -255,18 +253,18 @@ class Database:
         raise AssertionError("the last try returns or raises")
 
     def close(self) -> None:
-        """Close the connections; those in use as their work is done. Another's stay as they are."""
+        """Close the connections, those in use after their work. A shared pool stays open."""
         self._is_closed = True
         if self._shared is None:
             self.pool.close()
 
 
 AnyDatabase: TypeAlias = str | sa.URL | Database
-"""What `database=` takes: PostgreSQL's URL, or a `Database`, whose connections are shared."""
+"""The type of `database=`: PostgreSQL's URL, or a `Database`, whose connections are shared."""
 
 
 def make_engine(database: str | sa.URL, **options: Any) -> sa.Engine:
-    """The engine of a `Database` of its own, with these options; to be disposed of."""
+    """Return the engine of a new `Database` with these options; dispose of it to close the connections."""
     return Database(database, refusing=None, **options).engine
 
 
@@ -274,7 +272,7 @@ def make_engine(database: str | sa.URL, **options: Any) -> sa.Engine:
 def as_engine(
     database: AnyDatabase, *, statement_s: float | None = ONCE_STATEMENT_S, idle_s: float | None = None
 ) -> Iterator[sa.Engine]:
-    """The engine of a `Database`, or one made for a URL and disposed of at the end."""
+    """Yield the engine of a `Database`, or a new engine that is closed at the end of the block."""
     if isinstance(database, Database) and idle_s is None:
         yield database.engine
         return
@@ -284,14 +282,14 @@ def as_engine(
 
 @contextmanager
 def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction of an engine; committed at the end of the block, or rolled back where it raises."""
+    """Open a transaction of an engine, committed at the end of the block, or rolled back if the block raises."""
     with translated_errors(), engine.begin() as connection:
         yield connection
 
 
 @contextmanager
 def at_one_moment(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction whose statements all see the database as it is at the first of them; committed at the end."""
+    """Open a transaction whose statements all see one snapshot; committed at the end of the block."""
     with translated_errors(), engine.connect() as connection:
         connection.execution_options(isolation_level="REPEATABLE READ")
         with connection.begin():
@@ -299,14 +297,14 @@ def at_one_moment(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def _begin(driver: Any) -> None:
-    """Begin a transaction of SQLAlchemy's; none where the caller has set `AUTOCOMMIT`."""
+    """Begin a transaction for SQLAlchemy, unless the caller has set `AUTOCOMMIT`."""
     if not driver.autocommit:
         driver.begin()
 
 
 def _initialized(initialize: Callable[[sa.Connection], None], connection: sa.Connection) -> None:
-    """Have SQLAlchemy ask what server it is; where that fails it only forgets the connection, so that is given back."""
-    # Asked for first: SQLAlchemy has invalidated its own where the server hung up.
+    """Let SQLAlchemy query the server's version. If that fails, it drops the connection, so return it to the pool."""
+    # Read it first: after a lost connection, SQLAlchemy has invalidated its reference.
     driver: Any = connection.connection.driver_connection
     try:
         initialize(connection)
@@ -328,7 +326,7 @@ def _executed(
         if on_primary and rows and rows[0].is_standby:
             raise psycopg.errors.ReadOnlySqlTransaction("the server is a standby")
         return rows
-    # What ends it before it is committed rolls it back: the connection is given back.
+    # An error before the commit rolls back: the caller returns the connection to the pool.
     driver.begin()
     rows = _fetched(driver, text, given)
     if accept(rows):
@@ -341,12 +339,12 @@ def _executed(
 def _fetched(driver: TimedConnection, text: bytes, given: Mapping[str, Any]) -> Rows:
     cursor = driver.cursor(row_factory=namedtuple_row).execute(text, given)
     result = cursor.pgresult
-    # `description` would look up the type of each column.
+    # Not `description`, which would look up the type of each column.
     return cursor.fetchall() if result is not None and result.nfields else []
 
 
 def _passes(error: BaseException) -> bool:
-    """Whether the same transaction may come through when it is begun again."""
+    """Return whether a transaction that failed with this error may succeed if it is repeated."""
     cause = error.__cause__ if isinstance(error.__cause__, sa.exc.DBAPIError) else error
     if not isinstance(cause, sa.exc.DBAPIError):
         return False

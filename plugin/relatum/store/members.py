@@ -1,13 +1,13 @@
-"""Leases, and members that share things by them: streams among recorders, partitions among serial consumers.
+"""Leases, and members that share rows by them: streams among recorders, partitions among serial consumers.
 
-A member has one lease, its own row. Rows that it holds name it, and are held while its lease is valid, so a renewal
-writes one row however much a member holds. In the same transaction the rows are shared evenly: a new member gets its
-part once others release it, and what a dead member held is taken over, by compare-and-set on the holder's name.
+A member has one lease, in its own row. The rows that it holds name it, and are held while its lease is valid, so a
+renewal writes one row for any number of held rows. The same transaction shares the rows evenly: a new member gets its
+share once others release it, and a dead member's rows are taken over, by compare-and-set on the holder's name.
 
 A lease only avoids double work; correctness never depends on it. The database's clock may jump, and a member may be
 suspended between two statements and continue an hour later. So every write is fenced by the data it writes:
 
-- a recorder's by the coverage's end, which moves by compare-and-set;
+- a recorder's by the coverage's end, which is advanced by compare-and-set;
 - a serial consumer's or collector's position by the member its row names and the version, or position, it had;
 - a claim on a group by its number, which each new claim raises;
 - a step of a move by the move's state and attempt.
@@ -28,7 +28,7 @@ LEASE_S: Final = 5.0
 """Seconds a lease is valid without renewal, by default."""
 
 RENEWALS: Final = 3
-"""Renewals within one lease. Tests set it high, so that a long lease is renewed often."""
+"""Renewals per lease. Tests set it high, so that a long lease is renewed often."""
 
 _LEASE_END: Final = "clock_timestamp() + make_interval(secs => :lease_s::double precision)"
 
@@ -36,26 +36,26 @@ RENEWED: Final = f"lease_expires_at = {_LEASE_END}"
 """Sets a lease of `lease_s` seconds from now, in an UPDATE."""
 
 _TRIES: Final = 3
-"""Times one beat joins again if the lease expires during it."""
+"""How often one beat joins again if the lease expires during it."""
 
 
 def renewal_s(lease_s: float) -> float:
-    """Seconds between two renewals of a lease."""
+    """Return the seconds between two renewals of a lease."""
     return lease_s / RENEWALS
 
 
 class Sharing:
-    """The statements for one kind of members and what they share, built from names of tables and columns.
+    """The statements for one kind of members and the rows they share, built from names of tables and columns.
 
     Args:
         members: The members' table, with columns `holder` and `lease_expires_at`.
-        within: Its column that groups members, unique with `holder`; and the column's type.
-        rows: The table of what is shared.
+        within: The members' column that groups them, unique together with `holder`; and the column's type.
+        rows: The table of shared rows.
         key: Its integer key.
         held_by: Its column that names the holder.
-        of_rows: Its column that matches `within`; None if it has none: then holders' names must be unique overall.
-        are: The condition of rows that are shared.
-        taken: Further assignments for a row that is taken, to fence off its former holder.
+        of_rows: Its column that matches `within`. None (default): it has none; holders' names must be globally unique.
+        are: The SQL condition of rows that are shared.
+        taken: Further SQL assignments for a row that is taken, to fence off its former holder.
     """
 
     def __init__(
@@ -90,15 +90,15 @@ class Sharing:
         self.is_held = f"""EXISTS (
             SELECT FROM relatum.{members} holders
             WHERE holders.holder = {rows}.{held_by} AND holders.lease_expires_at >= clock_timestamp(){same})"""
-        """SQL: whether a row is held now, for queries on the table of what is shared."""
-        # Key by key, whatever the planner prefers: with `= ANY` and no index, a prepared statement compares each row
-        # with each key, which took 200 ms for 2,000 streams.
+        """SQL: whether a row is held now, for queries on the table of shared rows."""
+        # Forces a lookup per key: with `= ANY` and no index, a prepared statement compares each row with each key,
+        # which took 200 ms for 2,000 streams.
         self.look = sql(f"""SELECT one.key, one.holder, one.is_held
             FROM unnest(:keys::integer[]) AS wanted(key) JOIN LATERAL (
                 SELECT {key} AS key, {held_by} AS holder, {self.is_held} AS is_held
                 FROM relatum.{rows} WHERE {shared} AND {key} = wanted.key OFFSET 0) one ON true""")
-        # Rows that were free, if their holder is still the one that was seen; locked ones are skipped. As an array: a
-        # plan that repeats the subquery for each row would lock, and take, more than `at_most`.
+        # Takes rows that were free, if their holder is still the one that was seen; skips locked rows. An array, since
+        # a plan that repeats a subquery for each row would lock, and take, more than `at_most`.
         also = "" if taken is None else f", {taken}"
         self.take = sql(f"""UPDATE relatum.{rows} SET {held_by} = :holder::text{also}
             WHERE {shared} AND {key} = ANY (ARRAY (
@@ -121,14 +121,14 @@ RECORDERS: Final = Sharing(
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a member holds.
+    """The rows that a member holds.
 
     Attributes:
-        holder: Its name. A new one if its lease had expired: it holds nothing of what it held before.
-        held: What it holds now, including what it has just taken.
+        holder: Its name. A new one if its lease had expired: it then holds none of its former rows.
+        held: The keys that it holds now, including those that it has just taken.
         surplus: How many of these it should release to others.
-        others: What others hold, with their names.
-        missing: What was asked for and does not exist, or is not shared any more.
+        others: The keys that others hold, with their names.
+        missing: The wanted keys that do not exist, or are not shared any more.
     """
 
     holder: str
@@ -139,10 +139,10 @@ class Share:
 
 
 class Member:
-    """One member: its lease, and what it holds. Not thread-safe.
+    """One member, with its lease and its keys. Not thread-safe.
 
     Args:
-        lease_s: Seconds without renewal after which others may take what it holds.
+        lease_s: Seconds without renewal after which others may take its rows.
         holder: Its name. None (default): a unique one, and a new one each time its lease has expired.
     """
 
@@ -172,10 +172,10 @@ class Member:
     def beat(self, connection: sa.Connection, wanted: Collection[int]) -> Share:
         """Renew the lease, and take free rows up to this member's share.
 
-        Five statements in the caller's transaction, whatever the number of keys. Their result may be out of date at
-        once; writes are fenced.
+        Runs five statements in the caller's transaction, for any number of keys. The result may be outdated at once;
+        writes are fenced.
 
-        `wanted`: Keys of all that is shared: the other members of this group want the same.
+        `wanted`: The keys of all shared rows: the other members of this group want the same.
         """
         alive = self._be_alive(connection)
         connection.execute(self._sharing.bury, self._me())
@@ -184,11 +184,11 @@ class Member:
         return share
 
     def _be_alive(self, connection: sa.Connection) -> set[str]:
-        """Renew the lease, or join again if it has expired; returns the members whose leases are valid."""
+        """Renew the lease, or join again if it has expired; return the members with valid leases."""
         for _ in range(_TRIES):
             if not connection.execute(self._sharing.renew, self._me()).rowcount:
                 if self._has_joined:
-                    # By a new name: writes that are under way by the old one are fenced off.
+                    # With a new name: pending writes under the old name are fenced off.
                     self.holder = self._given or self._named()
                 connection.execute(self._sharing.join, self._me())
                 self._has_joined = True
@@ -199,10 +199,10 @@ class Member:
         return alive
 
     def hold_on(self, connection: sa.Connection, wanted: Collection[int], *, leased: bool) -> Share:
-        """Keep what it holds and take nothing: it cannot use it now, or just could not.
+        """Keep the held rows and take none, for a member that cannot use them now, or recently could not.
 
-        `leased`: Whether it keeps its lease. Without one, others may take everything. What they leave stays its own: it
-        keeps its name for the next lease, which fences what was taken and released in between.
+        `leased`: Whether to keep the lease. Without a lease, others may take all rows. The member keeps the rows that
+        they leave, and its name for the next lease; rows that were taken and released in between are fenced.
         """
         if leased:
             self._be_alive(connection)
@@ -230,7 +230,7 @@ class Member:
     def _look(
         self, connection: sa.Connection, wanted: Collection[int]
     ) -> tuple[set[int], dict[int, str], dict[int, str | None]]:
-        """Its own keys, keys that others hold with their names, and free keys with their last holders."""
+        """Read its own keys, the keys of others with their names, and free keys with their last holders."""
         rows = connection.execute(self._sharing.look, {**self._me(), "keys": sorted(wanted)}).all()
         mine = {key for key, holder, _ in rows if holder == self.holder}
         others = {key: holder for key, holder, is_held in rows if is_held and key not in mine}
@@ -238,13 +238,13 @@ class Member:
         return mine, others, free
 
     def release(self, connection: sa.Connection, keys: Collection[int]) -> None:
-        """Release some of what it holds."""
+        """Release some keys."""
         if keys:
             connection.execute(self._sharing.release, {**self._me(), "keys": sorted(keys)})
             self._held -= frozenset(keys)
 
     def leave(self, connection: sa.Connection) -> None:
-        """Release everything and leave."""
+        """Release all keys and leave."""
         self.release(connection, self._held)
         connection.execute(self._sharing.leave, self._me())
 
@@ -253,17 +253,17 @@ class Member:
 
 
 def holders_of(connection: sa.Connection, sharing: Sharing, keys: Collection[int]) -> dict[int, str]:
-    """The present holders of some keys; free keys are left out."""
+    """Read the present holders of some keys, without free keys."""
     found = connection.execute(sharing.holders, {"keys": sorted(keys)})
     return {row[0]: row[1] for row in found}
 
 
 def target(held: Mapping[str, int], member: str, things: int) -> int:
-    """How many a member should hold, so that no two members differ by more than one.
+    """Return how many rows a member should hold, so that no two members differ by more than one.
 
-    The remainder goes to members that hold most already, so that as few as possible change hands.
+    The remainder goes to the members that already hold most, so that few rows change hands.
 
-    `held`: How many each member with a valid lease holds; this one included.
+    `held`: How many rows each member with a valid lease holds, including this one.
     """
     share, extra = divmod(things, len(held))
     ranked = sorted(held, key=lambda each: (-held[each], each))

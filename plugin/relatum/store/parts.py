@@ -1,15 +1,15 @@
-"""The parts of `relationships`: made ahead of time, filled one after the other, made compact, dropped whole.
+"""The parts of `relationships`: created ahead of time, filled one by one, made compact, and dropped as a whole.
 
-One index over all rows grows past what memory holds, and each row then goes to a page of its own on the disk. A part's
-index does not. See docs/adr/0023.
+One index over all rows would outgrow memory, and each row would then need another page from disk. A part's index fits.
+See docs/adr/0023.
 
-What changes the schema is done by functions in the database, with its owner's rights (`relatum_migrations`): a
-recorder may write rows and nothing else. Any number of processes may do this at the same time.
+Functions in the database change the schema, with its owner's rights (`relatum_migrations`), so that a recorder needs
+only the right to write rows. Any number of processes may call them at the same time.
 
-Conditions leave out the parts that cannot hold what is sought. What a closed part holds was written down when it was
-closed, and nothing is added to it. A condition is of one statement with the rows, so of one snapshot with them: it
-leaves out nothing that is there. PostgreSQL evaluates it before it asks an index; values in the order of time, as group
-ids and UUIDs of version 7, are in one or two parts.
+SQL conditions exclude the parts that cannot hold the wanted rows. The ranges of a closed part were stored when it was
+closed, and no rows are added to it. A condition is in the same statement as the rows, so it sees the same snapshot and
+never excludes existing rows. PostgreSQL evaluates it before it uses an index; values in time order, such as group ids
+and UUIDs of version 7, are in one or two parts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,40 +22,39 @@ from relatum.store.database import sql, transaction
 from relatum.store.rows import copy_into
 
 PART_BYTES: Final = 240 << 20
-"""Bytes of rows after which the next part is begun, at least: 3,500,000 rows of short values. Their index is as large,
-twice PostgreSQL's memory as it comes: a row costs a third more then than in a part that was just begun, and twice as
-much at 320 MiB."""
+"""Minimum bytes of rows after which the next part is begun: 3,500,000 rows of short values. Their index is as large,
+twice PostgreSQL's default memory: a row then costs a third more than in a new part, and twice as much at 320 MiB."""
 
 PARTS: Final = 30
-"""Parts a table that grows has, about: of a larger table each is larger. A look-up asks each of them."""
+"""Approximate number of parts; a larger table has larger parts. A lookup may read all of them."""
 
 UNKNOWN_BYTES: Final = 1 << 20
-"""Bytes of rows that PostgreSQL may read through where it should use an index: half a millisecond."""
+"""Bytes of rows that PostgreSQL may scan without statistics instead of using an index: half a millisecond."""
 
 KNOWN_TIMES: Final = 4
-"""How much larger than when it was analysed a part may be: ten times are enough for one."""
+"""Factor of growth after which a part is analysed again: some ten times, until it is full."""
 
 KEPT_SHARE: Final = 0.25
-"""Up to which share of a part is rewritten so that the rest can go."""
+"""The share of retained rows up to which a part is emptied by moving them."""
 
 CLOSING_S: Final = 21_600.0
-"""Seconds that closing a part may take: its index is built anew, at some 300,000 rows a second, and a part of a table
-of 100,000,000,000 rows has 4,000,000,000. It ends with the component that does it."""
+"""Maximum seconds to close a part: its index is rebuilt at some 300,000 rows a second, and a part of a table of
+100,000,000,000 rows has 4,000,000,000. It ends with the component that does it."""
 
 _COLUMNS: Final = "(key_id, value, stream_id, time_us, stream_offset)"
-"""As the index has them: lines sorted as text are, but for numbers of other lengths, in its order."""
+"""In the index's order: lines sorted as text are in its order, except for numbers of different lengths."""
 
 _FOR_ROWS: Final = sql("""
     SELECT part FROM relatum.table_parts WHERE opened_at IS NOT NULL AND closed_at IS NULL
     ORDER BY part DESC LIMIT 1 FOR KEY SHARE""")
-"""Held until the transaction ends: a part whose row is held is not closed. Part 0 is always open."""
+"""Locks a part's row until the transaction ends: a locked part is not closed. Part 0 is always open."""
 
 
 class Part(NamedTuple):
-    """A part of the table, as it is now.
+    """A part of the table.
 
-    `size` is its rows' bytes, without the index, and `known` what they were when it was last analysed. Rows of one that
-    is leaving may be in another soon.
+    `size` is the bytes of its rows, without indexes, and `known` their bytes when it was last analysed. Rows of a part
+    that `is_leaving` may be moved to another part.
     """
 
     part: int
@@ -67,7 +66,7 @@ class Part(NamedTuple):
     known: int
 
 
-# The part's own table, if it is there.
+# The part's own table, or NULL.
 _TABLE: Final = "to_regclass(concat('relatum.relationships_', part))"
 
 _STATE: Final = sql(f"""
@@ -76,7 +75,7 @@ _STATE: Final = sql(f"""
         coalesce((SELECT relpages FROM pg_class WHERE oid = {_TABLE}) * current_setting('block_size')::bigint, 0)
     FROM relatum.table_parts
     ORDER BY part""")
-"""The fields of `Part`, in their order."""
+"""Selects the fields of `Part`, in order."""
 
 _BEGIN: Final = sql("""
     UPDATE relatum.table_parts SET opened_at = now() WHERE part = :part::integer AND opened_at IS NULL""")
@@ -91,44 +90,44 @@ _RETAIN_FROM: Final = sql("""
 
 
 def copy_rows(connection: sa.Connection, lines: Iterable[str]) -> None:
-    """Write rows into the open part, in the connection's transaction; all of them into one.
+    """Write rows into the open part, in the connection's transaction.
 
-    They are written in the order of keys and values. PostgreSQL then comes to each page of the index once, where
-    values in no order have it read and write pages again and again that it has no room for in its memory.
+    They are written in the order of keys and values, so that PostgreSQL visits each page of the index once. Unordered
+    values would make it read and write pages again and again that do not fit into its memory.
 
     `lines`: Finished lines of COPY's text format, any number in each text: key id, value, stream id, time, offset.
     """
     rows = "".join(lines).split("\n")
-    # What is behind the last line's end comes first.
+    # The empty text after the last newline sorts first.
     rows.sort()
     data = "\n".join(rows[1:]).encode()
     if not data:
         return
     part = connection.execute(_FOR_ROWS).scalar_one()
-    # Not by the table above: what drops another part has to wait for all that hold that one.
+    # Not through the parent table: a session that drops another part waits for all that lock the parent.
     copy_into(connection, f"relatum.relationships_{part} {_COLUMNS}", data)
 
 
 def table_parts_of(connection: sa.Connection) -> list[Part]:
-    """All parts, oldest first."""
+    """Read all parts, oldest first."""
     return [Part(*row) for row in connection.execute(_STATE)]
 
 
 def turn_parts(engine: sa.Engine, part_bytes: int = PART_BYTES) -> list[Part]:
-    """Make the next part where there is none, and begin it where the open one is full; gives the parts.
+    """Create the next part if there is none, and open it if the open one is full; return the parts.
 
-    The open one is analysed as it grows: a statement that was planned while it was empty would read all of it.
+    The open part is analysed as it grows: a statement that was planned while it was empty would scan all of it.
 
     Args:
         engine: The database.
-        part_bytes: Bytes of rows after which the next one is begun, at least.
+        part_bytes: Minimum bytes of rows after which the next part is opened.
     """
     with transaction(engine) as connection:
         found = table_parts_of(connection)
         last = max(part.part for part in found if part.is_opened)
         full = max(part_bytes, sum(part.size for part in found) // PARTS)
         if next(part.size for part in found if part.part == last) >= full:
-            # The first process wins; for others it is not the last part any more.
+            # The first process wins; the others change no row.
             connection.execute(_BEGIN, {"part": last + 1})
             found = table_parts_of(connection)
     if all(part.is_opened for part in found):
@@ -140,10 +139,10 @@ def turn_parts(engine: sa.Engine, part_bytes: int = PART_BYTES) -> list[Part]:
 
 
 def close_parts(engine: sa.Engine, found: Iterable[Part]) -> None:
-    """Close the parts that others came after, and give each a dense index in place of the one that grew with it.
+    """Close the parts before the last open one, and replace the index of each by a dense one.
 
-    A part can be read throughout; deletions wait while its index is built. A part that is still being written, or is
-    being read when the old index is to be dropped, is left to the next call.
+    A part is readable throughout; deletions wait while its index is built. A part that is being written, or being read
+    when the old index would be dropped, is left to the next call.
     """
     parts = [part for part in found if part.is_opened]
     for part in parts:
@@ -154,9 +153,9 @@ def close_parts(engine: sa.Engine, found: Iterable[Part]) -> None:
 
 
 def retain_from(connection: sa.Connection, firsts: Mapping[int, int]) -> None:
-    """Say from which offsets on streams retain their messages, by stream id.
+    """Store the first retained offsets of streams, by stream id.
 
-    Rows below belong to messages that are gone. A locked stream is skipped until the next call.
+    Rows below them belong to messages that are gone. A locked stream is left to the next call.
     """
     connection.execute(_RETAIN_FROM, {"ids": list(firsts), "firsts": list(firsts.values())})
 
@@ -176,10 +175,10 @@ _DUE: Final = sql("""
 
 
 def empty_parts(engine: sa.Engine) -> None:
-    """Move the rows that are retained out of parts that hold little else: a stream kept for long keeps no other's rows.
+    """Move retained rows out of parts with few of them, so that a stream with long retention does not keep other rows.
 
-    A part of which at most `KEPT_SHARE` is retained is marked, and emptied a day later: Spark, whose tasks read the
-    table by row locations at different moments, reads marked parts by offsets.
+    A part of which at most `KEPT_SHARE` is retained is marked, and emptied a day later. Spark's tasks read the table by
+    row locations at different moments, except for marked parts, which they read by offsets.
     """
     with transaction(engine) as connection:
         connection.execute(_LEAVING, {"share": KEPT_SHARE})
@@ -199,7 +198,7 @@ _ROWS: Final = sql("SELECT stream_id, row_count FROM relatum.part_streams WHERE 
 
 
 def drop_parts(engine: sa.Engine) -> dict[int, int]:
-    """Drop the parts of which no message is retained; returns rows by stream id. Parts in use are left for later."""
+    """Drop parts without retained messages; return the rows dropped by stream id. Parts in use are left for later."""
     with transaction(engine) as connection:
         gone = list(connection.scalars(_GONE))
     dropped: dict[int, int] = {}
@@ -213,32 +212,32 @@ def drop_parts(engine: sa.Engine) -> dict[int, int]:
 
 
 def _call(engine: sa.Engine, function: sa.Function[object]) -> None:
-    # Whatever the database's default is: what is written down of a part is of all that was committed into it.
+    # Regardless of the database's default: the stored ranges of a part must include all rows committed into it.
     engine = engine.execution_options(isolation_level="READ COMMITTED")
     with transaction(engine) as connection, patient(connection, CLOSING_S):
         connection.execute(sa.select(function))
 
 
-# --- which parts may hold what is sought
+# --- conditions that exclude parts
 
 
 def part_may_hold_values(row: str, key_id: str, low: str, high: str) -> str:
-    """SQL: whether a part may have rows of a key with values from one to another, both included.
+    """SQL: whether a part may have rows of a key with values from `low` to `high`, both included.
 
-    `row` is the alias of `relationships`, the others are expressions.
+    `row` is the alias of `relationships`; the others are SQL expressions.
     """
     held = f"FROM relatum.part_keys held WHERE held.key_id = {key_id} AND held.low <= {high} AND held.high >= {low}"
     return part_is_between(row, f"(SELECT min(held.part) {held})", f"(SELECT max(held.part) {held})")
 
 
 def part_may_hold_offsets(row: str, stream_id: str, low: str, high: str) -> str:
-    """SQL: whether a part may have rows of a stream with offsets from one to another, both included."""
+    """SQL: whether a part may have rows of a stream with offsets from `low` to `high`, both included."""
     among = f"held.stream_id = {stream_id} AND held.first_offset <= {high} AND held.last_offset >= {low}"
     held = f"FROM relatum.part_streams held WHERE {among}"
     return part_is_between(row, f"(SELECT min(held.part) {held})", f"(SELECT max(held.part) {held})")
 
 
 def part_is_between(row: str, first: str, last: str) -> str:
-    """SQL: whether a row's part is not closed, or lies between two closed ones, both included."""
+    """SQL: whether a row's part is open, or is between two closed parts, both included."""
     is_open = "(SELECT min(part) FROM relatum.table_parts WHERE part > 0 AND closed_at IS NULL)"
     return f"({row}.part = 0 OR {row}.part >= {is_open} OR {row}.part >= {first} AND {row}.part <= {last})"

@@ -1,8 +1,8 @@
 """A bounded pool of connections to one database.
 
-SQLAlchemy uses it, too: each transaction takes a connection, and its `close` returns it. psycopg's own pool connects in
-the background, so that a wrong password is a time-out without a cause, and keeps logging in after the caller has given
-up. See docs/adr/0047.
+SQLAlchemy uses it, too: each transaction takes a connection, and the connection's `close` returns it. psycopg's own
+pool connects in the background, so a wrong password shows as a time-out without a cause, and it keeps logging in after
+the caller has given up. See docs/adr/0047.
 """
 
 import math
@@ -23,10 +23,10 @@ from relatum.waiting import LOOK_S, Deadline, current
 
 LIBPQ_OPTIONS: Final[dict[str, Any]] = {
     "fallback_application_name": "relatum",
-    # A database in SQL_ASCII would hand out bytes otherwise, which SQLAlchemy cannot read its own catalog by.
+    # Otherwise a database in SQL_ASCII would return bytes, which SQLAlchemy does not expect from its catalog queries.
     "client_encoding": "utf8",
     "connect_timeout": 5,
-    # A half-open link is noticed in about ten seconds, whether bytes wait to be acknowledged or the line is idle.
+    # A half-open connection is detected in about ten seconds, idle or not.
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
@@ -34,21 +34,21 @@ LIBPQ_OPTIONS: Final[dict[str, Any]] = {
 }
 
 PREPARE_AFTER: Final = 5
-"""Executions after which psycopg prepares a statement, its own default."""
+"""Executions after which psycopg prepares a statement; psycopg's default."""
 
 OLDEST: Final = 15
-"""The oldest PostgreSQL that is supported."""
+"""The oldest supported major version of PostgreSQL."""
 
 
 class Pool:
-    """Connections to one database. Thread-safe. Empty in a forked child: the connections are the parent's.
+    """Connections to one database. Thread-safe. Empty after a fork: the connections belong to the parent.
 
     Args:
-        parameters: Of libpq's, by their names; they come before `LIBPQ_OPTIONS`.
-        kept: Idle connections that are kept.
-        most: Connections at most, in use and kept; None for any number.
-        wait_s: Seconds to wait for a free connection.
-        statement_s: Seconds for one statement; None for no limit but that of a call.
+        parameters: libpq's parameters, by name; they override `LIBPQ_OPTIONS`.
+        kept: Maximum idle connections.
+        most: Maximum connections, in use and idle; None for no limit.
+        wait_s: Maximum seconds to wait for a free connection.
+        statement_s: Maximum seconds of a statement; None for no limit except a call's deadline.
         prepare_threshold: After how many executions a statement is prepared; 0 for never, None to find out.
     """
 
@@ -73,7 +73,7 @@ class Pool:
         after_fork(self, Pool._renew)
 
     def _begin(self) -> None:
-        # One thread may come twice: the garbage collector gives back what was dropped, wherever it runs.
+        # Reentrant: the garbage collector may return a dropped connection in a thread that holds the lock.
         self._lock = threading.RLock()
         self._idle: list[TimedConnection] = []
         self._in_use: set[TimedConnection] = set()
@@ -88,25 +88,25 @@ class Pool:
 
     @property
     def idle(self) -> int:
-        """How many connections are idle."""
+        """The number of idle connections."""
         return len(self._idle)
 
     @property
     def in_use(self) -> int:
-        """How many connections are in use, or being opened."""
+        """The number of connections in use or being opened."""
         return len(self._in_use) + self._opening
 
     def take(self, *, ending: Deadline | None = None, autocommit: bool, is_bounded: bool = True) -> TimedConnection:
-        """A connection: one that is idle, or a new one, or one that is waited for. Its `close` gives it back.
+        """Return an idle or a new connection, waiting for one if necessary. Its `close` returns it to the pool.
 
         Args:
-            ending: Ends the wait for it, and its own waits, as it is brought forward. None for never.
-            autocommit: Whether each statement is a transaction of its own.
-            is_bounded: False for a lease and the like: one more is opened where all are in use.
+            ending: A deadline of this wait and of the connection's own waits. None for no deadline.
+            autocommit: Whether each statement is its own transaction.
+            is_bounded: False, for leases: open one more connection if all are in use.
 
         Raises:
-            DatabaseUnavailable: none became free in time.
-            psycopg.Error: it could not be opened.
+            DatabaseUnavailable: no connection became free in time.
+            psycopg.Error: the connection could not be opened.
             ConfigurationError: the server is too old.
         """
         deadline = Deadline(None, *(each for each in (current(), ending) if each is not None))
@@ -124,7 +124,7 @@ class Pool:
         return connection
 
     def _idle_one(self, waiting: Deadline | None) -> TimedConnection | None:
-        """An idle connection, waited for where that is not None; None for another, which the caller is to open."""
+        """Return an idle connection, waiting up to `waiting` if given; None if the caller must open a new one."""
         with self._lock:
             if waiting is not None and (self._turns or not self._has_one()):
                 self._wait(waiting)
@@ -158,9 +158,9 @@ class Pool:
             self._turns[0].notify()
 
     def _opened(self, deadline: Deadline) -> TimedConnection:
-        """A new connection, opened in a thread of its own, so that the caller's deadline holds.
+        """Open a connection in a new thread, so that the caller's deadline holds.
 
-        psycopg's connect time-out is whole seconds, two at least, and does not cover resolving a name.
+        psycopg's connect time-out is in whole seconds, at least two, and does not cover name resolution.
         """
         opening: Future[TimedConnection] = Future()
         connect = partial(copy_context().run, self._connect, opening, deadline.left_s())
@@ -169,13 +169,13 @@ class Pool:
                 try:
                     threading.Thread(target=connect, name="relatum-connect", daemon=True).start()
                 except RuntimeError:
-                    connect()  # The interpreter ends, and starts no thread any more.
+                    connect()  # The interpreter is exiting and starts no more threads.
             while not opening.done():
                 check(deadline)
                 wait([opening], min(LOOK_S, deadline.left_s()))
             connection = opening.result()
         except BaseException:
-            # A connection that is opened too late is closed.
+            # Close a connection that is opened too late.
             opening.add_done_callback(_end)
             with self._lock:
                 self._opening -= 1
@@ -207,9 +207,9 @@ class Pool:
             opening.set_result(connection)
 
     def give_back(self, connection: TimedConnection) -> None:
-        """Keep it if it can be used again. If the server ended it, connections of the same age are given up, too."""
+        """Keep a connection if it is reusable. If the server closed it, drop all connections of its generation."""
         if connection not in self._in_use:
-            return  # It was given back before, or is the parent's.
+            return  # It was returned before, or belongs to the parent.
         if connection.broken:
             self.forget(connection.generation)
         status = connection.info.transaction_status
@@ -226,20 +226,20 @@ class Pool:
             if is_good and len(self._idle) < max(self._kept, len(self._turns)):
                 self._idle.append(connection)
             else:
-                # libpq sends the goodbye without waiting.
+                # libpq sends the Terminate message without waiting.
                 connection.end()
             self._wake_first()
 
     def close(self) -> None:
-        """End all connections, and keep none from now on."""
+        """Close all connections, and keep none from now on."""
         self._is_closed = True
         self.forget(self._generation)
 
     def forget(self, generation: int) -> None:
-        """Give up all connections of a generation: those that are idle now, and the others as they come back."""
+        """Close all connections of a generation: idle ones now, the others when they are returned."""
         with self._lock:
             if generation != self._generation:
-                return  # Another one of them has said so already.
+                return  # Another connection of this generation was first.
             self._generation += 1
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -252,7 +252,7 @@ def _end(opening: "Future[TimedConnection]") -> None:
 
 
 def no_connection() -> DatabaseUnavailable:
-    """The error for a caller that got no connection in time."""
+    """Return the error for a caller that got no connection in time."""
     deadline = current()
     reason = f" ({deadline})" if deadline is not None and deadline.has_passed else ""
     text = f"no connection to PostgreSQL became free in time{reason}; it is safe to repeat"
@@ -260,22 +260,22 @@ def no_connection() -> DatabaseUnavailable:
 
 
 def look_at(connection: TimedConnection, prepare_threshold: int | None) -> None:
-    """Check that a new connection can be used, and whether statements may be prepared on it.
+    """Check that a new connection can be used, and find out whether statements may be prepared on it.
 
-    A pooler that hands out sessions by transaction (pgbouncer, `pool_mode = transaction`) gives each transaction
-    whichever session of the server is free. A statement prepared before is then not there, or is another client's of
-    the same name, which would be run with our parameters. So nothing is prepared where a pooler is, and nothing else
-    rests on the session either: settings are `SET LOCAL`, locks are a transaction's, and no start-up parameter is sent
-    that poolers refuse.
+    A pooler that assigns sessions by transaction (pgbouncer, `pool_mode = transaction`) runs each transaction in any
+    free session of the server. A statement prepared before may be missing there, or belong to another client under the
+    same name, and would run with our parameters. So nothing is prepared behind a pooler, and nothing else depends on
+    the session: settings are `SET LOCAL`, locks belong to transactions, and no start-up parameter is sent that poolers
+    refuse.
 
-    A pooler shows itself by the process id that it tells a client when it connects: its own invention, while
-    `pg_backend_pid()` is the server's.
+    A pooler is detected by the process id that it reports when a client connects: it is made up, and differs from the
+    server's `pg_backend_pid()`.
 
     Source: https://www.postgresql.org/docs/18/protocol-message-formats.html (BackendKeyData);
     https://www.pgbouncer.org/features.html
 
     Args:
-        connection: With autocommit.
+        connection: A connection with autocommit.
         prepare_threshold: After how many executions a statement is prepared; 0 for never, None to find out.
 
     Raises:
@@ -291,5 +291,5 @@ def look_at(connection: TimedConnection, prepare_threshold: int | None) -> None:
         prepare_threshold = 0 if is_pooled else PREPARE_AFTER
     connection.prepare_threshold = prepare_threshold or None
     if not (connection.info.parameter_status("DateStyle") or "ISO").startswith("ISO"):
-        # psycopg reads no other. Poolers keep this one setting for each of their clients.
+        # psycopg parses no other style. Poolers keep this setting for each client.
         connection.execute("SET DateStyle = 'ISO'", prepare=False)

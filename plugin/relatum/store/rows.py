@@ -1,4 +1,4 @@
-"""Many values at once: rows into their tables by COPY, three times as fast as executemany, and arrays as one text."""
+"""Writing many rows by COPY, three times as fast as executemany, and passing arrays as text."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -20,17 +20,17 @@ _ESCAPES: Final = str.maketrans(
 
 
 def needs_escape(text: str) -> bool:
-    """Whether a text holds anything COPY's text format writes in another way."""
+    """Return whether a text has characters that COPY's text format escapes."""
     return _SPECIAL.search(text) is not None
 
 
 def copy_text(value: str) -> str:
-    """A value as COPY's text format writes it."""
+    """Return a value in COPY's text format."""
     return value.translate(_ESCAPES) if needs_escape(value) else value
 
 
 def copy_number(value: int | None) -> str:
-    """A number as COPY's text format writes it."""
+    """Return a number in COPY's text format."""
     return "\\N" if value is None else str(value)
 
 
@@ -45,7 +45,7 @@ def copy_lines(connection: sa.Connection, table: str, lines: Iterable[str]) -> N
 
 
 def copy_into(connection: sa.Connection, place: str, data: bytes) -> None:
-    """Write what COPY takes into a table with its columns."""
+    """COPY data into a table; `place` is the table with its columns."""
     driver = connection.connection.driver_connection
     assert driver is not None, "the transaction is open"
     with driver.cursor() as cursor, cursor.copy(f"COPY {place} FROM STDIN") as copy:
@@ -60,7 +60,7 @@ _COUNT_SKIPS: Final = sql("""
 
 def count_skips(connection: sa.Connection, counts: Mapping[tuple[int, int, str], int]) -> None:
     """Add to the counters of values that were not recorded, by (stream id, key id, reason)."""
-    # In one order: two that count of the same streams do not wait for each other.
+    # In one order, so that two transactions that count for the same streams do not deadlock.
     rows = [
         {"stream_id": stream_id, "key_id": key_id, "reason": reason, "count": count}
         for (stream_id, key_id, reason), count in sorted(counts.items())
@@ -70,23 +70,23 @@ def count_skips(connection: sa.Connection, counts: Mapping[tuple[int, int, str],
 
 
 class BigIntegers(sa.types.UserDefinedType[Any]):
-    """An array of integers as a parameter: sent as one text, which is five times as fast as psycopg's list."""
+    """An array of integers as a parameter, sent as text, five times as fast as psycopg's list."""
 
     cache_ok = True
     render_bind_cast = True
 
     def get_col_spec(self, **_: Any) -> str:
-        """Its name in SQL."""
+        """Return the type's name in SQL."""
         return "BIGINT[]"
 
     def bind_processor(self, dialect: sa.Dialect) -> Callable[[Iterable[int] | None], str | None]:
-        """Writes the array."""
+        """Return a function that formats the array."""
         return lambda values: None if values is None else "{" + ",".join(map(str, values)) + "}"
 
 
 def array_text(values: Iterable[str]) -> str:
-    """Values that hold no NUL as the text of an array: a thousand take psycopg ten times as long to put in a list."""
+    """Return the text of an array of values without NUL, ten times as fast as psycopg's list."""
     given = list(values)
-    # Escaped all at once, and told apart by what is in none of them.
+    # Joined by NUL, which no value has, to escape them all at once.
     escaped = "\0".join(given).replace("\\", "\\\\").replace('"', '\\"')
     return '{"' + escaped.replace("\0", '","') + '"}' if given else "{}"

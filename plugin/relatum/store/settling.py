@@ -1,15 +1,15 @@
-"""Settling a commit in doubt: whether a transaction was committed whose COMMIT was not answered.
+"""Settling a commit in doubt: finding out whether a transaction was committed if its COMMIT was not answered.
 
-The rows that it wrote do not tell: others, and this very process, may have changed them since. So each fenced step
-writes a token of its own in its transaction, and settling looks for that token:
+The rows that it wrote prove nothing: this or another process may have changed them since. So each fenced step writes a
+unique token in its transaction, and settling looks for that token:
 
-- It is there: the step was committed, whatever others have written since.
-- It is missing: settling inserts it first, as void. The step was rolled back, or it is still on its way (in a suspended
+- The token exists: the step was committed, whatever others have written since.
+- The token is missing: settling inserts it as void. The step was rolled back, or it is still in flight (in a suspended
   server, or a proxy) and will fail on that row: it can no longer be committed.
-- Its transaction is still open: PostgreSQL makes settling wait for its end.
+- The step's transaction is still open: PostgreSQL makes settling wait for its end.
 
-So there is always an answer. No clock and no lease is involved, nor what a failover makes of transaction ids: a server
-that lost the step has lost the token with it. Source: docs/adr/0013.
+So there is always an answer. It does not depend on clocks, leases, or transaction ids after a failover: a server that
+lost the step has also lost the token. Source: docs/adr/0013.
 """
 
 import threading
@@ -29,17 +29,17 @@ from relatum.uuid7 import uuid7
 from relatum.waiting import backoff, within
 
 SETTLE_S: Final = 10.0
-"""Seconds for which it is tried to find out whether a commit came through, by default."""
+"""Default seconds for which settling is retried."""
 
 ASK_S: Final = 3.0
-"""Seconds for one such question: a suspended server is asked again over another connection."""
+"""Seconds for one attempt to settle: a suspended server is then asked over another connection."""
 
 KEEP_S: Final = 86_400.0
-"""Seconds after which a token is removed that its writer left behind. A step that arrives later than that comes
-through though it was found to be rolled back: no connection lives that long without an answer."""
+"""Seconds after which a token is removed that its writer left behind. A step that arrived even later would be
+committed although it was settled as rolled back; no connection lives that long without an answer."""
 
 _FORGET_MOST: Final = 10_000
-"""Tokens removed at once, at most."""
+"""Maximum tokens removed at once."""
 
 _FORGET_BEFORE: Final = """
         DELETE FROM relatum.settlements WHERE token = ANY (:tokens_before::uuid[]) AND NOT is_void"""
@@ -47,11 +47,11 @@ _FORGET_BEFORE: Final = """
 _WRITE_TOKEN: Final = sql(f"""
     WITH before AS ({_FORGET_BEFORE})
     INSERT INTO relatum.settlements (token) VALUES (:token::uuid)""")
-"""Writes a step's token, and removes those before it."""
+"""Writes a step's token, and removes settled ones."""
 
 
 def marked(step: str) -> sa.TextClause:
-    """A step, an UPDATE, with its token, which is written where it changes a row; the statement gives a row then.
+    """Return a statement that runs a step, an UPDATE, and writes its token and returns a row if the step changed a row.
 
     Parameters: the step's own, and those of `Tokens.of`.
     """
@@ -61,7 +61,7 @@ def marked(step: str) -> sa.TextClause:
     INSERT INTO relatum.settlements (token) SELECT :token::uuid FROM done LIMIT 1 RETURNING token""")
 
 
-# Waits while the step's transaction is open. An existing row is not changed: asking twice gives the same answer.
+# Waits while the step's transaction is open. An existing row is not changed, so asking twice gives the same answer.
 _SETTLE: Final = sql("""
     INSERT INTO relatum.settlements AS s (token, is_void) VALUES (:token::uuid, true)
     ON CONFLICT (token) DO UPDATE SET is_void = s.is_void
@@ -77,17 +77,17 @@ _FORGET_OLD: Final = sql("""
 
 
 class CommitInDoubt(DatabaseUnavailable):
-    """The connection was lost during a commit: it is not known yet whether it came through.
+    """The connection was lost during a commit, whose outcome is unknown.
 
     Attributes:
-        token: What the step has written; `settle` tells by it.
+        token: The step's token, for `settle`.
     """
 
     token: UUID
 
 
 class Tokens:
-    """The tokens of one writer's steps: a new one for each try, and which are to be removed. Thread-safe."""
+    """The tokens of one writer's steps: a new one for each attempt, and those to remove. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -95,13 +95,13 @@ class Tokens:
 
     @staticmethod
     def new() -> UUID:
-        """A unique token. Each attempt of a step takes a new one."""
+        """Return a unique token. Each attempt of a step needs a new one."""
         return UUID(uuid7(time.time_ns()))
 
     def of(self, token: UUID) -> dict[str, Any]:
-        """The parameters of `marked`: this token, and those that are settled."""
+        """Return the parameters of `marked`: this token, and the settled tokens, to be removed."""
         with self._lock:
-            # Taken by one step alone: two that remove the same row would wait for each other.
+            # Only one step removes them: two that delete the same rows would wait for each other.
             known, self._known = self._known, []
         return {"token": token, "tokens_before": known}
 
@@ -110,7 +110,7 @@ class Tokens:
         connection.execute(_WRITE_TOKEN, self.of(token))
 
     def committed(self, token: UUID) -> None:
-        """Note that a step came through: its token is removed with the next one."""
+        """Note that a step was committed: its token is removed with the next step."""
         with self._lock:
             self._known.append(token)
 
@@ -124,18 +124,18 @@ class Tokens:
         stop: threading.Event | None = None,
         what: str = "",
     ) -> Iterator[sa.Connection]:
-        """A transaction that others write in. It was committed when the block has been left without an error.
+        """Open a transaction for the caller's statements. It is committed if the block and its end raise no error.
 
-        - `store`: Stores a step at its end, with its token, by `write` or a statement made by `marked`. Where it
-          raises, all is rolled back. None: the token alone.
-        - `within_s`: Seconds for which a commit in doubt is settled; None: for the caller to settle.
-        - `stop`: Ends that, too.
-        - `what`: Of what the error says that it was rolled back.
+        - `store`: Stores a step at the end of the block, with its token, by `write` or a statement made by `marked`. If
+          it raises, all is rolled back. None (default): only write the token.
+        - `within_s`: Maximum seconds for settling a commit in doubt. None: do not settle it.
+        - `stop`: Ends settling, too.
+        - `what`: The end of the error's message that nothing was committed.
 
         Raises:
-            CommitInDoubt: PostgreSQL gave no answer in that time: settle `error.token` later.
-            DatabaseUnavailable: PostgreSQL is away; nothing was committed.
-            ConfigurationError: The block ended the transaction itself.
+            CommitInDoubt: it could not be settled; call `came_through` with `error.token` later.
+            DatabaseUnavailable: PostgreSQL does not answer; nothing was committed.
+            ConfigurationError: the block ended the transaction itself.
         """
         token, write = self.new(), store or self.write
         try:
@@ -154,7 +154,7 @@ class Tokens:
         self.committed(token)
 
     def came_through(self, engine: sa.Engine, token: UUID) -> bool:
-        """Whether a try in doubt was committed; asked once. See `settle`."""
+        """Return whether a step in doubt was committed; asks once. See `settle`."""
         came_through = settle(engine, token, within_s=0.0)
         if came_through:
             self.committed(token)
@@ -163,18 +163,18 @@ class Tokens:
 
 @contextmanager
 def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], object]) -> Iterator[sa.Connection]:
-    """A transaction that others write in, and that stores a step at its end. It says where its commit is in doubt.
+    """Open a transaction for the caller's statements, which stores a step at its end.
 
-    The caller's own work in it may take any time. The step is fenced by rows that others may wait for: from there on,
-    the transaction of a suspended process is ended by the server as any other of the engine's.
+    The caller's statements may take any time. The step locks rows that others may wait for: from then on, the server
+    ends the transaction of a suspended process, as it does with the engine's other transactions.
 
-    `store`: Stores the step, with its token, by `Tokens.write` or a statement made by `marked`. Where it raises, all is
+    `store`: Stores the step, with its token, by `Tokens.write` or a statement made by `marked`. If it raises, all is
     rolled back.
 
     Raises:
-        CommitInDoubt: The connection was lost during the commit: `settle` the token.
-        DatabaseUnavailable: PostgreSQL is away; nothing was committed.
-        ConfigurationError: The block ended the transaction itself.
+        CommitInDoubt: the connection was lost during the commit: `settle` the token.
+        DatabaseUnavailable: PostgreSQL does not answer; nothing was committed.
+        ConfigurationError: the block ended the transaction itself.
     """
     with translated_errors(theirs_too=True), engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
@@ -185,7 +185,7 @@ def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], obje
                 yield connection
             if not transaction.is_active:
                 raise ConfigurationError(
-                    "the block ended the transaction that stores its end: what it wrote is not joined with it"
+                    "the block ended the transaction itself: what it wrote was not committed with the step"
                 )
             if idle_s is not None:
                 connection.exec_driver_sql(idle_limit(idle_s))
@@ -196,20 +196,20 @@ def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], obje
                 if not _is_lost(error):
                     raise
                 raise CommitInDoubt(
-                    "the connection to PostgreSQL was lost during the commit, whose outcome is not known", token=token
+                    "the connection to PostgreSQL was lost during the commit, whose outcome is unknown", token=token
                 ) from error
 
 
 def settle(engine: sa.Engine, token: UUID, *, within_s: float = SETTLE_S, stop: threading.Event | None = None) -> bool:
-    """Whether the step that wrote a token was committed. If not, it can no longer be.
+    """Return whether the step that wrote a token was committed. If not, it can no longer be.
 
-    Blocks; asks again while PostgreSQL is away or suspended, or the step's transaction is open.
+    Blocks, and retries while PostgreSQL is unavailable or suspended, or the step's transaction is open.
 
-    - `within_s`: Seconds after which it is given up; 0: asked once.
-    - `stop`: Set: given up after the question under way.
+    - `within_s`: Seconds after which it gives up; 0: ask once.
+    - `stop`: If set, give up after the current attempt.
 
     Raises:
-        DatabaseUnavailable: There was no answer; it may be asked again.
+        DatabaseUnavailable: there was no answer; safe to repeat.
     """
     stop = stop or threading.Event()
     until, pauses = time.monotonic() + within_s, backoff()
@@ -223,7 +223,7 @@ def settle(engine: sa.Engine, token: UUID, *, within_s: float = SETTLE_S, stop: 
 
 
 def forget_settlements(connection: sa.Connection, *, older_s: float = KEEP_S) -> None:
-    """Remove tokens that their writers left behind, 10,000 at most. Called by components as they start."""
+    """Remove up to 10,000 tokens that their writers left behind. Components call it when they start."""
     connection.execute(_FORGET_OLD, {"older_s": older_s, "most": _FORGET_MOST})
 
 
@@ -236,8 +236,8 @@ def _ask(engine: sa.Engine, token: UUID) -> bool:
 
 
 def _is_lost(error: sa.exc.DBAPIError) -> bool:
-    """Whether a commit that failed may have come through all the same: the server did not say what became of it."""
-    # What the server itself says has a code: a constraint, a conflict, an end before the commit began. A session that
-    # is ended by its server says so, too, and may say it behind a commit that is on the disk.
+    """Return whether a failed commit may have been executed: the server did not say that it was not."""
+    # A code of the server proves a rollback: a constraint, a conflict, an end before the commit. The exceptions are
+    # codes of a session that the server ended, which may follow a commit that is on the disk.
     code = getattr(error.orig, "sqlstate", None)
     return error.connection_invalidated or code is None or code.startswith(("57", "08", "XX", "58", "40003"))

@@ -1,9 +1,9 @@
 """The schema `relatum`: its name, the order in which rows are locked, and the right to write.
 
-Tables and columns are defined in `relatum_migrations/sql/schema.sql`, and nowhere else.
+Tables and columns are defined only in `relatum_migrations/sql/schema.sql`.
 
-Statements that change several kinds of rows lock them in this order, or two of them wait for each other for ever:
-placements by name, the row of `super_streams`, partitions by their id.
+Statements that change several kinds of rows must lock them in this order, to avoid deadlocks: placements by name, the
+row of `super_streams`, partitions by id.
 """
 
 from typing import Final
@@ -25,19 +25,19 @@ _MAY_RECORD: Final = sa.text("SELECT has_table_privilege('relatum.relationships'
 
 
 def check_may_record(connection: sa.Connection) -> None:
-    """See that the user may write what a recorder writes.
+    """Check that the user may write a recorder's rows.
 
     Raises:
-        AccessRefused: it may not.
+        AccessRefused: the user may not.
     """
     may, user = connection.execute(_MAY_RECORD).one()
     if not may:
         raise AccessRefused(
-            f"PostgreSQL lets the user {user!r} read here, but not record: grant it the role that may "
-            "(GRANT relatum_recorder TO its_name), or give the URL of another user"
+            f"the PostgreSQL user {user!r} may not record: grant it the role (GRANT relatum_recorder TO its_name), "
+            "or use the URL of another user"
         )
 
 
 def writable_tables(connection: sa.Connection) -> list[str]:
-    """The tables of the schema that the user may write, whatever the session is set to."""
+    """Read the tables of the schema that the user may write, even if the session is read-only."""
     return list(connection.execute(_WRITABLE).scalars())

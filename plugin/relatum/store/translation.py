@@ -1,7 +1,7 @@
 """The one boundary where errors of psycopg and SQLAlchemy become Relatum's.
 
-What a server answers before there is a session comes from libpq as text alone, without a SQLSTATE: `_SAID` knows its
-texts. A server that speaks another language than English (`lc_messages`) is then taken to be away, in its own words.
+Errors before there is a session come from libpq as text, without a SQLSTATE: `_SAID` lists these texts. Errors of a
+server whose messages are not in English (`lc_messages`) count as unavailability, with the server's text.
 """
 
 import re
@@ -23,7 +23,7 @@ from relatum.errors import (
 from relatum.store.connection import NoAnswerInTime
 
 REFUSALS: Final = (psycopg.DataError, psycopg.IntegrityError, errors.ProgramLimitExceeded)
-"""What no waiting cures: SQLSTATE classes 22 and 23, and 54000, which psycopg counts among what passes.
+"""Errors that a retry does not cure: SQLSTATE classes 22 and 23, and 54000, an OperationalError in psycopg.
 
 Source: PostgreSQL, appendix A, "PostgreSQL Error Codes".
 """
@@ -31,13 +31,13 @@ Source: PostgreSQL, appendix A, "PostgreSQL Error Codes".
 _PASSING: Final = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
-    # Sessions ended for their time: a new connection does better.
+    # Sessions that the server ended after a time-out: a new connection may succeed.
     errors.IdleInTransactionSessionTimeout,
     errors.TransactionTimeout,
 )
 
 _MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], type[RelatumError], str, str], ...]] = (
-    # What SQLSTATEs mean, the reason where that passes, and what is said of it; {} is the first line of PostgreSQL's.
+    # By SQLSTATE: our error, its reason if it is transient, and its text; {} is the first line of PostgreSQL's.
     (
         (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName),
         SchemaMissing, "", "the database has no schema `relatum`, or an older one: run `relatum migrate`",
@@ -49,7 +49,7 @@ _MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], type[RelatumError], s
     ),
     (
         (errors.DuplicatePreparedStatement, errors.InvalidSqlStatementName), ConfigurationError, "",
-        "a statement that was prepared belongs to another session: a pooler hands out sessions by transaction. Add "
+        "a prepared statement belongs to another session: a pooler assigns sessions by transaction. Add "
         "?pgbouncer=true to the database's URL ({})",
     ),
     (
@@ -66,15 +66,15 @@ _MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], type[RelatumError], s
     ((NoAnswerInTime,), DatabaseUnavailable, "timeout", "PostgreSQL: {}"),
 )  # fmt: skip
 
-_TLS_HINT: Final = " (sslmode, sslrootcert, sslcert and sslkey in the database's URL say what is asked of TLS)"
+_TLS_HINT: Final = " (set TLS with sslmode, sslrootcert, sslcert and sslkey in the database's URL)"
 
 _SAID: Final[tuple[tuple[str, type[RelatumError], str, str], ...]] = (
-    # What libpq or the server says, what that is, the reason where it passes, and what is to be added.
+    # By text of libpq or the server: our error, its reason if it is transient, and what to add to the message.
     (r"session is read-only|is in hot standby mode", DatabaseUnavailable, "read_only", ""),
     (r"is not in hot standby mode|session is not read-only", DatabaseUnavailable, "target", ""),
     (r"too many (clients|connections)|connection slots are reserved|no more connections allowed"
      r"|max_client_conn|max_db_connections", DatabaseUnavailable, "connections",
-     "; wait, close others, or allow more"),
+     "; wait, close other connections, or raise the limit"),
     (r"the database system is starting up|not yet accepting connections|is in recovery mode",
      DatabaseUnavailable, "starting", ""),
     (r"the database system is shutting down", DatabaseUnavailable, "stopping", ""),
@@ -86,10 +86,10 @@ _SAID: Final[tuple[tuple[str, type[RelatumError], str, str], ...]] = (
     (r"authentication failed|no password supplied|is not permitted to log in|permission denied for database"
      r"|no such user|role \".*\" does not exist|not allowed to connect|auth(entication)? query", AccessRefused, "", ""),
     (r"no pg_hba\.conf entry", AccessRefused, "",
-     ": pg_hba.conf has no line for this host, user and database, with or without TLS as said (see sslmode)"),
+     ": pg_hba.conf has no entry for this host, user, database and TLS mode (see sslmode)"),
     (r"requires a valid client certificate", AccessRefused, "", _TLS_HINT),
     (r"received invalid response|expected authentication request|unsupported protocol version|invalid packet length"
-     r"|unexpected response", ConfigurationError, "", "; what answers there is not PostgreSQL"),
+     r"|unexpected response", ConfigurationError, "", "; the server there is not PostgreSQL"),
     (r"does not support SSL|certificate|private key file|\bSSL\b|\bsslmode\b|sslrootcert|channel binding|TLS",
      ConfigurationError, "", _TLS_HINT),
     (r"definition of service|service file|invalid .* value:|invalid port number|could not match \d+"
@@ -100,30 +100,30 @@ _SAID: Final[tuple[tuple[str, type[RelatumError], str, str], ...]] = (
 _KNOWN: Final = tuple((re.compile(text), kind, reason, more) for text, kind, reason, more in _SAID)
 
 _REFUSED_OPTION: Final = re.compile(r"bad value for \w+|invalid connection option|forbidden value")
-"""What psycopg, as a `ProgrammingError` without a SQLSTATE, and libpq say of options before they connect anywhere."""
+"""Texts of psycopg (a `ProgrammingError` without a SQLSTATE) and libpq about options, before they connect."""
 
 _NOT_TLS: Final = re.compile(
     r"SSL SYSCALL error|SSL connection has been closed|SSL error: unexpected eof", re.IGNORECASE
 )
-"""A connection that broke, as libpq says it of one with TLS."""
+"""libpq's texts about a broken connection with TLS."""
 
 
 class translated_errors:  # noqa: N801 - reads as the statement it is: `with translated_errors():`
-    """Turn what psycopg and SQLAlchemy raise inside the block into Relatum's errors.
+    """Translate errors of psycopg and SQLAlchemy in the block into Relatum's.
 
-    A class and not a generator: every lookup runs through it, at a third of the cost.
+    A class, not a generator, since every lookup uses it: it takes a third of the time.
 
     Args:
-        theirs_too: Whether the block runs a caller's own statements as well. What PostgreSQL refuses of them stays the
-            driver's error then, which the caller may know better than ours.
+        theirs_too: Whether the block also runs the caller's own statements. The driver's errors about refused values
+            are then not translated, since the caller may handle them. Default: False.
 
     Raises:
-        DatabaseUnavailable: PostgreSQL does not answer, ended the connection, is full or read-only (field `reason`):
+        DatabaseUnavailable: PostgreSQL does not answer, ended the connection, or is full or read-only (field `reason`);
             nothing was committed, unless the connection was lost during the commit itself.
-        SchemaMissing: a table, column or function is not there.
-        ConfigurationError: there is no such database, TLS is not as asked for, or a pooler mixes up sessions.
-        AccessRefused: this user may not.
-        RowRefused: PostgreSQL cannot hold a value, however often it is given; nothing was written.
+        SchemaMissing: a table, column or function does not exist.
+        ConfigurationError: there is no such database, TLS is not set up as required, or a pooler mixes up sessions.
+        AccessRefused: this user lacks a privilege, or may not log in.
+        RowRefused: PostgreSQL refuses a value, and would again; nothing was written.
     """
 
     __slots__ = ("_theirs_too",)
@@ -144,19 +144,19 @@ class translated_errors:  # noqa: N801 - reads as the statement it is: `with tra
         if self._theirs_too and isinstance(original, REFUSALS):
             return
         translated = _translated(original, is_lost=is_lost)
-        # What is not translated is a defect of ours.
+        # Other errors are defects of Relatum.
         if translated is not None:
             raise translated from error
 
 
 def _translated(original: BaseException | None, *, is_lost: bool) -> RelatumError | None:
-    # Its first line: psycopg puts neither passwords nor parameters into it.
+    # The first line: psycopg puts neither passwords nor parameters into it.
     said = (str(original).strip().splitlines() or [type(original).__name__])[0]
     for classes, kind, reason, text in _MEANT:
         if isinstance(original, classes):
             return _made(kind, text.format(said) + _grant(said), reason)
     if isinstance(original, REFUSALS) and not is_lost:
-        return RowRefused(f"PostgreSQL refuses a value, and would again: {said}", sqlstate=original.sqlstate)
+        return RowRefused(f"PostgreSQL refuses a value, and a retry would not help: {said}", sqlstate=original.sqlstate)
     if _is_of_connecting(original) and not is_lost:
         return _of_connecting(str(original))
     if is_lost or isinstance(original, _PASSING):
@@ -165,7 +165,7 @@ def _translated(original: BaseException | None, *, is_lost: bool) -> RelatumErro
 
 
 def _is_of_connecting(original: BaseException | None) -> bool:
-    """Whether an error is from before there was a session: of libpq, or of psycopg, which reads some options itself."""
+    """Return whether there was no session yet: an error of libpq, or of psycopg about an option."""
     if not isinstance(original, psycopg.Error) or original.sqlstate is not None:
         return False
     is_refused = isinstance(original, psycopg.ProgrammingError) and bool(_REFUSED_OPTION.search(str(original)))
@@ -173,17 +173,17 @@ def _is_of_connecting(original: BaseException | None) -> bool:
 
 
 def _of_connecting(text: str) -> RelatumError:
-    """What a failure to connect is. With several hosts: what passes at one of them passes."""
+    """Translate a failure to connect. With several hosts, it is transient if the failure of one host is."""
     tried = [_of_one_host(failure) for failure in _failures(text)]
     chosen = next((error for error in tried if isinstance(error, DatabaseUnavailable)), tried[-1])
     if len(tried) > 1:
         texts = "; ".join(dict.fromkeys(str(error) for error in tried))
-        return type(chosen)(f"no host of the database's URL will do: {texts}", **vars(chosen))
+        return type(chosen)(f"no host of the database's URL can be used: {texts}", **vars(chosen))
     return chosen
 
 
 def _failures(text: str) -> Iterator[str]:
-    """The first line of each host's failure; psycopg lists them after a first paragraph where there are several."""
+    """Yield the first line of each host's failure; psycopg lists several after a first paragraph."""
     lines = text.strip().splitlines() or [""]
     listed = [line for line in lines if line.startswith("- host: ")]
     for line in listed or lines[:1]:
@@ -200,8 +200,8 @@ def _of_one_host(said: str) -> RelatumError:
 
 
 _OPENINGS: Final[dict[type[RelatumError], str]] = {
-    DatabaseUnavailable: "PostgreSQL takes no connection now",
-    ConfigurationError: "PostgreSQL cannot be reached as it is set up",
+    DatabaseUnavailable: "PostgreSQL does not accept connections now",
+    ConfigurationError: "cannot connect to PostgreSQL with these settings",
     AccessRefused: "PostgreSQL refuses this user",
 }
 
@@ -211,13 +211,13 @@ def _made(kind: type[RelatumError], text: str, reason: str) -> RelatumError:
 
 
 def _grant(said: str) -> str:
-    """Which of Relatum's roles to grant, where a privilege is missing and not a login."""
+    """Return which of Relatum's roles to grant, if a privilege is missing; else an empty text."""
     if not said.startswith("permission denied for"):
         return ""
     if " database " in said:
-        return "; `relatum migrate` is run by the owner of the database, or by a user that may CREATE in it"
+        return "; run `relatum migrate` as the owner of the database, or as a user that may CREATE in it"
     return (
-        "; grant it the role that may: relatum_reader looks up, relatum_consumer also shares groups and consumes in "
+        "; grant it a role: relatum_reader looks up, relatum_consumer also shares groups and consumes in "
         "order, relatum_recorder records, taps and defines, relatum_collector collects, relatum_router places contexts "
         "and sets (GRANT relatum_reader TO its_name)"
     )

@@ -1,4 +1,4 @@
-"""Super streams over AMQP 0.9.1: made, described, and published to."""
+"""Super streams over AMQP 0.9.1: declare, describe, change, delete, and publish to them."""
 
 from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
 from relatum.superstreams._super_stream import AffinityHandle, SuperStream

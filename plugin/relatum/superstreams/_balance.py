@@ -1,4 +1,4 @@
-"""Rules that choose the partition of the next message, or of the next named set of messages. Pure."""
+"""Rules that choose the partition of the next message, or of the next named set of messages. No I/O."""
 
 import itertools
 import secrets
@@ -18,8 +18,8 @@ class Candidate:
 
     Attributes:
         stream: The stream's name.
-        weight: Its share among the candidates for the rule "weighted", above 0; 0 is never chosen by it. Default: 1.
-        load: What "least_loaded" compares, such as the number of sets placed there. Default: 0.
+        weight: The weight for the rule "weighted", which never chooses a weight of 0. Default: 1.
+        load: The load that "least_loaded" compares, such as the number of sets in the partition. Default: 0.
     """
 
     stream: str
@@ -28,32 +28,32 @@ class Candidate:
 
 
 class Balance(Protocol):
-    """A rule that chooses among partitions. Any function of this form is one; threads may share it."""
+    """A rule that chooses among partitions: any thread-safe function with this signature."""
 
     def __call__(self, name: str | None, candidates: Sequence[Candidate], /) -> int:
-        """The index of the chosen one.
+        """Return the index of the chosen candidate.
 
         Args:
-            name: The name of the set that is placed, or a message's routing key; None where there is none.
+            name: The name of the set to place, or a message's routing key; None if there is none.
             candidates: At least one, in the order of the partitions.
         """
 
 
 BalanceName: TypeAlias = Literal["round_robin", "least_loaded", "weighted", "hash"]
-"""Rules by name: one after the other; where the least is; in proportion to weights; by the hash of the name."""
+"""Rules by name: in turn; the least load; in proportion to weights; by the hash of the name."""
 
 
 def _round_robin() -> Balance:
-    """One after the other, from a random one on, so that publishers that start together do not begin with the same."""
+    """Choose in turn, from a random start, so that publishers that start together do not choose the same partition."""
     turns = itertools.count(secrets.randbelow(1 << 30))
     return lambda _name, candidates: next(turns) % len(candidates)
 
 
 def _weighted() -> Balance:
-    """In proportion to weights, and evenly mixed: 5, 1 and 1 give a a b a c a a, not five times a first.
+    """Choose in proportion to weights, evenly mixed: 5, 1 and 1 give a a b a c a a, not five times a first.
 
-    Each turn every candidate gains its weight; the one that has most is chosen and gives back what all have gained.
-    Streams are known by name, so the proportion holds while partitions come and go.
+    In each turn, every candidate gains its weight; the one with the most is chosen and loses the sum of all weights.
+    The state is kept by stream name, so the proportion holds while partitions are added and removed.
     """
     gained: dict[str, float] = {}
     lock = threading.Lock()
@@ -74,13 +74,13 @@ def _weighted() -> Balance:
 
 
 def _hash() -> Balance:
-    """By the hash of the name, as clients of RabbitMQ route keys; what has no name goes one after the other."""
+    """Choose by the hash of the name, as RabbitMQ's clients route keys; in turn if there is no name."""
     unnamed = _round_robin()
     return lambda name, candidates: unnamed(None, candidates) if name is None else partition_of(name, len(candidates))
 
 
 def _least_loaded() -> Balance:
-    """Where the least is; one after the other among those that have equally little."""
+    """Choose the least load; in turn among candidates with the same load."""
     turn = _round_robin()
 
     def choose(_name: str | None, candidates: Sequence[Candidate], /) -> int:
@@ -100,13 +100,13 @@ _RULES: Final[dict[str, Callable[[], Balance]]] = {
 
 
 def _checked(rule: Balance) -> Balance:
-    """A rule of the caller's own; a `ConfigurationError` where it gives what is no candidate's index."""
+    """Wrap the caller's rule; a result that is not a candidate's index raises `ConfigurationError`."""
 
     def choose(name: str | None, candidates: Sequence[Candidate], /) -> int:
         index = rule(name, candidates)
         if not isinstance(index, int) or not 0 <= index < len(candidates):
             raise ConfigurationError(
-                f"the function that balances gives the index of one of {len(candidates)} candidates, not {index!r}; "
+                f"the balance function must return the index of one of {len(candidates)} candidates, not {index!r}; "
                 "nothing was sent"
             )
         return index
@@ -115,13 +115,13 @@ def _checked(rule: Balance) -> Balance:
 
 
 def balance_of(rule: "BalanceName | Balance") -> Balance:
-    """The rule of that name, begun anew; a rule of the caller's own, whose answers are checked.
+    """Return a new rule of this name, or the given function with its results checked.
 
     Raises:
-        ConfigurationError: there is no rule of that name, or it cannot be called.
+        ConfigurationError: There is no rule of this name, or the rule is not callable.
     """
     if callable(rule):
         return _checked(rule)
     if not isinstance(rule, str) or rule not in _RULES:
-        raise ConfigurationError(f"balance is one of {', '.join(_RULES)}, or a function, not {shown(rule)}")
+        raise ConfigurationError(f"balance= takes one of {', '.join(_RULES)}, or a function, not {shown(rule)}")
     return _RULES[rule]()

@@ -1,4 +1,4 @@
-"""`SuperStream`: a super stream to publish to; `AffinityHandle`: a set of messages that stay together in one."""
+"""`SuperStream`: a super stream to publish to. `AffinityHandle`: messages that stay together in one partition."""
 
 import asyncio
 import json
@@ -25,29 +25,29 @@ from relatum.superstreams.layout import Layout, Partition, checked_stream_name
 from relatum.superstreams.targets import Outgoing, Target
 
 RouteBy: TypeAlias = str | Callable[[Outgoing], str | bytes] | None
-"""What names a message's key: a header, a function, or the routing key that was given with it."""
+"""The source of a message's key: a header's name, a function, or None for the message's routing key."""
 
 
 class SuperStream(Target):
-    """A super stream to publish to: each message goes to the partition of its key, the one RabbitMQ's clients choose.
+    """A super stream to publish to: messages go to the partitions of their keys, as with RabbitMQ's stream clients.
 
-    Given where an exchange is wanted: `channel.basic_publish(orders, "", body, properties)` on an intercepted pika
-    channel, `relatum.publish(channel, orders, "", body, properties)`; or called itself, on any pika channel:
-    `orders.publish(channel, body, properties)`. With aio-pika `orders.exchange(channel)` takes an exchange's place.
+    Use it in place of an exchange: `channel.basic_publish(orders, "", body, properties)` on an intercepted pika
+    channel, or `relatum.publish(channel, orders, "", body, properties)`. On any pika channel, call
+    `orders.publish(channel, body, properties)`. With aio-pika, use `orders.exchange(channel)` as the exchange.
 
     One object serves any number of channels, connections and threads.
 
     Args:
         name: The super stream's name.
-        route_by: What names a message's key: the name of a header, whose value counts as text; or a function of an
-            `Outgoing`. None (default): the routing key given with the message is its key.
-        partitions: Its layout, or its number of partitions where their streams are `NAME-0`, `NAME-1` and so on. None
-            (default): asked of the broker when something is first published there, over a connection of its own.
-        broker: The broker to ask for the partitions: its URL, or a `Broker`. None (default): the connection's. Where
-            the stream protocol does not answer, see `describe_super_stream`.
+        route_by: The source of a message's key: the name of a header, whose value is used as text; or a function of an
+            `Outgoing`. None (default): the key is the message's routing key.
+        partitions: The layout, or the number of partitions if the streams are `NAME-0`, `NAME-1` and so on. None
+            (default): Relatum asks the broker at the first publish, over a separate connection.
+        broker: The broker to ask for the partitions: its URL, or a `Broker`. None (default): the publishing
+            connection's broker. If the stream protocol does not answer, see `describe_super_stream`.
 
     Raises:
-        ConfigurationError, InvalidInput: one of these cannot be.
+        ConfigurationError, InvalidInput: An argument is invalid.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class SuperStream(Target):
         broker: str | Broker | None = None,
     ) -> None:
         if not (route_by is None or callable(route_by) or (isinstance(route_by, str) and route_by)):
-            raise ConfigurationError(f"route_by is the name of a header, or a function, not {shown(route_by)}")
+            raise ConfigurationError(f"route_by= takes the name of a header, or a function, not {shown(route_by)}")
         checked_stream_name(name)
         if isinstance(route_by, str):
             checked_text("route_by", route_by)
         if broker is not None:
             BrokerAddress.of(broker)
         if isinstance(partitions, Layout) and partitions.super_stream != name:
-            raise ConfigurationError(f"the layout is that of {partitions.super_stream!r}, not of {name!r}")
+            raise ConfigurationError(f"partitions= is the layout of {partitions.super_stream!r}, not of {name!r}")
         self.name = name
         self.route_by = route_by
         self._broker = broker
@@ -79,7 +79,7 @@ class SuperStream(Target):
         after_fork(self, SuperStream._renew)
 
     def _renew(self) -> None:
-        """In a child: no other thread asks. What is known of the partitions stays known, handles stay open."""
+        """Reset lock and rules after a fork. Known layouts stay known, handles stay open."""
         self._lock = threading.Lock()
         self._rules = {}
 
@@ -87,16 +87,16 @@ class SuperStream(Target):
         return f"SuperStream({self.name!r})"
 
     def layout(self, broker: Any) -> Layout:
-        """The partitions on a broker, asked of it once for all connections.
+        """Return the partitions on a broker. Relatum asks the broker once for all connections.
 
         Args:
-            broker: A URL, or a connection or channel of pika, or a connection of aio-pika. With one of the last, and
-                with callback connections, call this with the URL beforehand, or in another thread, if their own must
+            broker: A URL, a pika connection or channel, or an aio-pika connection. This call blocks: before you publish
+                with aio-pika or a callback connection, call it with the URL or in another thread if their thread must
                 not wait.
 
         Raises:
-            SuperStreamNotFound: there is no such super stream.
-            BrokerUnavailable, AccessRefused: it could not be asked.
+            SuperStreamNotFound: There is no such super stream.
+            BrokerUnavailable, AccessRefused: The broker could not be asked; safe to retry.
         """
         connection = broker.connection if isinstance(broker, BlockingChannel | Channel) else broker
         known = self._known(connection)
@@ -105,7 +105,7 @@ class SuperStream(Target):
         source = self._broker or connection
         address = address_of(source)
         key = address.host, address.amqp_port or address.stream_port, address.vhost
-        # One thread asks, the others wait: those that begin to publish together would all ask.
+        # One thread asks, the others wait: threads that start to publish together would all ask.
         with self._lock:
             if key not in self._layouts:
                 self._layouts[key] = describe_super_stream(source, self.name)
@@ -120,20 +120,20 @@ class SuperStream(Target):
         try:
             return self._by_connection.get(connection)
         except TypeError:
-            # Nothing that cannot be held weakly is a connection.
+            # A connection always supports weak references.
             return None
 
     async def layout_async(self, channel: Any) -> Layout:
-        """The partitions on the broker of an aio-pika channel; a thread asks, so that the loop need not wait.
+        """Return the partitions on the broker of an aio-pika channel. A thread asks, so that the loop does not block.
 
-        Raises: as `layout`.
+        Raises: As `layout`.
         """
         connection = (await channel.get_underlay_channel()).connection
         known = self._known(connection)
         return known if known is not None else await asyncio.to_thread(self.layout, connection)
 
     def refresh(self) -> None:
-        """Ask the brokers again before the next publish: partitions were added or taken out."""
+        """Ask the broker again before the next publish: call this after partitions were added or unbound."""
         with self._lock:
             self._layouts.clear()
             self._by_connection = WeakKeyDictionary()
@@ -145,23 +145,23 @@ class SuperStream(Target):
         name: str | None = None,
         weights: Mapping[str, float] | None = None,
     ) -> "AffinityHandle":
-        """An affinity set whose placement is in the caller's hand: no database is asked.
+        """Return a handle of an affinity set: its messages stay in one partition. No database is used.
 
         Args:
-            balance: The rule by which its first message's partition is chosen: "round_robin" (default),
-                "least_loaded" (fewest open handles of this object), "weighted", "hash" (of `name`), or a function.
-            name: What "hash" or a function goes by; None (default) for nothing.
-            weights: For "weighted": weights by stream; those left out have 1.
+            balance: The rule that chooses the partition of the first message: "round_robin" (default), "least_loaded"
+                (fewest open handles of this object), "weighted", "hash" (of `name`), or a function.
+            name: The name that "hash" or a function uses. None (default): no name.
+            weights: Weights by stream, for "weighted". None (default), or a missing stream: weight 1.
 
         Raises:
-            ConfigurationError: there is no such rule.
+            ConfigurationError: There is no such rule.
         """
         return AffinityHandle(self, balance=balance, name=name, weights=weights)
 
     def place_handle(
         self, layout: Layout, balance: BalanceName | Balance, name: str | None, weights: Mapping[str, float]
     ) -> Partition:
-        """Choose for another affinity handle, which counts as open from now on: all are balanced among each other."""
+        """Choose a partition for an affinity handle, and count it as open: all handles share one balance."""
         with self._lock:
             if balance not in self._rules:
                 self._rules[balance] = balance_of(balance)
@@ -174,15 +174,15 @@ class SuperStream(Target):
             return chosen
 
     def end_handle(self, partition: Partition) -> None:
-        """Count an affinity handle no longer."""
+        """Count an affinity handle as closed."""
         with self._lock:
             self._open_handles[partition.stream] -= 1
 
     def key_of(self, message: Outgoing, routing_key: str = "") -> str | bytes:
-        """The key of a message.
+        """Return the key of a message.
 
         Raises:
-            InvalidInput: it has none.
+            InvalidInput: The message has no valid key.
         """
         if self.route_by is None:
             if not isinstance(routing_key, str | bytes):
@@ -192,28 +192,28 @@ class SuperStream(Target):
             return _header_key(self.route_by, message.headers)
         key = self.route_by(message)
         if not isinstance(key, str | bytes):
-            raise InvalidInput(f"route_by gives a text or bytes, not {type(key).__name__}; nothing was sent.")
+            raise InvalidInput(f"route_by must return text or bytes, not {type(key).__name__}; nothing was sent.")
         return key
 
     def partition_of(self, broker: Any, key: str | bytes) -> Partition:
-        """The partition a key goes to.
+        """Return the partition of a key.
 
         Args:
             broker: As for `layout`.
-            key: The key; text counts as its UTF-8 bytes.
+            key: The key; text is encoded as UTF-8.
 
-        Raises: as `layout`.
+        Raises: As `layout`.
         """
         return self.layout(broker).route(key)
 
     def destination(self, channel: Any, body: bytes | str, properties: Any, routing_key: str) -> tuple[str, str]:
-        """The exchange and the binding key that lead a message of pika's to its partition."""
+        """Return the exchange and the binding key that route a pika message to its partition."""
         headers = getattr(properties, "headers", None) or {}
         message = Outgoing(body.encode() if isinstance(body, str) else body, headers, properties)
         return self.name, self.partition_of(channel, self.key_of(message, routing_key)).binding_key
 
     async def destination_async(self, channel: Any, message: Any, routing_key: str) -> tuple[str, str]:
-        """The exchange and the binding key that lead a message of aio-pika's to its partition."""
+        """Return the exchange and the binding key that route an aio-pika message to its partition."""
         key = self.key_of(Outgoing(message.body, message.headers or {}, message), routing_key)
         return self.name, (await self.layout_async(channel)).route(key).binding_key
 
@@ -227,27 +227,27 @@ def _header_key(name: str, headers: Mapping[str, Any]) -> str:
     try:
         return canonical(value, KeyType.TEXT)
     except InvalidValue as error:
-        raise InvalidInput(f"Header {name!r} is no key to route by ({error.reason}); nothing was sent.") from error
+        raise InvalidInput(f"Header {name!r} cannot be used as a key ({error.reason}); nothing was sent.") from error
 
 
 _TOKEN_VERSION: Final = 1
-"""The version that a token begins with."""
+"""The version, the first item of a token."""
 
 
 class AffinityHandle(Target, Closing):
-    """An affinity set: all messages published by it go to the partition that its first one went to.
+    """A handle of an affinity set: all messages published by it go to the partition of the first one.
 
-    Made by `SuperStream.affinity`. The partition is known to this object alone: no database is asked, and no header is
-    added. Another process goes on with the set by its `token`. Threads may share it as far as they may share the
-    channels they publish on.
+    `SuperStream.affinity` makes it. Only this object knows the partition: Relatum uses no database and adds no header.
+    Another process can continue the set by its `token`. Threads may share the handle as far as they may share the
+    channels on which they publish.
 
     Args:
         super_stream: The super stream.
-        balance, name, weights: As of `SuperStream.affinity`.
-        partition: The partition, where it is known already.
+        balance, name, weights: As for `SuperStream.affinity`.
+        partition: The set's partition. None (default): `balance` chooses it at the first publish.
 
     Raises:
-        ConfigurationError: there is no such rule.
+        ConfigurationError: There is no such rule.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class AffinityHandle(Target, Closing):
             raise InvalidInput(f"super_stream= takes a SuperStream, not {shown(super_stream)}")
         if not isinstance(partition, Partition | None):
             raise InvalidInput(f"partition= takes a Partition, or None, not {shown(partition)}")
-        balance_of(balance)  # A wrong name is an error now, not with the first message.
+        balance_of(balance)  # Fail now, not at the first message.
         self._super_stream = super_stream
         self._balance: BalanceName | Balance = balance
         self._name = name
@@ -276,7 +276,7 @@ class AffinityHandle(Target, Closing):
         after_fork(self, AffinityHandle._renew)
 
     def _renew(self) -> None:
-        """In a child: no other thread places it. Where it is placed already, both go on with the same partition."""
+        """Reset the lock after a fork. A set that is placed stays in its partition in both processes."""
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -285,59 +285,59 @@ class AffinityHandle(Target, Closing):
 
     @property
     def partition(self) -> Partition | None:
-        """Where the set's messages go; None before the first one."""
+        """The partition of the set's messages; None before the first message."""
         return self._partition
 
     @property
     def token(self) -> str:
-        """Text by which another process goes on with the set: `AffinityHandle.from_token`.
+        """A text by which another process continues the set; see `AffinityHandle.from_token`.
 
         Raises:
-            InvalidInput: no message was published yet, so there is no partition to tell.
+            InvalidInput: No message was published yet, so there is no partition.
         """
         partition = self._partition
         if partition is None:
-            raise InvalidInput("this affinity set is not placed yet: publish its first message, then pass the token on")
+            raise InvalidInput("this affinity set has no partition yet: publish its first message, then use the token")
         facts = [_TOKEN_VERSION, self._super_stream.name, partition.place, partition.stream, partition.binding_key]
         return json.dumps(facts, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_token(cls, token: str) -> Self:
-        """The set of a token; nothing is asked of anybody.
+        """Return a handle that continues the set of a token. No I/O.
 
-        Where the partition was taken out of the super stream since, a mandatory message is `PublishUnroutable`.
+        If the partition was unbound from the super stream since, a mandatory message raises `PublishUnroutable`.
 
         Raises:
-            InvalidInput: this is no token.
+            InvalidInput: The token is invalid.
         """
         try:
             version, super_stream, place, stream, binding_key = json.loads(token)
         except (TypeError, ValueError):
-            raise InvalidInput("this is no token of an affinity handle") from None
+            raise InvalidInput("this is not a token of an affinity handle") from None
         texts = (super_stream, stream, binding_key)
         if version != _TOKEN_VERSION or not isinstance(place, int) or not all(isinstance(each, str) for each in texts):
-            raise InvalidInput("this is no token of an affinity handle, or one of a later version")
+            raise InvalidInput("this is not a token of an affinity handle, or it has a later version")
         return cls(SuperStream(super_stream), partition=Partition(place, stream, binding_key))
 
     def destination(self, channel: Any, body: bytes | str, properties: Any, routing_key: str) -> tuple[str, str]:
-        """The exchange and the routing key of the set's messages; places the set where it is not placed yet."""
+        """Return the exchange and the routing key of the set's messages; the first call places the set."""
         partition = self._partition or self._place(self._super_stream.layout(channel))
         return self._super_stream.name, partition.binding_key
 
     async def destination_async(self, channel: Any, message: Any, routing_key: str) -> tuple[str, str]:
-        """The exchange and the routing key of the set's messages; places the set where it is not placed yet."""
+        """Return the exchange and the routing key of the set's messages; the first call places the set."""
         partition = self._partition or self._place(await self._super_stream.layout_async(channel))
         return self._super_stream.name, partition.binding_key
 
     def close(self) -> None:
-        """Count as open no longer: "least_loaded" is about open handles. It can still be published by."""
+        """Stop counting the handle as open for "least_loaded". You can still publish with it. Idempotent."""
         with self._lock:
             is_counted, self._is_counted = self._is_counted, False
         if is_counted and self._partition is not None:
             self._super_stream.end_handle(self._partition)
 
     def _place(self, layout: Layout) -> Partition:
-        """Choose once, for the first caller."""
+        """Choose the partition, once for all callers."""
         with self._lock:
             if self._partition is None:
                 self._partition = self._super_stream.place_handle(layout, self._balance, self._name, self._weights)

@@ -1,8 +1,8 @@
-"""Super streams made, described and taken apart.
+"""Declares, describes, changes and deletes super streams.
 
 A super stream is a durable direct exchange with the argument `x-super-stream`, and streams bound to it, each by a key
-and with the argument `x-stream-partition-order`: what `rabbitmq-streams add_super_stream` makes. It is described by the
-stream protocol where that answers, else as far as AMQP 0.9.1 can tell.
+and with the argument `x-stream-partition-order`, as declared by `rabbitmq-streams add_super_stream`. Relatum describes
+it by the stream protocol; if that does not answer, as far as AMQP 0.9.1 can tell.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,16 +30,16 @@ from relatum.superstreams.layout import Layout, Partition, checked_stream_name
 from relatum.superstreams.streams import StreamOptions, declare_stream, exchange_exists, queue_exists, refusals
 
 BrokerOrConnection: TypeAlias = str | Broker | BlockingConnection | BlockingChannel
-"""A URL or a `Broker`, or a blocking pika connection or channel that is open.
+"""A URL, a `Broker`, or an open blocking pika connection or channel.
 
-A connection is left open. Nothing is done on the channel itself: the broker closes one where it refuses something.
+A connection is left open. The channel itself is not used: the broker closes a channel if it refuses something.
 """
 
 PARTITIONS_DEFAULT: Final = 3
-"""As many as `rabbitmq-streams add_super_stream` makes."""
+"""The default of `rabbitmq-streams add_super_stream`."""
 
 ORDER_ARGUMENT: Final = "x-stream-partition-order"
-"""The binding argument with a partition's place."""
+"""The binding argument for a partition's place."""
 
 
 def declare_super_stream(
@@ -50,29 +50,29 @@ def declare_super_stream(
     binding_keys: Sequence[str] | None = None,
     options: StreamOptions | None = None,
 ) -> Layout:
-    """Make a super stream; one that is there as asked for stays as it is.
+    """Declare a super stream. An existing super stream with the same partitions is left unchanged.
 
-    The streams are made first and bound last. What was made before an error stays, and calling again goes on with it.
+    The streams are declared first and bound last. After an error, what was declared remains; call again to continue.
 
     Args:
-        broker: A URL, a `Broker`, or an open blocking connection or channel of pika.
-        name: The super stream's name, which becomes the exchange's.
-        partitions: How many partitions; their streams are `NAME-0`, `NAME-1` and so on. None (default): 3, or as many
-            as there are binding keys.
-        binding_keys: The partitions' binding keys in their order, where they are not to be numbers; the streams are
-            `NAME-KEY`.
-        options: What the streams are declared with. None (default): the broker's own defaults; streams that are there
-            may have been declared with anything.
+        broker: A URL, a `Broker`, or an open blocking pika connection or channel.
+        name: The name of the super stream and of its exchange.
+        partitions: The number of partitions; their streams are `NAME-0`, `NAME-1` and so on. None (default): 3, or the
+            number of binding keys.
+        binding_keys: The partitions' binding keys, in order; the streams are `NAME-KEY`. None (default): the numbers
+            from 0.
+        options: The options of the streams. None (default): the broker's defaults; existing streams may have any
+            options.
 
     Returns:
-        The partitions in their order.
+        The partitions, in order.
 
     Raises:
-        InvalidInput: no such name, number or keys can be; nothing was sent.
-        SuperStreamConflict: it is there with other partitions, or a stream or the exchange is there and is another;
-            the streams before that one were made.
-        ConfigurationError: the broker knows no such options; nothing was made.
-        BrokerUnavailable, AccessRefused: safe to repeat.
+        InvalidInput: The name, number, keys or options are invalid; nothing was sent.
+        SuperStreamConflict: The super stream exists with other partitions, or a stream or the exchange exists with
+            other arguments; the streams before it were declared.
+        ConfigurationError: The broker does not accept the options; nothing was declared.
+        BrokerUnavailable, AccessRefused: The broker is unavailable or refuses the user; safe to retry.
     """
     _check_options(options)
     wanted = _wanted(name, partitions, binding_keys)
@@ -89,7 +89,7 @@ def declare_super_stream(
         for partition in wanted:
             declare_stream(connection, partition.stream, options or StreamOptions(), name)
         with connection.channel() as channel:
-            with refusals(f"Exchange {name!r} is there and is another", name):
+            with refusals(f"Exchange {name!r} exists with other properties", name):
                 channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
             for partition in wanted:
                 channel.queue_bind(partition.stream, name, partition.binding_key, _order(partition.place))
@@ -97,23 +97,23 @@ def declare_super_stream(
 
 
 def describe_super_stream(broker: BrokerOrConnection, name: str) -> Layout:
-    """The partitions of a super stream in their order.
+    """Return the partitions of a super stream, in order.
 
-    Where the stream protocol answers, it lists the streams and confirms each one's binding key. AMQP 0.9.1 alone lists
-    no bindings: there the streams `NAME-0`, `NAME-1` and so on are taken for the partitions, up to the first that is
-    missing. So it sees no binding keys that are not numbers, and no partitions behind one that was taken out. It takes
-    a stream of such a name for a partition even if it is not bound.
+    The stream protocol lists the streams and confirms their binding keys. AMQP 0.9.1 lists no bindings: if only AMQP
+    answers, the streams `NAME-0`, `NAME-1` and so on count as the partitions, up to the first missing one. Partitions
+    with other keys, or after an unbound one, are then not found; a stream with such a name counts as a partition even
+    if it is not bound.
 
     Args:
-        broker: A URL, a `Broker`, an open connection or channel of pika, or an aio-pika connection. A callback
-            connection's thread waits, and other than a blocking connection none is used itself: another is opened.
+        broker: A URL, a `Broker`, an open pika connection or channel, or an aio-pika connection. The call blocks the
+            thread of a callback connection. Only a blocking connection is used itself: otherwise, another is opened.
         name: The super stream's name.
 
     Raises:
-        SuperStreamNotFound: there is none of that name.
-        SuperStreamConflict: a partition's binding key is neither the end of its stream's name, nor its place, nor the
+        SuperStreamNotFound: There is no such super stream.
+        SuperStreamConflict: A partition's binding key is neither the end of its stream's name, nor its place, nor the
             stream's name.
-        BrokerUnavailable, AccessRefused: safe to repeat.
+        BrokerUnavailable, AccessRefused: The broker is unavailable or refuses the user; safe to retry.
     """
     checked_stream_name(name)
     return _described(broker, address_of(broker), name)
@@ -122,19 +122,19 @@ def describe_super_stream(broker: BrokerOrConnection, name: str) -> Layout:
 def delete_super_stream(broker: BrokerOrConnection, name: str) -> Layout:
     """Delete a super stream and its streams, with all their messages.
 
-    The exchange goes last, so that a call that was cut short can be repeated. Where the stream protocol does not
-    answer, only partitions `NAME-0`, `NAME-1` and so on are found and deleted.
+    The exchange is deleted last, so that you can repeat an interrupted call. If the stream protocol does not answer,
+    only partitions `NAME-0`, `NAME-1` and so on are found and deleted.
 
     Args:
-        broker: A URL, a `Broker`, or an open blocking connection or channel of pika.
+        broker: A URL, a `Broker`, or an open blocking pika connection or channel.
         name: The super stream's name.
 
     Returns:
-        What it was.
+        The deleted partitions.
 
     Raises:
-        SuperStreamNotFound: there is none of that name.
-        BrokerUnavailable, AccessRefused: safe to repeat.
+        SuperStreamNotFound: There is no such super stream.
+        BrokerUnavailable, AccessRefused: The broker is unavailable or refuses the user; safe to retry.
     """
     with _opened(broker, name) as (connection, layout), connection.channel() as channel:
         for partition in layout:
@@ -150,25 +150,25 @@ def add_partition(
     binding_key: str | None = None,
     options: StreamOptions | None = None,
 ) -> Partition:
-    """Add a stream behind the others.
+    """Add a partition after the others.
 
-    Publishers that route by hash send most keys elsewhere once they know of it, and each knows of it at another
-    moment. Contexts and affinity sets stay where they are.
+    Publishers that route by hash send most keys to other partitions once they know of it, each from a different
+    moment on. Contexts and affinity sets keep their partitions.
 
     Args:
-        broker: A URL, a `Broker`, or an open blocking connection or channel of pika.
+        broker: A URL, a `Broker`, or an open blocking pika connection or channel.
         name: The super stream's name.
-        binding_key: The partition's binding key. A stream `NAME-KEY` that is there is bound. None (default): the next
-            number whose stream is not there.
-        options: What the stream is declared with. None (default): the broker's own defaults.
+        binding_key: The partition's binding key. An existing stream `NAME-KEY` is bound. None (default): the next
+            number without a stream.
+        options: The options of the stream. None (default): the broker's defaults.
 
     Returns:
         The new partition.
 
     Raises:
-        SuperStreamNotFound: there is none of that name.
-        SuperStreamConflict: a partition of that binding key is there, or a stream of its name that is another.
-        BrokerUnavailable, AccessRefused: not known whether it was added; describe the super stream.
+        SuperStreamNotFound: There is no such super stream.
+        SuperStreamConflict: A partition with this binding key exists, or its stream exists with other arguments.
+        BrokerUnavailable, AccessRefused: The partition may have been added; describe the super stream to find out.
     """
     if binding_key is not None:
         checked_text("binding_key", binding_key, least=1)
@@ -188,24 +188,24 @@ def add_partition(
 
 
 def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, delete: bool = False) -> Partition:
-    """Take a stream out of a super stream.
+    """Unbind a stream from a super stream.
 
-    Publishers that still send by its binding key then reach no stream.
+    Messages that publishers still send with its binding key then reach no stream.
 
     Args:
-        broker: A URL, a `Broker`, or an open blocking connection or channel of pika.
+        broker: A URL, a `Broker`, or an open blocking pika connection or channel.
         name: The super stream's name.
         stream: The partition's stream.
-        delete: False (default): the stream and its messages stay. True: it is deleted.
+        delete: False (default): the stream and its messages remain. True: the stream is deleted.
 
     Returns:
-        What it was.
+        The former partition.
 
     Raises:
-        SuperStreamNotFound: there is no super stream of that name.
-        NotFound: the stream is no partition of it.
-        SuperStreamConflict: it is the last partition, or it stays bound: by arguments that nobody can know.
-        BrokerUnavailable, AccessRefused: safe to repeat.
+        SuperStreamNotFound: There is no such super stream.
+        NotFound: The stream is no partition of the super stream.
+        SuperStreamConflict: It is the last partition, or it remains bound, with arguments that no protocol lists.
+        BrokerUnavailable, AccessRefused: The broker is unavailable or refuses the user; safe to retry.
     """
     checked_stream_name(stream, "stream: its name")
     with _opened(broker, name) as (connection, layout):
@@ -221,7 +221,7 @@ def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, dele
                     break
             else:
                 if reader is not None:
-                    why = f"{stream!r} stays bound to {name!r}, by arguments that are not known: unbind it by hand."
+                    why = f"{stream!r} remains bound to {name!r}, with unknown arguments: unbind it by hand."
                     raise SuperStreamConflict(why, super_stream=name, reason=f"binding of {stream}")
             if delete:
                 channel.queue_delete(stream)
@@ -230,7 +230,7 @@ def unbind_partition(broker: BrokerOrConnection, name: str, stream: str, *, dele
 
 @contextmanager
 def _opened(broker: BrokerOrConnection, name: str) -> Iterator[tuple[BlockingConnection, Layout]]:
-    """A connection, and the super stream as it is now."""
+    """Provide a connection, and the super stream's current layout."""
     checked_stream_name(name)
     address = address_of(broker)
     with blocking_connection(broker, address) as connection:
@@ -243,7 +243,7 @@ def _check_options(options: StreamOptions | None) -> None:
 
 
 def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | None) -> Layout:
-    """The layout that is asked for, checked."""
+    """Return the requested layout, checked."""
     if binding_keys is None:
         count = PARTITIONS_DEFAULT if partitions is None else partitions
         layout = Layout.numbered(name, min(count, PARTITIONS_MAX + 1) if isinstance(count, int) else count)
@@ -252,30 +252,30 @@ def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | Non
         if partitions is not None and checked_count("partitions", partitions) != len(keys):
             raise InvalidInput(f"{len(keys)} binding keys make {len(keys)} partitions, not {partitions!r}.")
         if len(set(keys)) < len(keys):
-            raise InvalidInput("Binding keys (binding_keys=) are texts that are not empty, each of them once.")
+            raise InvalidInput("binding_keys= takes each binding key only once.")
         layout = Layout.keyed(name, keys)
     if len(layout) > PARTITIONS_MAX:
-        raise InvalidInput(f"A super stream has {PARTITIONS_MAX} partitions at most, not {len(layout)}.")
+        raise InvalidInput(f"A super stream has at most {PARTITIONS_MAX} partitions, not {len(layout)}.")
     for partition in layout:
         checked_stream_name(partition.stream, "The name of a super stream's stream")
     return layout
 
 
 def _check_new(layout: Layout, partition: Partition) -> None:
-    """Refuse a partition that cannot be, or is there."""
+    """Refuse a partition that is invalid or exists already."""
     checked_stream_name(partition.stream, "The name of a super stream's stream")
     if any(partition.binding_key == present.binding_key for present in layout):
         raise SuperStreamConflict(
-            f"Super stream {layout.super_stream!r} has a partition of binding key {partition.binding_key!r} already.",
+            f"Super stream {layout.super_stream!r} already has a partition with binding key {partition.binding_key!r}.",
             super_stream=layout.super_stream,
             reason="partitions",
         )
     if len(layout) >= PARTITIONS_MAX:
-        raise InvalidInput(f"A super stream has {PARTITIONS_MAX} partitions at most, not {len(layout) + 1}.")
+        raise InvalidInput(f"A super stream has at most {PARTITIONS_MAX} partitions, not {len(layout) + 1}.")
 
 
 def _check_present(connection: BlockingConnection, present: Layout, wanted: Layout) -> None:
-    """Refuse other partitions than those asked for, unless they are the first of a declaration that was cut short."""
+    """Refuse partitions other than the wanted ones, unless they are the first of an interrupted declaration."""
     if present == wanted:
         return
     missing = wanted.partitions[len(present) :]
@@ -285,7 +285,7 @@ def _check_present(connection: BlockingConnection, present: Layout, wanted: Layo
         return
     keys = ", ".join(partition.binding_key for partition in present)
     raise SuperStreamConflict(
-        f"Super stream {present.super_stream!r} is there with {len(present)} partitions ({keys}): add partitions, or "
+        f"Super stream {present.super_stream!r} exists with {len(present)} partitions ({keys}): add partitions, or "
         "delete it first.",
         super_stream=present.super_stream,
         reason="partitions",
@@ -293,16 +293,16 @@ def _check_present(connection: BlockingConnection, present: Layout, wanted: Layo
 
 
 def _order(place: int) -> dict[str, Any]:
-    # As a long, which is what RabbitMQ's own tools write: bindings are the same only with arguments of the same type.
+    # A long, as RabbitMQ's own tools write it: bindings are equal only if their arguments have the same type.
     return {ORDER_ARGUMENT: long(place)}
 
 
 def _bindings(partition: Partition) -> Iterator[list[dict[str, Any] | None]]:
-    """The arguments that a partition was most likely bound with; then all that it may have been bound with.
+    """Yield the arguments with which a partition was most likely bound; then all possible ones.
 
-    Unbinding needs the exact arguments, which no protocol lists: the order is its place when it was bound, which stays
-    when others are taken out. A `long` is what RabbitMQ's tools write; other clients' integers may be of another type,
-    or there may be none. Where there is no such binding, nothing happens.
+    Unbinding needs the exact arguments, which no protocol lists. The order is the place at the time of binding, and
+    stays when others are unbound. RabbitMQ's tools write a `long`; other clients may write another type of integer, or
+    none. To unbind a binding that does not exist has no effect.
     """
     number = partition.binding_key
     likely = (partition.place, int(number)) if _is_place(number) else (partition.place,)
@@ -311,7 +311,7 @@ def _bindings(partition: Partition) -> Iterator[list[dict[str, Any] | None]]:
 
 
 def _next_order(layout: Layout) -> int:
-    """A place behind all others. Places stay when partitions are taken out, so it may be more than their number."""
+    """Return a place after all others. Places stay when partitions are unbound, so it may exceed their number."""
     numbers = [int(partition.binding_key) for partition in layout if _is_place(partition.binding_key)]
     return max(len(layout), *(number + 1 for number in numbers), 0)
 
@@ -322,18 +322,18 @@ def _is_place(binding_key: str) -> bool:
 
 @contextmanager
 def _stream_reader(address: BrokerAddress) -> Iterator[StreamReader | None]:
-    """A reader over the stream protocol; None where that does not answer at the port that was derived from AMQP's.
+    """Provide a reader; None if the stream protocol does not answer at a port derived from AMQP's port.
 
     Raises:
-        BrokerUnavailable, ProtocolError, ReadTimeout: it does not answer where it was said to be. AMQP 0.9.1 may show
-            other partitions, which would send messages elsewhere, so a broker that starts is no reason to ask it.
+        BrokerUnavailable, ProtocolError, ReadTimeout: The configured port does not answer. AMQP 0.9.1 may show other
+            partitions, and route messages differently, so it must not be asked just because a broker is starting.
     """
     reader = None
     if address.stream_port is not None:
         try:
             reader = StreamReader.open(address, timeout_s=TIMEOUT_S)
         except (BrokerUnavailable, ProtocolError, ReadTimeout, *NOT_BY_STREAMS):
-            # Whether AMQP 0.9.1 answers is for the caller to find out: it may have a connection of its own.
+            # The caller finds out whether AMQP 0.9.1 answers: it may have a connection already.
             if not address.stream_port_guessed:
                 raise
     with nullcontext() if reader is None else reader:
@@ -341,7 +341,7 @@ def _stream_reader(address: BrokerAddress) -> Iterator[StreamReader | None]:
 
 
 def _described(source: Any, address: BrokerAddress, name: str) -> Layout:
-    """The layout of a super stream; raises as `describe_super_stream`."""
+    """Return the layout of a super stream. Raises as `describe_super_stream`."""
     with _stream_reader(address) as reader:
         if reader is not None:
             streams = reader.bound(name)
@@ -358,15 +358,15 @@ def _described(source: Any, address: BrokerAddress, name: str) -> Layout:
     if not partitions:
         raise SuperStreamNotFound(
             f"There is an exchange {name!r}, but no stream {f'{name}-0'!r}. Only the stream protocol shows "
-            "partitions of other names: give its URL, Broker(…, stream_url=…) or --stream-url.",
+            "partitions with other names: give its URL, Broker(…, stream_url=…) or --stream-url.",
             super_stream=name,
         )
     return Layout.numbered(name, partitions)
 
 
 def _binding_key(reader: StreamReader, name: str, stream: str, place: int) -> str:
-    """The key by which the exchange leads to a stream. The broker only confirms a key, and does not list them."""
-    # The names that RabbitMQ's tools give partitions; then keys that are likely for streams of other names.
+    """Return the key by which the exchange routes to a stream. The broker only confirms keys, it does not list them."""
+    # The key in names from RabbitMQ's tools; then keys that are likely for streams with other names.
     for key in dict.fromkeys((stream.removeprefix(f"{name}-"), str(place), stream)):
         routes = reader.routes(name, key)
         if routes is None and stream == f"{name}-{key}":
@@ -374,15 +374,15 @@ def _binding_key(reader: StreamReader, name: str, stream: str, place: int) -> st
         if stream in (routes or ()):
             return key
     raise SuperStreamConflict(
-        f"Stream {stream!r} is a partition of {name!r} by a binding key that the broker does not show: give the layout "
-        "yourself.",
+        f"Stream {stream!r} is a partition of {name!r} with a binding key that the broker does not show: give the "
+        "layout yourself.",
         super_stream=name,
         reason=f"binding key of {stream}",
     )
 
 
 def bound_streams(connection: BlockingConnection, address: BrokerAddress, exchange: str) -> list[str]:
-    """Streams that are bound to an exchange: by AMQP alone, the one that a super stream's first partition would be."""
+    """Return the streams bound to an exchange; by AMQP alone, only a super stream's first partition, if it exists."""
     with _stream_reader(address) as reader:
         if reader is not None:
             return reader.bound(exchange)

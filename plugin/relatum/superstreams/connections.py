@@ -1,4 +1,4 @@
-"""Which broker a client's connection leads to, and a blocking connection to it where one is needed."""
+"""The broker of a client's connection, and a blocking connection to it if one is needed."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -18,32 +18,31 @@ from relatum.reading import HEARTBEAT_S, Broker, BrokerAddress, BrokerLogin, Hel
 from relatum.reading import blocking_connection as new_connection
 
 TIMEOUT_S: Final = 10.0
-"""Seconds until a broker that does not answer counts as unavailable."""
+"""Seconds after which a broker that does not answer counts as unavailable."""
 
 _KOMBU_AMQP: Final = ("amqp", "amqps", "pyamqp", "librabbitmq")
-"""What kombu calls transports to RabbitMQ."""
+"""kombu's names of transports to RabbitMQ."""
 
 _NOTED: Final = "_relatum_told"
-"""The attribute of a connection that keeps its latest secret, where its client does not."""
+"""The attribute that holds a connection's latest secret if the client does not keep it."""
 
 ACCESS_REFUSED: Final = 403
-"""AMQP's reply code for a user without the permission."""
+"""AMQP's reply code for a missing permission."""
 
 
 def address_of(source: Any, nodes: Iterable[Parameters] = ()) -> BrokerAddress:
-    """The address of the broker that is meant, and how to log in to it: as the connection that is given does.
+    """Return the broker's address, with the login of the given connection.
 
-    At each login the password is that of now: a function that kombu was given is asked; of others it is what the client
-    keeps for its own next login, or what it told the broker (`note_secret`) and keeps nowhere.
+    Each login uses the current password: from the function given to kombu; else the one that the client keeps for its
+    own next login, or the one that was sent to the broker and noted by `note_secret`.
 
     Args:
         source: A URL, a `Broker` or an address, a pika connection or channel of any kind, an aio-pika or aiormq
-            connection, or a kombu connection. Of several URLs that kombu was given, the one it is connected to comes
-            first.
-        nodes: Where else a pika connection could lead: to other nodes of the same cluster.
+            connection, or a kombu connection. If kombu has several URLs, the one it is connected to comes first.
+        nodes: Parameters of other nodes of the same cluster that a pika connection could connect to.
 
     Raises:
-        ConfigurationError: it is none of these, or the URL cannot be read; or its credentials are erased.
+        ConfigurationError: The source is none of these, the URL is invalid, or the credentials were erased.
     """
     if isinstance(source, str | Broker | BrokerAddress):
         return BrokerAddress.of(source)
@@ -62,10 +61,10 @@ def address_of(source: Any, nodes: Iterable[Parameters] = ()) -> BrokerAddress:
         says = lambda connection: connection.password  # noqa: E731
     else:
         kind = type(source).__name__
-        raise ConfigurationError(f"broker is a URL, a Broker, or a connection or channel of a client, not {kind}")
+        raise ConfigurationError(f"broker= takes a URL, a Broker, or a client's connection or channel, not {kind}")
     address = BrokerAddress.parse(url)
     address = address.beside(_alike(address, others))
-    # A function of kombu's says it at each login: that of now may be another already.
+    # kombu calls its function at each login: the current password may differ already.
     asked = getattr(source, "password", None)
     others_say = [(node, _password_of) for node in nodes]
     held = HeldPassword(source, address.password, says, *others_say)
@@ -74,7 +73,7 @@ def address_of(source: Any, nodes: Iterable[Parameters] = ()) -> BrokerAddress:
 
 
 def note_secret(connection: Any, secret: Any) -> None:
-    """Keep the secret that a connection logs in with from now on, where its client keeps it nowhere."""
+    """Note the secret that a connection uses from now on, for clients that do not keep it."""
     setattr(connection, _NOTED, secret)
 
 
@@ -87,9 +86,9 @@ def _password_of(parameters: Any) -> Any:
 
 
 def _alike(address: BrokerAddress, urls: Iterable[str]) -> Iterator[BrokerAddress]:
-    """The addresses of other nodes that a client goes on to: where the same streams are, and the same login will do."""
+    """Yield the addresses of other nodes with the same virtual host and TLS setting: the same streams and login."""
     for url in urls:
-        # What only the client understands stops nobody.
+        # Ignore URLs that only the client understands.
         with suppress(ConfigurationError):
             other = BrokerAddress.parse(url)
             if (other.vhost, other.amqp_tls) == (address.vhost, address.amqp_tls):
@@ -97,13 +96,13 @@ def _alike(address: BrokerAddress, urls: Iterable[str]) -> Iterator[BrokerAddres
 
 
 def _of_pika(parameters: Parameters) -> tuple[str, BrokerLogin]:
-    """The URL of the broker a pika connection is to, credentials in it, and how it logs in."""
+    """Return the broker's URL of a pika connection, with credentials, and how it logs in."""
     credentials = parameters.credentials
     user, password = getattr(credentials, "username", "guest"), getattr(credentials, "password", "guest")
     if password is None:
         raise ConfigurationError(
-            "The connection's credentials were erased when it connected (erase_on_connect): pass broker=, as which "
-            "streams are read, or intercept the connection before it is open"
+            "The connection's credentials were erased when it connected (erase_on_connect): pass broker= to log in for "
+            "reading streams, or intercept the connection before it opens"
         )
     options = parameters.ssl_options
     scheme = "amqps" if options is not None else "amqp"
@@ -114,7 +113,7 @@ def _of_pika(parameters: Parameters) -> tuple[str, BrokerLogin]:
     return url, BrokerLogin(
         mechanism="EXTERNAL" if isinstance(credentials, ExternalCredentials) else "PLAIN",
         ssl_context=options.context,
-        # The host's own name is left to each node of a cluster.
+        # Otherwise each node of a cluster is checked against its own host name.
         server_name=named if named and named != parameters.host else None,
     )
 
@@ -125,9 +124,9 @@ def _url(scheme: str, user: str, password: str, host: str, port: int, vhost: str
 
 
 def _of_aio_pika(connection: Any) -> tuple[str, BrokerLogin]:
-    """The URL of the broker an aio-pika or aiormq connection is to, credentials in it, and how it logs in."""
+    """Return the broker's URL of an aio-pika or aiormq connection, with credentials, and how it logs in."""
     parts = urlsplit(str(connection.url))
-    # Without the query: it holds the client's own options.
+    # Without the query, which has the client's own options.
     url = urlunsplit(parts._replace(query="", fragment=""))
     if parts.scheme != "amqps":
         return url, BrokerLogin()
@@ -137,9 +136,9 @@ def _of_aio_pika(connection: Any) -> tuple[str, BrokerLogin]:
 
 
 def _of_kombu(connection: Any) -> tuple[list[str], BrokerLogin]:
-    """The URLs of the broker a kombu connection is to, credentials in them, and how it logs in. With TLS it is opened.
+    """Return the broker's URLs of a kombu connection, with credentials, and how it logs in. With TLS this connects.
 
-    The first is the node's that it is connected to, or is to be; then those it would go on to.
+    The first URL is the one that kombu is connected to, or will be; then come its alternatives.
     """
     from kombu.utils.url import parse_url
 
@@ -147,7 +146,7 @@ def _of_kombu(connection: Any) -> tuple[list[str], BrokerLogin]:
 
     def url_of(given: Mapping[str, Any]) -> str:
         user, password = given.get("userid") or "guest", given.get("password") or "guest"
-        # A function is asked when somebody logs in, and not in the thread that publishes.
+        # A function is called at a login, not in the thread that publishes.
         password = "" if callable(password) else password
         host, vhost = given.get("hostname") or "localhost", given.get("virtual_host") or "/"
         port = given.get("port") or (5671 if connection.ssl else 5672)
@@ -155,7 +154,7 @@ def _of_kombu(connection: Any) -> tuple[list[str], BrokerLogin]:
 
     urls = [url_of(vars(connection))]
     for other in connection.alt or ():
-        # As kombu switches: some are mere names of hosts, and a URL's virtual host may be left out.
+        # As kombu reads them: some are mere host names, and URLs may lack the virtual host.
         said = parse_url(other) if "://" in other else {"hostname": other}
         if said.get("transport", "amqp") in _KOMBU_AMQP:
             said["virtual_host"] = said.get("virtual_host") or connection.virtual_host
@@ -171,7 +170,7 @@ def _of_kombu(connection: Any) -> tuple[list[str], BrokerLogin]:
 
 
 def vhost_of(channel: Any) -> str:
-    """The virtual host a channel of pika, or a connection of aiormq, is in."""
+    """Return the virtual host of a pika channel or an aiormq connection."""
     if isinstance(channel, BlockingChannel | Channel):
         vhost: str = _parameters(channel.connection).virtual_host
     else:
@@ -181,11 +180,11 @@ def vhost_of(channel: Any) -> str:
 
 @contextmanager
 def blocking_connection(source: Any, address: BrokerAddress) -> Iterator[BlockingConnection]:
-    """A blocking connection to a broker: the one that was given, or one that is closed at the end.
+    """Provide a blocking connection to a broker: the given one, or a new one that is closed at the end.
 
     Raises:
-        BrokerUnavailable, AccessRefused: none can be opened.
-        ConnectionLost, AccessRefused: what the body met, translated from pika's errors.
+        BrokerUnavailable, AccessRefused: No connection can be opened, or the broker refused a call of the body.
+        ConnectionLost: The connection was lost in the body.
     """
     if isinstance(source, BlockingChannel):
         source = source.connection
@@ -197,7 +196,7 @@ def blocking_connection(source: Any, address: BrokerAddress) -> Iterator[Blockin
     except ChannelClosedByBroker as error:
         if error.reply_code == ACCESS_REFUSED:
             raise AccessRefused(f"The broker refuses {address.who}: {error.reply_text}") from error
-        raise BrokerUnavailable(f"The broker ended the channel: {error.reply_text}") from error
+        raise BrokerUnavailable(f"The broker closed the channel: {error.reply_text}") from error
     except (AMQPError, OSError) as error:
         raise ConnectionLost("The AMQP connection to the broker was lost.") from error
     finally:

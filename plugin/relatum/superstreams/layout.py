@@ -1,4 +1,4 @@
-"""The streams of a super stream, and the one that a key goes to."""
+"""The partitions of a super stream, and the partition of a key."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from relatum.errors import InvalidInput, NotFound
 from relatum.headers import NAME_BYTES_MAX
 
 SEED: Final = 104_729
-"""The seed all clients share."""
+"""The hash seed of all stream clients."""
 
 
 def partition_of(routing_key: str | bytes, partitions: int) -> int:
-    """The place, from 0, of a routing key's stream among those of a super stream in their order.
+    """Return the place, from 0, of a routing key's partition among the ordered partitions of a super stream.
 
     Args:
-        routing_key: Text counts as its UTF-8 bytes.
-        partitions: How many streams there are, from 1.
+        routing_key: The key; text is encoded as UTF-8.
+        partitions: The number of partitions, at least 1.
 
     Raises:
-        InvalidInput: the key cannot be sent: no text and no bytes, or half a surrogate pair in it.
+        InvalidInput: The key is neither text nor bytes, or contains half a surrogate pair.
     """
-    # Encoded here: half a surrogate pair in a text ends the process in mmh3 5.2.
+    # Encoded here: half a surrogate pair in a text crashes mmh3 5.2, and with it the process.
     if isinstance(routing_key, str):
         try:
             routing_key = routing_key.encode()
@@ -36,23 +36,23 @@ def partition_of(routing_key: str | bytes, partitions: int) -> int:
 
 
 LAYOUT_MAX: Final = 100_000
-"""Partitions of a layout that is given by their number; RabbitMQ itself makes 1,000 at most."""
+"""Maximum partitions of a layout given by their number; RabbitMQ itself creates at most 1,000."""
 
 
 def checked_stream_name(name: Any, what: str = "A super stream's name") -> str:
-    """The name of a super stream or of a stream, as it was given.
+    """Return the name of a super stream or stream unchanged.
 
     Raises:
-        InvalidInput: it is none. RabbitMQ takes ends of lines out of names: what is asked for by one with them in it
-            would be another thing than what is made.
+        InvalidInput: The name is invalid. It must not contain line breaks: RabbitMQ removes them at a declaration, and
+            would declare another name than the requested one.
     """
     if not isinstance(name, str):
         raise InvalidInput(f"{what} is text, not {type(name).__name__}.")
     if not 1 <= len(name.encode(errors="surrogatepass")) <= NAME_BYTES_MAX:
-        raise InvalidInput(f"{what} has 1 to {NAME_BYTES_MAX} bytes; {name[:40]!r} has not.")
+        raise InvalidInput(f"{what} must have 1 to {NAME_BYTES_MAX} bytes, unlike {name[:40]!r}.")
     checked_text(what, name)
     if "\n" in name or "\r" in name:
-        raise InvalidInput(f"{what} is on one line; {name[:40]!r} is not.")
+        raise InvalidInput(f"{what} must be on one line, unlike {name[:40]!r}.")
     return name
 
 
@@ -61,9 +61,9 @@ class Partition:
     """One stream of a super stream.
 
     Attributes:
-        place: Its place among the partitions in their order, from 0.
+        place: Its place in the order of the partitions, from 0.
         stream: The stream's name.
-        binding_key: The routing key by which the super stream's exchange leads to it.
+        binding_key: The routing key by which the super stream's exchange routes messages to it.
     """
 
     place: int
@@ -73,11 +73,11 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A super stream and its partitions in their order.
+    """A super stream and its partitions.
 
     Attributes:
-        super_stream: The super stream's name, which is its exchange's.
-        partitions: At least one.
+        super_stream: The name of the super stream and of its exchange.
+        partitions: The partitions in order, at least one.
     """
 
     super_stream: str
@@ -89,24 +89,24 @@ class Layout:
 
     @classmethod
     def numbered(cls, super_stream: str, partitions: int) -> Self:
-        """The layout of a super stream made with a number of partitions: streams `NAME-0`, `NAME-1` and so on."""
+        """Return the layout of a super stream declared with a number of partitions: `NAME-0`, `NAME-1` and so on."""
         checked_stream_name(super_stream)
         checked_count("partitions", partitions, most=LAYOUT_MAX)
         return cls.keyed(super_stream, [str(place) for place in range(partitions)])
 
     @classmethod
     def keyed(cls, super_stream: str, binding_keys: Sequence[str]) -> Self:
-        """The layout of a super stream made with binding keys, in their order: streams `NAME-KEY`."""
+        """Return the layout of a super stream declared with these binding keys, in order: streams `NAME-KEY`."""
         if isinstance(binding_keys, str) or not isinstance(binding_keys, Iterable):
             raise InvalidInput(f"binding_keys= takes a list of texts, not {shown(binding_keys)}")
         keys = tuple(binding_keys)
         if not all(isinstance(key, str) for key in keys):
-            raise InvalidInput("binding_keys= takes texts, each of them")
+            raise InvalidInput("binding_keys= takes only texts")
         return cls.of(checked_stream_name(super_stream), ((f"{super_stream}-{key}", key) for key in keys))
 
     @classmethod
     def of(cls, super_stream: str, streams: Iterable[tuple[str, str]]) -> Self:
-        """The layout of streams in their order, each with its binding key."""
+        """Return the layout of streams in order, each with its binding key."""
         return cls(super_stream, tuple(Partition(place, *pair) for place, pair in enumerate(streams)))
 
     def __iter__(self) -> Iterator[Partition]:
@@ -116,20 +116,20 @@ class Layout:
         return len(self.partitions)
 
     def route(self, key: str | bytes) -> Partition:
-        """The partition a key goes to, as RabbitMQ's Java, Go, .NET and Rust clients have it.
+        """Return the partition of a key, the same as with RabbitMQ's Java, Go, .NET and Rust clients.
 
         Args:
-            key: Text counts as its UTF-8 bytes.
+            key: The key; text is encoded as UTF-8.
         """
         return self.partitions[partition_of(key, len(self.partitions))]
 
     def partition(self, stream: str) -> Partition:
-        """The partition that is the stream of that name.
+        """Return the partition with this stream.
 
         Raises:
-            NotFound: it is none of this super stream's.
+            NotFound: The stream is no partition of this super stream.
         """
         for partition in self.partitions:
             if partition.stream == stream:
                 return partition
-        raise NotFound(f"{stream!r} is no partition of {self.super_stream!r}.")
+        raise NotFound(f"{stream!r} is not a partition of {self.super_stream!r}.")

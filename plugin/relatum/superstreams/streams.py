@@ -1,4 +1,4 @@
-"""Single streams on a broker: their options, their declaration, and whether they exist."""
+"""Single streams on a broker: options, declaration, and existence."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,24 +18,24 @@ from relatum.reading import BrokerAddress, StreamReader
 from relatum.superstreams.connections import blocking_connection
 
 NOT_FOUND: Final = 404
-"""AMQP's reply code for a queue or an exchange that is not there."""
+"""AMQP's reply code for a missing queue or exchange."""
 
 _NONE: Final = re.compile(r"no (queue|exchange) '")
-"""In the text of a 404: the broker knows nothing of that name. Texts seen with RabbitMQ 3.10.8 and 4.3.6."""
+"""Found in the text of a 404 if the name is unknown. Texts seen with RabbitMQ 3.10.8 and 4.3.6."""
 
 _PRECONDITION_FAILED: Final = 406
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What the streams of a super stream are declared with.
+    """The options with which streams are declared.
 
     Attributes:
-        max_length_bytes: Bytes a stream keeps, at least; the oldest segments are dropped beyond. None: no limit.
-        max_age: For how long it keeps messages, at least; whole seconds. None: no limit.
-        segment_bytes_max: Bytes of a segment. None: the broker's 500,000,000.
-        leader_locator: Where leaders are put: "client-local", "balanced", "least-leaders". None: the broker's choice.
-        initial_cluster_size: How many nodes have a copy. None: all.
+        max_length_bytes: Bytes that a stream keeps at least; the oldest segments beyond are dropped. None: no limit.
+        max_age: How long a stream keeps messages at least; whole seconds. None: no limit.
+        segment_bytes_max: Maximum bytes of a segment. None: the broker's default, 500,000,000.
+        leader_locator: How leaders are placed: "client-local", "balanced" or "least-leaders". None: the broker decides.
+        initial_cluster_size: The number of nodes with a replica. None: all nodes.
     """
 
     max_length_bytes: int | None = None
@@ -54,10 +54,10 @@ class StreamOptions:
         if self.max_age is not None and not (
             isinstance(self.max_age, timedelta) and self.max_age >= timedelta(seconds=1)
         ):
-            raise InvalidInput(f"max_age is a timedelta of a second at least, not {self.max_age!r}.")
+            raise InvalidInput(f"max_age= takes a timedelta of at least a second, not {self.max_age!r}.")
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of `queue.declare`."""
+        """Return the arguments for `queue.declare`."""
         wanted = {
             "x-max-length-bytes": self.max_length_bytes,
             "x-max-age": None if self.max_age is None else f"{int(self.max_age.total_seconds())}s",
@@ -69,42 +69,42 @@ class StreamOptions:
 
 
 KEPT: Final = StreamOptions(max_length_bytes=5_000_000_000, max_age=timedelta(days=7), segment_bytes_max=50_000_000)
-"""What a stream of copies keeps where nothing else is asked for.
+"""The default options of a stream of copies.
 
-Retention drops whole segments, and looks when a new one begins: with the broker's own 500 MB a quiet stream would keep
-its messages for years.
+Retention drops whole segments, and only when a new one begins: with the broker's default of 500 MB, a quiet stream
+would keep its messages for years.
 """
 
 
 def exchange_exists(connection: BlockingConnection, name: str) -> bool:
-    """Whether there is an exchange of that name."""
+    """Whether the exchange exists."""
     return _exists(connection, lambda channel: channel.exchange_declare(name, passive=True))
 
 
 def queue_exists(connection: BlockingConnection, name: str) -> bool:
-    """Whether there is a queue or stream of that name."""
+    """Whether a queue or stream of this name exists."""
     return _exists(connection, lambda channel: channel.queue_declare(name, passive=True))
 
 
 def _exists(connection: BlockingConnection, ask: Callable[[BlockingChannel], Any]) -> bool:
-    # A channel of its own: the broker closes the channel where the answer is no.
+    # A separate channel: the broker closes it if the answer is no.
     try:
         with connection.channel() as channel:
             ask(channel)
     except ChannelClosedByBroker as error:
         if error.reply_code != NOT_FOUND:
             raise
-        # A node that starts says 404, too, of streams that it has not started yet: "home node … is down".
+        # A starting node also answers 404 for streams that it has not started yet: "home node … is down".
         return _NONE.search(error.reply_text) is None
     return True
 
 
 def stream_exists(connection: BlockingConnection, address: BrokerAddress, stream: str) -> bool:
-    """Whether there is a stream of that name.
+    """Whether the stream exists.
 
     Raises:
-        NotAStream: it is another kind of queue.
-        AccessRefused: nobody can say, since this user may not read it.
+        NotAStream: There is a queue of another type with this name.
+        AccessRefused: The user may not read the stream, so the answer is unknown.
     """
     if not queue_exists(connection, stream):
         return False
@@ -118,11 +118,11 @@ def stream_exists(connection: BlockingConnection, address: BrokerAddress, stream
 
 @contextmanager
 def refusals(what: str, super_stream: str | None = None) -> Iterator[None]:
-    """Say what a declaration met that is there already and is not the same; a conflict where it is a super stream's.
+    """Translate the broker's refusals of a declaration.
 
     Raises:
-        SuperStreamConflict: something else is there.
-        ConfigurationError: the broker knows no such options; or something else is there, and this is no super stream.
+        SuperStreamConflict: A different object of this name exists; `ConfigurationError` if `super_stream` is None.
+        ConfigurationError: The broker does not accept the options.
     """
     try:
         yield
@@ -130,7 +130,7 @@ def refusals(what: str, super_stream: str | None = None) -> Iterator[None]:
         if error.reply_code != _PRECONDITION_FAILED:
             raise
         if "inequivalent" not in error.reply_text:
-            raise ConfigurationError(f"The broker takes no such option of a stream: {error.reply_text}") from error
+            raise ConfigurationError(f"The broker does not accept the stream's options: {error.reply_text}") from error
         if super_stream is None:
             raise ConfigurationError(f"{what}: {error.reply_text}") from error
         raise SuperStreamConflict(f"{what}: {error.reply_text}", super_stream=super_stream, reason=what) from error
@@ -139,19 +139,19 @@ def refusals(what: str, super_stream: str | None = None) -> Iterator[None]:
 def declare_stream(
     connection: BlockingConnection, stream: str, options: StreamOptions, super_stream: str | None = None
 ) -> None:
-    """Declare a stream that is not there; raises as `refusals`."""
-    what = f"Stream {stream!r} is there with other arguments"
+    """Declare a stream. Raises as `refusals`."""
+    what = f"Stream {stream!r} exists with other arguments"
     with refusals(what, super_stream), connection.channel() as channel:
         channel.queue_declare(stream, durable=True, arguments=options.arguments())
 
 
 def ensure_stream(address: BrokerAddress, stream: str, options: StreamOptions = KEPT) -> None:
-    """See that there is a stream; one that is there stays as it is, else it is declared like a tap's.
+    """Declare a stream, by default like a tap's; an existing stream is left unchanged.
 
     Raises:
-        NotAStream: it is another kind of queue.
-        AccessRefused: this user may not read, or not declare it.
-        BrokerUnavailable: the broker does not answer.
+        NotAStream: There is a queue of another type with this name.
+        AccessRefused: The user may not read the stream, or not declare it.
+        BrokerUnavailable: The broker is unavailable; safe to retry.
     """
     with blocking_connection(address, address) as connection:
         if not stream_exists(connection, address, stream):

@@ -1,4 +1,4 @@
-"""Targets: given as the exchange of a publish, they decide where the message goes."""
+"""Targets: objects that you publish to in place of an exchange, and that route each message."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,11 +7,11 @@ from relatum.errors import ConfigurationError
 
 
 class Target:
-    """Something to publish to that chooses the exchange and the routing key of each message.
+    """A destination that chooses the exchange and the routing key of each message.
 
     On an intercepted pika channel, `channel.basic_publish(target, routing_key, body, properties)` calls `publish`,
-    which in the end calls the same channel's `basic_publish` with names; that is where the message is stamped and
-    recorded. It works on channels that are not intercepted as well.
+    which then calls `basic_publish` of the same channel with names: there the message is stamped and recorded. You can
+    call `publish` on channels that are not intercepted, too.
 
     On aio-pika, `target.exchange(channel).publish(message, routing_key)` calls `publish_async`.
     """
@@ -19,47 +19,47 @@ class Target:
     def publish(
         self, channel: Any, body: bytes | str, properties: Any = None, *, routing_key: str = "", mandatory: bool = True
     ) -> Any:
-        """Publish one message through a pika channel, to where it belongs.
+        """Publish one message over a pika channel.
 
         Args:
             channel: A pika channel of any kind, intercepted or not.
             body: The body.
             properties: As for `basic_publish`; not changed.
-            routing_key: The message's key, where the target goes by one.
-            mandatory: True (default): what no partition took comes back; with confirms that is an error, without them
-                and on callback channels those are told who listen to returns. False: it is confirmed and dropped.
-                A partition takes nothing once it is taken out, nor while RabbitMQ 3.10 starts.
+            routing_key: The message's key, if the target routes by keys.
+            mandatory: True (default): the broker returns a message that no partition took. With confirms this is an
+                error; without confirms, and on callback channels, the return callbacks get it. False: the broker
+                confirms and drops it. A partition takes no message after it was unbound or while RabbitMQ 3.10 starts.
 
         Returns:
-            What `basic_publish` returned.
+            The result of `basic_publish`.
 
         Raises:
-            InvalidInput: the message has no key; nothing was sent.
-            SuperStreamNotFound, NotFound: there is no such super stream or partition; nothing was sent.
-            BrokerUnavailable, AccessRefused: the broker could not be asked for the partitions; nothing was sent.
-            ConfigurationError: this is no channel of pika.
-            Exception: what `basic_publish` raises.
+            InvalidInput: The message has no valid key; nothing was sent.
+            SuperStreamNotFound, NotFound: There is no such super stream or partition; nothing was sent.
+            BrokerUnavailable, AccessRefused: The broker could not be asked for the partitions; nothing was sent.
+            ConfigurationError: The channel is not a pika channel; nothing was sent.
+            Exception: Any error of `basic_publish`.
         """
         if not hasattr(channel, "basic_publish"):
-            raise ConfigurationError(f"channel= takes a channel of pika, not {type(channel).__name__}")
+            raise ConfigurationError(f"channel= takes a pika channel, not {type(channel).__name__}")
         exchange, binding_key = self.destination(channel, body, properties, routing_key)
         return channel.basic_publish(exchange, binding_key, body, properties, mandatory)
 
     async def publish_async(self, channel: Any, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
-        """Publish one message through an aio-pika channel, to where it belongs.
+        """Publish one message over an aio-pika channel.
 
         Args:
             channel: An aio-pika channel, or an exchange of one, intercepted or not.
             message: An aio-pika message; not changed.
-            routing_key: The message's key, where the target goes by one.
-            kwargs: Further arguments of `Exchange.publish`: `mandatory` (default there: True), `timeout`.
+            routing_key: The message's key, if the target routes by keys.
+            kwargs: Other arguments of `Exchange.publish`: `mandatory` (its default: True), `timeout`.
 
         Returns:
-            What `Exchange.publish` returned.
+            The result of `Exchange.publish`.
 
         Raises:
-            InvalidInput, SuperStreamNotFound, NotFound, BrokerUnavailable, AccessRefused: as `publish`.
-            Exception: what `Exchange.publish` raises.
+            InvalidInput, SuperStreamNotFound, NotFound, BrokerUnavailable, AccessRefused: As `publish`.
+            Exception: Any error of `Exchange.publish`.
         """
         channel = channel_of(channel)
         exchange_name, binding_key = await self.destination_async(channel, message, routing_key)
@@ -67,23 +67,19 @@ class Target:
         return await exchange.publish(message, binding_key, **kwargs)
 
     def destination(self, channel: Any, body: bytes | str, properties: Any, routing_key: str) -> tuple[str, str]:
-        """The exchange and the routing key a pika message would be published by; for publishing with a receipt.
+        """Return the exchange and the routing key for a pika message, to publish it with a receipt.
 
         Raises:
-            ConfigurationError: this kind of target cannot tell: it does more than to publish one message.
+            ConfigurationError: This kind of target cannot, since it does more than publish one message.
         """
-        raise ConfigurationError(
-            f"no receipt tells of a {type(self).__name__}: publish with it itself; nothing was sent"
-        )
+        raise ConfigurationError(f"a {type(self).__name__} gives no receipts: call its own publish(); nothing was sent")
 
     async def destination_async(self, channel: Any, message: Any, routing_key: str) -> tuple[str, str]:
-        """The exchange and the routing key an aio-pika message would be published by; see `destination`."""
-        raise ConfigurationError(
-            f"no receipt tells of a {type(self).__name__}: publish with it itself; nothing was sent"
-        )
+        """Return the exchange and the routing key for an aio-pika message; see `destination`."""
+        raise ConfigurationError(f"a {type(self).__name__} gives no receipts: call its own publish(); nothing was sent")
 
     def exchange(self, channel: Any) -> "TargetExchange":
-        """What takes this target's place where an aio-pika exchange is wanted: it has `publish`."""
+        """Return this target in the form of an aio-pika exchange, with `publish`."""
         return TargetExchange(self, channel)
 
 
@@ -95,17 +91,17 @@ class TargetExchange:
         self.channel = channel_of(channel)
 
     async def publish(self, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
-        """Publish as `Exchange.publish` does; the target decides where the message goes."""
+        """Publish as `Exchange.publish` does; the target routes the message."""
         return await self.target.publish_async(self.channel, message, routing_key, **kwargs)
 
 
 def channel_of(given: Any) -> Any:
-    """The aio-pika channel that is meant by it or by one of its exchanges.
+    """Return the aio-pika channel of a channel or of an exchange.
 
     Raises:
-        ConfigurationError: it is neither; nothing was sent.
+        ConfigurationError: It is neither; nothing was sent.
     """
-    # Not by the attribute `channel` at once: channels have one too, which warns.
+    # Not by the attribute `channel` first: channels have it, too, and warn.
     channel = given if hasattr(given, "get_underlay_channel") else getattr(given, "channel", None)
     if not hasattr(channel, "get_underlay_channel"):
         raise ConfigurationError(
@@ -115,12 +111,12 @@ def channel_of(given: Any) -> Any:
 
 
 class Outgoing(NamedTuple):
-    """A message before it is published, as a function that names its key sees it.
+    """A message to publish, as passed to the function `route_by`.
 
     Attributes:
         body: The body.
-        headers: The headers, empty where there are none.
-        properties: pika's BasicProperties, None where there are none; an aio-pika message.
+        headers: The headers; empty if there are none.
+        properties: pika's BasicProperties, or None; with aio-pika, the message.
     """
 
     body: bytes

@@ -1,4 +1,4 @@
-"""Taps: a copy of each message of an exchange in a stream; its publishers need no change."""
+"""Taps: a stream gets a copy of each message of an exchange, and publishers need no change."""
 
 from relatum.tapping._broker_side import Tap
 from relatum.tapping._tapping import defined_taps, tap, untap

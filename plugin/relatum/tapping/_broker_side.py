@@ -1,6 +1,6 @@
-"""A tap's questions to a broker, and its bindings there. Objects of others are only declared passively.
+"""A tap's calls to a broker, and its bindings there. Objects of others are only declared passively.
 
-Each question takes a channel of its own: the broker closes the channel if the answer is no.
+Each call uses a separate channel: the broker closes the channel if the answer is no.
 """
 
 import re
@@ -17,33 +17,33 @@ from relatum.headers import BROKERS_OWN
 from relatum.superstreams.streams import exchange_exists, queue_exists
 
 MARK: Final = "x-relatum"
-"""Argument of a tap's bindings: a binding of others with the same key is a different one, and stays when the tap goes.
+"""Argument of a tap's bindings: it distinguishes them from others with the same key, which stay when a tap is removed.
 
-Exchanges of type headers ignore arguments that begin with "x-", unless `x-match` ends in "with-x".
+Headers exchanges ignore arguments that begin with "x-", unless `x-match` ends in "with-x".
 """
 
 _ACCESS_REFUSED: Final = 403
 _NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 406
 _TYPE: Final = re.compile(r"inequivalent arg 'type'.* but current is '+([^']+)'")
-"""Names with a hyphen have two pairs of quotes."""
+"""Names with a hyphen have two pairs of quotes in the broker's text."""
 
 SHARING: Final = frozenset({"x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random", "x-super-stream"})
-"""Types of exchanges that route each message to one of their bindings: a tap would take messages from others."""
+"""Exchange types that route each message to one binding only: a tap would take messages from other queues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """One binding of a stream to an exchange.
+    """A binding that copies messages of an exchange to a stream.
 
     Attributes:
         exchange: The exchange's name.
-        kind: Its type ("topic", …); None if this user may not know it.
+        kind: The exchange's type ("topic", …); None if the user may not know it.
         stream: The stream of the copies.
-        binding_key: Which messages are copied, by the rules of the exchange's type.
+        binding_key: Selects the messages to copy, by the rules of the exchange's type.
         arguments: The binding's arguments, as given.
         made_stream: Whether the stream was declared for a tap.
-        created_at: When it was made; None if it is not stored yet.
+        created_at: When the tap was stored; None if it is not stored yet.
     """
 
     exchange: str
@@ -56,23 +56,23 @@ class Tap:
 
 
 def check_exchange(connection: BlockingConnection, exchange: str) -> None:
-    """Check that there is such an exchange, and that it can be tapped.
+    """Check that an exchange exists and may be tapped.
 
     Raises:
-        NotFound: there is none of that name.
-        InvalidInput: it is the broker's own.
+        NotFound: There is no such exchange.
+        InvalidInput: The exchange is the broker's own.
     """
     if exchange.startswith(BROKERS_OWN):
-        raise InvalidInput(f"Exchange {exchange!r} is the broker's own: it is not tapped.")
+        raise InvalidInput(f"Exchange {exchange!r} is the broker's own, and cannot be tapped.")
     if not exchange_exists(connection, exchange):
-        raise NotFound(f"There is no exchange {exchange!r}; nothing was made. Its publishers declare it, not a tap.")
+        raise NotFound(f"There is no exchange {exchange!r}; nothing was changed. Its publishers declare it, not a tap.")
 
 
 def kind_of(connection: BlockingConnection, exchange: str) -> str | None:
-    """The type of an exchange; None if this user may not declare it, and so cannot know.
+    """Return the type of an exchange; None if it is unknown because the user may not declare the exchange.
 
-    AMQP tells the type only in its refusal of a different declaration. No exchange is internal, durable, auto-deleted
-    and of type direct, so the broker always refuses this one.
+    The broker names the type only when it refuses a different declaration. It always refuses this one: no exchange is
+    internal, durable, auto-deleted and of type direct.
     """
     channel = connection.channel()
     try:
@@ -92,16 +92,16 @@ def bind(connection: BlockingConnection, tap: Tap) -> None:
     """Bind a tap's stream. Idempotent.
 
     Raises:
-        AccessRefused: this user may not write to the stream, or not read from the exchange.
-        InvalidInput: an exchange of type headers does not take such arguments.
-        StreamUnavailable: the stream's node has not started it yet, or the exchange was just deleted.
+        AccessRefused: The user may not write to the stream, or not read from the exchange.
+        InvalidInput: A headers exchange does not accept the arguments.
+        StreamUnavailable: The stream's node has not started it yet, or the exchange was just deleted.
     """
     channel = connection.channel()
     try:
         channel.queue_bind(tap.stream, tap.exchange, tap.binding_key, marked(tap.arguments))
     except ChannelClosedByBroker as error:
         if error.reply_code == _PRECONDITION_FAILED:
-            raise InvalidInput(f"Exchange {tap.exchange!r} does not take such a binding: {error.reply_text}") from error
+            raise InvalidInput(f"Exchange {tap.exchange!r} does not accept the binding: {error.reply_text}") from error
         if error.reply_code == _NOT_FOUND:
             raise StreamUnavailable(
                 f"The stream {tap.stream!r} cannot be bound now: {error.reply_text}. Try again.", stream=tap.stream
@@ -109,14 +109,14 @@ def bind(connection: BlockingConnection, tap: Tap) -> None:
         if error.reply_code != _ACCESS_REFUSED:
             raise
         raise AccessRefused(
-            f"The broker refuses to bind {tap.stream!r} to {tap.exchange!r}: {error.reply_text}. It takes the "
+            f"The broker refuses to bind {tap.stream!r} to {tap.exchange!r}: {error.reply_text}. This needs "
             "permission to write to the stream and to read from the exchange"
         ) from error
     channel.close()
 
 
 def unbind(connection: BlockingConnection, tap: Tap) -> None:
-    """Remove a tap's binding. Does nothing if it, the exchange or the stream is gone."""
+    """Remove a tap's binding. No effect if the binding, the exchange or the stream is gone."""
     if not (exchange_exists(connection, tap.exchange) and queue_exists(connection, tap.stream)):
         return
     with connection.channel() as channel:
@@ -124,12 +124,12 @@ def unbind(connection: BlockingConnection, tap: Tap) -> None:
 
 
 def delete_queue(connection: BlockingConnection, name: str) -> None:
-    """Delete a stream or a queue with its messages. Does nothing if it is gone."""
+    """Delete a stream or a queue with its messages. No effect if it is gone."""
     with connection.channel() as channel:
         channel.queue_delete(name)
 
 
 def marked(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a tap's binding at the broker."""
+    """Return the arguments of a tap's binding at the broker."""
     is_compared = str(arguments.get("x-match", "")).endswith("-with-x")
     return dict(arguments) if is_compared else {**arguments, MARK: "tap"}

@@ -1,7 +1,7 @@
-"""Tapping exchanges and untapping them.
+"""Taps and untaps exchanges.
 
-Taps are stored in the database, since a broker does not tell an ordinary user its bindings. They are stored before they
-are made, so that no binding is forgotten.
+Taps are stored in the database, since a broker does not list its bindings to ordinary users. A tap is stored before it
+is bound, so that no binding is forgotten.
 """
 
 import json
@@ -29,7 +29,7 @@ from relatum.tapping import _broker_side as broker_side
 from relatum.tapping._broker_side import SHARING, Tap
 
 ARGUMENTS_CHARACTERS_MAX: Final = 1000
-"""Characters of a binding's arguments as JSON: they are part of an index entry."""
+"""Maximum characters of a binding's arguments as JSON: they are part of an index entry."""
 
 TAPS: Final = sql("""
     SELECT exchange, kind, stream, binding_key, arguments, made_stream, created_at, tap_id FROM relatum.taps
@@ -54,30 +54,30 @@ def tap(
     arguments: Mapping[str, Any] | None = None,
     options: StreamOptions = KEPT,
 ) -> list[Tap]:
-    """Copy each message of exchanges into a stream. Idempotent.
+    """Copy each message of exchanges to a stream. Idempotent.
 
-    Publishers, exchanges, queues, policies and bindings of others are not changed. An existing stream is bound as it
-    is. If something is refused, everything made before is removed.
+    Publishers, exchanges, queues, policies and bindings of others are not changed. An existing stream is bound
+    unchanged. If a tap is refused, everything made before is removed.
 
     Args:
         broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`, which stores the taps.
         exchanges: Names of existing exchanges.
-        stream: The stream for all of them; None (default): `tap.EXCHANGE` for each.
-        binding_keys: Which messages are copied. Empty (default): all, for which an exchange of type direct has no key.
-        arguments: For exchanges of type headers, those of the bindings: `{"x-match": "any", "format": "pdf"}`. None
+        stream: The stream for all copies. None (default): `tap.EXCHANGE` for each exchange.
+        binding_keys: Select the messages to copy. Empty (default): all, which is impossible for a direct exchange.
+        arguments: The arguments of bindings to headers exchanges, like `{"x-match": "any", "format": "pdf"}`. None
             (default): all messages.
-        options: Options of a stream that does not exist yet; `KEPT` by default.
+        options: Options for a stream that does not exist yet. Default: `KEPT`.
 
     Returns:
         The taps, one for each binding, in the order of the exchanges.
 
     Raises:
-        NotFound: there is no such exchange; nothing was made.
-        InvalidInput: an exchange of that type cannot be tapped in this way; nothing was made.
-        NotAStream: there is a queue of the stream's name; nothing was made.
-        AccessRefused: the broker refuses this user; nothing is left.
-        BrokerUnavailable, DatabaseUnavailable: safe to repeat.
+        NotFound: There is no such exchange; nothing was changed.
+        InvalidInput: An exchange of this type cannot be tapped in this way; nothing was changed.
+        NotAStream: There is a queue with the stream's name; nothing was changed.
+        AccessRefused: The broker refuses the user; what was made has been removed.
+        BrokerUnavailable, DatabaseUnavailable: A server is unavailable; safe to retry.
     """
     names = _names(exchanges)
     keys = _checked_keys(binding_keys)
@@ -90,7 +90,7 @@ def tap(
         for exchange in dict.fromkeys(names):
             broker_side.check_exchange(connection, exchange)
             kind = broker_side.kind_of(connection, exchange)
-            into = stream or checked_stream_name(f"tap.{exchange}", "A stream's name, to be given by --stream,")
+            into = stream or checked_stream_name(f"tap.{exchange}", "The stream's name (choose one by --stream)")
             if kind in ("direct", None):
                 _check_no_super_stream(engine, connection, address, exchange, into)
             for key, of_binding in _bindings(exchange, kind, keys, given):
@@ -101,21 +101,21 @@ def tap(
 def _check_no_super_stream(
     engine: sa.Engine, connection: BlockingConnection, address: BrokerAddress, exchange: str, into: str
 ) -> None:
-    """Check that an exchange is not a super stream's: no stream of others is bound to it.
+    """Check that an exchange does not belong to a super stream: only taps' streams are bound to it.
 
-    Clients take all bound streams for partitions and hash over their number: with a tap among them, keys would go to
+    Clients consider all bound streams as partitions, and hash over their number: a tap among them would send keys to
     other partitions than before, and consumers would get messages twice.
 
     Raises:
-        InvalidInput: there is one; nothing was made.
+        InvalidInput: Another stream is bound to it; nothing was changed.
     """
     ours = {each.stream for each in _stored(engine, address.vhost).values() if each.exchange == exchange}
     theirs = [name for name in bound_streams(connection, address, exchange) if name not in {into, *ours}]
     if theirs:
         raise InvalidInput(
-            f"Stream {theirs[0]!r} is bound to exchange {exchange!r}, as a super stream's partitions are: its clients "
-            "would take a tap for a partition more. Its messages are in streams already: relatum record "
-            f"{exchange}; nothing was made."
+            f"Stream {theirs[0]!r} is bound to exchange {exchange!r}, like a partition of a super stream: clients "
+            "would use a tap as another partition. Its messages are in streams already: use relatum record "
+            f"{exchange}; nothing was changed."
         )
 
 
@@ -127,23 +127,23 @@ def untap(
     stream: str | None = None,
     delete: bool = False,
 ) -> list[Tap]:
-    """Remove taps. The copies stay in the stream, and what was recorded of them in the table.
+    """Remove taps. The copies remain in the stream, and their records in the database.
 
     Args:
         broker: The broker's URL, or a `Broker`.
         database: PostgreSQL's URL, or a `Database`.
-        exchanges: Names of tapped exchanges, which may be gone.
-        stream: Only taps into this stream; None (default): all of them.
-        delete: True: also delete their streams with all messages, if they were declared for taps and no other tap
-            uses them. Default False.
+        exchanges: Names of tapped exchanges, which may no longer exist.
+        stream: Remove only taps to this stream. None (default): all taps of the exchanges.
+        delete: True: also delete the streams with all messages, if they were declared for taps and no other tap uses
+            them. Default: False.
 
     Returns:
-        The taps that were removed.
+        The removed taps.
 
     Raises:
-        NotFound: an exchange is not tapped, or not into that stream; nothing was changed.
-        Conflict: a stream must not be deleted; nothing was changed.
-        AccessRefused, BrokerUnavailable, DatabaseUnavailable: taps that are still stored may be bound; repeat it.
+        NotFound: An exchange is not tapped, or not to this stream; nothing was changed.
+        Conflict: A stream must not be deleted; nothing was changed.
+        AccessRefused, BrokerUnavailable, DatabaseUnavailable: Taps that are still stored may be bound; safe to retry.
     """
     names = _names(exchanges)
     address = BrokerAddress.of(broker)
@@ -174,10 +174,10 @@ def _check_deletable(streams: Sequence[str], others: Sequence[Tap], going: Itera
     made = {each.stream for each in going if each.made_stream}
     for name in streams:
         if name not in made:
-            raise Conflict(f"Stream {name!r} was there before it was bound: it is not deleted with its taps.")
+            raise Conflict(f"Stream {name!r} was not declared for a tap, and so is not deleted with its taps.")
         other = next((each for each in others if each.stream == name), None)
         if other is not None:
-            raise Conflict(f"Stream {name!r} is not deleted: {other.exchange!r} is tapped into it, too.")
+            raise Conflict(f"Stream {name!r} cannot be deleted: exchange {other.exchange!r} is tapped into it, too.")
 
 
 def _names(exchanges: str | Sequence[str]) -> tuple[str, ...]:
@@ -185,7 +185,7 @@ def _names(exchanges: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
-    """Binding keys, each once; the empty one is that of messages published without a key."""
+    """Return the binding keys without duplicates; the empty key selects messages published without a key."""
     named = [key for key in keys if key != ""] if isinstance(keys, list | tuple) else keys
     found = checked_names("binding_keys", named)
     return tuple(dict.fromkeys(found if len(found) == len(keys) else ("", *found)))
@@ -197,48 +197,48 @@ def _checked_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     if not isinstance(arguments, Mapping) or not all(
         isinstance(name, str) and isinstance(value, str | int | bool) for name, value in arguments.items()
     ):
-        raise InvalidInput(f"arguments= takes names with texts, numbers or truth values, not {shown(arguments)}")
+        raise InvalidInput(f"arguments= takes names with texts, numbers or booleans, not {shown(arguments)}")
     for name, value in arguments.items():
         checked_name("arguments", name)
         if isinstance(value, str):
             checked_text("arguments", value)
         elif not INTEGER_MIN <= value <= INTEGER_MAX:
-            raise InvalidInput(f"arguments= takes numbers of 64 bits; {name!r} is {shown(value)}")
+            raise InvalidInput(f"arguments= takes 64-bit numbers; {name!r} is {shown(value)}")
     if len(_as_json(arguments)) > ARGUMENTS_CHARACTERS_MAX:
-        raise InvalidInput(f"A binding's arguments have {ARGUMENTS_CHARACTERS_MAX} characters at most, as JSON.")
+        raise InvalidInput(f"A binding's arguments have at most {ARGUMENTS_CHARACTERS_MAX} characters as JSON.")
     return dict(arguments)
 
 
 def _bindings(
     exchange: str, kind: str | None, keys: Sequence[str], arguments: dict[str, Any]
 ) -> list[tuple[str, dict[str, Any]]]:
-    """The bindings of a stream to an exchange: keys with arguments.
+    """Return the keys and arguments of a stream's bindings to an exchange.
 
     Raises:
-        InvalidInput: an exchange of that type cannot be tapped in this way.
+        InvalidInput: An exchange of this type cannot be tapped in this way.
     """
     if kind in SHARING:
         raise InvalidInput(
-            f"Exchange {exchange!r} is of type {kind}: it gives each message to one of what is bound, so a tap would "
-            "take messages from the others. Tap the exchange before it."
+            f"Exchange {exchange!r} is of type {kind}, which routes each message to one binding only: a tap would "
+            "take messages from other queues. Tap the exchange that routes to it."
         )
     if kind == "headers":
         if keys:
-            raise InvalidInput(f"Exchange {exchange!r} looks at headers, not at keys: give --arguments.")
+            raise InvalidInput(f"Exchange {exchange!r} routes by headers, not by keys: give --arguments.")
         return [("", {"x-match": "all", **arguments})]
     if arguments and kind is not None:
-        raise InvalidInput(f"Exchange {exchange!r} is of type {kind}, which takes no notice of arguments.")
+        raise InvalidInput(f"Exchange {exchange!r} is of type {kind}, which ignores arguments.")
     if kind == "fanout":
         if keys:
-            raise InvalidInput(f"Exchange {exchange!r} is of type fanout: it has no keys, all messages are copied.")
+            raise InvalidInput(f"Exchange {exchange!r} is of type fanout, which has no keys: all messages are copied.")
         return [("", {})]
     if not keys and kind not in ("topic", None):
         raise InvalidInput(
-            f"Exchange {exchange!r} is of type {kind}, which has no key for all messages: name those to be copied, "
-            "--binding-key KEY, once for each."
+            f"Exchange {exchange!r} is of type {kind}, which has no key for all messages: select some by "
+            "--binding-key KEY, once for each key."
         )
     if kind is None:
-        # For all of topic, fanout and headers.
+        # Works for topic, fanout and headers exchanges.
         return [(key, {"x-match": "all", **arguments}) for key in keys or ("#",)]
     return [(key, {}) for key in keys or ("#",)]
 
@@ -250,7 +250,7 @@ def _tapped(
     wanted: Sequence[Tap],
     options: StreamOptions,
 ) -> list[Tap]:
-    """Store taps, then make them; if one is refused, undo them."""
+    """Store taps, then bind them; if one is refused, undo all."""
     if not isinstance(options, StreamOptions):
         raise InvalidInput(f"options= takes StreamOptions, not {shown(options)}")
     streams = dict.fromkeys(each.stream for each in wanted)
@@ -267,10 +267,10 @@ def _tapped(
         for each in wanted:
             broker_side.bind(connection, each)
     except Exception:
-        # What cannot be undone now stays stored, so that it can be untapped.
+        # A tap that cannot be undone now remains stored, so that it can be untapped.
         with suppress(Exception):
             for each in new.values():
-                # A user who may not bind may not unbind either.
+                # A user without permission to bind may not unbind either.
                 with suppress(ChannelClosedByBroker):
                     broker_side.unbind(connection, each)
             for name in declared:
@@ -281,14 +281,14 @@ def _tapped(
 
 
 def defined_taps(database: AnyDatabase, *, vhost: str = "/") -> list[Tap]:
-    """The taps of a virtual host, by exchange and stream.
+    """Return the taps of a virtual host, ordered by exchange and stream.
 
     Args:
-        database: PostgreSQL's URL, or a `Database`, which stays open.
-        vhost: The virtual host.
+        database: PostgreSQL's URL, or a `Database`, which is left open.
+        vhost: The virtual host. Default: "/".
 
     Raises:
-        SchemaMissing, DatabaseUnavailable: the database could not be asked.
+        SchemaMissing, DatabaseUnavailable: The database could not be read.
     """
     checked_name("vhost", vhost)
     with as_engine(database) as engine:
@@ -296,7 +296,7 @@ def defined_taps(database: AnyDatabase, *, vhost: str = "/") -> list[Tap]:
 
 
 def _stored(engine: sa.Engine, vhost: str) -> dict[int, Tap]:
-    """The taps of a virtual host by their numbers."""
+    """Return the taps of a virtual host by id."""
     with translated_errors(), engine.connect() as connection:
         rows = connection.execute(TAPS, {"vhost": vhost}).all()
     return {
@@ -306,7 +306,7 @@ def _stored(engine: sa.Engine, vhost: str) -> dict[int, Tap]:
 
 
 def _store(engine: sa.Engine, vhost: str, wanted: Iterable[Tap]) -> dict[int, Tap]:
-    """Store taps that are not stored yet; give these by their numbers."""
+    """Store taps that are not stored yet, and return them by id."""
     new = {}
     with translated_errors(), engine.begin() as connection:
         for each in wanted:
@@ -323,5 +323,4 @@ def _remove(engine: sa.Engine, numbers: Collection[int]) -> None:
 
 
 def _as_json(arguments: Mapping[str, Any]) -> str:
-    """A binding's arguments as they are stored."""
     return json.dumps(dict(arguments), sort_keys=True, ensure_ascii=False)

@@ -1,4 +1,4 @@
-// A message: its link in the clipboard.
+// Copies the link of a message to the clipboard.
 import "./shared.js";
 
 const button = document.querySelector("[data-copy]");

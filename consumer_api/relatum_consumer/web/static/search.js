@@ -1,4 +1,4 @@
-// The search: asked without leaving the page, with an address for each answer.
+// Searches without leaving the page; each answer has its own URL.
 import { renew, tell } from "./shared.js";
 
 const form = document.querySelector("[data-search]");
@@ -18,13 +18,13 @@ form.addEventListener("submit", async (event) => {
   const answer = document.querySelector("#answer");
   if (await renew(url)) tell([...answer.querySelectorAll(".summary > span")].map((each) => each.textContent.trim()).join(", "));
   else {
-    // What is there answers another question.
+    // The shown answer belongs to another search.
     answer.replaceChildren();
     tell("The page does not answer. Search again once it is back: nothing that was typed is lost.", true);
   }
 });
 
-// A key of several parts needs as many fields: the server draws them.
+// A composite key needs a field for each part: the server renders them.
 form.elements.key.addEventListener("change", () => {
   const parts = Number(form.elements.key.selectedOptions?.[0].dataset.parts ?? 1);
   if (parts !== form.querySelectorAll("input[name=value]").length && !form.elements.of_stream) {
@@ -32,7 +32,7 @@ form.elements.key.addEventListener("change", () => {
   }
 });
 
-// Values that begin as what is typed, once it rests for a moment. What does not come in time is left out.
+// Offers values that begin with the typed text, once typing pauses. Late answers are dropped.
 const offered = form.querySelector("[data-values]");
 const TYPING_MS = 150;
 let pause, question;
@@ -49,7 +49,7 @@ function offerValues() {
       const response = await fetch(`${offered.dataset.values}?${query}`, { signal: question.signal });
       const { values } = response.ok ? await response.json() : { values: [] };
       offered.list.replaceChildren(...values.map((value) => Object.assign(document.createElement("option"), { value })));
-    } catch { /* What was typed is searched for all the same. */ }
+    } catch { /* The search works without offered values. */ }
   }, TYPING_MS);
 }
 

@@ -1,7 +1,7 @@
-// What all pages do: times in the reader's zone, the theme, keys of the keyboard, and a part of a page that is renewed.
+// Shared by all pages: times in the reader's zone, the theme, keyboard shortcuts, and refreshing a part of a page.
 
 const remembered = (name) => { try { return localStorage.getItem(name); } catch { return null; } };
-const remember = (name, value) => { try { localStorage.setItem(name, value); } catch { /* It is forgotten, then. */ } };
+const remember = (name, value) => { try { localStorage.setItem(name, value); } catch { /* Not remembered, then. */ } };
 
 // --- times ---------------------------------------------------------------------------------------------
 
@@ -20,19 +20,19 @@ export function drawTimes(within = document) {
   if (name) name.textContent = isUtc ? "UTC" : "Local time";
 }
 
-// --- a part that is renewed ----------------------------------------------------------------------------
+// --- refreshing a part of a page -----------------------------------------------------------------------
 
 const ASKING_MS = 1000;
 const SILENT_MS = 30_000;
 
-// One line for those who do not see what has changed, and, where it matters, for those who do.
+// A line for screen readers, shown to all readers if `isSeen`.
 export function tell(words, isSeen = false) {
   const line = document.querySelector("[data-told]");
   line.classList.toggle("unseen", !isSeen);
   if (line.textContent !== words) line.textContent = words;
 }
 
-// What the reader had in hand there, found again in what comes in its place.
+// Keeps the focus and the scroll positions of a part that is replaced.
 function kept(target) {
   const same = (one) => [...target.querySelectorAll(one.localName)].filter((each) => each.getAttribute("href") === one.getAttribute("href"));
   const focused = target.contains(document.activeElement) ? document.activeElement : null;
@@ -44,7 +44,7 @@ function kept(target) {
   };
 }
 
-// The server draws, also for this: what is shown has one form, with scripts and without. False where nobody answers.
+// The server renders this, too, so pages look the same with and without scripts. False if it does not answer.
 let asking = null;
 
 export async function renew(url, part = "#answer") {
@@ -53,17 +53,17 @@ export async function renew(url, part = "#answer") {
   const mine = asking = new AbortController();
   target.setAttribute("aria-busy", "true");
   const slow = setTimeout(() => tell("Asking…", true), ASKING_MS);
-  // A link can be silent and open for ever.
+  // A silent connection can stay open forever.
   const silent = setTimeout(() => mine.abort(), SILENT_MS);
   try {
     const response = await fetch(url, { headers: { Accept: "text/html" }, redirect: "follow", signal: mine.signal });
     const page = new DOMParser().parseFromString(await response.text(), "text/html");
     const found = page.querySelector(part)?.childNodes ?? page.querySelectorAll("main [data-problem]");
-    // A page that wants its token, for one, has no such part.
+    // A page that asks for its token, for example, has no such part.
     if (!found.length) { location.assign(url); return true; }
     const servers = document.querySelector("#servers");
     const now = page.querySelector("#servers");
-    // An alert that is put there anew is read out anew.
+    // Screen readers read a replaced alert again.
     if (now && servers.textContent !== now.textContent) { servers.replaceChildren(...now.childNodes); drawTimes(servers); }
     const took = page.querySelector("[data-took]");
     if (took) document.querySelector("[data-took]").textContent = took.textContent;
@@ -110,7 +110,7 @@ document.querySelector("[data-zone]")?.addEventListener("click", () => {
   drawTimes();
 });
 
-// A browser scrolls there and may leave the focus behind.
+// Browsers scroll to the target, but may not move the focus.
 document.addEventListener("click", (event) => {
   const skip = event.target.closest?.(".skip");
   if (!skip) return;
@@ -122,7 +122,7 @@ const shortcuts = document.querySelector("[data-shortcuts]");
 shortcuts.checked = remembered("relatum-shortcuts") !== "off";
 shortcuts.addEventListener("change", () => remember("relatum-shortcuts", shortcuts.checked ? "on" : "off"));
 
-// A single letter may be what somebody dictates: it counts while nobody types, and where it is wished.
+// Dictation may produce single letters: they count only outside of inputs, and if shortcuts are switched on.
 export function isShortcut(event) {
   const isTyping = event.target.closest?.("input:not([type=checkbox]), textarea, select, [contenteditable]");
   return shortcuts.checked && !isTyping && !event.ctrlKey && !event.metaKey && !event.altKey;

@@ -1,4 +1,4 @@
-// Before anything is drawn: the theme that was chosen, where one was.
+// Applies the chosen theme, if any, before the page is drawn.
 {
   let chosen = null;
   try { chosen = localStorage.getItem("relatum-theme"); } catch { /* Storage may be refused. */ }

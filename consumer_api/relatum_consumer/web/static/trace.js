@@ -23,6 +23,6 @@ document.addEventListener("click", async (event) => {
 });
 
 drawer?.addEventListener("click", (event) => {
-  // The dialog itself is the target where its backdrop is clicked.
+  // A click on the backdrop has the dialog itself as its target.
   if (event.target === drawer || event.target.closest("[data-close]")) drawer.close();
 });
