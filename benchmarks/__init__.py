@@ -1,1 +1,1 @@
-"""Measures how fast Relatum is, beside what it is built on: `python -m benchmarks --help`."""
+"""Benchmarks of Relatum against the libraries and servers it is built on: `python -m benchmarks --help`."""

@@ -29,7 +29,7 @@ from benchmarks import (
 )
 from benchmarks._command import run
 
-# The recorder first: what it records last is what is looked up afterwards.
+# The recorder first: later groups look up the messages that it records last.
 GROUPS: Final = {
     group.GROUP: group
     for group in (
@@ -60,7 +60,7 @@ GROUPS: Final = {
 RESULTS: Final = Path(__file__).with_name("results.json")
 
 SHORT: Final = ("publishing", "lookups", "recording", "many")
-"""What the short form measures, the quickest first: on a busy machine the last ones are not reached."""
+"""The groups of the short form, the quickest first: a busy machine may not reach the last ones."""
 
 if __name__ == "__main__":
     sys.exit(run("python -m benchmarks", GROUPS, RESULTS, SHORT))

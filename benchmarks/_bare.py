@@ -1,6 +1,6 @@
-"""The least a client of RabbitMQ's stream protocol can be: what our own reader is compared with.
+"""A minimal client of RabbitMQ's stream protocol, as a baseline for our own reader.
 
-One connection, no time-outs, no checks of sums, no errors beyond an assertion.
+One connection, no time-outs, no checksums, no errors but assertions.
 
 Source: https://github.com/rabbitmq/rabbitmq-server/blob/main/deps/rabbitmq_stream/docs/PROTOCOL.adoc
 """
@@ -27,17 +27,17 @@ OPEN: Final = 21
 RESPONSE: Final = 0x8000
 
 CHUNK_HEADER: Final = struct.Struct(">BBHIqQQIIII")
-"""Magic and version, type, entries, records, time, epoch, first offset, sum, lengths, the rest."""
+"""Magic and version, type, entries, records, time, epoch, first offset, checksum, lengths, the rest."""
 
 FRAME_RECORDS: Final = 2_000
-"""Records in one frame of `publish_all`; small ones, so that it stays under the broker's 1 MiB."""
+"""Records in a frame of `publish_all`. They must be small, to stay under the broker's 1 MiB."""
 
 UNCONFIRMED_MAX: Final = 100_000
-"""Records sent ahead of their confirms."""
+"""Maximum unconfirmed records."""
 
 
 def text(value: str) -> bytes:
-    """A string as the protocol writes it."""
+    """Encode a string in the protocol's form."""
     data = value.encode()
     return struct.pack(">h", len(data)) + data
 
@@ -62,12 +62,12 @@ class BareStreamClient:
         self._call(SASL_AUTHENTICATE, text("PLAIN") + struct.pack(">i", len(login)) + login)
         tune = self._receive()
         assert struct.unpack_from(">H", tune)[0] == TUNE
-        # The frame size it offers, and no heartbeats.
+        # Accept the offered frame size, and disable heartbeats.
         self._send(TUNE, tune[4:8] + struct.pack(">I", 0))
         self._call(OPEN, text(unquote(parts.path[1:]) or "/"))
 
     def read(self, stream: str, offset: int) -> bytes:
-        """The record at an offset: attach, take a chunk, detach, in one round trip."""
+        """Return the record at an offset: subscribe, receive a chunk, unsubscribe, in one round trip."""
         subscribe = self._request(SUBSCRIBE, b"\1" + text(stream) + struct.pack(">HQH", 4, offset, 1))
         unsubscribe = self._request(UNSUBSCRIBE, b"\1")
         self._socket.sendall(subscribe + unsubscribe)
@@ -78,11 +78,11 @@ class BareStreamClient:
             if key == DELIVER:
                 record = _record_at(frame, 5, offset)
             elif key == UNSUBSCRIBE | RESPONSE:
-                assert record is not None, f"nothing lies at offset {offset} of {stream}"
+                assert record is not None, f"there is no message at offset {offset} of {stream}"
                 return record
 
     def publish_all(self, stream: str, records: Iterable[bytes], frame_records: int = FRAME_RECORDS) -> int:
-        """Write records, many to a frame, and wait until all are confirmed; gives how many."""
+        """Publish records, many in a frame, wait for all confirms, and return their number."""
         self._call(DECLARE_PUBLISHER, b"\1" + text("") + text(stream))
         rest = iter(records)
         sent = confirmed = 0
@@ -129,11 +129,11 @@ class BareStreamClient:
         return frame
 
     def detach(self) -> socket.socket:
-        """The socket, for somebody else."""
+        """Return the socket, for another client."""
         return self._socket
 
     def close(self) -> None:
-        """Close the connection without a farewell."""
+        """Close the socket without the protocol's Close command."""
         self._socket.close()
 
     def __enter__(self) -> Self:
@@ -144,7 +144,7 @@ class BareStreamClient:
 
 
 class AsyncBareStreamClient:
-    """The same for asyncio: what asyncio's own streams make of it. It logs in by the blocking one."""
+    """The same client on asyncio's streams. The blocking client logs in for it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -153,12 +153,12 @@ class AsyncBareStreamClient:
 
     @classmethod
     async def open(cls, url: str) -> Self:
-        """A connection, logged in."""
+        """Open a connection and log in."""
         blocking = BareStreamClient(url)
         return cls(*await asyncio.open_connection(sock=blocking.detach()))
 
     async def read(self, stream: str, offset: int) -> bytes:
-        """The record at an offset: attach, take a chunk, detach, in one round trip."""
+        """Return the record at an offset: subscribe, receive a chunk, unsubscribe, in one round trip."""
         subscribe = struct.pack(">I", self._correlation) + b"\1" + text(stream) + struct.pack(">HQH", 4, offset, 1)
         unsubscribe = struct.pack(">I", self._correlation + 1) + b"\1"
         self._correlation += 2
@@ -171,11 +171,11 @@ class AsyncBareStreamClient:
             if key == DELIVER:
                 record = _record_at(frame, 5, offset)
             elif key == UNSUBSCRIBE | RESPONSE:
-                assert record is not None, f"nothing lies at offset {offset} of {stream}"
+                assert record is not None, f"there is no message at offset {offset} of {stream}"
                 return record
 
     def close(self) -> None:
-        """Close the connection without a farewell."""
+        """Close the socket without the protocol's Close command."""
         self._writer.close()
 
 
@@ -184,7 +184,7 @@ def _frame(key: int, payload: bytes) -> bytes:
 
 
 def _record_at(frame: bytes, start: int, offset: int) -> bytes:
-    """The record of an offset in a chunk of plain entries."""
+    """Return the record at an offset in a chunk of plain entries."""
     header = CHUNK_HEADER.unpack_from(frame, start)
     records, first = header[3], header[6]
     assert first <= offset < first + records, f"offset {offset} is not in the chunk that begins with {first}"

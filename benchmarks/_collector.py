@@ -1,7 +1,7 @@
-"""A collector that is filled up to its limit, in a process of its own, to be weighed from outside.
+"""A process with a collector that fills up to its limit, so that its memory can be measured from outside.
 
-Arguments: broker, stream protocol, database, collector's name, bytes_max, streams. It prints a line when it holds all
-it may (at once, where it follows no stream), and ends with its input.
+Arguments: broker, stream protocol, database, collector's name, bytes_max, streams. It prints a line when the collector
+is full (at once, if it follows no stream), and ends at the end of its input.
 """
 
 import sys
@@ -14,11 +14,11 @@ from relatum.collecting import Bulk, ExecutorOptions
 LOOK_S: Final = 0.05
 
 QUEUE_BULKS: Final = 1_000_000
-"""So many that only the bytes are a limit."""
+"""Large enough that only the bytes limit the collector."""
 
 
 def main(broker_url: str, stream_url: str, database_url: str, name: str, bytes_max: str, *streams: str) -> None:
-    """Fill up, say so, and wait for the end of the input."""
+    """Fill the collector, print a line, and wait for the end of the input."""
     is_over = threading.Event()
 
     def hold(bulk: Bulk) -> None:

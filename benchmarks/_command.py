@@ -1,4 +1,4 @@
-"""The command line of both sets of measurements: options, groups in turn, a table, a JSON file, and what fell."""
+"""The command line of both benchmark suites: options, groups, a table, a JSON file, and regressions."""
 
 import argparse
 import functools
@@ -22,10 +22,10 @@ MESSAGES_MIN: Final = 10_000
 
 SHORT_MESSAGES: Final = 20_000
 SHORT_S: Final = 95.0
-"""Seconds after which the short form measures nothing more, wherever it is; what it has is shown then."""
+"""Seconds after which the short form stops, wherever it is, and shows its results."""
 
 WIDTH: Final = 200
-"""Columns of the table where there is no terminal."""
+"""Columns of the table without a terminal."""
 
 
 class Group(Protocol):
@@ -36,13 +36,13 @@ class Group(Protocol):
 
 
 class OutOfTime(BaseException):
-    """The short form's time is over. Nothing that goes on after errors goes on after this."""
+    """The short form's time is over. A BaseException, so that handlers of errors do not catch it."""
 
 
 def parsed(
     prog: str, groups: Iterable[str], results: Path, arguments: list[str] | None = None, short: Sequence[str] = ()
 ) -> argparse.Namespace:
-    """The options of the command line."""
+    """Parse the options of the command line."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Measures Relatum on private servers, or on those that RELATUM_TEST_AMQP_URL, "
@@ -62,7 +62,7 @@ def parsed(
     if options.short:
         options.quick, options.only = True, options.only or list(short)
     if options.output is None:
-        # What two minutes measured does not take the place of a whole run.
+        # The short form must not overwrite the results of a whole run.
         options.output = results.with_stem(f"{results.stem}-short") if options.short else results
     if options.messages is None:
         options.messages = SHORT_MESSAGES if options.short else QUICK_MESSAGES if options.quick else 1_000_000
@@ -78,18 +78,18 @@ def parsed(
 def run(
     prog: str, groups: Mapping[str, Group], results: Path, short: Sequence[str] = (), arguments: list[str] | None = None
 ) -> int:
-    """Run the groups asked for.
+    """Run the selected groups.
 
     Args:
-        prog: What the command is called in its help.
-        groups: The groups by name, in the order in which they are measured.
-        results: Where the JSON file goes, unless an option says otherwise.
-        short: The groups of the short form; none: there is no such form.
-        arguments: The command line's; None for the process's own.
+        prog: The command's name in its help.
+        groups: The groups by name, in the order of their measurement.
+        results: The path of the JSON file, unless an option overrides it.
+        short: The groups of the short form. Empty means that there is no short form.
+        arguments: The command line's arguments. None uses the process's own.
 
     Returns:
-        1 where something failed, a wrong answer included; 0 also where figures fall short or fell, which is printed.
-        The short form ends with 0 in any case.
+        1 if a measurement failed or gave a wrong answer, else 0. Missed aims and regressions are only printed. The
+        short form always returns 0.
     """
     options = parsed(prog, groups, results, arguments, short)
     if options.markdown:
@@ -108,8 +108,8 @@ def run(
         with ended_after(SHORT_S):
             _measure(options, groups, console, rows, facts)
     except OutOfTime:
-        console.print(f"{SHORT_S:g} s are over: what is missing is not measured")
-    except Exception as error:  # noqa: BLE001 - a build does not fail by it
+        console.print(f"{SHORT_S:g} s are over: the rest was not measured")
+    except Exception as error:  # noqa: BLE001 - must not fail a build
         console.print(f"not measured: {escape(f'{type(error).__name__}: {error}')}")
     _report(options, console, rows, facts)
     return 0
@@ -118,7 +118,7 @@ def run(
 def _measure(
     options: argparse.Namespace, groups: Mapping[str, Group], console: Console, rows: list[Row], facts: dict[str, Any]
 ) -> None:
-    """Measure; what was is in `rows` and `facts` then, also where it is broken off."""
+    """Measure, and add the results to `rows` and `facts` as they come, so that an interruption keeps them."""
     started = time.monotonic()
 
     def say(what: str) -> None:
@@ -134,13 +134,13 @@ def _measure(
                 rows.append(row)
                 figure = "" if row.ratio is None else f" ({row.ratio:.2f})"
                 say(f"[bold]{row.what}: {row.ours or row.error or row.note}{figure}: {row.verdict}[/bold]")
-                # What was measured is not lost where it is stopped.
+                # Save each row, so that an interruption loses none.
                 saved()
     saved()
 
 
 def _report(options: argparse.Namespace, console: Console, rows: list[Row], facts: dict[str, Any]) -> None:
-    """Show the table, and what fell since the last run that is kept of such a machine."""
+    """Show the table, and the regressions since the last kept run on this kind of machine."""
     if not facts:
         return
     show(rows, console)
@@ -150,18 +150,18 @@ def _report(options: argparse.Namespace, console: Console, rows: list[Row], fact
     if options.keep:
         keep(path, facts, rows)
     if not kept:
-        console.print(f"Nothing is kept of {kind_of(facts)} to compare with: --keep does so.")
+        console.print(f"No ratios are kept for {kind_of(facts)}: use --keep to store them.")
         return
     found = fallen(rows, kept)
     for each in found:
         console.print(f"[bold red]fell[/]  {escape(str(each))}", highlight=False)
     if not found:
-        console.print(f"Nothing fell by more than {FELL:.0%} since what is kept of {kind_of(facts)}.")
+        console.print(f"No ratio fell by more than {FELL:.0%} since those kept for {kind_of(facts)}.")
 
 
 @contextmanager
 def ended_after(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTime` in the block after so many seconds; in the main thread alone."""
+    """Raise `OutOfTime` in the block after these seconds; works only in the main thread."""
 
     def end(_signal: int, _frame: FrameType | None) -> None:
         raise OutOfTime

@@ -1,4 +1,4 @@
-"""What all groups share: the servers, databases, and streams and tables that several of them measure with."""
+"""The common context of all groups: servers, databases, and shared streams and tables."""
 
 import os
 import platform
@@ -36,7 +36,7 @@ PACKAGES: Final = ("relatum", "pika", "psycopg", "sqlalchemy", "rstream")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A stream that is recorded in a database of its own."""
+    """A stream and the database in which it is recorded."""
 
     stream: str
     messages: int
@@ -44,16 +44,16 @@ class Table:
 
 
 class Context:
-    """The servers and what was made on them so far. Everything is removed when the run ends.
+    """The servers and the streams and databases created on them, which are removed at the end of the run.
 
     Args:
         broker_url: The broker's `amqp://` URL.
-        stream_url: Its `rabbitmq-stream://` URL.
-        server_url: A database of a PostgreSQL whose user may create others.
-        messages: How many messages the large stream has.
-        rows: How many rows the table grows to.
-        is_quick: Fewer rounds.
-        say: Where to tell what is being done.
+        stream_url: The broker's `rabbitmq-stream://` URL.
+        server_url: A PostgreSQL database whose user may create databases.
+        messages: Number of messages of the large stream.
+        rows: Number of rows to which the table grows.
+        is_quick: Whether to run fewer rounds.
+        say: Called with descriptions of the progress.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class Context:
         self._tables: dict[int, Table] = {}
 
     def rounds(self, usual: int) -> int:
-        """How often to repeat what is repeated so often in a usual run."""
+        """Return the number of rounds, given that of a usual run."""
         return min(usual, max(3, usual // 3)) if self.is_quick else usual
 
     # --- streams ------------------------------------------------------------------------------------------
 
     def stream(self, name: str, write: Callable[[str], object], messages: int, *, is_filtered: bool = False) -> str:
-        """A stream of that name, written when it is first asked for."""
+        """Return the stream of a name; the first call writes it."""
         if name not in self._streams:
             self.say(f"writing {messages:,} messages: {name}")
             stream = self.empty_stream(name, is_filtered=is_filtered)
@@ -96,25 +96,25 @@ class Context:
         return self._streams[name]
 
     def empty_stream(self, name: str, *, is_filtered: bool = False) -> str:
-        """A new stream without messages; its name is made unique."""
+        """Create an empty stream with a unique name."""
         stream = f"relatum-bench-{name}-{self._suffix}"
         self._streams[name] = stream
         streams.declare(self.broker_url, stream, is_filtered=is_filtered)
         return stream
 
     def orders(self, messages: int) -> str:
-        """Orders written in batches by rstream."""
+        """Return a stream of orders that rstream wrote in batches."""
         return self.stream(
             f"orders-{messages}", lambda name: streams.write_in_batches(self.stream_url, name, messages), messages
         )
 
     @property
     def singles_messages(self) -> int:
-        """How many messages `singles` has: pika writes them one by one, which takes its time."""
+        """The number of messages in `singles`: fewer, since pika writes them one by one."""
         return self.messages // 5
 
     def singles(self) -> str:
-        """Orders written one by one by pika."""
+        """Return a stream of orders that pika wrote one by one."""
         count = self.singles_messages
         return self.stream(
             f"singles-{count}", lambda name: streams.write_one_by_one(self.broker_url, name, range(count)), count
@@ -123,7 +123,7 @@ class Context:
     # --- databases ----------------------------------------------------------------------------------------
 
     def new_database(self) -> str:
-        """The URL of a new database with the schema and both keys."""
+        """Create a database with the schema and both keys, and return its URL."""
         name = f"relatum_bench_{uuid.uuid4().hex[:12]}"
         self._administer("CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'", name)
         self._databases.append(name)
@@ -134,7 +134,7 @@ class Context:
         return url
 
     def drop_database(self, url: str) -> None:
-        """Remove a database."""
+        """Drop a database."""
         name = urlsplit(url).path[1:]
         self._administer("DROP DATABASE {} WITH (FORCE)", name)
         self._databases.remove(name)
@@ -144,15 +144,15 @@ class Context:
             connection.execute(sql.SQL(statement).format(sql.Identifier(name)))
 
     def keep_table(self, messages: int, database_url: str) -> None:
-        """Let later groups use a database in which all the orders are recorded."""
+        """Keep a database in which all the orders are recorded for later groups."""
         with psycopg.connect(database_url, autocommit=True) as connection:
-            # What autovacuum does within minutes, and would do in the middle of a measurement.
+            # Otherwise autovacuum would do this in the middle of a measurement.
             connection.execute("VACUUM ANALYZE")
             connection.execute("CHECKPOINT")
         self._tables[messages] = Table(self.orders(messages), messages, database_url)
 
     def table(self, messages: int) -> Table:
-        """Recorded orders."""
+        """Return recorded orders; the first call records them."""
         if messages not in self._tables:
             stream, database = self.orders(messages), self.new_database()
             self.say(f"recording {messages:,} messages")
@@ -177,11 +177,11 @@ class Context:
 
     @property
     def broker_numbers(self) -> tuple[int, ...]:
-        """RabbitMQ's version as (3, 10)."""
+        """RabbitMQ's version as numbers, such as (3, 10)."""
         return tuple(int(part) for part in self.broker_version.split(".")[:2])
 
     def facts(self) -> dict[str, Any]:
-        """What the figures depend on: versions, the machine, sizes."""
+        """Return the facts that the figures depend on: versions, the machine, sizes."""
         with psycopg.connect(self._server_url) as connection:
             row = connection.execute("SHOW server_version").fetchone()
             durable = connection.execute("SHOW fsync").fetchone()
@@ -221,7 +221,7 @@ def _stream_url(amqp_url: str) -> str:
 
 @contextmanager
 def opened(messages: int, rows: int, say: Callable[[str], None], *, is_quick: bool) -> Iterator[Context]:
-    """A context on private servers, or on those named by the variables the tests use."""
+    """Open a context on private servers, or on those named by the tests' environment variables."""
     with ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="relatum-bench-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)

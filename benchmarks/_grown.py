@@ -1,4 +1,4 @@
-"""What is asked of a table that has grown, beside one of 1,000,000 rows."""
+"""Queries of a grown table, compared with a table of 1,000,000 rows."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +21,11 @@ GROUP: Final = "growth"
 MILLION: Final = 1_000_000
 HOSTS: Final = 50
 GROWN_ID: Final = 2
-"""The id of the stream whose rows are made up: the second that is recorded."""
+"""The id of the stream with artificial rows: the second recorded one."""
 REAL_MESSAGES: Final = 20_000
-"""Messages that are in a stream, and whose rows are the first: those that look-ups are asked for."""
+"""Messages that exist in a stream, whose rows are the first in the table: lookups ask for these."""
 HOT_MESSAGES: Final = 10_000
-"""The same of the stream whose other rows are made up: the oldest of each value."""
+"""The same for the stream with artificial rows: the oldest messages of each value."""
 HOT: Final = "host-7"
 HOT_LIMIT: Final = 100
 ASKED: Final = 500
@@ -33,36 +33,36 @@ RELATED_AIM: Final = 1.3
 BYTES_AIM: Final = 115.0
 DROP_AIM_S: Final = 1.0
 BOUND: Final = 2.0
-"""How many times as long as at 1,000,000 rows what is bounded may take: there are more parts to ask."""
+"""Allowed ratio of the time of bounded queries to that at 1,000,000 rows: there are more parts to query."""
 ROUNDS: Final = 5
 SETTLED_S: Final = 180.0
-"""Seconds within which autovacuum has come to a part that was closed: it looks once a minute."""
+"""Seconds within which autovacuum must process a closed part: it wakes up once a minute."""
 LAST: Final = 4
-"""Millions of rows at the end whose rate is compared: a whole part, and a part is closed beside."""
+"""Millions of last rows whose rate is compared: a whole part, while another part is closed."""
 LOOKED_S: Final = 1.0
 
 
 @dataclass(slots=True)
 class Grown:
-    """Rows a second of each million, and bytes of a row, index included."""
+    """Rows a second for each million, and bytes of a row, including its index."""
 
     rates: list[float] = field(default_factory=list)
     bytes: float = 0.0
 
     @property
     def rows(self) -> int:
-        """How many were written."""
+        """Number of written rows."""
         return len(self.rates) * MILLION
 
     @property
     def last(self) -> float:
-        """Rows a second at the end."""
+        """Rows a second in the last millions."""
         taken = [1 / rate for rate in self.rates[-LAST:]]
         return len(taken) / sum(taken)
 
 
 def related(context: Context, small: sa.Engine, large: sa.Engine, grown: Grown) -> Row:
-    """A look-up by a value that one message has, which is read, in turns. All parts have such values."""
+    """Compare lookups by a value of a single message, in turns, payload included. All parts have such values."""
     context.say("looking up")
     numbers = range(0, REAL_MESSAGES, REAL_MESSAGES // ASKED)
     name = context.stream(
@@ -122,7 +122,7 @@ def sizes(engine: sa.Engine, before: Grown) -> Row:
 
 
 def bounded(context: Context, small: sa.Engine, large: sa.Engine, grown: Grown) -> Iterator[Row]:
-    """What must not grow with the table, in turns with the same at 1,000,000 rows."""
+    """Compare queries that must not grow with the table, in turns with the same at 1,000,000 rows."""
     real, hot = context.orders(REAL_MESSAGES), context.orders(HOT_MESSAGES)
     of_hot = f"`find` of a value of {HOT_MESSAGES // HOSTS + grown.rows // 2 // HOSTS:,} messages, limit {HOT_LIMIT}"
     with Relations(context.broker, _url(small)) as few, Relations(context.broker, _url(large)) as many:
@@ -162,14 +162,14 @@ def bounded(context: Context, small: sa.Engine, large: sa.Engine, grown: Grown) 
 
 
 def settled(context: Context, engine: sa.Engine) -> Row:
-    """Whether autovacuum has come to each closed part, has frozen it, and has no reason to come again."""
+    """Check that autovacuum has frozen each closed part, and has no reason to process it again."""
     query = sa.text(
         "SELECT count(*), count(*) FILTER (WHERE last_autovacuum > closed_at AND relallvisible > relpages * 0.99), "
         "coalesce(sum(n_dead_tup), 0), extract(epoch FROM clock_timestamp() - max(closed_at)) "
         "FROM relatum.table_parts JOIN pg_class ON oid = to_regclass('relatum.relationships_' || part) "
         "JOIN pg_stat_all_tables ON relid = oid WHERE closed_at IS NOT NULL"
     )
-    # COPY makes a table larger by up to 64 pages at a time; those at the end stay new, and are seen by nobody.
+    # COPY extends a table by up to 64 pages at a time; the last pages stay new, and vacuum does not mark them.
     context.say("waiting for autovacuum")
     while True:
         with engine.connect() as connection:
@@ -189,7 +189,7 @@ def settled(context: Context, engine: sa.Engine) -> Row:
 
 
 def dropped(engine: sa.Engine, grown: Grown) -> Row:
-    # Half as many messages as rows; of a run of few rows, half. Of the stream that look-ups read, all.
+    # Messages are half the rows. Drop 11 million rows, or half of a small run; of the other stream, all.
     gone = HOT_MESSAGES + min(11 * MILLION, grown.rows // 2) // 2
     with engine.begin() as connection:
         retain_from(connection, {GROWN_ID: gone, GROWN_ID - 1: REAL_MESSAGES})

@@ -1,7 +1,7 @@
-"""The ratios of the last run, kept in the repository by kind of machine; and what fell since.
+"""The ratios of the last run, kept in the repository by kind of machine, and the regressions since.
 
-Ratios only: both sides of one were measured in the same run, so that they bear another day, and a machine of the same
-kind, where figures do not.
+Only ratios are kept. Both sides of a ratio are measured in the same run, so ratios can be compared with those of
+another day or of a machine of the same kind; absolute figures cannot.
 """
 
 import json
@@ -16,7 +16,7 @@ from benchmarks._results import Row
 FOLDER: Final = Path(__file__).with_name("kept")
 
 FELL: Final = 0.1
-"""What fell by more than this share of what it was is marked."""
+"""A ratio that fell by more than this share counts as a regression."""
 
 MACHINE: Final = ("architecture", "cores", "rabbitmq", "postgresql", "python", "compiled", "messages", "quick")
 """The facts that are kept with ratios."""
@@ -24,13 +24,13 @@ MACHINE: Final = ("architecture", "cores", "rabbitmq", "postgresql", "python", "
 
 @dataclass(frozen=True, slots=True)
 class Fallen:
-    """A ratio that is worse than it was.
+    """A ratio that is worse than the kept one.
 
     Attributes:
         what: The row's group, and what it measures.
-        before: The ratio that is kept.
+        before: The kept ratio.
         now: The ratio of this run.
-        share: By which share of what it was it fell: 0.25 where it is three quarters as good.
+        share: The share by which the ratio fell: 0.25 if it is three quarters as good.
     """
 
     what: str
@@ -43,7 +43,7 @@ class Fallen:
 
 
 def kind_of(facts: Mapping[str, Any]) -> str:
-    """The kind of machine and run that ratios are compared within: processor, cores, broker, sizes, compiled or not."""
+    """Return the kind of machine and run: architecture, cores, broker, compiled or not, messages, quick or not."""
     broker = ".".join(str(facts["rabbitmq"]).split(".")[:2])
     form = "compiled" if facts["compiled"] else "pure"
     rounds = "-quick" if facts["quick"] else ""
@@ -51,12 +51,12 @@ def kind_of(facts: Mapping[str, Any]) -> str:
 
 
 def path_of(folder: Path, facts: Mapping[str, Any]) -> Path:
-    """Where the ratios of this kind are kept."""
+    """Return the path of this kind's ratios."""
     return folder / f"{kind_of(facts)}.json"
 
 
 def compared(rows: Iterable[Row]) -> dict[str, Row]:
-    """The rows with a ratio that is to be large or small, by group and what is measured; of one name, numbered."""
+    """Return the rows whose ratio has an aim, by group and measurement; repeated names are numbered."""
     names: Counter[str] = Counter()
     found = {}
     for row in rows:
@@ -68,13 +68,13 @@ def compared(rows: Iterable[Row]) -> dict[str, Row]:
 
 
 def kept_in(path: Path) -> dict[str, float]:
-    """The ratios that are kept in a file; none where there is no file."""
+    """Return the ratios in a file; empty if there is no file."""
     ratios: dict[str, float] = json.loads(path.read_text())["ratios"] if path.exists() else {}
     return ratios
 
 
 def keep(path: Path, facts: Mapping[str, Any], rows: Iterable[Row]) -> None:
-    """Keep the ratios of these rows; those of groups that were not measured stay as they are."""
+    """Store the ratios of these rows; ratios of groups that were not measured stay."""
     ratios = kept_in(path) | {name: round(row.ratio or 0.0, 3) for name, row in compared(rows).items()}
     machine = {name: facts[name] for name in MACHINE}
     path.parent.mkdir(exist_ok=True)
@@ -83,7 +83,7 @@ def keep(path: Path, facts: Mapping[str, Any], rows: Iterable[Row]) -> None:
 
 
 def fallen(rows: Iterable[Row], kept: Mapping[str, float]) -> list[Fallen]:
-    """What fell by more than `FELL` since it was kept; a ratio that is to be small falls as it grows."""
+    """Return the ratios that fell by more than `FELL`. A ratio that should be small falls when it grows."""
     found = []
     for name, row in compared(rows).items():
         now, before = row.ratio or 0.0, kept.get(name, 0.0)

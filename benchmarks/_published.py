@@ -1,4 +1,4 @@
-"""An intercepted publisher beside a bare one, and one that adds an id by hand: in turns, and what came of it."""
+"""Compares an intercepted publisher with a bare one, and with one that adds an id by hand, in turns."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -13,17 +13,17 @@ from relatum.reading import StreamReader
 from relatum.uuid7 import time_us_of
 
 WAYS: Final = ("bare", "ours", "by hand")
-"""The third shows what the broker and the client need for one more field, whoever adds it."""
+"""The third shows the cost of one more field in the broker and the client."""
 
 WARM_UP_ROUNDS: Final = 3
 
 CONFIRMED: Final = (100, 100)
 UNCONFIRMED: Final = (500, 120)
-"""Messages in a round, and rounds: small ones, so that noise meets both sides, and many, so that it averages out."""
+"""Messages in a round, and rounds: small, so that noise affects both sides, and many, so that it averages out."""
 
 
 def headers(number: int) -> dict[str, Any]:
-    """An order's headers: a new dictionary, as each caller makes one."""
+    """Return an order's headers in a new dictionary, as callers make one for each message."""
     return {"order_id": streams.order_id(number), "host": streams.host(number)}
 
 
@@ -37,16 +37,16 @@ def compared(
     aim: float,
     between: Callable[[], None] = nothing,
 ) -> Row:
-    """Publish in turns, see that all came, and compare.
+    """Publish in turns, check that all messages arrived, and compare the rates.
 
     Args:
         context: The servers.
         group: The group of the row.
-        what: What is published, and how.
-        actions: By the names of `WAYS`: publishes the messages of one round.
-        ids: Gives the property `message_id` of all messages that lie where they were published to.
+        what: The messages and the way of publishing them.
+        actions: Functions by the names of `WAYS`; each publishes the messages of one round.
+        ids: Returns the property `message_id` of all messages at the destination.
         sizes: Messages in a round, and rounds.
-        aim: The ratio that is aimed at, ours by bare: the median of those of each round.
+        aim: The minimum ratio of ours to bare, as the median of all rounds.
         between: Runs untimed before each action.
     """
     count, rounds = sizes[0], context.rounds(sizes[1])
@@ -63,7 +63,7 @@ def compared(
     _check(ids, count * (rounds + WARM_UP_ROUNDS))
     bare, ours, by_hand = (count / median(taken[name]) for name in WAYS)
     ratio, ratio_by_hand = _beside_bare(taken, "ours"), _beside_bare(taken, "by hand")
-    # What other work on the machine touches least.
+    # Processor time depends least on other work on the machine.
     of_processor, processor_by_hand = _beside_bare(processor, "ours"), _beside_bare(processor, "by hand")
     return Row(
         group,
@@ -88,12 +88,12 @@ def compared(
 
 
 def _beside_bare(taken: Mapping[str, list[float]], name: str) -> float:
-    """The median of bare by other, of the rounds in which they met the same moment of the machine."""
+    """Return the median of the ratios of bare to another way in each round."""
     return median([bare / other for bare, other in zip(taken["bare"], taken[name], strict=True)])
 
 
 def ids_in(context: Context, stream: str) -> Callable[[], list[Any]]:
-    """What gives the ids of all messages in a stream."""
+    """Return a function that reads the ids of all messages in a stream."""
 
     def read() -> list[Any]:
         with StreamReader.open(context.broker) as reader:
@@ -103,7 +103,7 @@ def ids_in(context: Context, stream: str) -> Callable[[], list[Any]]:
 
 
 def _check(ids: Callable[[], Iterable[Any]], each: int) -> None:
-    """All published everything, and the intercepted messages have an id that says their time."""
+    """Check that all messages arrived, and that intercepted ones have an id with their time."""
     limit = time.monotonic() + streams.SETTLE_S
     found: list[Any] = []
     while len(found) < len(WAYS) * each:

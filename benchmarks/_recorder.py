@@ -1,4 +1,4 @@
-"""The recorder as people run it: `relatum record` in a process of its own, watched from outside."""
+"""The recorder as users run it: `relatum record` in a process of its own, measured from outside."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ import psycopg
 COMMAND: Final = [sys.executable, "-c", "from relatum_cli.app import main; main()", "record", "--log-level", "warning"]
 
 POLL_S: Final = 0.01
-"""How often a catching-up recorder's coverage is looked at."""
+"""Seconds between two checks of the coverage while a recorder catches up."""
 
 LIMIT_S: Final = 300.0
 
@@ -33,13 +33,13 @@ ROWS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """How a recorder came to the end of a stream.
+    """The figures of a recorder that caught up with a stream.
 
     Attributes:
-        messages: Messages recorded between the first and the last look.
-        seconds: Time between them. The first is when the recorder has opened the stream, so that starting Python and
-            connecting are not in it.
-        rss_bytes: The most memory it held, the whole process; 0 where the system does not say.
+        messages: Messages recorded between the first and the last check.
+        seconds: Time between these checks. The first is after the recorder has opened the stream, so the time excludes
+            Python's start and the connections.
+        rss_bytes: Peak memory of the whole process; 0 if the system does not report it.
     """
 
     messages: int
@@ -54,7 +54,7 @@ class CatchUp:
 
 @contextmanager
 def recorder(broker_url: str, stream_url: str, database_url: str, *names: str) -> Iterator[int]:
-    """Run `relatum record` on streams; gives its process id. Leaving ends it as a service manager would."""
+    """Run `relatum record` on streams, and yield its process id. On exit, end it as a service manager would."""
     environment = os.environ | {
         "RELATUM_BROKER_URL": broker_url,
         "RELATUM_STREAM_URL": stream_url,
@@ -76,7 +76,7 @@ def recorder(broker_url: str, stream_url: str, database_url: str, *names: str) -
 def catch_up(
     broker_url: str, stream_url: str, database_url: str, stream: str, messages: int, *, rows_each: int = 2
 ) -> CatchUp:
-    """Record a whole stream by a recorder process, and check that each message has its rows."""
+    """Record a whole stream in a recorder process, and check that each message has its rows."""
     with (
         psycopg.connect(database_url, autocommit=True) as connection,
         recorder(broker_url, stream_url, database_url, stream) as pid,
@@ -85,12 +85,12 @@ def catch_up(
         ended_at, last = _wait_covered(connection, stream, messages)
         found = CatchUp(last - first, ended_at - begun_at, peak_rss_bytes(pid))
         row = connection.execute(ROWS, [stream]).fetchone()
-        assert row == (rows_each * messages, messages - 1), f"{row} are in the table of {messages} messages"
+        assert row == (rows_each * messages, messages - 1), f"the table has {row} for {messages} messages"
     return found
 
 
 def _wait_covered(connection: psycopg.Connection[tuple[int]], stream: str, end: int) -> tuple[float, int]:
-    """When the coverage was seen to have reached an offset, and how far it was then."""
+    """Wait until the coverage reaches an offset; return the time, and the coverage's end."""
     limit = time.monotonic() + LIMIT_S
     while True:
         row = connection.execute(COVERAGE, [stream], prepare=True).fetchone()
@@ -101,7 +101,7 @@ def _wait_covered(connection: psycopg.Connection[tuple[int]], stream: str, end: 
 
 
 def peak_rss_bytes(pid: int) -> int:
-    """The most memory a process held so far; 0 where the system does not say."""
+    """Return the peak memory of a process; 0 if the system does not report it."""
     status = Path(f"/proc/{pid}/status")
     if not status.exists():
         return 0

@@ -1,4 +1,4 @@
-"""What was measured: rows, their verdicts, and the ways to show them."""
+"""Results: rows, their verdicts, and the ways to show them."""
 
 import json
 import traceback
@@ -26,16 +26,16 @@ class Row:
     """One line of the table.
 
     Attributes:
-        group: The group of benchmarks it belongs to, for `--only`.
-        what: What was measured.
-        ours: Relatum's figure, with its unit; empty where there is none, and `note` says why.
-        other: The figure of what it is compared with, with its unit; empty for none.
-        ratio: The one by the other, as the aim puts it; None for none.
-        aim: What is aimed at; empty where it is only measured.
-        is_met: Whether the aim is met; None where there is none.
-        note: What one must know to read the figures.
+        group: The row's group of benchmarks, for `--only`.
+        what: The measurement.
+        ours: Relatum's figure with its unit. Empty if there is none; `note` then gives the reason.
+        other: The baseline's figure with its unit. Empty if there is none.
+        ratio: The ratio of the two figures, in the aim's direction. None if there is none.
+        aim: The aim. Empty if the row is only measured.
+        is_met: Whether the aim is met. None if there is no aim.
+        note: An explanation of the figures.
         figures: All figures by name, in seconds, bytes and messages, for programs.
-        error: What ended the measurement, a wrong answer included; empty where nothing did.
+        error: The error that ended the measurement, including wrong answers. Empty if there was none.
     """
 
     group: str
@@ -51,7 +51,7 @@ class Row:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the aim is met, in a word."""
+        """The verdict on the aim, in one word."""
         if self.error:
             return "failed"
         if not self.ours:
@@ -60,16 +60,16 @@ class Row:
 
     @property
     def cells(self) -> list[str]:
-        """What the table shows of it."""
+        """The row's cells in the table."""
         ratio = "" if self.ratio is None else f"{self.ratio:,.0f}" if self.ratio >= 100 else f"{self.ratio:.2f}"
         return [self.what, self.ours or self.error or self.note, self.other, ratio, self.aim, self.verdict]
 
 
 def attempted(group: str, what: str, rows: Callable[[], Iterable[Row]]) -> Iterator[Row]:
-    """Rows, and one that says what went wrong where something did: the others can be measured all the same."""
+    """Yield rows, and after an error a row with the error, so that other groups can still be measured."""
     try:
         yield from rows()
-    except Exception as error:  # noqa: BLE001 - shown, and the run ends as failed
+    except Exception as error:  # noqa: BLE001 - shown, and the run fails
         traceback.print_exc()
         yield Row(group, what, "", error=f"{type(error).__name__}: {error}")
 
@@ -92,7 +92,7 @@ def show(rows: Iterable[Row], console: Console) -> None:
 
 
 def markdown(rows: Iterable[Row]) -> str:
-    """The same table in Markdown, with what falls short in bold."""
+    """Return the table in Markdown, with missed aims in bold."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "| --- | --- | --- | ---: | --- | --- |"]
     for row in rows:
         *cells, verdict = row.cells
@@ -101,12 +101,12 @@ def markdown(rows: Iterable[Row]) -> str:
 
 
 def save(path: Path, facts: Mapping[str, Any], rows: Iterable[Row]) -> None:
-    """Write facts about the machine and all rows as JSON."""
+    """Write the machine's facts and all rows as JSON."""
     found = {"machine": dict(facts), "rows": [asdict(row) | {"verdict": row.verdict} for row in rows]}
     path.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
 
 
 def load(path: Path) -> list[Row]:
-    """The rows of a file that `save` wrote."""
+    """Read the rows of a file that `save` wrote."""
     rows = json.loads(path.read_text())["rows"]
     return [Row(**{name: value for name, value in row.items() if name != "verdict"}) for row in rows]

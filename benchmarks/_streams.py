@@ -1,4 +1,4 @@
-"""Streams to measure with, each written in the way its row of the table says."""
+"""Streams for the benchmarks, and the ways to write them."""
 
 import asyncio
 import time
@@ -17,31 +17,31 @@ from relatum.reading import StreamReader
 
 BODY_BYTES: Final = 200
 HOSTS: Final = 50
-"""How many values the second key has."""
+"""Number of values of the second key."""
 
 BATCH_RECORDS: Final = 500
-"""Messages given to rstream at once."""
+"""Messages passed to rstream at once."""
 
 SETTLE_S: Final = 60.0
 
 
 def order_id(number: int) -> str:
-    """The value of the first key: each message has its own."""
+    """Return the value of the first key, which is unique to a message."""
     return f"o{number}"
 
 
 def host(number: int) -> str:
-    """The value of the second key, which many messages share."""
+    """Return the value of the second key, which many messages share."""
     return f"host-{number % HOSTS}"
 
 
 def body(number: int) -> bytes:
-    """A message's body, which says which one it is."""
+    """Return a message's body, which identifies the message."""
     return b"%-*d" % (BODY_BYTES, number)
 
 
 def encoded(number: int) -> bytes:
-    """The bytes rstream makes of a message with two headers; its own encoder takes 30 us a message."""
+    """Encode a message with two headers as rstream does, whose own encoder takes 30 us a message."""
     pairs = b""
     for name, value in (("order_id", order_id(number)), ("host", host(number))):
         pairs += b"\xa1%c%b\xa1%c%b" % (len(name), name.encode(), len(value), value.encode())
@@ -49,21 +49,21 @@ def encoded(number: int) -> bytes:
 
 
 def same_as_rstream(number: int) -> bool:
-    """Whether `encoded` gives what rstream's own encoder gives."""
+    """Check that `encoded` returns the same bytes as rstream's own encoder."""
     headers = {"order_id": order_id(number), "host": host(number)}
     message = rstream.AMQPMessage(body=body(number), application_properties=headers)
     return bytes(message) == encoded(number)
 
 
 def tiny(number: int) -> bytes:
-    """A message without headers and with a body of a few bytes."""
+    """Return a message without headers and with a body of a few bytes."""
     data = b"%d" % number
     return b"\0Su\xa0%c%b" % (len(data), data)
 
 
 @contextmanager
 def connected(amqp_url: str) -> Iterator[BlockingConnection]:
-    """A bare pika connection."""
+    """Open a bare pika connection."""
     connection = BlockingConnection(pika.URLParameters(amqp_url))
     try:
         yield connection
@@ -73,7 +73,7 @@ def connected(amqp_url: str) -> Iterator[BlockingConnection]:
 
 
 def declare(amqp_url: str, stream: str, *, is_filtered: bool = False) -> None:
-    """Declare a stream; a filtered one has a Bloom filter of the largest size with each chunk."""
+    """Declare a stream; each chunk of a filtered one has a Bloom filter of the maximum size."""
     arguments: dict[str, object] = {"x-queue-type": "stream"}
     if is_filtered:
         arguments["x-stream-filter-size-bytes"] = 255
@@ -88,7 +88,7 @@ def delete(amqp_url: str, stream: str) -> None:
 
 
 def wait_written(broker: Broker, stream: str, messages: int) -> None:
-    """Wait until the broker shows the last of a new stream's messages; nothing else may have used its offsets."""
+    """Wait until a new stream ends with its last message. Only messages may have used its offsets."""
     limit = time.monotonic() + SETTLE_S
     with StreamReader.open(broker) as reader:
         while (last := reader.bounds(stream).last) != messages - 1:
@@ -97,7 +97,7 @@ def wait_written(broker: Broker, stream: str, messages: int) -> None:
 
 
 def rstream_options(stream_url: str) -> dict[str, Any]:
-    """How rstream's classes are told where the broker is."""
+    """Return the arguments for rstream's classes by which they find the broker."""
     parts = urlsplit(stream_url)
     return {
         "host": parts.hostname,
@@ -110,7 +110,7 @@ def rstream_options(stream_url: str) -> dict[str, Any]:
 
 
 def write_in_batches(stream_url: str, stream: str, messages: int) -> None:
-    """Write orders by rstream, in batches."""
+    """Write orders with rstream, in batches."""
     assert same_as_rstream(0)
     assert same_as_rstream(messages)
     asyncio.run(_write_in_batches(stream_url, stream, messages))
@@ -124,7 +124,7 @@ async def _write_in_batches(stream_url: str, stream: str, messages: int) -> None
 
 
 def write_one_by_one(amqp_url: str, stream: str, numbers: Iterable[int]) -> None:
-    """Write orders by pika, one by one, without waiting for confirms."""
+    """Write orders with pika, one by one, without waiting for confirms."""
     with connected(amqp_url) as connection:
         channel = connection.channel()
         for number in numbers:

@@ -1,4 +1,4 @@
-"""Timing things that are compared: in turns, so that a busy moment of the machine meets both."""
+"""Timing of actions in turns, so that noise on the machine affects all of them."""
 
 import gc
 import random
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Keep Python's garbage collector out of what is timed, for both sides alike."""
+    """Disable Python's garbage collector in the block, for all sides alike."""
     gc.collect()
     gc.disable()
     try:
@@ -20,7 +20,7 @@ def no_collection() -> Iterator[None]:
 
 
 def timed(action: Callable[[], object]) -> float:
-    """Seconds an action takes."""
+    """Run an action and return its seconds."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
@@ -33,12 +33,12 @@ def nothing() -> None:
 def in_turns(
     actions: Mapping[str, Callable[[], object]], rounds: int, between: Callable[[], None] = nothing
 ) -> dict[str, list[float]]:
-    """Seconds of each action in each round; each round has an order of its own. `between` runs untimed before each."""
+    """Return each action's seconds in each round, in random order. `between` runs untimed before each action."""
     taken: dict[str, list[float]] = {name: [] for name in actions}
     names = list(actions)
     shuffler = random.Random(rounds)
     for _ in range(rounds):
-        # Not merely rotated: then one would always come right after the same other.
+        # Not merely rotated, since an action would then always follow the same other one.
         shuffler.shuffle(names)
         for name in names:
             between()
@@ -47,21 +47,21 @@ def in_turns(
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that a share of the values, 0 to 1, does not exceed."""
+    """Return the value that a share of the values, 0 to 1, does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle value."""
+    """Return the middle value."""
     return statistics.median(values)
 
 
 def milliseconds(seconds: float) -> str:
-    """A time, as the table shows it."""
+    """Format a time for the table."""
     return f"{seconds * 1e3:,.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.2f} ms"
 
 
 def per_second(rate: float) -> str:
-    """A rate of messages, as the table shows it."""
+    """Format a rate of messages for the table."""
     return f"{rate:,.0f} messages/s"

@@ -1,4 +1,4 @@
-"""Affinity sets: publishing to the partition a set's first message went to, beside routing by a hash of its name."""
+"""Affinity sets: publishing to the partition of a set's first message, compared with routing by a hash of its name."""
 
 import time
 import uuid
@@ -26,7 +26,7 @@ AIM: Final = 0.9
 PARTITIONS: Final = 3
 SET_MESSAGES: Final = 20
 ROUNDS: Final = (200, 60)
-"""Messages in a round, ten sets of twenty, and rounds."""
+"""Messages in a round (ten sets of twenty), and rounds."""
 
 UNCONFIRMED_ROUNDS: Final = (1000, 60)
 WARM_UP_ROUNDS: Final = 3
@@ -35,7 +35,7 @@ KEYS: Final = ("affinity_set",)
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about affinity sets."""
+    """Yield the rows about affinity sets."""
     context.say("publishing affinity sets")
     name = f"relatum-bench-affinity-{uuid.uuid4().hex[:8]}"
     declare_super_stream(context.broker_url, name, PARTITIONS)
@@ -129,7 +129,7 @@ def _publish_by_handles(
 
 
 def _check(context: Context, name: str) -> None:
-    """Each set lies whole and in order in one partition."""
+    """Check that each set is complete and in order in one partition."""
     limit = time.monotonic() + streams.SETTLE_S
     while True:
         sets = _sets_in(context, name)

@@ -1,4 +1,4 @@
-"""`related` beside RabbitMQ's own way: a Bloom filter with each chunk, read by rstream with one filter value."""
+"""`related` compared with RabbitMQ's Bloom filter of each chunk, read by rstream with one filter value."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ LIMIT_S: Final = 120.0
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about the Bloom filter."""
+    """Yield the rows about the Bloom filter."""
     for messages in sorted({context.messages // 10, context.messages}):
         what = f"`related` against the broker's Bloom filter, {messages:,} messages"
         if context.broker_numbers < NEEDS:
@@ -67,7 +67,7 @@ def _compare(context: Context, what: str, messages: int) -> Row:
 
 
 async def _write(stream_url: str, stream: str, messages: int) -> None:
-    """Write orders in batches, each with its order as its filter value."""
+    """Write orders in batches, with the order id as filter value."""
 
     async def filter_value(message: Any) -> str:
         return streams.order_id(int(bytes(message)[-streams.BODY_BYTES :]))
@@ -80,7 +80,7 @@ async def _write(stream_url: str, stream: str, messages: int) -> None:
 
 
 async def _find(stream_url: str, stream: str, number: int) -> tuple[float, int]:
-    """Seconds until the message of an order came through the filter, and how many messages came up to it."""
+    """Return the seconds until the filter delivered an order's message, and the number of messages received."""
     wanted = streams.order_id(number)
     received = 0
     done = asyncio.Event()

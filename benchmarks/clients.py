@@ -1,4 +1,4 @@
-"""Publishing by other clients than pika: intercepted beside bare ones, with confirms and as each is by default."""
+"""Publishing by clients other than pika: intercepted compared with bare, with confirms and with defaults."""
 
 import asyncio
 import uuid
@@ -26,7 +26,7 @@ UNCONFIRMED_AIM: Final = 0.92
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about these clients."""
+    """Yield the rows about these clients."""
     context.say("publishing by dramatiq, bare and intercepted")
     yield _dramatiq(context, "a confirm each", CONFIRMED, CONFIRMED_AIM, has_confirms=True)
     yield _dramatiq(context, "no confirms", UNCONFIRMED, UNCONFIRMED_AIM)
@@ -46,7 +46,7 @@ def _dramatiq(
     has_confirms: bool = False,
     has_copies: bool = False,
 ) -> Row:
-    """Tasks that nobody works on: they stay in their queue; by hand, the header for the copy is added, too."""
+    """Compare tasks of dramatiq without a worker, which stay in their queue. "By hand" also adds the copy's header."""
     queue = f"relatum-bench-dramatiq-{uuid.uuid4().hex[:8]}"
     stream = context.empty_stream("dramatiq-copies") if has_copies else None
     with ExitStack() as stack:
@@ -55,7 +55,7 @@ def _dramatiq(
         _add_by_hand(brokers["by hand"].channel, stream)
 
         def order(number: int, body: str) -> None:
-            """What the tasks are of; nobody does it."""
+            """The tasks' function, which is never called."""
 
         orders = {
             name: dramatiq.actor(order, broker=broker, queue_name=queue, actor_name=f"order_{name.replace(' ', '_')}")
@@ -82,7 +82,7 @@ def _dramatiq(
 
 @contextmanager
 def _dramatiq_broker(context: Context, queue: str, has_confirms: bool) -> Iterator[RabbitmqBroker]:
-    """A broker with its queue, which goes with it."""
+    """Open a broker with a queue, which is deleted at the end."""
     broker = RabbitmqBroker(url=context.broker_url, confirm_delivery=has_confirms)
     broker.declare_queue(queue, ensure=True)
     try:
@@ -94,7 +94,7 @@ def _dramatiq_broker(context: Context, queue: str, has_confirms: bool) -> Iterat
 
 
 def _add_by_hand(channel: Any, stream: str | None) -> None:
-    """Have a channel of dramatiq's send an id, and the header by which the broker makes a copy."""
+    """Make a channel of dramatiq send an id, and the header by which the broker makes a copy."""
     bare = channel.basic_publish
 
     def publish(*, properties: BasicProperties, **given: Any) -> None:
@@ -107,7 +107,7 @@ def _add_by_hand(channel: Any, stream: str | None) -> None:
 
 
 def _ids_taken(context: Context, queue: str) -> Iterator[Any]:
-    """The ids of all messages in a queue, which is empty then."""
+    """Yield the ids of all messages in a queue, which empties it."""
     with streams.connected(context.broker_url) as connection:
         for method, properties, _ in connection.channel().consume(queue, auto_ack=True, inactivity_timeout=1.0):
             if method is None:

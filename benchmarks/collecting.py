@@ -1,4 +1,4 @@
-"""The message collector: bulks beside a transaction for each message; its memory at its limit."""
+"""The message collector: bulks compared with a transaction for each message; memory at its limit."""
 
 import subprocess
 import sys
@@ -27,10 +27,10 @@ GROUP: Final = "collecting"
 BODY_BYTES: Final = 1024
 MESSAGES: Final = 100_000
 QUICK_MESSAGES: Final = 60_000
-"""Enough that they do not fit into a collector's `bytes_max`."""
+"""Enough to exceed a collector's `bytes_max`."""
 
 SINGLES_SHARE: Final = 20
-"""One in so many messages is written in a transaction of its own: they take their time."""
+"""One message in 20 is also written in a transaction of its own; all of them would take too long."""
 
 ROUNDS: Final = 5
 WARM_UP_ROUNDS: Final = 1
@@ -41,7 +41,7 @@ BYTES_MAX: Final = 64 * 1024 * 1024
 RATE_AIM: Final = 15_000.0
 SINGLES_AIM: Final = 4.0
 MEMORY_AIM_BYTES: Final = 50_000_000
-"""Beyond the limit."""
+"""Bytes beyond the collector's limit."""
 
 LIMIT_S: Final = 120.0
 
@@ -57,7 +57,7 @@ PROGRAM: Final = Path(__file__).with_name("_collector.py")
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about the collector."""
+    """Yield the rows about the collector."""
     count = QUICK_MESSAGES if context.is_quick else MESSAGES
     stream = context.stream(f"parcels-{count}", lambda name: write(context.broker_url, name, count), count)
     database = context.new_database()
@@ -70,7 +70,7 @@ def measure(context: Context) -> Iterator[Row]:
 
 
 def write(amqp_url: str, stream: str, count: int) -> None:
-    """Write messages of one type by pika."""
+    """Write messages of one type with pika."""
     body = b"x" * BODY_BYTES
     with streams.connected(amqp_url) as connection:
         channel = connection.channel()
@@ -120,7 +120,7 @@ def _speed(context: Context, database: str, stream: str, count: int) -> Iterator
 
 
 def collect(context: Context, database: str, stream: str, count: int, name: str) -> None:
-    """Collect a stream by a new collector, from its start until every result is stored."""
+    """Collect a stream with a new collector, from its start until all results are stored."""
     consumed = 0
     is_done = threading.Event()
 
@@ -138,7 +138,7 @@ def collect(context: Context, database: str, stream: str, count: int, name: str)
     collector.register_executor("order", book, ExecutorOptions(bulk_messages=BULK_MESSAGES, joins_transaction=True))
     with collector:
         assert is_done.wait(LIMIT_S), f"{consumed} of {count} messages consumed"
-        # Closing waits for the results, as a service that is stopped does.
+        # Closing waits for the results, as in a service that stops.
     with psycopg.connect(database) as connection:
         found = connection.execute(
             "SELECT (SELECT count(*) FROM booked), count(*) FROM relatum.collected_messages "
@@ -150,7 +150,7 @@ def collect(context: Context, database: str, stream: str, count: int, name: str)
 
 
 def consume_singly(context: Context, database: str, stream: str, count: int) -> None:
-    """What is done without a collector: read, and for each message write it and its end in one transaction."""
+    """Do the same without a collector: read, and write each message and its state in one transaction."""
     with (
         StreamReader.open(context.broker) as reader,
         psycopg.connect(database, autocommit=True, prepare_threshold=1) as connection,
@@ -174,13 +174,13 @@ def _memory(context: Context, database: str, stream: str) -> Row:
         f"{empty / 1e6:,.0f} MB: a collector that follows nothing" if full else "",
         aim=f"≤ {aim / 1e6:,.0f} MB more",
         is_met=more <= aim,
-        note="" if full else "not measured: the system does not tell",
+        note="" if full else "not measured: the system does not report it",
         figures={"empty_bytes": empty, "full_bytes": full, "bytes_max": BYTES_MAX},
     )
 
 
 def _peak_bytes(context: Context, database: str, *followed: str) -> int:
-    """The most memory a collector's process held until it was full."""
+    """Return the peak memory of a collector's process when the collector is full."""
     with _process(context, database, *followed) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "full\n"

@@ -1,4 +1,4 @@
-"""Serialization contexts: publishing with a check of each message, beside routing by a hash of the same name."""
+"""Serialization contexts: publishing with a check of each message, compared with routing by a hash of the name."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ KEYS: Final = ("serialization_context",)
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about publishing to contexts."""
+    """Yield the rows about publishing to contexts."""
     context.say("publishing to serialization contexts")
     name = f"relatum-bench-contexts-{uuid.uuid4().hex[:8]}"
     declare_super_stream(context.broker_url, name, PARTITIONS)
@@ -99,7 +99,7 @@ def _row(taken: dict[str, list[float]], way: str, how: str, rounds: int, aim: fl
 
 
 def _check(context: Context, name: str) -> None:
-    """Each context lies in one partition."""
+    """Check that each context is in one partition."""
     where: dict[str, set[str]] = {}
     with StreamReader.open(context.broker) as reader:
         for stream in reader.partitions(name):

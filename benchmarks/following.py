@@ -1,4 +1,4 @@
-"""Following streams: how many over how few connections, how soon, and how fast beside a reader of one stream."""
+"""Following streams: the time and connections for many streams, and the rate compared with a reader of one."""
 
 import logging
 import threading
@@ -29,7 +29,7 @@ AIM: Final = 0.5
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about following streams."""
+    """Yield the rows about following streams."""
     count = QUICK_STREAMS if context.is_quick else STREAMS
     what = f"{count:,} streams of {MESSAGES_EACH} messages followed from their beginning, until all is taken"
     yield from attempted(GROUP, what, lambda: _many(context, count, what))
@@ -71,7 +71,7 @@ def _many(context: Context, count: int, what: str) -> Iterator[Row]:
 
 
 def _follow(context: Context, names: Sequence[str], messages: int, *, caught_up: int = 0) -> tuple[int, int]:
-    """Follow streams until so many messages came, and so many streams have no more; gives connections and threads."""
+    """Follow streams until so many messages and ends of streams arrived; return connections and threads."""
     threads, came, streams_done, has_all = threading.active_count(), 0, 0, threading.Event()
 
     def take(event: Event) -> None:

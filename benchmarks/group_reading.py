@@ -1,4 +1,4 @@
-"""Reading whole groups in logical order beside reading the same messages straight through."""
+"""Reading whole groups in logical order, compared with reading the same messages straight through."""
 
 import random
 import socket
@@ -31,13 +31,13 @@ LARGE_GROUPS: Final = 1_750
 LARGE_BYTES: Final = 10_240
 LARGE_IN_FRAME: Final = 90
 AIM_OF_BYTES: Final = 1.5
-"""How many times the bytes of the groups may be received."""
+"""Maximum ratio of the received bytes to the groups' bodies."""
 
 Way = Callable[[], int]
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about reading groups."""
+    """Yield the rows about reading groups."""
     groups = min(GROUPS, context.messages // SIZE)
     what = f"logical-order reading of {groups:,} groups of {SIZE}, shuffled"
     yield from attempted(GROUP, what, lambda: _compare(context, groups, what))
@@ -50,7 +50,7 @@ def _compare(context: Context, groups: int, what: str) -> Iterator[Row]:
     stream, database = _recorded(context, groups, streams.BODY_BYTES)
     context.say(what)
     with StreamReader.open(context.broker) as reader, Relations(context.broker, database) as relations:
-        # All hand over every body: a message that nobody looks into is not decoded. Groups are checked by headers.
+        # All access every body, since unused messages are not decoded. Groups are checked by their headers.
         ways: dict[str, Way] = {
             "groups": lambda: _by_group(relations, stream, groups),
             "through": lambda: sum(len(message.body) for message in reader.iterate(stream)),
@@ -79,7 +79,7 @@ def _compare(context: Context, groups: int, what: str) -> Iterator[Row]:
 
 
 def _received(context: Context, what: str) -> Row:
-    """A chunk is received whole, and each holds messages of some of the groups: so the least is the stream once."""
+    """Compare the received bytes. Chunks are received whole and mix the groups, so the minimum is the whole stream."""
     stream, database = _recorded(context, LARGE_GROUPS, LARGE_BYTES)
     context.say(what)
     with StreamReader.open(context.broker) as reader, _counted() as once:
@@ -102,7 +102,7 @@ def _received(context: Context, what: str) -> Row:
 
 @contextmanager
 def _counted() -> Iterator[list[int]]:
-    """How many bytes the sockets of this process receive, PostgreSQL's not counted."""
+    """Count the bytes that this process's sockets receive, PostgreSQL's excluded."""
     count = [0]
     receive = socket.socket.recv_into
 
@@ -116,7 +116,7 @@ def _counted() -> Iterator[list[int]]:
 
 
 def _recorded(context: Context, groups: int, size: int) -> tuple[str, str]:
-    """A stream of groups whose bodies have so many bytes, and the database it is recorded in."""
+    """Return a stream of groups with bodies of `size` bytes, and the database in which it is recorded."""
     messages = groups * SIZE
     name = f"groups-{groups}-{size}"
     stream = context.stream(name, lambda stream: _write(context, stream, groups, size), messages)
@@ -129,7 +129,7 @@ def _recorded(context: Context, groups: int, size: int) -> tuple[str, str]:
 
 
 def _by_group(relations: Relations, stream: str, groups: int) -> int:
-    """The bytes of all groups; each must be whole and in order."""
+    """Return the bytes of all groups; checks that each is complete."""
     count = size = 0
     for group in relations.groups(stream):
         count += 1
@@ -148,7 +148,7 @@ def _write(context: Context, stream: str, groups: int, size: int) -> None:
 
 
 def _encoded(number: int, size: int) -> bytes:
-    """A message of a group as RabbitMQ stores it: three application properties and a body."""
+    """Encode a message of a group as RabbitMQ stores it: three application properties and a body."""
     group, place = divmod(number, SIZE)
     pairs = b"\xa1\x08group_id\xa1\x30%048x" % group
     pairs += b"\xa1\x0egroup_sequence\x54%c" % (place + 1)

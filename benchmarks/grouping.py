@@ -1,4 +1,4 @@
-"""Publishing groups: `MessageGroup` beside plain publishes, both over an intercepted pika connection."""
+"""Publishing groups: `MessageGroup` compared with plain publishes, both over an intercepted pika connection."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,18 +23,18 @@ AIM: Final = 0.9
 
 CONFIRMED: Final = (100, 100)
 UNCONFIRMED: Final = (500, 120)
-"""Messages in a round, and rounds, as for publishing."""
+"""Messages in a round, and rounds, as in the group `publishing`."""
 
 GROUP_MESSAGES: Final = 10
 
 WARM_UP_ROUNDS: Final = 3
 
 WAYS: Final = ("plain", "grouped", "by hand")
-"""The third shows what pika and the broker need for three more headers, whoever adds them."""
+"""The third shows the cost of three more headers in pika and the broker."""
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about publishing groups."""
+    """Yield the rows about publishing groups."""
     context.say("publishing by pika, intercepted, plain and in groups")
     yield _compare(context, "a confirm each", *CONFIRMED, has_confirms=True)
     yield _compare(context, "no confirms", *UNCONFIRMED, has_confirms=False)
@@ -52,7 +52,7 @@ def _compare(context: Context, how: str, count: int, rounds: int, *, has_confirm
         }
 
         def drain() -> None:
-            # Else the broker's back-pressure for one side's messages would slow the other side's next round.
+            # Otherwise the broker's back-pressure from one side's messages would slow the other side's next round.
             for channel in channels.values():
                 channel.queue_declare(stream, passive=True)
 
@@ -117,7 +117,7 @@ def _publish_by_hand(channel: BlockingChannel, stream: str, count: int) -> None:
 
 
 def _check(context: Context, stream: str, each: int) -> None:
-    """Both published everything, and every group is complete."""
+    """Check that all messages were published, and that every group is complete."""
     limit = time.monotonic() + streams.SETTLE_S
     with StreamReader.open(context.broker) as reader:
         while True:

@@ -1,4 +1,4 @@
-"""The table as it grows: rows in parts beside rows in one table with one index, as it was before parts."""
+"""The growing table: rows in parts, compared with one table with one index, as it was before parts."""
 
 import threading
 import time
@@ -20,20 +20,20 @@ from relatum.store.database import make_engine
 from relatum.store.parts import PART_BYTES, close_parts, copy_rows, turn_parts
 
 BATCH_ROWS: Final = 50_000
-"""Rows of a transaction: a recorder that catches up has 40,000 to 60,000."""
+"""Rows in a transaction: a recorder that catches up writes 40,000 to 60,000."""
 TENDED_S: Final = 1.0
 
 WHOLE_S: Final = 900.0
-"""Seconds after which the one table, which gets slower and slower, is left where it is.
-100,000,000 in parts, at 200,000 a second, and all else take 15 minutes."""
+"""Seconds after which filling the single table, which becomes slower and slower, stops. 100,000,000 rows in parts, at
+200,000 a second, and everything else take 15 minutes."""
 PARTS_S: Final = 1_500.0
-"""The same of the table in parts."""
+"""The same limit for the table in parts."""
 
 SHOWN_ROWS: Final = 10 * MILLION
-"""Rows after which their rate is a figure of its own, which is kept where the run is stopped."""
+"""Rows after which their rate is a row of its own, which an interrupted run keeps."""
 
 BYTES_A_ROW: Final = 68
-"""Without the index: a run of few rows has smaller parts, so that some are closed."""
+"""Bytes without the index. A run of few rows has smaller parts, so that some are closed."""
 
 RATE_AIM: Final = 0.8
 
@@ -41,7 +41,7 @@ COLUMNS: Final = "(key_id, value, stream_id, time_us, stream_offset)"
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about growth. What was measured is kept where it is stopped."""
+    """Yield the rows about growth, each as soon as it is measured, so that an interrupted run keeps them."""
     before = yield from _without_parts(context)
     yield Row(
         GROUP,
@@ -61,7 +61,7 @@ def measure(context: Context) -> Iterator[Row]:
 
 @contextmanager
 def _recorded(context: Context) -> Iterator[sa.Engine]:
-    """A database in which the streams are recorded that look-ups read."""
+    """Open a database with the recorded streams for lookups."""
     database = context.new_database()
     for messages in (REAL_MESSAGES, HOT_MESSAGES):
         catch_up(context.broker_url, context.stream_url, database, context.orders(messages), messages)
@@ -81,9 +81,9 @@ def _write(engine: sa.Engine, data: list[str]) -> None:
 
 
 def lines(stream_id: int, batch: int) -> list[str]:
-    """A batch of rows: an id that no other message has, scattered among those of real ones, and one of fifty hosts.
+    """Return a batch of rows: a unique id, scattered among the ids of real messages, and one of fifty hosts.
 
-    They are later than the stream's messages, and behind them.
+    Their times and offsets are after those of the stream's messages.
     """
     first = HOT_MESSAGES + batch * BATCH_ROWS // 2
     return [
@@ -96,7 +96,7 @@ def lines(stream_id: int, batch: int) -> list[str]:
 def _filled(
     context: Context, what: str, grown: Grown, limit_s: float, write: Callable[[list[str]], None], rows: int
 ) -> Iterator[Row]:
-    """Write rows, a million after the other, until there are so many or the time is over."""
+    """Write rows by the million, until there are `rows` of them or the time is over."""
     until = time.monotonic() + limit_s
     for million in range(len(grown.rates), rows // MILLION):
         seconds = 0.0
@@ -118,7 +118,7 @@ def _filled(
 
 
 def _without_parts(context: Context) -> Generator[Row, None, Grown]:
-    """One table with one index."""
+    """Fill a single table with one index."""
     context.say(f"{context.rows:,} rows into one table")
     database = context.new_database()
     with psycopg.connect(database) as connection:
@@ -157,7 +157,7 @@ def _with_parts(context: Context, small: sa.Engine, engine: sa.Engine, before: G
         note="" if grown.rows == context.rows else f"stopped after {PARTS_S:,.0f} s",
         figures={"rows_per_s": grown.rates, "whole_rows_per_s": before.rates},
     )
-    context.say("closing what is full")
+    context.say("closing full parts")
     close_parts(engine, turn_parts(engine, part_bytes))
     yield asked.related(context, small, engine, grown)
     yield asked.sizes(engine, before)
@@ -169,7 +169,7 @@ def _with_parts(context: Context, small: sa.Engine, engine: sa.Engine, before: G
 
 @contextmanager
 def _tended(engine: sa.Engine, part_bytes: int) -> Iterator[None]:
-    """Parts are looked after meanwhile, as recorders do."""
+    """Turn and close parts during the block, as recorders do."""
     stop = threading.Event()
 
     def tend() -> None:

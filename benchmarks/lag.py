@@ -1,4 +1,4 @@
-"""How long after its publish a message is recorded, at a steady pace."""
+"""The lag of recording behind publishing, at a steady rate."""
 
 import bisect
 import multiprocessing
@@ -24,7 +24,7 @@ RATE: Final = 1_000
 
 SECONDS: Final = 15
 WARM_UP_S: Final = 3
-"""Seconds at the start that do not count: the recorder's process has just begun."""
+"""Seconds at the start that do not count, while the recorder's process warms up."""
 
 POLL_S: Final = 0.0005
 LIMIT_S: Final = 60.0
@@ -34,7 +34,7 @@ P99_AIM_S: Final = 0.1
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The row about the lag of recording."""
+    """Yield the row about the lag of recording."""
     count = RATE * (WARM_UP_S + context.rounds(SECONDS))
     stream, database = context.empty_stream("lag"), context.new_database()
     context.say(f"publishing {RATE:,} messages a second beside a recorder")
@@ -72,7 +72,7 @@ def _row(lags: list[float], rate: float) -> Row:
 
 
 def publish_steadily(broker_url: str, stream: str, count: int, sender: Connection) -> None:
-    """In a process of its own: publish at a steady pace; send back when each publish was called."""
+    """Publish at a steady rate, in a process of its own; send back the time of each publish."""
     moments: list[float] = []
     with streams.connected(broker_url) as connection:
         channel = connection.channel()
@@ -82,7 +82,7 @@ def publish_steadily(broker_url: str, stream: str, count: int, sender: Connectio
             time.sleep(max(0.0, due - time.perf_counter()))
             headers = {"order_id": streams.order_id(number), "host": streams.host(number)}
             properties = pika.BasicProperties(headers=headers)
-            # The system-wide monotonic clock: comparable between processes.
+            # The monotonic clock is system-wide, so processes can compare it.
             moments.append(time.monotonic())
             channel.basic_publish("", stream, streams.body(number), properties)
     sender.send(moments)
@@ -97,7 +97,7 @@ def wait_opened(connection: psycopg.Connection[tuple[int]], stream: str) -> None
 
 
 def _watch(connection: psycopg.Connection[tuple[int]], stream: str, count: int) -> list[tuple[int, float]]:
-    """Each end of the coverage seen, and when; the last message's included."""
+    """Return each observed end of the coverage with its time, up to the last message."""
     seen: list[tuple[int, float]] = [(0, 0.0)]
     limit = time.monotonic() + count / RATE + LIMIT_S
     while seen[-1][0] < count:
@@ -112,7 +112,7 @@ def _watch(connection: psycopg.Connection[tuple[int]], stream: str, count: int) 
 
 
 def _lags(context: Context, stream: str, published: list[float], seen: list[tuple[int, float]]) -> list[float]:
-    """Seconds from each publish to the first look that found it recorded."""
+    """Return the seconds from each publish to the first poll that found it recorded."""
     with StreamReader.open(context.broker) as reader:
         offset_of = {int(message.body): message.offset for message in reader.iterate(stream)}
     ends = [end for end, _ in seen]

@@ -1,4 +1,4 @@
-"""Look-ups: `related` beside the bare probe and read, at two sizes, and beside scanning the stream."""
+"""Lookups: `related` compared with a bare probe and read at two sizes, and with scanning the stream."""
 
 import random
 import time
@@ -22,7 +22,7 @@ GROUP: Final = "lookups"
 QUESTIONS: Final = 1_000
 SMALL_MESSAGES: Final = 10_000
 WARM_UP: Final = 50
-"""Look-ups before those that are timed: connections open, and PostgreSQL has prepared its plan."""
+"""Untimed lookups at the start, in which connections open and PostgreSQL prepares its plan."""
 
 BARE_AIM: Final = 1.5
 GROWTH_AIM: Final = 1.2
@@ -40,7 +40,7 @@ KEY_AND_STREAM: Final = (
 
 @dataclass(slots=True)
 class Case:
-    """A recorded stream, messages whose relata lie in it, and the two ways to find them."""
+    """A recorded stream, messages with relata in it, and the two ways to find them."""
 
     table: Table
     numbers: Sequence[int]
@@ -54,7 +54,7 @@ class Case:
     bare: list[float] = field(default_factory=list)
 
     def ask(self, index: int) -> None:
-        """Find the message that belongs to a question, and check that it is the right one."""
+        """Look up the message related to a question, and check it."""
         answer = self.relations.related(self.questions[index], to=self.table.stream, by="order_id")
         assert answer.status is Status.FOUND
         [message] = answer
@@ -62,7 +62,7 @@ class Case:
         assert message.body == streams.body(self.numbers[index])
 
     def ask_bare(self, index: int) -> None:
-        """The same with nothing around the index probe and the read."""
+        """Do the same with only the index probe and the read."""
         value = streams.order_id(self.numbers[index])
         [(offset,)] = self.database.execute(PROBE, (self.key_id, value, self.stream_id), prepare=True).fetchall()
         record = self.client.read(self.table.stream, offset)
@@ -71,7 +71,7 @@ class Case:
 
 @contextmanager
 def cases(context: Context, sizes: Sequence[int]) -> Iterator[list[Case]]:
-    """Everything open for look-ups at several sizes."""
+    """Open everything for lookups at several sizes."""
     with ExitStack() as stack:
         yield [_case(context, size, stack) for size in sizes]
 
@@ -99,7 +99,7 @@ def _case(context: Context, size: int, stack: ExitStack) -> Case:
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about look-ups by key."""
+    """Yield the rows about lookups by key."""
     sizes = sorted({SMALL_MESSAGES, context.messages})
     with cases(context, sizes) as found:
         context.say("looking up")
@@ -113,7 +113,7 @@ def measure(context: Context) -> Iterator[Row]:
 
 
 def take_turns(found: Sequence[Case], count: int) -> None:
-    """Ask each question in both ways at each size, in an order that changes."""
+    """Ask each question in both ways at each size, in random order."""
     ways: list[tuple[Callable[[int], None], list[float]]] = []
     for case in found:
         ways += [(case.ask, case.ours), (case.ask_bare, case.bare)]
@@ -177,7 +177,7 @@ def _beside_scan(context: Context, case: Case) -> Row:
 
 
 def scan_by_pika(context: Context, case: Case) -> float:
-    """Seconds pika takes to read the whole stream for the messages that share a question's order."""
+    """Return the seconds in which pika reads the whole stream for the messages of a question's order."""
     wanted, found = streams.order_id(case.numbers[0]), []
     last = case.table.messages - 1
     with streams.connected(context.broker_url) as connection:

@@ -1,4 +1,4 @@
-"""`read_many` beside the better of reading each by itself and reading straight through, at several densities."""
+"""`read_many` compared with the faster of reading each message and reading straight through, by density."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +17,11 @@ GROUP: Final = "many"
 IDS: Final = 1_000
 AIM: Final = 1.1
 AIM_OF_ALL: Final = 1.15
-"""Where each message is asked for, reading on does nothing in vain."""
+"""The aim if every message is requested: reading straight through then wastes nothing."""
 
 ROUNDS: Final = 3
 REPEATS: Final = 5
-"""How often a round does what takes less than a second: reading each takes seconds, the others mostly do not."""
+"""How often a round repeats ways that take less than a second. Reading each message takes seconds."""
 
 SPARSE_GAP: Final = 10_000
 
@@ -29,7 +29,7 @@ Way = Callable[[], list[Message]]
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about reading many messages."""
+    """Yield the rows about reading many messages."""
     for kind, messages, stream in (
         ("", context.messages, lambda: context.orders(context.messages)),
         (", written one by one", context.singles_messages, context.singles),
@@ -59,7 +59,7 @@ def _compare(context: Context, stream: str, messages: int, gap: int, what: str) 
     context.say(what)
     chooser = random.Random(gap)
     begin = chooser.randrange(messages - gap * IDS + 1)
-    # One in each stretch: this dense, and not evenly spread.
+    # One in each stretch: of this density, but not evenly spread.
     offsets = [begin + number * gap + chooser.randrange(gap) for number in range(IDS)]
     asked = chooser.sample(offsets, IDS)
     with StreamReader.open(context.broker) as reader:
@@ -77,7 +77,7 @@ def _compare(context: Context, stream: str, messages: int, gap: int, what: str) 
 
 
 def _one_round(ways: dict[str, Way], taken: dict[str, list[float]]) -> None:
-    """Each way once, and the quick ones some more times, in turns."""
+    """Run each way once and quick ones several more times, in turns."""
     first = in_turns(ways, 1)
     quick = {name: ways[name] for name, values in first.items() if values[0] < 1.0}
     again = in_turns(quick, REPEATS - 1)
@@ -110,7 +110,7 @@ def _many(reader: StreamReader, stream: str, asked: Sequence[int]) -> list[Messa
 
 
 def _through(reader: StreamReader, stream: str, offsets: Sequence[int]) -> list[Message]:
-    """Read on from the first to the last, making messages of none but those wanted."""
+    """Read from the first to the last offset, decoding only the wanted messages."""
     found: list[Message] = []
     rest = iter(offsets)
     wanted: int | None = next(rest)
@@ -125,6 +125,6 @@ def _through(reader: StreamReader, stream: str, offsets: Sequence[int]) -> list[
 
 
 def _check(found: Sequence[Message], offsets: Sequence[int]) -> None:
-    """All messages are there, and each says the number of its offset."""
+    """Check that all messages are there, each with its offset in its body."""
     assert sorted(message.offset for message in found) == list(offsets)
     assert all(int(message.body) == message.offset for message in found)

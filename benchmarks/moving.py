@@ -1,4 +1,4 @@
-"""Serialization contexts that move under load: how long they pause, and whether others do."""
+"""Serialization contexts that move under load: their pause, and that of other contexts."""
 
 import asyncio
 import multiprocessing
@@ -29,14 +29,14 @@ RATE: Final = 1_000
 PARTITIONS: Final = 4
 PUBLISHERS: Final = 2
 FEW_CONTEXTS: Final = 50
-"""Contexts of which single ones move: each has 20 messages a second."""
+"""Contexts that move one by one; each has 20 messages a second."""
 
 MANY_CONTEXTS: Final = 1_000
-"""Contexts that are consolidated."""
+"""Contexts that are moved together by `consolidate`."""
 
 MOVES: Final = 30
 QUIET_S: Final = 5.0
-"""Seconds before the first move: what latency is without any."""
+"""Seconds before the first move, to measure latency without moves."""
 
 BETWEEN_S: Final = 0.1
 """Seconds between two moves."""
@@ -45,11 +45,11 @@ WARM_UP_S: Final = 3.0
 LIMIT_S: Final = 120.0
 PAUSE_AIM_S: Final = 0.5
 OTHERS_AIM: Final = 1.5
-"""What the late ones of other contexts may take while one moves, against while none does."""
+"""Maximum ratio of other contexts' p99 latency during a move to that without moves."""
 
 
 class Sample(NamedTuple):
-    """A message: its context, when it was due to be published, and when it was consumed."""
+    """A message's context, and the times when it was due to be published and when it was consumed."""
 
     context: str
     due: float
@@ -57,23 +57,23 @@ class Sample(NamedTuple):
 
     @property
     def latency_s(self) -> float:
-        """Seconds from when it was due until it was consumed."""
+        """Seconds from the due time until the message was consumed."""
         return self.consumed - self.due
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A move as its caller saw it, on the clock of the samples."""
+    """A move as seen by its caller, on the clock of the samples."""
 
     context: str
     began: float
     ended: float
     pause_s: float
-    """Seconds between the two commits: in it, nothing of the context could be published."""
+    """Seconds between the two commits, in which nothing could be published to the context."""
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about moving contexts."""
+    """Yield the rows about moving contexts."""
     context.say(f"moving single contexts under {RATE:,} messages/s")
     yield from _single(context)
     context.say(f"consolidating {MANY_CONTEXTS:,} contexts under {RATE:,} messages/s")
@@ -116,7 +116,7 @@ def _single(context: Context) -> Iterator[Row]:
     quiet = [each.latency_s for each in samples if quiet_from <= each.due < quiet_to]
     beside = [each.latency_s for each in samples if _is_beside(each, windows)]
     yield _others("latency of all other contexts meanwhile", beside, quiet, "no move")
-    # The same work for the processors, and nothing that these contexts could wait for.
+    # The control: the same load on the processors, but nothing for which these contexts could wait.
     control = [each.latency_s for each in samples if _is_during(each, elsewhere)]
     yield _others("the same", beside, control, "moves of another super stream")
 
@@ -131,7 +131,7 @@ def _move_one(contexts: SerializationContexts, place: "Place") -> Window:
 
 
 def _felt(window: Window, samples: Sequence[Sample]) -> float:
-    """The longest latency of the moved context's messages that were due during its move."""
+    """Return the longest latency of the context's messages that were due during its move."""
     return max(
         (
             each.latency_s
@@ -149,12 +149,12 @@ def _is_beside(sample: Sample, windows: Sequence[Window]) -> bool:
 
 
 def _is_during(sample: Sample, windows: Sequence[Window]) -> bool:
-    """Whether a message was due while one of these moves went on."""
+    """Whether a message was due during one of these moves."""
     return any(window.began <= sample.due <= window.ended for window in windows)
 
 
 def _others(what: str, beside: Sequence[float], quiet: Sequence[float], quiet_is: str) -> Row:
-    """Latency beside moves against latency without any, or beside moves that have nothing to do with it."""
+    """Compare latency during moves with latency without moves, or during unrelated moves."""
     late, late_quiet = percentile(beside, 0.99), percentile(quiet, 0.99)
     return Row(
         GROUP,
@@ -213,7 +213,7 @@ def _consolidated(context: Context) -> Row:
 
 @dataclass(frozen=True)
 class Place:
-    """A super stream with a database of its own."""
+    """A super stream and its database."""
 
     super_stream: str
     broker: Broker
@@ -222,23 +222,23 @@ class Place:
 
     @property
     def streams(self) -> list[str]:
-        """Its partitions."""
+        """The super stream's partitions."""
         return [f"{self.super_stream}-{place}" for place in range(PARTITIONS)]
 
     def contexts(self) -> SerializationContexts:
-        """The contexts, to be moved."""
+        """Open the super stream's contexts."""
         return SerializationContexts(self.super_stream, self.database, broker=self.broker)
 
 
 @contextmanager
 def _place(context: Context, contexts: int) -> Iterator[Place]:
-    """A new super stream; what was done there is checked before it is deleted."""
+    """Declare a super stream; `verify` checks it before it is deleted."""
     name, database = f"relatum-bench-moving-{uuid.uuid4().hex[:8]}", context.new_database()
     declare_super_stream(context.broker, name, PARTITIONS)
     try:
         place = Place(name, context.broker, database, [f"plane-{n}" for n in range(contexts)])
         with place.contexts() as made:
-            # So that the load begins as it goes on: without a first message of each context.
+            # Place the contexts now, so that the load includes no first messages of contexts.
             for number, stream in enumerate(place.streams):
                 made.assign(place.names[number::PARTITIONS], stream)
         yield place
@@ -250,10 +250,10 @@ def _place(context: Context, contexts: int) -> Iterator[Place]:
 
 
 class Load:
-    """Publishers at a steady pace and a consumer that keeps up, each a process. A context manager.
+    """Publishers at a steady rate and a consumer that keeps up, each in a process. A context manager.
 
     Args:
-        place: Where.
+        place: The super stream and its database.
     """
 
     def __init__(self, place: Place) -> None:
@@ -286,13 +286,13 @@ class Load:
             process.kill()
 
     def stop(self) -> list[Sample]:
-        """End the load in order; gives what it was."""
+        """Stop publishers and consumer, and return the samples."""
         self._stop.set()
         due: dict[str, tuple[str, float]] = {}
         for receiver in self._receivers[1:]:
             assert receiver.poll(LIMIT_S), "a publisher did not end"
             due |= receiver.recv()
-        # The consumer ends when nothing more comes.
+        # The consumer ends when no more messages arrive.
         self._stop_consumer.set()
         assert self._receivers[0].poll(LIMIT_S), "the consumer did not end"
         consumed: dict[str, float] = self._receivers[0].recv()
@@ -302,7 +302,7 @@ class Load:
 
 
 def _publish(place: Place, names: Sequence[str], number: int, stop: Event, sender: Connection) -> None:
-    """In a process: publish at a steady pace until told to stop; send back what was published, and when it was due."""
+    """Publish at a steady rate until `stop`, in a process; send back the messages with their due times."""
     sender.send(asyncio.run(_publish_paced(place, names, number, stop, sender)))
 
 
@@ -322,7 +322,7 @@ async def _publish_paced(
             name, body = names[len(due) % len(names)], f"{number}-{len(due)}"
             due[body] = (name, at)
             message = aio_pika.Message(body.encode(), headers={"serialization_context": name})
-            # A context that moves keeps its own messages waiting, and no others.
+            # A moving context delays only its own messages.
             task = asyncio.create_task(router.publish(channel, message))
             running.add(task)
             task.add_done_callback(running.discard)
@@ -331,7 +331,7 @@ async def _publish_paced(
 
 
 def _consume(place: Place, stop: Event, sender: Connection) -> None:
-    """In a process: consume until told to stop and nothing more comes; send back when each message was consumed."""
+    """Consume until `stop` and no more messages arrive, in a process; send back the time of each message."""
     consumed: dict[str, float] = {}
     with SerialConsumer(place.super_stream, "bench", broker=place.broker, database=place.database) as consumer:
         sender.send("begun")

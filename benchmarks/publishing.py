@@ -1,4 +1,4 @@
-"""Publishing: an intercepted pika connection beside a bare one."""
+"""Publishing: an intercepted pika connection compared with a bare one."""
 
 import uuid
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ UNCONFIRMED_AIM: Final = 0.92
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about publishing."""
+    """Yield the rows about publishing."""
     context.say("publishing by pika, bare and intercepted")
     yield _compare(context, "a confirm each", CONFIRMED, CONFIRMED_AIM, has_confirms=True)
     yield _compare(context, "no confirms", UNCONFIRMED, UNCONFIRMED_AIM, has_confirms=False)
@@ -43,7 +43,7 @@ def _compare(context: Context, how: str, sizes: tuple[int, int], aim: float, *, 
         }
 
         def drain() -> None:
-            # Else the broker's back-pressure for one side's messages would slow the other side's next round.
+            # Otherwise the broker's back-pressure from one side's messages would slow the other side's next round.
             for channel in channels.values():
                 channel.queue_declare(stream, passive=True)
 
@@ -52,7 +52,7 @@ def _compare(context: Context, how: str, sizes: tuple[int, int], aim: float, *, 
 
 
 def _publish(channel: BlockingChannel, stream: str, count: int, *, has_id: bool) -> None:
-    """Publish orders; some with an id, as an intercepted connection adds it."""
+    """Publish orders, optionally with an id as an intercepted connection adds it."""
     for number in range(count):
         properties = pika.BasicProperties(headers=headers(number))
         if has_id:

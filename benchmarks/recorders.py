@@ -1,4 +1,4 @@
-"""One recorder of very many streams: what it takes at rest, how late it is under load, how long it takes to start."""
+"""One recorder of very many streams: its cost at rest, its lag under load, and its start-up time."""
 
 import bisect
 import multiprocessing
@@ -26,25 +26,25 @@ START_STREAMS: Final = 2_000
 QUICK_STREAMS: Final = 300
 
 RATE: Final = 10
-"""Messages a second and stream."""
+"""Messages a second in each stream."""
 
 LOWER_RATES: Final = (8, 6, 5, 4, 3, 2, 1)
-"""Rates that are tried, one after the other, where the lag was over the aim."""
+"""Lower rates to try in turn if the lag was over the aim."""
 
 HOT: Final = 4
-"""One in so many streams is hot: it has most of the messages."""
+"""One stream in 4 is hot; the hot streams have most of the messages."""
 
 SECONDS: Final = 20
 REST_S: Final = 10
 SAMPLED: Final = 20
-"""Streams whose lag is watched."""
+"""Number of streams whose lag is measured."""
 
 POLL_S: Final = 0.005
 LIMIT_S: Final = 180.0
 
 LAG_AIM_S: Final = 0.25
 SUSTAINED: Final = 0.98
-"""Part of the rate asked for that must have been published for it to count."""
+"""Share of the requested rate that must have been published for a measurement to count."""
 
 RSS_AIM_BYTES: Final = 300_000_000
 START_AIM_S: Final = 30.0
@@ -61,12 +61,12 @@ TRANSACTIONS: Final = "SELECT xact_commit + xact_rollback FROM pg_stat_database 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a recorder's process has.
+    """The resources of a recorder's process.
 
     Attributes:
-        threads: Its threads.
-        broker: Its connections to the broker.
-        database: Its connections to PostgreSQL.
+        threads: Number of threads.
+        broker: Number of connections to the broker.
+        database: Number of connections to PostgreSQL.
     """
 
     threads: int
@@ -75,7 +75,7 @@ class Cost:
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about many streams."""
+    """Yield the rows about many streams."""
     count = QUICK_STREAMS if context.is_quick else STREAMS
     most = 2 * count if context.is_quick else START_STREAMS
     context.say(f"declaring {most:,} streams")
@@ -148,7 +148,7 @@ def _at_rest(connection: "psycopg.Connection[tuple[int]]", pid: int, count: int)
     before = _number(connection, TRANSACTIONS)
     begun = time.perf_counter()
     time.sleep(REST_S)
-    # One of them asked for the number before.
+    # One transaction was the previous query itself.
     rate = (_number(connection, TRANSACTIONS) - before - 1) / (time.perf_counter() - begun)
     cost = cost_of(pid, connection.info.port)
     limits = ", ".join(f"≤ {aim} {name}" for name, aim in AIMS.items())
@@ -185,7 +185,7 @@ def _lags(
     *,
     is_hot: bool,
 ) -> tuple[list[float], float]:
-    """Seconds from publish to record, of the streams that are watched; and the messages published a second."""
+    """Return the seconds from publish to record in the sampled streams, and the messages published a second."""
     rate = each_rate * len(names)
     context.say(f"publishing {rate:,} messages a second to {len(names):,} streams")
     sampled = [names[at * len(names) // SAMPLED] for at in range(SAMPLED)]
@@ -234,7 +234,7 @@ def _ends(connection: "psycopg.Connection[tuple[int]]", names: list[str]) -> dic
 def _publish(
     broker_url: str, names: list[str], rate: int, total: int, is_hot: bool, sampled: list[str], sender: Connection
 ) -> None:
-    """In a process of its own: publish at a steady pace; send back when each message of some streams was published."""
+    """Publish at a steady rate, in a process of its own; send back the publish times of the sampled streams."""
     chance = random.Random(1)
     hot, moments = names[::HOT], {name: [] for name in sampled}
     order = chance.sample(names, len(names))
@@ -274,7 +274,7 @@ def _number(connection: "psycopg.Connection[tuple[int]]", query: str) -> int:
 
 
 def cost_of(pid: int, database_port: int) -> Cost:
-    """What a process has of threads and connections; zeros where the system does not tell."""
+    """Return a process's threads and connections; zeros if the system does not report them."""
     process = Path(f"/proc/{pid}")
     if not process.exists():
         return Cost(0, 0, 0)

@@ -1,4 +1,4 @@
-"""The recorder catching up: beside a COPY of the same rows, beside reading alone; its memory; bytes of a row."""
+"""The recorder catching up: its rate compared with COPY and with reading alone, and its memory."""
 
 import time
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ READING_AIM: Final = 0.7
 RSS_AIM_BYTES: Final = 200_000_000
 
 COPY_BYTES: Final = 1 << 20
-"""Bytes handed to COPY at once."""
+"""Bytes passed to COPY at once."""
 
 COLUMNS: Final = "(stream_offset, time_us, stream_id, key_id, value)"
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about the recorder's speed and memory."""
+    """Yield the rows about the recorder's speed and memory."""
     runs, copies = _against_copy(context)
     rate, copy_rate = median([run.rate for run in runs]), median(copies)
     yield Row(
@@ -60,7 +60,7 @@ def measure(context: Context) -> Iterator[Row]:
         f"{rss / 1e6:,.0f} MB at most" if rss else "",
         aim=f"≤ {RSS_AIM_BYTES / 1e6:,.0f} MB",
         is_met=rss <= RSS_AIM_BYTES,
-        note="not measured: the system does not tell" if not rss else "",
+        note="not measured: the system does not report it" if not rss else "",
         figures={"rss_bytes": rss},
     )
 
@@ -83,7 +83,7 @@ def _against_copy(context: Context) -> tuple[list[CatchUp], list[float]]:
 
 
 def copy_alone(database_url: str) -> float:
-    """Seconds one COPY takes to write the recorded rows into a table just like theirs, in the order of the stream."""
+    """Return the seconds in which one COPY writes the recorded rows, in order, into a table of the same form."""
     with psycopg.connect(database_url) as connection:
         cursor = connection.cursor()
         with cursor.copy(
@@ -138,7 +138,7 @@ def _against_reading(context: Context) -> Iterator[Row]:
 
 
 def read_alone(context: Context, stream: str, messages: int) -> tuple[float, int]:
-    """Seconds the recorder's reader takes to read a stream when nothing is done with it, and how many chunks it has."""
+    """Return the seconds in which the recorder's reader reads a stream and does nothing else, and the chunks."""
     read = chunks = 0
     with StreamReader.open(context.broker) as reader:
         start = time.perf_counter()

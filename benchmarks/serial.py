@@ -1,4 +1,4 @@
-"""Serial consumption without a move beside reading the same partitions straight."""
+"""Serial consumption without moves, compared with reading the same partitions directly."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ Way = Callable[[], int]
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about serial consumers."""
+    """Yield the rows about serial consumers."""
     messages = context.messages // PARTITIONS * PARTITIONS
     what = f"serial consumption of {messages:,} messages in {PARTITIONS} partitions, without a move"
     yield from attempted(GROUP, what, lambda: _compare(context, messages, what))
@@ -71,7 +71,7 @@ def _compare(context: Context, messages: int, what: str) -> Iterator[Row]:
 
 
 class _Consuming:
-    """Consumes all there is under a new name each time."""
+    """Consumes all messages, each time under a new consumer's name."""
 
     def __init__(self, context: Context, super_stream: str, database: str) -> None:
         self._context = context
@@ -116,7 +116,7 @@ def _write(context: Context, stream: str, numbers: range) -> None:
 
 
 def _encoded(number: int) -> bytes:
-    """A message of a context as RabbitMQ stores it: its two headers and a body."""
+    """Encode a message of a context as RabbitMQ stores it: two headers and a body."""
     pairs = b""
     placed = str(Placed(number % CONTEXTS + 1, "0123456789abcdef", number))
     for name, value in ((CONTEXT_HEADER, f"context-{number % CONTEXTS}"), (PLACED_HEADER, placed)):

@@ -1,4 +1,4 @@
-"""Look-ups in a web service: beside a bare probe and read with the same pools; waits; how long answers hold a loop."""
+"""Lookups in a web service: compared with a bare probe and read; waits; how long answers block an event loop."""
 
 import asyncio
 import queue
@@ -27,10 +27,10 @@ from relatum_consumer import AsyncRelations, Relations, Status
 GROUP: Final = "service"
 
 MESSAGES: Final = 2_000
-"""Published one by one, so that a chunk has one message, as a service's have."""
+"""Messages, published one by one so that a chunk has one message, as in a service."""
 
 LARGE: Final = 1_000
-"""Messages that share one value."""
+"""Messages with the same value."""
 
 QUESTIONS: Final = 1_000
 POOL: Final = 10
@@ -39,7 +39,7 @@ ROUNDS: Final = 5
 WAITS: Final = 500
 IDLE_S: Final = 5.0
 PER_SECOND: Final = 40.0
-"""Messages for those who wait, committed one by one at random times."""
+"""Commits a second, at random times, of the messages for which waits wait."""
 
 PROCESSOR_AIM: Final = 2.0
 RATE_AIM: Final = 0.8
@@ -53,7 +53,7 @@ AskInTask = Callable[[int], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A recorded stream of small chunks, and messages whose relata lie in it."""
+    """A recorded stream of small chunks, and messages with relata in it."""
 
     context: Context
     stream: str
@@ -66,12 +66,12 @@ class Case:
     stream_id: int
 
     def bare_parameters(self, index: int) -> tuple[int, str, int]:
-        """What the bare probe is asked for."""
+        """Return the parameters of a bare probe."""
         return self.key_id, streams.order_id(self.numbers[index % QUESTIONS]), self.stream_id
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about look-ups in a web service."""
+    """Yield the rows about lookups in a web service."""
     with _case(context) as case:
         context.say("looking up with threads")
         yield from _rows("threads", _with_threads(case, context.rounds(ROUNDS)))
@@ -114,7 +114,7 @@ def _case(context: Context) -> Iterator[Case]:
 
 @dataclass(slots=True)
 class Taken:
-    """Look-ups a second, and seconds of this process's processor for each, of every round."""
+    """Lookups a second, and processor seconds of this process for each, by round."""
 
     rates: list[float]
     processor_s: list[float]
@@ -172,7 +172,7 @@ def _with_threads(case: Case, rounds: int) -> dict[tuple[str, int], Taken]:
 
 
 def _warmed(taken: dict[tuple[str, int], Taken]) -> dict[tuple[str, int], Taken]:
-    """Without the first round: connections open then, and statements are prepared."""
+    """Drop the first round, in which connections open and statements are prepared."""
     return {key: Taken(each.rates[1:], each.processor_s[1:]) for key, each in taken.items()}
 
 
@@ -280,7 +280,7 @@ async def _bare_in_tasks(case: Case) -> AsyncIterator[AskInTask]:
 
 @contextmanager
 def _counted() -> Iterator[list[int]]:
-    """How many statements look-ups made, as a number that grows."""
+    """Count the statements of lookups; yields a list with the current number."""
     count, rows = [0], Database.rows
 
     def counting(self: Database, *args: Any, **options: Any) -> Any:
@@ -295,11 +295,11 @@ def _counted() -> Iterator[list[int]]:
 
 
 async def _waits(case: Case) -> list[Row]:
-    """Rows are taken out of the table before, and put back while all wait: each commit is known to the moment."""
+    """Delete rows, and insert them again while all wait, so that the time of each commit is known."""
     woken: dict[int, float] = {}
     committed: dict[int, float] = {}
     async with AsyncExitStack() as stack:
-        # Counted from before they are made: they hold on to what runs a statement.
+        # Patch before the relations are created, since they keep a reference to the method.
         statements = stack.enter_context(_counted())
         relations = AsyncRelations(case.context.broker, case.database_url, database_connections_max=POOL)
         await stack.enter_async_context(relations)
@@ -357,7 +357,7 @@ _PUT_BACK: Final = (
 
 
 async def _hold(case: Case) -> Row:
-    """The longest time that the loop's thread worked without coming back to the loop, by that thread's processor."""
+    """Measure the longest processor time of the loop's thread without a return to the loop."""
     longest, loop = 0.0, asyncio.get_running_loop()
     last = time.thread_time()
 

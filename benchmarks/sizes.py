@@ -1,4 +1,4 @@
-"""Bytes of table and index: of a row, and of a message's time in the sparse index beside a row for each message."""
+"""Bytes of table and index: of a row, and of a message's time, in the sparse index or in a row for each message."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -15,14 +15,14 @@ from benchmarks._results import Row
 GROUP: Final = "sizes"
 
 SIZE: Final = "SELECT sum(pg_relation_size('relatum.relationships_' || part || '{}')) FROM relatum.table_parts"
-"""Bytes of all parts of the table, or of an index of each."""
+"""Bytes of all parts of the table, or of one of their indexes."""
 
 STAMPED_MESSAGES: Final = 50_000
-"""Intercepted messages whose times are indexed both ways: times are microseconds apart, as publishers give them."""
+"""Intercepted messages with times indexed both ways. The times are microseconds apart, as with real publishers."""
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about sizes."""
+    """Yield the rows about sizes."""
     table = context.table(context.messages)
     with psycopg.connect(table.database_url) as connection:
         yield _row_bytes(connection)
@@ -73,7 +73,7 @@ def _write_stamped(context: Context, stream: str, count: int) -> None:
 
 
 def _dense_bytes(connection: psycopg.Connection[Any], count: int) -> float:
-    """What a row and an index entry for each message's time would take, filled in the order they come."""
+    """Return the bytes of a row and an index entry for each message's time, inserted in the stream's order."""
     connection.execute(
         "CREATE TABLE relatum.dense (time_us bigint NOT NULL, stream_offset bigint NOT NULL, stream_id int NOT NULL)"
     )

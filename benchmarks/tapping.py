@@ -1,4 +1,4 @@
-"""Tapping: what publishers with confirms pay for a stream that is bound beside their queue."""
+"""Tapping: the cost for publishers with confirms of a stream that is bound beside their queue."""
 
 import tempfile
 import uuid
@@ -29,17 +29,17 @@ KINDS: Final[dict[str, tuple[dict[str, Any], int]]] = {
     "classic queue, persistent": ({}, 2),
     "quorum queue, persistent": ({"x-queue-type": "quorum"}, 2),
 }
-"""The queue that is bound before the tap, by its arguments, and the delivery mode of what is published. A persistent
-message's confirm waits for the queue's disk: ten times what a tap takes, and it varies by more than that."""
+"""The arguments of the queue that is bound before the tap, and the messages' delivery mode. A persistent message's
+confirm waits for the queue's disk: that takes ten times as long as a tap, and varies by more than the tap."""
 
 QUIET: Final = 0.1
-"""Of the rounds, the quickest share: what it takes where nothing else was in the way."""
+"""The share of the quickest rounds, which show the cost without other load."""
 
 KEPT: Final = StreamOptions(max_length_bytes=1_000_000_000)
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about taps, on a broker of their own."""
+    """Yield the rows about taps, on a broker of their own."""
     context.say("publishing to exchanges, bare and tapped")
     with tempfile.TemporaryDirectory() as directory, LocalRabbitMQ(directory) as server:
         database = context.new_database()
@@ -72,7 +72,7 @@ def _channel(url: str) -> Iterator[BlockingChannel]:
 
 
 def _declare(channel: BlockingChannel, name: str, arguments: dict[str, Any]) -> None:
-    # It drops the oldest, so that no side's queue grows.
+    # The queue drops its oldest messages, so that no side's queue grows.
     channel.queue_declare(name, durable=True, arguments={"x-max-length": 1000, **arguments})
 
 
@@ -89,7 +89,7 @@ def _taken(context: Context, actions: dict[str, Callable[[], None]]) -> dict[str
 
 
 def _paired(other: list[float], ours: list[float]) -> float:
-    """The rate against the other's in the same round, as the median of all rounds."""
+    """Return the ratio of our rate to the other's in the same round, as the median of all rounds."""
     return median([theirs / own for theirs, own in zip(other, ours, strict=True)])
 
 

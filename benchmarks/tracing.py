@@ -1,4 +1,4 @@
-"""`Relations.trace` of 1,000 messages in five streams beside `read_many` of the same messages."""
+"""`Relations.trace` of 1,000 messages in five streams, compared with `read_many` of the same messages."""
 
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -21,7 +21,7 @@ GROUP: Final = "trace"
 MESSAGES: Final = 1_000
 STREAMS: Final = 5
 GAP: Final = 20
-"""Messages of others between two of a stream that are traced."""
+"""Other messages between two traced messages of a stream."""
 
 AIM: Final = 3.0
 ROUNDS: Final = 15
@@ -29,7 +29,7 @@ WAYS: Final = {"ten effects each": 10, "two effects each": 2}
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about traces."""
+    """Yield the rows about traces."""
     what = f"`trace` of {MESSAGES:,} messages in {STREAMS} streams"
     yield from attempted(GROUP, what, lambda: _compare(context, what))
 
@@ -84,7 +84,7 @@ def _write(context: Context, stream: str, number: int, messages: int) -> None:
 
 
 def _encoded(stream: int, place: int) -> bytes:
-    """A message of a stream: one of the trace, or one between them; two headers of a host, as all have."""
+    """Encode a message of the trace or another one; all have two headers."""
     number = place // GAP * STREAMS + stream
     headers = {"order_id": f"other-{stream}-{place}", "host": streams.host(place)}
     if place % GAP == 0:

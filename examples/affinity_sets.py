@@ -1,4 +1,4 @@
-"""Affinity sets: two publishers put the lines of invoices, and each invoice is in one partition.
+"""Affinity sets: two publishers publish the lines of invoices, and each invoice is in one partition.
 
 Set RELATUM_BROKER_URL and RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/affinity_sets.py
 """
@@ -23,7 +23,7 @@ channels = [connection.channel() for connection in connections]
 for channel in channels:
     channel.confirm_delivery()
 
-# Each process has a router of its own; the placements are shared.
+# Each process has a router of its own; the routers share their placements.
 with relatum.AffinityRouter(INVOICES, DATABASE) as here, relatum.AffinityRouter(INVOICES, DATABASE) as there:
     for number, line in enumerate(LINES):
         router, channel = [(here, channels[0]), (there, channels[1])][number % 2]
@@ -43,7 +43,7 @@ with StreamReader.open(BROKER) as reader:
 with relatum.AffinitySets(INVOICES, DATABASE) as sets:
     print("open sets:", sum(sets.count().values()))
 
-# Without a database, the caller holds the placement.
+# Without a database, the caller keeps the placement.
 with relatum.SuperStream(INVOICES).affinity() as handle:
     channels[0].basic_publish(handle, "", b"1 lamp")
     again = relatum.AffinityHandle.from_token(handle.token)

@@ -1,4 +1,4 @@
-"""asyncio: publish through aio-pika, and wait for the message that belongs to the one in hand.
+"""asyncio: publish with aio-pika, and wait for the message that belongs to another one.
 
 Set RELATUM_BROKER_URL and RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/async_orders.py
 """

@@ -1,8 +1,8 @@
-"""asyncio: a worker that takes messages from a stream through aio-pika and finds what each belongs to.
+"""asyncio: a worker that consumes a stream with aio-pika and looks up the related message of each message.
 
-It acknowledges every message, also one that it failed on. A stream takes no other answer: `message.process()` of
-aio-pika rejects where the block raises, and RabbitMQ before 3.13 closes the connection for that (540). On a stream an
-acknowledgement asks for more messages, and nothing else: where to go on after a restart is for the worker to keep.
+The worker acknowledges every message, even if it failed. A stream accepts nothing else: aio-pika's `message.process()`
+rejects the message if the block raises, and RabbitMQ before 3.13 then closes the connection (540). On a stream, an
+acknowledgement only requests more messages: the worker must store itself where to continue after a restart.
 
 Set RELATUM_BROKER_URL and RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/async_worker.py
 """
@@ -23,18 +23,18 @@ PAYMENTS = [(b"480 EUR", {"order": "B-1"}), (b"12 EUR", {"oder": "B-2"}), (b"muc
 
 
 async def handle(payment: Message, relations: AsyncRelations) -> None:
-    """Find the order of a payment, waiting a moment for one that is not recorded yet."""
+    """Find the order of a payment; wait a moment if it is not recorded yet."""
     answer = await relations.wait_related(payment, to="example-orders", by="order", timeout_s=10)
     if answer:
         euros = int(payment.body.split()[0])
         print(f"{answer[0].body.decode()}: paid {euros}")
     else:
-        # Store it in a table, or in a stream of its own, and retry it later.
+        # Here a worker would store the payment, in a table or a stream of its own, and retry it later.
         print(f"{payment.body.decode()}: {answer.status}: {answer.explanation}")
 
 
 async def work(channel: aio_pika.abc.AbstractChannel, relations: AsyncRelations) -> None:
-    """Handle the payments, one after the other."""
+    """Handle the payments one by one."""
     await channel.set_qos(prefetch_count=1)
     queue = await channel.get_queue("example-payments")
     done = asyncio.Semaphore(0)
@@ -44,20 +44,20 @@ async def work(channel: aio_pika.abc.AbstractChannel, relations: AsyncRelations)
         try:
             payment = Message.from_amqp("example-payments", offset, delivery.properties, delivery.body)
             await handle(payment, relations)
-        except Exception as error:  # noqa: BLE001 whatever it is, it must not end the worker
+        except Exception as error:  # noqa: BLE001 no error may end the worker
             print(f"offset {offset} failed: {error}")
         finally:
             await delivery.ack()
             done.release()
 
     tag = await queue.consume(on_delivery, arguments={"x-stream-offset": "first"})
-    for _ in PAYMENTS:  # A worker goes on.
+    for _ in PAYMENTS:  # A real worker continues forever.
         await done.acquire()
     await queue.cancel(tag)
 
 
 async def main() -> None:
-    """Publish an order and three payments, two of them wrong, and handle them."""
+    """Publish an order and three payments, two of them wrong, and handle the payments."""
     connection = await aio_pika.connect_robust(BROKER)
     async with connection, AsyncRelations(broker=BROKER, database=DATABASE) as relations:
         relatum.intercept(connection, database=DATABASE, keys=["order"])

@@ -1,4 +1,4 @@
-"""The message collector: each message is published alone and consumed in bulks; its publisher learns the outcome.
+"""The message collector: messages are published singly and consumed in bulks, and publishers get their outcomes.
 
 Set RELATUM_BROKER_URL and RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/collector.py
 """
@@ -21,7 +21,7 @@ BOOK = sa.text("INSERT INTO example_booked VALUES (:message_id, :kind, :amount)"
 
 
 def book(bulk: Bulk) -> list[Failure | None]:
-    """Write a bulk of one type, in the transaction that also stores its results; say which messages failed."""
+    """Write a bulk of one type in the transaction that also stores its results; return the failures."""
     rows: list[dict[str, object]] = []
     results: list[Failure | None] = []
     for each in bulk.messages:
@@ -46,7 +46,7 @@ collector = MessageCollector("example-billing", database=DATABASE, broker=BROKER
 collector.register_executor("order", book, ExecutorOptions(bulk_messages=500, max_age_s=0.2, joins_transaction=True))
 collector.register_executor("payment", book, ExecutorOptions(bulk_messages=500, max_age_s=0.2, joins_transaction=True))
 
-# The collector may be another process; the publisher needs only the broker and the database.
+# The collector may run in another process: the publisher needs only the broker and the database.
 relatum.intercept(connection, database=DATABASE, keys=["customer"])
 with collector:
     receipts = []

@@ -19,7 +19,7 @@ channel.confirm_delivery()
 
 
 def fly(plane: str, *legs: bytes) -> None:
-    """Publish the legs that a plane flies, in order."""
+    """Publish the legs of a plane's flights, in order."""
     for leg in legs:
         properties = pika.BasicProperties(headers={"serialization_context": plane})
         router.publish(channel, leg, properties)
@@ -34,7 +34,7 @@ with relatum.ContextRouter("flights", database) as router:
     fly("N14228", b"DEN SFO", b"SFO EWR")
 with relatum.SerialConsumer("flights", "tower", database=database, broker=broker) as consumer:
     left = 4
-    while left > 0:  # a service goes on: for message in consumer.messages()
+    while left > 0:  # a service would use: for message in consumer.messages()
         batch = consumer.next_batch()
         for message in batch.messages:
             print(message.stream, message.body.decode())

@@ -1,4 +1,4 @@
-"""Message groups: an invoice in several messages, put by two publishers in any order, and read whole.
+"""Message groups: two publishers publish an invoice in several messages, in any order; it is read as a whole.
 
 Set RELATUM_BROKER_URL and RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/message_groups.py
 """
@@ -22,7 +22,7 @@ LINES = ["Invoice 2026-17", "4 chairs, 480 EUR", "1 table, 350 EUR", "delivery, 
 
 @contextmanager
 def publisher() -> Iterator[BlockingChannel]:
-    """A publisher: a connection of its own, whose groups are checked and recorded."""
+    """Open a channel on a connection whose groups are checked and recorded."""
     connection = pika.BlockingConnection(pika.URLParameters(BROKER))
     relatum.intercept(connection, database=DATABASE, keys=[relatum.GROUP_KEY])
     yield connection.channel()
@@ -30,13 +30,13 @@ def publisher() -> Iterator[BlockingChannel]:
 
 
 def put(channel: BlockingChannel, group_id: str, number: int) -> None:
-    """Publish one line of the invoice; its headers say where it belongs."""
+    """Publish a line of the invoice; its headers say where it belongs."""
     place = Membership(group_id, number, last=number == len(LINES))
     properties = pika.BasicProperties(headers=place.headers)
     relatum.publish(channel, "", STREAM, LINES[number - 1].encode(), properties).wait(timeout_s=20)
 
 
-group_id = relatum.new_group_id()  # Once; the other publisher is told.
+group_id = relatum.new_group_id()  # One publisher makes it, and passes it to the other.
 with publisher() as first, publisher() as second, Relations(broker=BROKER, database=DATABASE) as relations:
     first.queue_declare(STREAM, durable=True, arguments={"x-queue-type": "stream"})
     put(second, group_id, 5)
@@ -50,7 +50,7 @@ with publisher() as first, publisher() as second, Relations(broker=BROKER, datab
         if group.group_id == group_id:
             print("\n".join(message.body.decode() for message in group))
 
-# In logical order, the group makes the numbers and marks the last message.
+# If the messages are published in order, the group numbers them.
 with publisher() as channel, relatum.MessageGroup(channel, "", STREAM) as invoice:
     for number, line in enumerate(["Invoice 2026-18", "1 lamp, 60 EUR"], 1):
         invoice.put(line.encode(), last=number == 2)

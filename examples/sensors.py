@@ -1,4 +1,4 @@
-"""Keys out of the body, a composite key, and time: which readings surround an alarm?
+"""Keys from the body, a composite key, and time: which readings surround an alarm?
 
 Set RELATUM_BROKER_URL and RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/sensors.py
 """
@@ -18,14 +18,14 @@ DATABASE = os.environ["RELATUM_DATABASE_URL"]
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
 KEYS = [
-    # The publisher's bodies are JSON; consumers must not need to read them to relate messages.
+    # The bodies are JSON, but consumers need not read them to relate messages.
     KeyDefinition("device", source=lambda body: json.loads(body)["device"]),
     KeyDefinition("place", source=("site", "room")),
 ]
 
 
 def publish(channel: pika.adapters.blocking_connection.BlockingChannel, stream: str, second: int, value: str) -> None:
-    """Publish what a device said at a second after noon."""
+    """Publish a device's value at a number of seconds after noon."""
     moment = NOON + timedelta(seconds=second)
     headers = {"site": "Ulm", "room": "3.14", "relatum_time": int(moment.timestamp() * 1_000_000)}
     body = json.dumps({"device": "pump-7", "value": value}).encode()
@@ -37,7 +37,7 @@ relatum.intercept(connection, database=DATABASE, keys=KEYS)
 channel = connection.channel()
 for name in ("example-readings", "example-alarms"):
     channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
-# Not in the order of their times: a device that was offline sends later.
+# Not in the order of their times, as from a device that was offline.
 for second, value in [(0, "20 °C"), (30, "25 °C"), (90, "61 °C"), (60, "48 °C")]:
     publish(channel, "example-readings", second, value)
 publish(channel, "example-alarms", 70, "too hot")

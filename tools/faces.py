@@ -1,21 +1,21 @@
-"""What the reference shows of a façade: the methods that it calls in threads, as their blocking class has them."""
+"""Extends the reference of façades: methods that are called in threads appear as in their blocking class."""
 
 from typing import Any, Final
 
 import griffe
 
 FACES: Final = {"_async_relations.AsyncRelations": "_relations.Relations"}
-"""Façades of `relatum_consumer`, and what they call."""
+"""The façades of `relatum_consumer`, each with its blocking class."""
 
 CALLED: Final = "_called("
-"""How a method is said to be called in a thread."""
+"""The start of the expression that makes a method call a thread."""
 
 
 class Faces(griffe.Extension):
-    """Shows such a method with its arguments and its documentation, to be awaited."""
+    """Shows these methods as async methods, with arguments and documentation."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Replace the attributes of a package's façades by methods."""
+        """Replace the attributes of the package's façades with methods."""
         for face, blocking in FACES.items() if pkg.name == "relatum_consumer" else ():
             methods = pkg[blocking].all_members
             for name, member in pkg[face].members.items():

@@ -1,8 +1,8 @@
-"""What mkdocs is told beyond mkdocs.yml: pages from outside of docs/, one page for each public room, all decisions.
+"""Extends mkdocs.yml: adds pages from outside of docs/, a page for each public room, and all decisions.
 
-README, CONTRIBUTING and CHANGELOG stay where people look for them, and links between them and docs/ are written as they
-work in the repository. On the site they are pages like any other: here links are turned, and what they name outside of
-docs/ (examples, the board) comes along as a file. So `mkdocs build --strict` checks each of them.
+README, CONTRIBUTING and CHANGELOG stay where people expect them, and links between them and docs/ are written as they
+work in the repository. On the site they are ordinary pages: this module rewrites the links, and adds the files outside
+of docs/ that they name (examples, the board). So `mkdocs build --strict` checks all of them.
 """
 
 import ast
@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 ROOT: Final = Path(__file__).parents[1]
 
 PAGES: Final = {"README.md": "first-steps.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
-"""Pages beside docs/, and what they are on the site."""
+"""Pages outside of docs/, and their paths on the site."""
 
 ROOMS: Final = {
     "relatum": "plugin",
@@ -39,17 +39,17 @@ ROOMS: Final = {
     "relatum_migrations": "migrations",
     "relatum_spark": "spark_connectors",
 }
-"""What users import, and the source root it is in."""
+"""The modules that users import, each with its source root."""
 
 FETCHED: Final = re.compile(r"""<(?:script|img|iframe|link)[^>]+(?:src|href)=["']?(?:https?:)?//[^>]*>""")
-"""What a browser would fetch from elsewhere when it shows a page."""
+"""Elements for which a browser would fetch something from another host."""
 
 LINK: Final = re.compile(r"(\]\()([^)\s]+)(\))")
 FENCE: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Complete the navigation: a page for each room, and the decisions in their order, superseded ones apart."""
+    """Complete the navigation: a page for each room, and the decisions in order, superseded ones last."""
     generated: dict[str, list[Any]] = {
         "Python": [{room: f"reference/{room}.md"} for room in ROOMS],
         "Decisions": [*_decisions(live=True), {"Superseded": _decisions(live=False)}],
@@ -63,7 +63,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages beside docs/, and those of the rooms."""
+    """Add the pages outside of docs/, those of the rooms, and the files that pages name."""
     for name in PAGES:
         files.append(File.generated(config, PAGES[name], abs_src_path=str(ROOT / name)))
     for room, source in ROOMS.items():
@@ -74,7 +74,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links that leave docs/, or come from outside of it, into links on the site."""
+    """Rewrite links from or to files outside of docs/ to links on the site."""
     source = page.file.src_uri
     here = next((page for page, on_site in PAGES.items() if on_site == source), f"docs/{source}")
     if source.startswith("reference/"):
@@ -84,26 +84,26 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         where = _target(here, match[2])
         return match[0] if where is None else f"{match[1]}{_on_site(source, *where)}{match[3]}"
 
-    # What is in a code block is no link.
+    # Code blocks contain no links.
     parts = FENCE.split(markdown)
     return "".join(part if part.startswith("```") else LINK.sub(turned, part) for part in parts)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Refuse what needs a network to be read."""
+    """Raise an error if a page needs a network."""
     if fetched := FETCHED.findall(output):
-        raise PluginError(f"{page.file.src_uri} is not read without a network: {', '.join(fetched)}")
+        raise PluginError(f"{page.file.src_uri} needs a network: {', '.join(fetched)}")
     return output
 
 
 def _decisions(*, live: bool) -> list[str]:
-    """The pages of decisions that are in force, or of the others."""
+    """Return the pages of decisions that are in force, or of the others."""
     pages = sorted((ROOT / "docs" / "adr").glob("*.md"))
     return [f"adr/{page.name}" for page in pages if ("\nStatus: accepted" in page.read_text()) == live]
 
 
 def _target(here: str, link: str) -> tuple[str, str] | None:
-    """Where a link of a file leads, from the repository's root, and its anchor; None for elsewhere."""
+    """Return a link's target, relative to the repository's root, and its anchor; None for other sites."""
     path, hash_, anchor = link.partition("#")
     if not path or "://" in path or path.startswith("mailto:"):
         return None
@@ -111,7 +111,7 @@ def _target(here: str, link: str) -> tuple[str, str] | None:
 
 
 def _on_site(source: str, target: str, anchor: str) -> str:
-    """The link from a page of the site to what lies there in the repository."""
+    """Return the link from a page of the site to a file of the repository."""
     on_site = PAGES.get(target, target.removeprefix("docs/"))
     if on_site == "adr":
         on_site = f"adr/{sorted((ROOT / 'docs' / 'adr').glob('*.md'))[0].name}"
@@ -119,7 +119,7 @@ def _on_site(source: str, target: str, anchor: str) -> str:
 
 
 def _named_outside() -> list[str]:
-    """The files outside of docs/ that pages link to, and that are no pages."""
+    """Return the files outside of docs/ that pages link to and that are not pages."""
     found: set[str] = set()
     for page in [*(ROOT / name for name in PAGES), *(ROOT / "docs").rglob("*.md")]:
         here = page.relative_to(ROOT).as_posix()
@@ -136,19 +136,19 @@ def _files_at(path: Path) -> list[Path]:
 
 
 def _reference(room: str, source: str) -> str:
-    """A room's page: its docstring, and what its `__all__` names."""
+    """Return a room's page: its docstring, and the names in its `__all__`."""
     module = ROOT / source / Path(*room.split("."))
     path = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
     tree = ast.parse(path.read_text())
     names = _public(tree)
     lines = [f"# {room}", "", ast.get_docstring(tree) or "", ""]
-    # A module among them has a page of its own.
+    # A module has a page of its own.
     lines += [f"::: {room}.{name}\n" for name in names if f"{room}.{name}" not in ROOMS]
     return "\n".join(lines)
 
 
 def _public(tree: ast.Module) -> list[str]:
-    """The names in `__all__`; of a module without one, its classes and functions."""
+    """Return the names in `__all__`, or the public classes and functions of a module without it."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
             names: Any = ast.literal_eval(node.value)

@@ -1,4 +1,4 @@
-"""Compiles the hot modules into a wheel by mypyc, where there is a C compiler; without one the wheel is pure Python."""
+"""Compiles the hot modules into a wheel with mypyc. Without a C compiler the wheel is pure Python."""
 
 import os
 import shutil
@@ -10,23 +10,23 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MYPY = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports"]
-"""Modules that are not named have no types: what is compiled depends on no other package that is installed."""
+"""Modules that are not named have no types, so the result does not depend on other installed packages."""
 
 
 class CompiledHook(BuildHookInterface):  # type: ignore[misc,type-arg]
-    """Compiles for the interpreter that builds the wheel, which then is for this interpreter alone."""
+    """Compiles for the interpreter that builds the wheel; the wheel then works only with it."""
 
     def dependencies(self) -> list[str]:
-        """Return what the build needs besides hatchling."""
+        """Return the build's dependencies besides hatchling."""
         return ["mypy>=1.15", "setuptools>=65"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile before the wheel is written. An editable installation runs its sources."""
+        """Compile before the wheel is written. An editable installation is not compiled."""
         if version == "editable":
             return
         lacking = _lacking()
         if lacking:
-            self.app.display_warning(f"The wheel is pure Python, nothing is compiled: {lacking}")
+            self.app.display_warning(f"The wheel is pure Python, and no module is compiled: {lacking}")
             return
         self._place = tempfile.TemporaryDirectory(prefix="relatum-")
         made = Path(self._place.name, "made")
@@ -37,13 +37,13 @@ class CompiledHook(BuildHookInterface):  # type: ignore[misc,type-arg]
             build_data["force_include"][str(library)] = str(library.relative_to(made))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what was made for the wheel alone."""
+        """Remove the temporary files."""
         if hasattr(self, "_place"):
             self._place.cleanup()
 
 
 def _lacking() -> str | None:
-    """Say what a compilation lacks, before mypyc reads anything; None where nothing does."""
+    """Return what the compilation lacks, checked before mypyc starts; None if nothing."""
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return f"there is no compiler {compiler}"
@@ -53,7 +53,7 @@ def _lacking() -> str | None:
 
 
 def _compile(place: Path, made: Path, compiled: list[str], read: list[str]) -> None:
-    """Compile modules, as one library; of others it reads their types and constants."""
+    """Compile modules into one library; `read` modules only provide types and constants."""
     from mypyc.build import mypycify  # first: setuptools brings the compiler
     from setuptools import Distribution
 

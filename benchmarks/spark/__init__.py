@@ -1,1 +1,1 @@
-"""What Relatum's Spark connector costs, beside the obvious ways to do the same."""
+"""Benchmarks of Relatum's Spark connector against the obvious alternatives."""

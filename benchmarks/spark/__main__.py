@@ -7,7 +7,7 @@ from typing import Final
 from benchmarks._command import run
 from benchmarks.spark import batches, filling, reading, resolving, table
 
-# The back-fill before what looks its rows up.
+# The back-fill before the groups that look up its rows.
 GROUPS: Final = {group.GROUP: group for group in (reading, filling, resolving, table, batches)}
 
 RESULTS: Final = Path(__file__).with_name("results.json")

@@ -1,4 +1,4 @@
-"""The source somebody writes in an afternoon: rstream, its decoder, a tuple for each message."""
+"""A naive source, written in an afternoon: rstream, its decoder, a tuple for each message."""
 
 import asyncio
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from benchmarks._streams import rstream_options
 Row = tuple[str, int, datetime, bytes, dict[str, str]]
 
 BATCH_MESSAGES = 10_000
-"""Messages handed from rstream's event loop to Spark together."""
+"""Messages passed from rstream's event loop to Spark at once."""
 
 
 class Naive(DataSource):
@@ -22,20 +22,20 @@ class Naive(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return "naive"
 
     def schema(self) -> str:
-        """The columns, as Relatum's source has them, properties aside."""
+        """Return the columns of Relatum's source, without the properties."""
         return "stream string, offset long, timestamp timestamp, value binary, headers map<string,string>"
 
     def reader(self, schema: Any) -> "NaiveReader":
-        """A reader of the options."""
+        """Return a reader."""
         return NaiveReader(dict(self.options))
 
 
 class NaiveReader(DataSourceReader):
-    """Reads equal shares of a stream whose length is known."""
+    """Reads equal shares of a stream of known length."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self._stream_url = options["streamurl"]
@@ -44,12 +44,12 @@ class NaiveReader(DataSourceReader):
         self._partitions = int(options["partitions"])
 
     def partitions(self) -> list[InputPartition]:
-        """Shares of offsets."""
+        """Return shares of the offsets."""
         edges = [self._messages * number // self._partitions for number in range(self._partitions + 1)]
         return [InputPartition(pair) for pair in pairwise(edges)]
 
     def read(self, partition: InputPartition) -> Iterator[Row]:
-        """The messages of a share."""
+        """Yield the messages of a share."""
         start, stop = partition.value
         loop = asyncio.new_event_loop()
         received: asyncio.Queue[list[Row]] = asyncio.Queue(maxsize=4)

@@ -1,4 +1,4 @@
-"""The one Spark session of a run: two tasks at once on this machine."""
+"""The Spark session of a run, with two concurrent tasks on this machine."""
 
 import atexit
 import os
@@ -15,7 +15,7 @@ TASKS = 2
 
 @cache
 def session() -> SparkSession:
-    """A session with two slots, made when it is first asked for."""
+    """Return the session with two slots; the first call creates it."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.Builder().master(f"local[{TASKS}]").appName("relatum benchmark")
     settings = {
@@ -36,7 +36,7 @@ def session() -> SparkSession:
 
 
 def read_stream(context: Context, stream: str, messages: int, **options: object) -> DataFrame:
-    """The stream through Relatum's source, in two slices."""
+    """Return the stream through Relatum's source, in two slices."""
     reader = session().read.format("rabbitmq_streams").option("broker", context.broker_url)
     reader = reader.option("streamUrl", context.stream_url).option("stream", stream)
     reader = reader.option("maxRecordsPerPartition", -(-messages // TASKS))
@@ -46,5 +46,5 @@ def read_stream(context: Context, stream: str, messages: int, **options: object)
 
 
 def consume(frame: DataFrame) -> None:
-    """Make Spark produce every row and column, and keep none."""
+    """Make Spark produce and discard every row and column."""
     frame.write.format("noop").mode("overwrite").save()

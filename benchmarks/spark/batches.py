@@ -1,4 +1,4 @@
-"""What a micro-batch costs, beside Spark's own source of numbers."""
+"""The cost of a micro-batch, compared with Spark's own rate source."""
 
 import tempfile
 import threading
@@ -17,7 +17,7 @@ from benchmarks.spark._session import session
 GROUP: Final = "batches"
 
 BATCHES: Final = 30
-"""Micro-batches that count of each query; the first three warm it up and don't."""
+"""Micro-batches of each query that count; the first three only warm it up."""
 
 WARM_UP: Final = 3
 
@@ -25,7 +25,7 @@ MESSAGES_EACH: Final = 10
 INTERVAL_S: Final = 0.02
 
 BATCH_ROWS: Final = 100
-"""What the rate source makes for each micro-batch: about what is published while one runs."""
+"""Rows of the rate source in each micro-batch: about as many as are published while one runs."""
 
 LIMIT_S: Final = 120.0
 
@@ -33,7 +33,7 @@ OVERHEAD_AIM: Final = 1.6
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The row about micro-batches."""
+    """Yield the row about micro-batches."""
     spark = session()
     stream = context.empty_stream("micro")
     ours = spark.readStream.format("rabbitmq_streams").option("broker", context.broker_url)
@@ -58,7 +58,7 @@ def measure(context: Context) -> Iterator[Row]:
 
 
 def _durations(frame: DataFrame) -> list[float]:
-    """Seconds of each micro-batch that had rows, the first ones left out."""
+    """Return the seconds of each micro-batch with rows, without the first ones."""
     found: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as checkpoint:
         query = frame.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
@@ -76,7 +76,7 @@ def _durations(frame: DataFrame) -> list[float]:
 
 
 class _trickle:  # noqa: N801 - reads as the statement it is
-    """Publish a few messages every few milliseconds, so that each micro-batch finds some."""
+    """Publish a few messages every few milliseconds, so that each micro-batch has some."""
 
     def __init__(self, context: Context, stream: str) -> None:
         self._context = context
@@ -89,7 +89,7 @@ class _trickle:  # noqa: N801 - reads as the statement it is
             channel = connection.channel()
             number = 0
             while not self._stop.wait(INTERVAL_S):
-                for number in range(number, number + MESSAGES_EACH):  # noqa: B020 - goes on where it was
+                for number in range(number, number + MESSAGES_EACH):  # noqa: B020 - continues the iteration
                     channel.basic_publish("", self._stream, streams.body(number))
                 connection.process_data_events(0)
 

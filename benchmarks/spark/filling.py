@@ -1,4 +1,4 @@
-"""Back-filling a stream by Spark, beside the recorder alone."""
+"""Back-filling a stream by Spark, compared with the recorder alone."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ RECORDER_AIM: Final = 1.2
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The row about the back-fill."""
+    """Yield the row about the back-fill."""
     stream, count = context.orders(context.messages), context.messages
     session()
     fills: list[float] = []

@@ -1,4 +1,4 @@
-"""Reading a stream into Spark, beside a source made of rstream and tuples."""
+"""Reading a stream into Spark, compared with a source of rstream and tuples."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -21,7 +21,7 @@ BARE_AIM: Final = 3.0
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about the batch source."""
+    """Yield the rows about the batch source."""
     stream, count = context.orders(context.messages), context.messages
     _check(context, stream, count)
     spark = session()
@@ -68,7 +68,7 @@ def measure(context: Context) -> Iterator[Row]:
 
 
 def _check(context: Context, stream: str, count: int) -> None:
-    """Every message is there once, with its own header; this run also warms Spark up."""
+    """Check that every message appears once with its header; this also warms up Spark."""
     frame = read_stream(context, stream, count)
     matching = F.sum((F.col("headers")["order_id"] == F.concat(F.lit("o"), F.col("offset"))).cast("long"))
     row = frame.agg(F.count("*"), F.countDistinct("offset"), F.max("offset"), matching).first()

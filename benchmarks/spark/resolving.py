@@ -1,4 +1,4 @@
-"""Getting the payloads of some messages, beside reading the whole stream and joining."""
+"""Reading the payloads of some messages, compared with reading the whole stream and joining."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -17,11 +17,11 @@ GROUP: Final = "resolving"
 ROUNDS: Final = 5
 
 AIMS: Final = {50_000: 4.5, 500: 6.0}
-"""How many times faster than scan and join, by how many of 1,000,000 are asked for."""
+"""The minimum speed-up over scan and join, by the number of requested messages of 1,000,000."""
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The rows about `resolve`."""
+    """Yield the rows about `resolve`."""
     stream, count = context.orders(context.messages), context.messages
     for wanted_of_million, aim in AIMS.items():
         wanted = wanted_of_million * count // 1_000_000
@@ -53,14 +53,14 @@ def measure(context: Context) -> Iterator[Row]:
 
 
 def _ids(stream: str, count: int, wanted: int) -> DataFrame:
-    """Places all over the stream, in no order."""
+    """Return places throughout the stream, in random order."""
     step = count // wanted
     offsets = session().range(wanted).select((F.col("id") * step + F.abs(F.xxhash64("id")) % step).alias("offset"))
     return offsets.select(F.lit(stream).alias("stream"), "offset").orderBy(F.xxhash64("offset"))
 
 
 def _check(resolved: DataFrame, joined: DataFrame, wanted: int) -> None:
-    """Both give the same messages; this also warms both up."""
+    """Check that both return the same messages; this also warms up both."""
     digest = F.bit_xor(F.xxhash64("offset", "value", F.col("headers")["order_id"], "timestamp"))
     found, expected = (frame.agg(F.count("*"), digest).first() for frame in (resolved, joined))
     assert found is not None

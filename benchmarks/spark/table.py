@@ -1,4 +1,4 @@
-"""Reading the relationship table over JDBC: how even its partitions are."""
+"""Reading the relationship table over JDBC: the evenness of its partitions."""
 
 import time
 from collections.abc import Iterator
@@ -18,16 +18,16 @@ GROUP: Final = "table"
 PARTITIONS: Final = 8
 EVEN_AIM: Final = 1.2
 HOT_SHARE: Final = 10
-"""One row in so many lies in one of the quiet streams."""
+"""One row in this many is in one of the quiet streams."""
 
 QUIET_STREAMS: Final = 9
 
 HOLE: Final = 1_000_000_000
-"""How far apart the offsets of the two halves lie."""
+"""Distance of the offsets of the two halves."""
 
 
 def measure(context: Context) -> Iterator[Row]:
-    """The row about the JDBC read."""
+    """Yield the row about the JDBC read."""
     database, rows = context.new_database(), context.messages
     _fill(database, rows)
     context.say(f"reading {rows:,} rows over JDBC in {PARTITIONS} partitions")
@@ -52,7 +52,7 @@ def measure(context: Context) -> Iterator[Row]:
 
 
 def _fill(database: str, rows: int) -> None:
-    """Rows as a recorder leaves them: one stream has nine tenths, and its offsets have a hole."""
+    """Write rows as a recorder does: one stream has nine tenths, and its offsets have a gap."""
     with psycopg.connect(database) as connection:
         connection.execute(
             "INSERT INTO relatum.streams (name) SELECT 'stream-' || n FROM generate_series(0, %s) n", [QUIET_STREAMS]

@@ -1,8 +1,7 @@
-"""Finding and reading the messages that belong together: by key, by time, with an honest answer where there is none.
+"""Find and read the messages that belong together, by key and by time, with proof if there are none.
 
 `Relations` is blocking, `AsyncRelations` is for asyncio; both have the same methods. An `Answer` is a sequence of
-messages with a `Status`. What their methods for groups take and give is here, too; all of it is in
-`relatum_consumer.groups`.
+messages with a `Status`. The types for groups are defined in `relatum_consumer.groups`, and most are exported here.
 """
 
 from typing import TYPE_CHECKING
@@ -66,7 +65,7 @@ _HOMES = {
     "relatum_consumer.traces": ["Trace"],
 }
 
-# A command's help needs none of this, nor the database's driver: that is a second of a processor.
+# Lazy, because a command's `--help` needs neither these nor the database driver: they take a second to import.
 __getattr__ = imported_later(__name__, {name: home for home, names in _HOMES.items() for name in names})
 
 

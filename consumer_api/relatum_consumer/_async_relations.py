@@ -1,4 +1,4 @@
-"""The asyncio face of lookups: `Relations`, called in threads of its own."""
+"""Lookups for asyncio: a `Relations` whose calls run in its own threads."""
 
 import asyncio
 import time
@@ -35,13 +35,13 @@ _Result = TypeVar("_Result")
 _Arguments = ParamSpec("_Arguments")
 
 PART_S: Final = 0.005
-"""Seconds after which a part of an iteration is given: a change to a thread and back takes a hundredth of it."""
+"""Seconds after which a part of an iteration is returned; a switch to a thread and back takes about 0.05 ms."""
 
 PART_ITEMS: Final = 100
-"""What a part of an iteration has at most."""
+"""The most items in a part of an iteration."""
 
 ASIDE_THREADS: Final = 4
-"""Threads for what must not wait for lookups: closing, and asking whether the servers are well."""
+"""Threads for calls that must not wait for lookups: `close` and `health`."""
 
 
 def _called(
@@ -49,11 +49,9 @@ def _called(
     *,
     is_limited: bool = True,
 ) -> Callable[Concatenate["AsyncRelations", _Arguments], Coroutine[Any, Any, _Result]]:
-    """A method of `Relations`, called in a thread: with its arguments and its documentation.
+    """Wrap a method of `Relations` to run in a thread, with the same arguments and docstring.
 
-    Args:
-        method: The method.
-        is_limited: It ends within `timeout_s`, the wait for a thread included.
+    `is_limited`: The call, including the wait for a thread, ends within `timeout_s`.
     """
 
     @wraps(method)
@@ -67,15 +65,14 @@ def _called(
 
 
 class AsyncRelations(AsyncClosing):
-    """Finds the messages that belong together, and reads them, with asyncio.
+    """Finds and reads the messages that belong together, with asyncio.
 
-    An asynchronous context manager; tasks may share one, also those of one event loop after another. It holds a
-    `Relations` and calls it in threads of its own, `broker_connections_max` at most. A task that waits for a message
-    (`wait_related`) or for the next part of an iteration holds none. A call that is cancelled lets go of its server and
-    its thread within 0.1 s.
+    An asynchronous context manager. Tasks may share it, even across successive event loops. It calls a `Relations` in
+    its own threads, `broker_connections_max` at most. A task that waits for a message (`wait_related`) or for the next
+    part of an iteration holds no thread. A cancelled call releases its server and its thread within 0.1 s.
 
-    Arguments and errors are those of `Relations`, and so are the methods. What is asked waits for a thread within
-    `timeout_s`, too, and ends as `ConnectionsInUse` where none became free.
+    Methods, arguments and errors are those of `Relations`. A call also waits for a thread within `timeout_s`, and
+    raises `ConnectionsInUse` if none becomes free.
     """
 
     def __init__(
@@ -96,7 +93,7 @@ class AsyncRelations(AsyncClosing):
         )
         self._timeout_s = timeout_s
         self._threads = Threads(broker_connections_max, "relatum-lookups")
-        # What waits may have to share a proof that takes long: lookups do not wait for that.
+        # Waiting calls may share a slow proof: lookups must not wait for that.
         self._for_waits = Threads(max(1, broker_connections_max // 2), "relatum-lookups-waits")
         self._aside = Threads(ASIDE_THREADS, "relatum-lookups-aside")
         self._ending = Deadline(None)
@@ -104,7 +101,7 @@ class AsyncRelations(AsyncClosing):
 
     @classmethod
     async def open(cls, broker: str | Broker, database: AnyDatabase, **options: Any) -> Self:
-        """The same as the constructor, once both servers have answered; as `Relations.open`."""
+        """Return relations once both servers have answered; see `Relations.open`."""
         relations = cls(broker, database, **options)
         try:
             await relations._reach()
@@ -114,7 +111,7 @@ class AsyncRelations(AsyncClosing):
         return relations
 
     async def close(self) -> None:
-        """Close all connections; shared groups are given back. Lookups under way are ended, and fail."""
+        """Close all connections and give shared groups back. Running lookups are ended, and fail."""
         self._is_closed = True
         await in_thread(self._aside, self._relations._end_sharing)
         self._ending.end_in(0)
@@ -123,14 +120,14 @@ class AsyncRelations(AsyncClosing):
         self._for_waits.shutdown()
 
     def statistics(self) -> LookupStatistics:
-        """The connections to the broker that are in use, idle and waited for, and what was asked. It asks nobody."""
+        """Return the broker connections in use, idle and waited for, and counts of lookups, without any I/O."""
         return self._relations.statistics()
 
     async def health(self, *, timeout_s: float = 2.0) -> Health:
-        """Whether both servers answer now; as `Relations.health`. It waits for no lookup's thread."""
+        """Check whether both servers answer now; see `Relations.health`. It does not wait for a lookup's thread."""
         return await in_thread(self._aside, partial(self._relations.health, timeout_s=timeout_s))
 
-    # --- what is asked as of `Relations` ---------------------------------------------------------------------
+    # --- methods of `Relations`, called in a thread ----------------------------------------------------------
 
     related = _called(Relations.related)
     find = _called(Relations.find)
@@ -156,7 +153,7 @@ class AsyncRelations(AsyncClosing):
     _newest_groups = _called(Relations._newest_groups)
     _reach = _called(Relations._reach)
 
-    # --- what waits, or comes in parts ----------------------------------------------------------------------
+    # --- waiting and iterating ------------------------------------------------------------------------------
 
     async def wait_related(
         self,
@@ -168,9 +165,9 @@ class AsyncRelations(AsyncClosing):
         limit: int | None = None,
         order: Order = "oldest",
     ) -> Answer:
-        """The same as `related`, waiting until there is at least one message; as `Relations.wait_related`.
+        """Wait until at least one message is related, and return the same as `related`; see `Relations.wait_related`.
 
-        A task that waits holds no thread: any number may.
+        A waiting task holds no thread, so any number of tasks may wait.
         """
         relations = self._relations
         waiting = wait_related(relations._catalog, message, to, by, limit, order, timeout_s)
@@ -185,9 +182,9 @@ class AsyncRelations(AsyncClosing):
     def read_many(
         self, ids: Iterable[MessageId | tuple[str, int]]
     ) -> AsyncGenerator[Message | NotFound | AccessRefused, None]:
-        """The messages of many ids, in the order of the ids, memory bounded; as `Relations.read_many`.
+        """Yield the messages of many ids, in the order of the ids; see `Relations.read_many`.
 
-        `ids` is iterated in a thread, some way ahead of what was given. Close what is left early
+        A thread iterates `ids`, some way ahead of the messages yielded. Close the iterator if you leave it early
         (`contextlib.aclosing`).
         """
         return self._in_parts(lambda: self._relations.read_many(ids))
@@ -207,10 +204,10 @@ class AsyncRelations(AsyncClosing):
         consumer: str | GroupConsumer | None = None,
         **options: Any,
     ) -> AsyncGenerator[Group, None] | AsyncSharedGroups:
-        """Whole groups, one after the other; as `Relations.groups`.
+        """Yield whole groups, one after the other; see `Relations.groups`.
 
-        Some are read ahead of what was given. Close what is left early (`contextlib.aclosing`). With a consumer it is
-        an asynchronous context manager, and nothing is read ahead but what the consumer's `prefetch` says.
+        Some groups are read ahead. Close the iterator if you leave it early (`contextlib.aclosing`). With a consumer it
+        is an asynchronous context manager, and reads ahead only as far as the consumer's `prefetch` says.
         """
         if consumer is not None:
             shared = self._relations.groups(streams, consumer=consumer, **options)
@@ -221,9 +218,9 @@ class AsyncRelations(AsyncClosing):
     def watch_missing(
         self, expectation: str | Expectation, *, since: datetime | None = None, poll_s: float = POLL_S
     ) -> AsyncGenerator[UnmetExpectation, None]:
-        """The messages that nothing has followed in time, each as soon as that is known; as `Relations.watch_missing`.
+        """Yield each message that nothing followed in time, as soon as that is known; see `Relations.watch_missing`.
 
-        Close it where it is left early (`contextlib.aclosing`).
+        Close the iterator if you leave it early (`contextlib.aclosing`).
         """
         given = self._relations._watch_missing(expectation, since, poll_s)
         return self._in_parts(lambda: given)
@@ -237,7 +234,7 @@ class AsyncRelations(AsyncClosing):
         returned: Callable[[_Result], object] | None = None,
         threads: Threads | None = None,
     ) -> _Result:
-        """Call a function in a thread. Closing ends what is under way."""
+        """Call a function in a thread. `close` ends running calls."""
         if self._is_closed:
             raise UsedAfterClose(CLOSED)
         try:
@@ -251,7 +248,7 @@ class AsyncRelations(AsyncClosing):
             ) from None
 
     async def _in_parts(self, begin: Callable[[], Generator[_Item | Rest, None, None]]) -> AsyncGenerator[_Item, None]:
-        """What an iteration gives, taken in parts, each by one call; between two no thread is held."""
+        """Yield the items of an iteration, fetched in parts; no thread is held between two parts."""
         parts = Parts(_in_lists(begin))
         try:
             while (part := await self._in_thread(parts.take)) is not None:
@@ -264,12 +261,12 @@ class AsyncRelations(AsyncClosing):
             await self._end(parts.close)
 
     async def _end(self, close: Callable[[], object]) -> None:
-        """Close something in a thread, to its end, whatever becomes of this task."""
+        """Close something in a thread, even if this task is cancelled."""
         await asyncio.shield(asyncio.wrap_future(self._aside.submit(close)))
 
 
 def _in_lists(begin: Callable[[], Generator[_Item | Rest, None, None]]) -> Generator[list[_Item | Rest], None, None]:
-    """What an iteration gives, as lists: up to a rest, or as much as comes in a moment."""
+    """Yield the items of an iteration in lists: up to a rest, or as many as come within `PART_S`."""
     with closing(begin()) as given:
         while True:
             taken: list[_Item | Rest] = []
@@ -280,7 +277,7 @@ def _in_lists(begin: Callable[[], Generator[_Item | Rest, None, None]]) -> Gener
                     if isinstance(item, Rest) or len(taken) == PART_ITEMS or time.monotonic() >= until:
                         break
             except Exception:
-                # What came before it is given first.
+                # The items before the error are delivered first.
                 if taken:
                     yield taken
                 raise

@@ -1,9 +1,9 @@
-"""Of which spans of time all is known that came into streams: what proves that a message did not come.
+"""The time spans in which every message of a stream is known: the proof that a message did not come.
 
-Coverage is in offsets, and what is due is in time. The bridge between the two: a message is not written before its
-time, as far as clocks agree; who asks allows for what they differ by. So what lies before an offset is of an earlier
-time than what lies there, and what lies behind an offset came later than the chunk there was written. So of a recorded
-range all is known that came from the time of its first message to the moment its last was written.
+Coverage is in offsets, and due times are in time. They are related because a message is not written before its time, as
+far as clocks agree; callers allow for their difference. So messages before an offset have earlier times than the
+message there, and messages after it came later than its chunk was written. In a recorded range, every message is known
+that came from the time of its first message to the moment its last was written.
 """
 
 import time
@@ -29,14 +29,14 @@ ALWAYS: Final = INTEGER_MIN
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of streams, by what was asked at a moment.
+    """What is known of streams at a moment.
 
     Attributes:
         name: The stream or super stream.
-        asked_us: The moment, before their ends were taken.
-        spans: Spans of time, in order, both ends excluded, of which every message of all the streams is known.
-        evidence: What is recorded of the streams.
-        behind: The streams of which something at the end is not recorded.
+        asked_us: The moment, before the streams' ends were read.
+        spans: Time spans in order, both ends excluded, in which every message of all the streams is known.
+        evidence: The coverage of the streams.
+        behind: The streams whose ends are not recorded.
     """
 
     name: str
@@ -47,37 +47,37 @@ class Known:
 
     @property
     def recorded(self) -> Sequence[PresentStream]:
-        """The streams that are recorded."""
+        """The recorded streams."""
         return self.evidence.recorded
 
     @property
     def firsts(self) -> dict[str, int]:
-        """The first offsets that the streams retain, by name."""
+        """The streams' first retained offsets, by name."""
         return {stream: bounds.first or 0 for stream, bounds in self.evidence.ends.items()}
 
     @property
     def until(self) -> int:
-        """The moment up to which something is known; `ALWAYS` where nothing is."""
+        """The end of the last known span; `ALWAYS` if there is none."""
         return self.spans[-1][1] if self.spans else ALWAYS
 
     def holds(self, low: int, high: int) -> bool:
-        """Whether all is known that came from one moment to another, both included."""
+        """Whether every message from one moment to another is known, both included."""
         at = bisect_left(self.spans, (low, ALWAYS)) - 1
         return at >= 0 and self.spans[at][0] < low and high < self.spans[at][1]
 
     def unrecorded_streams(self, catalog: Catalog) -> set[str]:
-        """Those of the streams that are behind that nobody records now."""
+        """Return the streams that are behind and that no recorder records now."""
         return set(self.behind).intersection(self.evidence.unrecorded_streams(catalog))
 
 
 def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Known:
-    """What is known of a stream or super stream for each of the keys.
+    """Return what is known of a stream or super stream for each of the keys.
 
     Raises:
-        StreamNotFound, NotAStream, AccessRefused: it is unknown to the database and the broker, was deleted, or this
-            user may not read it.
+        StreamNotFound, NotAStream, AccessRefused: it is unknown to the database and the broker, was deleted, or may not
+            be read by this user.
         TimeNotRecorded: the times of a stream are not recorded.
-        StreamReplaced: the message at the last recorded offset is not what was recorded there.
+        StreamReplaced: the message at the last recorded offset is not the recorded one.
     """
     asked_us = time.time_ns() // 1_000
     found = evidence(catalog, [name], key_ids, needs_firsts=True)
@@ -92,11 +92,11 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Known:
 
 
 def still(catalog: Catalog, before: Known, by: KeyDefinition) -> Known:
-    """What is known still of a key, where retention may have taken messages since, and pruning their rows."""
+    """Return what is still known for a key, because retention and pruning may have removed messages and rows since."""
     catalog.forget()
     definition = catalog.definition(by.name)
     if definition.key_id != by.key_id:
-        # It was removed, and defined anew: the rows may be gone.
+        # The key was removed and defined anew: the rows may be gone.
         return replace(before, spans=())
     for stream, first in before.firsts.items():
         bounds: StreamBounds = catalog.servers.bounds(stream)
@@ -107,10 +107,10 @@ def still(catalog: Catalog, before: Known, by: KeyDefinition) -> Known:
 
 
 def _ranges(found: Evidence, stream: str, key_ids: Sequence[int]) -> list[Range]:
-    """The offsets of a stream that are retained and recorded for each of the keys."""
+    """Return the retained offsets of a stream that are recorded for each of the keys."""
     bounds = found.ends[stream]
     if bounds.last is None:
-        # An empty stream has an end, and what came up to there is known: nothing.
+        # An empty stream has an end, and it is known that nothing came before it.
         return [(0, 0)] if any(each.name == stream for each in found.recorded) else []
     retained = (bounds.first or 0, bounds.end)
     return [each for each in missing(retained, gaps(bounds, found.held[stream], key_ids)) if each[0] < each[1]]
@@ -138,14 +138,14 @@ TIMES_AT: Final = sql(
     WHERE CASE WHEN around.last_offset >= given.at_offset THEN around.max_us ELSE beyond.max_us END IS NOT NULL
     """
 )
-"""Of given offsets of streams: number, and the latest time in the block that holds the first message from there on.
+"""Selects the latest time in the block that holds the first message at or after an offset: number, time.
 
-No row where no message comes after.
+There is no row if no message follows.
 """
 
 
 def _spans(catalog: Catalog, found: Evidence, ranges: dict[str, list[Range]], asked_us: int) -> list[Range]:
-    """The spans of time of which all is known in every one of the streams."""
+    """Return the time spans in which every message of all the streams is known."""
     recorded = {stream.name: stream for stream in found.recorded}
     begins = [(recorded[stream], each) for stream, of in ranges.items() if stream in recorded for each in of]
     rows = catalog.servers.rows(
@@ -165,15 +165,15 @@ def _spans(catalog: Catalog, found: Evidence, ranges: dict[str, list[Range]], as
 
 
 def _low(of: Range, generation: int, seen_us: int, first_us: int | None) -> int:
-    """The moment from which on all that came is in the range, or behind it."""
+    """Return the moment after which every message came into the range or behind it."""
     if of[0] == 0:
-        # All that the stream ever held; but messages of one that was declared again are not those of the one before.
+        # All that the stream ever held. If it was declared again, messages of the earlier stream are unknown.
         return ALWAYS if generation == 1 else min(seen_us, first_us or seen_us)
     return -ALWAYS if first_us is None else first_us
 
 
 def _high(found: Evidence, stream: str, of: Range, asked_us: int) -> int:
-    """The moment up to which all that came is in the range, or before it."""
+    """Return the moment before which every message came into the range or before it."""
     bounds = found.ends[stream]
     if of[1] == bounds.end and bounds.is_proven:
         return asked_us
@@ -182,13 +182,13 @@ def _high(found: Evidence, stream: str, of: Range, asked_us: int) -> int:
 
 
 def _apart(spans: Iterable[Range]) -> list[Range]:
-    """Spans in order, none of them empty, and none beyond the beginning of the next: clocks may say so."""
+    """Sort spans, drop empty ones, and cut those that overlap the next one because clocks differ."""
     ordered = sorted((low, high) for low, high in spans if low < high)
     cut = [(low, min(high, following)) for (low, high), (following, _) in pairwise(ordered)]
     return [each for each in [*cut, *ordered[-1:]] if each[0] < each[1]]
 
 
 def _both(one: Sequence[Range], other: Sequence[Range]) -> list[Range]:
-    """What is in a span of both."""
+    """Return the intersections of spans."""
     found = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
     return sorted((low, high) for low, high in found if low < high)

@@ -1,4 +1,4 @@
-"""Which messages of a stream were not followed in time: read in their order, and asked of in batches."""
+"""Which messages of a stream were not followed in time: messages are read in order, and checked in batches."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -31,27 +31,27 @@ from relatum_consumer.lookups.catalog import Catalog, PresentStream
 from relatum_consumer.lookups.time_index import offsets_within
 
 BATCH: Final = 1_000
-"""Messages after which the index is asked what followed them: one statement of some milliseconds."""
+"""Messages in one query of the index for what followed them: a statement of some milliseconds."""
 
 PIECE: Final = 2_048
-"""Offsets read in one go: one attach, and some ten milliseconds."""
+"""Offsets read at once: one attach, and about ten milliseconds."""
 
 PAGE_BLOCKS: Final = 2_048
-"""Blocks of the time index asked for at once: a quarter of a million messages, half a megabyte of blocks."""
+"""Blocks of the time index read at once: a quarter of a million messages, half a megabyte of blocks."""
 
 SPAN_S: Final = 86_400
-"""Seconds of what was due that are looked at, unless told otherwise: a day."""
+"""Default seconds of due times to check: a day."""
 
 _NOBODY: Final = -1
 
 
 def moment_of(time_us: int) -> datetime:
-    """Microseconds since 1970 as a moment; before and behind the calendar, its ends."""
+    """Return microseconds since 1970 as a moment, capped at the calendar's ends."""
     return moment(max(TIME_US_MIN, min(time_us, TIME_US_MAX)))
 
 
 class _Asked(NamedTuple):
-    """A message that something is expected of."""
+    """A message that must be followed."""
 
     id: MessageId
     stream_id: int
@@ -90,30 +90,30 @@ UNFOLLOWED: Final = sql(
     WHERE first.time_us IS NULL OR first.time_us > given.due_us
     """
 )
-"""Of given messages those that no row of the key's value follows in time, and where the first row behind them is.
+"""Selects the given messages that no row of the key's value follows in time, and the first row after them.
 
-Number, stream id, offset and time; NULL where no row follows. One probe of the index for each message and stream that
-is followed in, in each part that may hold the value; the first row that is not earlier by more than clocks may differ
-counts. Within one stream nothing is allowed for clocks: a message would be followed by the one before it. That
-PostgreSQL joins the two in no other way is by the limit.
+Number, stream id, offset and time; NULL if no row follows. It probes the index once for each message and following
+stream, in each part that may hold the value. The first row counts that is not earlier by more than the grace for
+clocks. Within one stream there is no grace: the message before would follow. The LIMIT keeps PostgreSQL from another
+kind of join.
 """
 
 
 class Judge:
-    """Looks at messages of streams, and tells of each that was not followed in time.
+    """Checks messages of streams, and reports each that was not followed in time.
 
     Args:
         catalog: Keys and streams.
-        expectation: What is expected.
+        expectation: The expectation.
         by: Its key.
-        followed: What is known of what follows.
-        tell: Is told each message that was not followed in time.
+        followed: What is known of the following streams.
+        tell: Called with each message that was not followed in time.
 
     Attributes:
-        checked: Messages with a value.
-        without_value: Messages without one.
-        unreadable: Batches that cannot be unpacked.
-        has_lost: Whether retention may have taken messages that were to be looked at.
+        checked: The number of messages with a value.
+        without_value: The number of messages without one.
+        unreadable: The number of batches that cannot be unpacked.
+        has_lost: Whether retention may have dropped messages before they were checked.
     """
 
     def __init__(
@@ -135,17 +135,17 @@ class Judge:
         self.has_lost = False
 
     def judge(self, of: Known, low: int, high: int) -> None:
-        """Look at all messages of times from `low` to `high`, both included."""
+        """Check all messages of times from `low` to `high`, both included."""
         for stream in of.recorded:
             begun = self._read(stream, of.firsts[stream.name], low, high)
             if begun is not None:
-                # The broker moves a reader forward, without a word, where retention is at work.
+                # The broker silently moves a reader forward to the first retained offset.
                 bounds: StreamBounds = self._catalog.servers.bounds(stream.name)
                 self.has_lost = self.has_lost or bounds.first is None or bounds.first > begun
         self._settle()
 
     def _read(self, stream: PresentStream, first: int, low: int, high: int) -> int | None:
-        """Look at a stream's messages of a span of time; the first offset that was read, if any."""
+        """Check a stream's messages in a time span, and return the first offset read, if any."""
         at: int | None = first
         begun: int | None = None
         look, servers = partial(self._look, stream.stream_id, low, high), self._catalog.servers
@@ -172,11 +172,11 @@ class Judge:
             return
         self.checked += 1
         due_us = min(time_us + self._within_us, TIME_US_MAX)
-        # Of several values, each is to be followed.
+        # If there are several values, each must be followed.
         self._batch += [_Asked(message.id, stream_id, value, time_us, due_us) for value in values]
 
     def _settle(self) -> None:
-        """Ask what followed the messages at hand."""
+        """Check the batch against the index."""
         batch, self._batch = self._batch, []
         if not batch:
             return
@@ -203,8 +203,8 @@ class Judge:
 
     def _found(self, asked: _Asked, came: tuple[MessageId, int] | None) -> UnmetExpectation:
         why: Reason | None = None
-        # What was written until `due_us` by the clock that is the most behind, and from where the search began: in
-        # front of a span lies what was written before its first message, by a clock that may be ahead of that one's.
+        # Everything written until `due_us` by the slowest clock must be known, and from where the search began: before
+        # a span are the messages written before its first one, by a clock that may be ahead of the slowest.
         known_us = asked.due_us + self._grace_us
         if known_us >= self._followed.asked_us:
             finding, why = ExpectationResult.NOT_KNOWN, Reason.NOT_DUE
@@ -226,21 +226,21 @@ class Judge:
 
 
 def defined(catalog: Catalog) -> tuple[Expectation, ...]:
-    """The expectations of the virtual host, in the order of their names."""
+    """Return the expectations of the virtual host, ordered by name."""
     rows: list[Any] = catalog.servers.rows(DEFINED, {"vhost": catalog.vhost})
     return tuple(Expectation(*row) for row in rows)
 
 
 def expectation_named(catalog: Catalog, name: str | Expectation) -> Expectation:
-    """An expectation by its name; one that is given is it itself.
+    """Return the expectation of a name; an `Expectation` is returned as it is.
 
     Raises:
-        NotFound: none of that name is defined in this virtual host.
+        NotFound: no expectation of that name is defined in this virtual host.
     """
     if isinstance(name, Expectation):
         return name
     if not isinstance(name, str):
-        raise InvalidInput(f"an expectation is asked for by its name, not by {type(name).__name__}")
+        raise InvalidInput(f"an expectation is named by text, not by {type(name).__name__}")
     found = {each.name: each for each in defined(catalog)}
     if name not in found:
         raise not_defined(name, catalog.vhost, meant(name, found))
@@ -248,17 +248,17 @@ def expectation_named(catalog: Catalog, name: str | Expectation) -> Expectation:
 
 
 def streams_of(catalog: Catalog, expectation: Expectation, key_id: int) -> tuple[Known, Known]:
-    """What is known of the messages that are to be followed, and of those that follow."""
+    """Return what is known of the messages to be followed, and of the following ones."""
     catalog.check_names([expectation.of, expectation.follows])
     of = known(catalog, expectation.of, (TIME,))
-    # After it: what is in there may be followed by what came a moment later.
+    # In this order, because a message may be followed a moment later.
     return of, known(catalog, expectation.follows, (key_id, TIME))
 
 
 def missing(
     catalog: Catalog, name: str | Expectation, since: datetime | None, until: datetime | None, limit: int
 ) -> MissingReport:
-    """What an expectation was not met for."""
+    """Report the messages that did not meet an expectation."""
     checked_count("limit", limit, most=ANSWER_MESSAGES_MAX)
     low, high = span_of(since, until)
     expectation = expectation_named(catalog, name)
@@ -275,11 +275,11 @@ def _missing(
     found = _Findings(limit)
     judge = Judge(catalog, expectation, by, followed, found.take)
     judge.judge(of, begin, end - 1)
-    # What is not due changes nothing: what of it is known does not matter either.
+    # Messages that are not due change nothing, nor does what is known of them.
     grace = expectation.grace_us
     due = min(end - 1, of.asked_us - expectation.within_us - grace - 1)
     is_known = due < begin or of.holds(begin - grace, due + grace)
-    # Of a span that is as long as what is retained, nothing is lost.
+    # A default span starts with what is retained, so nothing in it is lost.
     has_lost = judge.has_lost and since is not None
     is_behind = bool(of.behind) and due + grace >= of.until
     status = found.status(is_known=is_known and not judge.unreadable and not has_lost, is_behind=is_behind)
@@ -310,14 +310,14 @@ def _missing(
 
 
 def _begin(expectation: Expectation, of: Known, end: int) -> int:
-    """Where a span begins that nobody said a beginning of: with what was due a day ago, or where all is known from."""
+    """Return the default start of a span: due a day ago, or where the known span starts."""
     begin = end - expectation.within_us - SPAN_S * 1_000_000
     first = of.spans[-1][0] if of.spans else ALWAYS
     return max(begin, first + expectation.grace_us + 1, TIME_US_MIN)
 
 
 class _Findings:
-    """What was found, counted, and as much of it held as was asked for."""
+    """The findings: all are counted, and the first ones kept, up to the limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -341,7 +341,7 @@ class _Findings:
         return sorted(held, key=lambda each: (each.time, each.id))[: self._limit]
 
     def status(self, *, is_known: bool, is_behind: bool) -> Status:
-        """What the whole says."""
+        """Return the status of the report."""
         if self.counts[ExpectationResult.LATE] or self.counts[ExpectationResult.MISSING]:
             return Status.FOUND
         if Reason.UNPROVEN in self._reasons or not (is_known or is_behind):

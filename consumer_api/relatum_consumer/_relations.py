@@ -1,4 +1,4 @@
-"""Finding the messages that belong together, blocking."""
+"""Find the messages that belong together, blocking."""
 
 from collections.abc import Callable, Generator, Iterable
 from datetime import datetime
@@ -34,38 +34,38 @@ from relatum_consumer.lookups.waiting import Rest, Watch, poll, rested, wait_rel
 from relatum_consumer.traces import Trace
 
 POOL_MAX: Final = 1_000
-"""Connections to PostgreSQL one `Relations` can be told to keep; a server has a hundred for all, unless told."""
+"""The most connections to PostgreSQL of one `Relations`; PostgreSQL's own default is 100 for all its clients."""
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
 class Relations(GroupMethods, Closing):
-    """Finds the messages that belong together, and reads them, blocking.
+    """Finds and reads the messages that belong together, blocking.
 
-    A context manager; threads may share one: each call takes a connection to the database and one to the
-    broker of its own for as long as it lasts. Both are opened when they are first needed.
+    A thread-safe context manager. Each call takes one connection to the database and one to the broker while it runs.
+    Both are opened when a call first needs them.
 
     Args:
-        broker: The broker's URL (`amqp://…` or `rabbitmq-stream://…`), or its address.
+        broker: The broker's URL (`amqp://…` or `rabbitmq-stream://…`), or a `Broker`.
         database: PostgreSQL's URL, or a `Database`, which stays open when this is closed.
-        timeout_s: Seconds for a whole call, of the database and the broker together, also where one of them accepts and
-            never answers. Default 10. It ends as `DatabaseUnavailable` (`reason` is "timeout", or "pool" where all
-            connections are in use) or `ReadTimeout`, and is safe to repeat. What reads much (`complete=True` far behind
-            a recorder) may need more. Iterators take it for each question they ask.
-        database_connections_max: Connections to PostgreSQL at most, kept once opened. A call waits for one within
-            `timeout_s`. None (default): 10, or twice the `?pool_size=` of the URL. A `Database` has its own limit.
-        broker_connections_max: Connections to the broker at most, to all its nodes together; 2 or more, default 16. A
+        timeout_s: Time limit of a whole call, for the database and the broker together, in seconds. Default 10. A call
+            that takes longer raises `DatabaseUnavailable` (`reason` is "timeout", or "pool" if all connections are in
+            use) or `ReadTimeout`, and is safe to repeat. A call that reads much (`complete=True` far behind a recorder)
+            may need more. For iterators the limit applies to each request they make.
+        database_connections_max: The most connections to PostgreSQL; they are kept once opened. A call waits for one
+            within `timeout_s`. None (default): 10, or twice the URL's `?pool_size=`. A `Database` has its own limit.
+        broker_connections_max: The most connections to the broker, to all its nodes together; 2 or more, default 16. A
             call waits for one within `timeout_s`.
 
-    Every lookup may raise, besides what its method names:
+    Every lookup may raise these errors, besides those that its method names:
 
-    - `StreamReplaced`: a stream is not the one that was recorded (declared again, or its tail lost). It is never
-      answered from. A lookup that names no stream leaves it out: `Answer.unreadable_streams`.
-    - `AnotherBroker`: a stream that was named was recorded from another broker. Left out, likewise.
-    - `SchemaMissing`, `AccessRefused`, `ConfigurationError`: something must be put right first.
+    - `StreamReplaced`: a stream is not the recorded one: it was declared again, or lost its tail. Lookups never answer
+      from it. A lookup without named streams leaves it out and lists it in `Answer.unreadable_streams`.
+    - `AnotherBroker`: a named stream was recorded from another broker. Without named streams it is left out likewise.
+    - `SchemaMissing`, `AccessRefused`, `ConfigurationError`: fix the setup first.
     - `DatabaseUnavailable`, `BrokerUnavailable`, `ConnectionLost`, `StreamUnavailable`, `ReadTimeout`,
-      `ConnectionsInUse` (more asked at once than `broker_connections_max` could serve in time): safe to repeat.
+      `ConnectionsInUse` (`broker_connections_max` is too low for the concurrent calls): safe to repeat.
     """
 
     def __init__(
@@ -91,13 +91,14 @@ class Relations(GroupMethods, Closing):
         self._servers = Servers(self._database.rows, open_reader, timeout_s)
         self._catalog = Catalog(self._servers, self._address.vhost)
         self._sharing = WeakSet()
-        # It knows nothing of this object: what is dropped without being closed must not wait for the garbage collector.
+        # It holds no reference to this object: an object dropped without close() must not wait for the garbage
+        # collector.
         self._waits: SharedWait[Watch, bool] = SharedWait(partial(poll, self._servers, self._address.vhost))
         after_fork(self, Relations._renew)
         metrics.report(self._counts, owner=self)
 
     def _renew(self) -> None:
-        """In a child: groups under way are the parent's. What else is the parent's sees to itself."""
+        """Forget the parent's open groups after a fork. The other parts handle the fork themselves."""
         leave_to_parent(*self._sharing)
         self._counts.renew()
         self._sharing = WeakSet()
@@ -109,20 +110,20 @@ class Relations(GroupMethods, Closing):
         *args: _Arguments.args,
         **options: _Arguments.kwargs,
     ) -> _Result:
-        """One call, in its time, told and counted; what the function returns."""
+        """Call a function within `timeout_s`, traced and counted."""
         with within(self._timeout_s), look_up(called) as told, self._counts.counted():
             result = function(*args, **options)
             told(result)
             return result
 
     def statistics(self) -> LookupStatistics:
-        """The connections to the broker that are in use, idle and waited for, and what was asked. It asks nobody."""
+        """Return the broker connections in use, idle and waited for, and counts of lookups, without any I/O."""
         reader = self._servers.opened
         return self._counts.statistics(None if reader is None else reader.statistics())
 
     @classmethod
     def open(cls, broker: str | Broker, database: AnyDatabase, **options: Any) -> Self:
-        """The same as the constructor, once both servers have answered: what is wrong shows at once.
+        """Return relations once both servers have answered, so that setup errors show at once.
 
         Args:
             broker: As for the class.
@@ -130,9 +131,9 @@ class Relations(GroupMethods, Closing):
             options: As for the class: `database_connections_max`, `timeout_s`, …
 
         Raises:
-            DatabaseUnavailable, SchemaMissing, AccessRefused: what is wrong with the database.
-            BrokerUnavailable, ReadTimeout, AccessRefused, TlsRefused: what is wrong with the broker.
-            ConfigurationError, InvalidInput: an option is wrong.
+            DatabaseUnavailable, SchemaMissing, AccessRefused: the database cannot be used.
+            BrokerUnavailable, ReadTimeout, AccessRefused, TlsRefused: the broker cannot be used.
+            ConfigurationError, InvalidInput: an option is invalid.
         """
         relations = cls(broker, database, **options)
         try:
@@ -146,11 +147,11 @@ class Relations(GroupMethods, Closing):
         self._run("open", self._servers.check)
 
     def health(self, *, timeout_s: float = 2.0) -> Health:
-        """Whether both servers answer now: for a service's readiness, also while its lookups wait in turn.
+        """Check whether both servers answer now, for a service's readiness; lookups that wait do not delay it.
 
         Args:
-            timeout_s: Seconds at most, half of them for each server; connections that all are in use count as no
-                answer. Default 2.
+            timeout_s: Time limit in seconds, half of it for each server. Default 2. A server whose connections are all
+                in use counts as not answering.
         """
         checked_seconds("timeout_s", timeout_s)
         with within(timeout_s + LOOK_S):
@@ -161,7 +162,7 @@ class Relations(GroupMethods, Closing):
             shared.close()
 
     def close(self) -> None:
-        """Close all connections; shared groups are given back. Lookups under way may fail."""
+        """Close all connections and give shared groups back. Running lookups may fail."""
         self._end_sharing()
         self._servers.close()
         self._waits.end()
@@ -180,31 +181,32 @@ class Relations(GroupMethods, Closing):
         order: Order = "oldest",
         complete: bool = False,
     ) -> Answer:
-        """The messages that share a key's value with a message, and never the message itself.
+        """Return the messages that share a key's value with a message, without the message itself.
 
         Args:
-            message: A message read from a stream, or as a client gave it to its consumer (docs/clients.md). Where that
-                does not say where it is, its copies in streams are left out, and named in `answer.self_ids`.
-            to: The stream, super stream or streams to look in; None for all that are recorded. A super stream stands
-                for its partitions.
-            by: The key or keys; a message that shares one of them is meant, and its hit names all that it shares.
-                None for every key defined. Keys the message has no value of are left out.
-            limit: Messages at most, from 1 on; None for all, up to 100,000.
-            order: "oldest" (default) by time, then stream and offset; "newest" the reverse of that; "offset" by
-                stream and offset. A message of unknown time counts as later than all.
-            complete: True also reads what is retained and not recorded yet, so that the answer is definite.
+            message: A message read from a stream, or as a client gave it to its consumer (docs/clients.md). If the
+                client does not say its stream and offset, its copies in streams are left out and listed in
+                `answer.self_ids`.
+            to: The stream, super stream or streams to search; a super stream means its partitions. None: all recorded
+                streams.
+            by: The key or keys to search by. A message that shares any of them is returned; its hit names all that it
+                shares. None: all defined keys. Keys without a value in the message are skipped.
+            limit: The most messages to return, from 1 on. None: all, up to 100,000.
+            order: "oldest" (default) sorts by time, then stream and offset; "newest" is its reverse; "offset" sorts by
+                stream and offset. A message without a known time sorts as later than all others.
+            complete: True also reads retained messages that are not recorded yet, so that the answer is definite.
 
         Returns:
-            The messages, each read and checked, the status, and the streams it holds over. `FOUND` says what is
-            recorded; with `complete` it is all there is. `ABSENT` is said only when every retained message of those
-            streams was recorded for all the keys asked by, or read; `UNPROVEN` where that cannot be known. If the
-            message has none of the keys, nothing is looked for: `ABSENT`, and `missing_keys` says why.
+            The messages, each read and checked, the status, and the streams searched. `FOUND` covers the recorded
+            messages, with `complete` all messages. `ABSENT` means that every retained message of those streams was
+            recorded for all the keys searched, or read; `UNPROVEN`, that this cannot be known. If the message has none
+            of the keys, nothing is searched: the status is `ABSENT`, and `missing_keys` says why.
 
         Raises:
-            KeyNotDefined: no key of that name is defined, or, by every key, none at all.
-            NothingRecorded: no stream was named, and none of this virtual host is recorded: nothing can be known.
-            StreamNotFound: neither the database nor the broker knows a stream of `to`, or it was deleted.
-            InvalidInput: an argument is wrong, or there are more than 100,000 messages and no limit.
+            KeyNotDefined: no key of that name is defined; without `by`, no key is defined at all.
+            NothingRecorded: no stream was named, and none of this virtual host is recorded, so nothing is known.
+            StreamNotFound: a stream of `to` was deleted, or is unknown to the database and the broker.
+            InvalidInput: an argument is invalid, or more than 100,000 messages match without `limit`.
         """
         return self._run("related", related, self._catalog, message, to, by, limit, order, complete=complete)
 
@@ -220,14 +222,14 @@ class Relations(GroupMethods, Closing):
         order: Order = "oldest",
         complete: bool = False,
     ) -> Answer:
-        """The messages that carry a key's value.
+        """Return the messages that carry a key's value.
 
         Args:
             key: The key's name.
-            value: Its value, of any type the key takes: it is compared in canonical form. A tuple for a composite key.
-            streams: The streams and super streams to look in; None for all that are recorded.
-            since: Only messages of this time or later; a `datetime` without a zone is UTC. None for no bound.
-            until: Only messages before this time. With either bound messages of unknown time are left out.
+            value: Its value, of any type the key accepts, compared in canonical form. A tuple for a composite key.
+            streams: The streams and super streams to search. None: all recorded streams.
+            since: Only messages of this time or later; a `datetime` without a zone is UTC. None: no bound.
+            until: Only messages before this time. With either bound, messages without a known time are left out.
             limit: As for `related`.
             order: As for `related`.
             complete: As for `related`.
@@ -235,10 +237,10 @@ class Relations(GroupMethods, Closing):
         Raises:
             KeyNotDefined: no key of that name is defined.
             NothingRecorded: as for `related`.
-            InvalidKeyDefinition: a list for a key of one value, or not as many values as a composite key has parts.
+            InvalidKeyDefinition: a list for a key of one value, or the wrong number of parts for a composite key.
             InvalidRelationshipKey: no message can carry that value.
-            StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
-            InvalidInput: an argument is wrong, or there are more than 100,000 messages and no limit.
+            StreamNotFound: a stream was deleted, or is unknown to the database and the broker.
+            InvalidInput: an argument is invalid, or more than 100,000 messages match without `limit`.
         """
         return self._run(
             "find", find, self._catalog, key, value, streams, since, until, limit, order, complete=complete
@@ -255,10 +257,10 @@ class Relations(GroupMethods, Closing):
         spans: int = 60,
         order: Order = "oldest",
     ) -> Times:
-        """When messages carry a key's value: how many are recorded, by spans of time from the first to the last.
+        """Count the recorded messages with a key's value in equal time spans, from the first message to the last.
 
-        The index alone is asked, and 50,000 rows of it at most, so it proves nothing: what retention has dropped
-        counts until its rows are pruned, what is not recorded yet and what has no time does not.
+        It reads only the index, at most 50,000 rows, so it proves nothing: messages that retention has dropped count
+        until their rows are pruned; messages that are not recorded yet or have no time do not count.
 
         Args:
             key: The key's name.
@@ -266,12 +268,12 @@ class Relations(GroupMethods, Closing):
             streams: As for `find`.
             since: As for `find`.
             until: As for `find`.
-            spans: Spans of one length, 1 to 1,000. Default 60.
-            order: Which are counted of each stream where there are more: "oldest" (default) or "newest" by time.
+            spans: The number of spans, 1 to 1,000. Default 60.
+            order: Which messages of each stream to count if there are more: the "oldest" (default) or "newest" by time.
 
         Raises:
             KeyNotDefined, InvalidRelationshipKey, StreamNotFound: as for `find`.
-            InvalidInput: an argument is wrong.
+            InvalidInput: an argument is invalid.
         """
         return self._run("times", times, self._catalog, key, value, streams, since, until, spans, order)
 
@@ -285,24 +287,24 @@ class Relations(GroupMethods, Closing):
         limit: int | None = None,
         order: Order = "oldest",
     ) -> Answer:
-        """The same as `related`, waiting until there is at least one message.
+        """Wait until at least one message is related, and return the same as `related`.
 
-        All who wait share one question to the index: it is asked 5 ms after one began or one was told, then at growing
-        intervals of up to 50 ms, of twice as long as it takes at least.
+        All waiting calls share one query of the index. It runs 5 ms after a call began or found something, then at
+        growing intervals of up to 50 ms, but at least twice the time that the query takes.
 
         Args:
             message: As for `related`.
             to: As for `related`.
             by: As for `related`.
-            timeout_s: Seconds to wait; 0 looks once, as `related` does.
+            timeout_s: How long to wait, in seconds; 0 searches once, as `related` does.
             limit: As for `related`.
             order: As for `related`.
 
         Returns:
-            The messages recorded when the first was seen. When the time is over, what is known: `ABSENT` where that
-            could be proven in time, `NOT_RECORDED_YET`, or `UNPROVEN`, where `unread` names what was found and could
-            not be read in time. That is no error, and comes within about 0.3 s of the time asked for. If the message
-            has none of the keys, the answer is `ABSENT` at once, and `missing_keys` says why.
+            The messages recorded when the first one was seen. A timeout is no error; the answer comes within about 0.3
+            s of it: `ABSENT` if that could be proven in time, `NOT_RECORDED_YET`, or `UNPROVEN`, with the messages that
+            were found and could not be read in time in `unread`. If the message has none of the keys, the answer is
+            `ABSENT` at once, and `missing_keys` says why.
 
         Raises:
             KeyNotDefined, NothingRecorded, StreamNotFound, InvalidInput: as for `related`.
@@ -331,35 +333,35 @@ class Relations(GroupMethods, Closing):
         until: datetime | None = None,
         complete: bool = False,
     ) -> Trace:
-        """All messages that are connected with one, over one key or several: hop by hop, from each to all it leads to.
+        """Follow one key or several from a message, hop by hop, and return all messages connected with it.
 
-        A hop asks for all new values by one statement, and reads all new messages together. Where a key names another
-        (`KeyDefinition(…, names=)`), the trace tells what came from what; other values are shared.
+        Each hop finds all new values by one statement, and reads all new messages together. If a key names another
+        (`KeyDefinition(…, names=)`), the trace shows which message caused which; other values are shared.
 
         Args:
-            start: A message read or consumed, recorded or not, or a key's name and a value as a tuple.
-            by: The key or keys to follow, and what they name; None for every key defined.
-            streams: The streams and super streams to look in; None for all that are recorded. The start may be
-                elsewhere.
-            hops: Hops from the start at most, 1 to 1,000. Default 8.
-            limit: Messages at most, the start among them, 1 to 100,000. Default 1,000. Of those of one hop the oldest
-                are taken.
-            fan_out: Messages that one value may have to be followed, 1 to 10,000. Default 200. It counts what is
-                recorded, also where retention has dropped it since.
+            start: A message read or consumed, recorded or not, or a tuple of a key's name and a value.
+            by: The key or keys to follow, together with the keys that they name. None: all defined keys.
+            streams: The streams and super streams to search. None: all recorded streams. The start may be in another
+                stream.
+            hops: The most hops from the start, 1 to 1,000. Default 8.
+            limit: The most messages, the start included, 1 to 100,000. Default 1,000. The oldest messages of a hop are
+                taken first.
+            fan_out: The most messages with a value for it to be followed, 1 to 10,000. Default 200. Recorded messages
+                count, even if retention has dropped them since.
             since: As for `find`; the start itself may be earlier.
             until: As for `find`.
-            complete: True also reads what is retained and not recorded yet, at each hop.
+            complete: True also reads retained messages that are not recorded yet, at each hop.
 
         Returns:
-            The messages, how they are linked, what a bound left out, and how sure each step is. It holds for what was
-            in the streams when the trace began, and for some that came later.
+            The messages, their links, what a bound left out, and how certain each step is. It covers everything in the
+            streams when the trace began, and some later messages.
 
         Raises:
-            KeyNotDefined: no key of that name is defined, or, by every key, none at all.
+            KeyNotDefined: no key of that name is defined; without `by`, no key is defined at all.
             InvalidRelationshipKey: no message can carry the value of the start.
-            NothingRecorded: no stream was named, and none of this virtual host is recorded: nothing can be known.
-            StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
-            InvalidInput: an argument is wrong.
+            NothingRecorded: no stream was named, and none of this virtual host is recorded, so nothing is known.
+            StreamNotFound: a stream was deleted, or is unknown to the database and the broker.
+            InvalidInput: an argument is invalid.
         """
         return self._run(
             "trace",
@@ -379,7 +381,7 @@ class Relations(GroupMethods, Closing):
     # --- what did not follow in time ------------------------------------------------------------------------
 
     def expectations(self) -> tuple[Expectation, ...]:
-        """The expectations that are defined for this virtual host, in the order of their names."""
+        """Return the expectations defined for this virtual host, ordered by name."""
         return self._run("expectations", _missing.defined, self._catalog)
 
     def missing(
@@ -390,50 +392,47 @@ class Relations(GroupMethods, Closing):
         until: datetime | None = None,
         limit: int = UNMET_MAX,
     ) -> MissingReport:
-        """The messages of a span of time that nothing has followed in time, and how sure that is.
+        """Report the messages of a time span that nothing followed in time, and how certain that is.
 
-        The messages themselves are read, so each that is named is there; what followed them is told by the index, and
-        that nothing did by what is recorded. A call that looks at much needs more than the usual `timeout_s`: some
-        seconds for 100,000 messages.
+        The messages themselves are read, so each one reported exists. The index shows which messages followed; the
+        record's coverage proves that none did. A long span needs more than the usual `timeout_s`: some seconds for
+        100,000 messages.
 
         Args:
-            expectation: What is expected, by its name; or an `Expectation`, which need not be defined.
-            since: Only messages of this time or later; a `datetime` without a zone is UTC. None (default): those that
-                fell due within a day before `until`, as far back as they are recorded without a hole, and retained.
-            until: Only messages before this time. None (default) for now.
-            limit: Messages of each kind that are named at most, from 1 to 100,000; they are counted all the same.
-                Default 1,000.
+            expectation: The name of a defined expectation, or an `Expectation`, which need not be defined.
+            since: Only messages of this time or later; a `datetime` without a zone is UTC. None (default): messages
+                that fell due within a day before `until`, as far back as they are retained and recorded without a hole.
+            until: Only messages before this time. None (default): now.
+            limit: The most messages of each kind to list, from 1 to 100,000; all are counted. Default 1,000.
 
         Raises:
             NotFound: no expectation of that name is defined.
-            KeyNotDefined: its key is not defined any more.
-            StreamNotFound: neither the database nor the broker knows one of its streams, or it was deleted.
-            TimeNotRecorded: the times of one of its streams are not recorded.
-            InvalidInput: an argument is wrong.
+            KeyNotDefined: the expectation's key is no longer defined.
+            StreamNotFound: a stream of the expectation was deleted, or is unknown to the database and the broker.
+            TimeNotRecorded: the times of a stream of the expectation are not recorded.
+            InvalidInput: an argument is invalid.
         """
         return self._run("missing", _missing.missing, self._catalog, expectation, since, until, limit)
 
     def watch_missing(
         self, expectation: str | Expectation, *, since: datetime | None = None, poll_s: float = POLL_S
     ) -> Generator[UnmetExpectation, None, None]:
-        """The messages that nothing has followed in time, each as soon as that is known, and once.
+        """Yield each message that nothing followed in time, once, as soon as that is known.
 
-        It never ends by itself. While a recorder is behind it waits for it, and it waits for servers that are away.
-        What it remembers does not grow. A message that is published later than it was due itself is not reported here:
-        `missing` finds it.
+        It never ends by itself. It waits for a recorder that is behind, and for unavailable servers. Its memory is
+        bounded. It does not report a message that is published after its own due time: use `missing` for those.
 
         Args:
             expectation: As for `missing`.
-            since: The time of the first message to look at; None (default) for those that fall due from now on.
-            poll_s: Seconds between two looks, more than 0. Default 1.
+            since: The time of the first message to check. None (default): messages that fall due from now on.
+            poll_s: The interval between two checks in seconds, more than 0. Default 1.
 
         Returns:
-            An iterator; of late and missing messages, and of those of which it can never be known. Close it where it
-            is left early.
+            An iterator over late and missing messages, and messages for which the answer can never be known. Close it
+            if you leave it early.
 
         Raises:
-            NotFound, KeyNotDefined, StreamNotFound, TimeNotRecorded, InvalidInput: as for `missing`; when it is
-                iterated.
+            NotFound, KeyNotDefined, StreamNotFound, TimeNotRecorded, InvalidInput: as for `missing`, during iteration.
         """
         return rested(self._watch_missing(expectation, since, poll_s))
 
@@ -453,29 +452,29 @@ class Relations(GroupMethods, Closing):
         inclusive: bool = False,
         complete: bool = False,
     ) -> Answer:
-        """The next message in time in a stream, also where times are not in the order of offsets.
+        """Return the next message in time in a stream, even if times are not in the order of offsets.
 
         In the message's own stream, equal times are ordered by offset (in its super stream by partition, then offset),
-        so that going on from each message found passes every message once. In another stream, and from a datetime,
-        the next message is strictly later.
+        so that repeated calls pass every message once. In another stream, or from a `datetime`, the next message is
+        strictly later.
 
         Args:
-            moment: A message read or consumed, for its time; or a `datetime`, without a zone UTC. Of one consumed that
-                does not say where it is, nothing but the time counts: its own copies are found, too.
-            stream: The stream or super stream to look in.
+            moment: A message read or consumed, for its time; or a `datetime` (without a zone: UTC). If a consumed
+                message does not say its stream and offset, only its time counts: its own copies can be found.
+            stream: The stream or super stream to search.
             by: A key: only messages that share its value with the message. Needs a message.
-            inclusive: True takes an equal time in another stream as next, too: the one with the lowest offset.
-            complete: True also reads what is retained and not recorded yet; without it, the answer is exact over what
-                is recorded.
+            inclusive: True accepts an equal time in another stream: the message with the lowest offset.
+            complete: True also reads retained messages that are not recorded yet; False is exact for the recorded
+                messages.
 
         Returns:
-            No message or one, with the status.
+            At most one message, with the status.
 
         Raises:
-            TimeNotRecorded: times are switched off for the stream.
+            TimeNotRecorded: recording times is switched off for the stream.
             KeyNotDefined: no key of that name is defined.
-            StreamNotFound: neither the database nor the broker knows the stream, or it was deleted.
-            InvalidInput: an argument is wrong, or the message has no time.
+            StreamNotFound: the stream was deleted, or is unknown to the database and the broker.
+            InvalidInput: an argument is invalid, or the message has no time.
         """
         return self._run(
             "after", beside, self._catalog, "after", moment, stream, by, inclusive=inclusive, complete=complete
@@ -490,9 +489,9 @@ class Relations(GroupMethods, Closing):
         inclusive: bool = False,
         complete: bool = False,
     ) -> Answer:
-        """The previous message in time in a stream: the mirror of `after`.
+        """Return the previous message in time in a stream: the mirror of `after`.
 
-        With `inclusive`, of several messages of an equal time it is the one with the highest offset.
+        With `inclusive`, it takes the message with the highest offset among several of an equal time.
         """
         return self._run(
             "before", beside, self._catalog, "before", moment, stream, by, inclusive=inclusive, complete=complete
@@ -501,12 +500,12 @@ class Relations(GroupMethods, Closing):
     def nearest(
         self, moment: Message | Consumed | datetime, stream: str, *, by: str | None = None, complete: bool = False
     ) -> Answer:
-        """The message nearest in time in a stream, and never the message itself.
+        """Return the message nearest in time in a stream, never the message itself.
 
-        An equal time is nearest of all. Of two equally near it is the earlier; of several of one time before the
-        moment, or at it, the one with the highest offset: what `before(…, inclusive=True)` gives. In the message's own
-        stream those of its time that come after it are later: the first of them, where none comes before. Arguments,
-        result and errors are those of `after`.
+        An equal time is nearest. The earlier of two equally near messages wins; among several of one time at or before
+        the moment, the highest offset, as for `before(…, inclusive=True)`. In the message's own stream, messages of the
+        same time at a higher offset count as later: the first of them is taken if none comes before. Arguments, result
+        and errors are those of `after`.
         """
         return self._run("nearest", beside, self._catalog, "nearest", moment, stream, by, complete=complete)
 
@@ -520,18 +519,18 @@ class Relations(GroupMethods, Closing):
         by: str | None = None,
         complete: bool = False,
     ) -> Answer:
-        """All messages of a stream around a moment, but not the message itself, by time, partition and offset.
+        """Return all messages of a stream around a moment, without the message itself, by time, partition and offset.
 
         Args:
             moment: As for `after`.
             stream: As for `after`.
-            before_s: Seconds before the moment, from 0 on; a message at the very end is in.
-            after_s: Seconds after the moment, from 0 on; a message at the very end is in.
+            before_s: Seconds before the moment, from 0 on, inclusive.
+            after_s: Seconds after the moment, from 0 on, inclusive.
             by: As for `after`.
             complete: As for `after`.
 
         Raises:
-            InvalidInput: also where there are more than 100,000 messages.
+            InvalidInput: an argument is invalid, or there are more than 100,000 messages.
             TimeNotRecorded, KeyNotDefined, StreamNotFound: as for `after`.
         """
         return self._run("window", window, self._catalog, moment, stream, before_s, after_s, by, complete=complete)
@@ -546,33 +545,33 @@ class Relations(GroupMethods, Closing):
         limit: int | None = None,
         complete: bool = False,
     ) -> Answer:
-        """All messages of several streams around a moment, merged by time: what happened then.
+        """Return all messages of several streams around a moment, merged by time.
 
-        Of one time they come by stream, shorter names first (`r-2` before `r-10`), and offset.
+        Messages of one time are ordered by stream, shorter names first (`r-2` before `r-10`), then offset.
 
         Args:
-            moment: A `datetime`, without a zone UTC; or a message read or consumed, for its time: it is found, too.
-            streams: The streams and super streams to look in; None for all that are recorded, with their times.
+            moment: A `datetime` (without a zone: UTC), or a message read or consumed, for its time; it is included.
+            streams: The streams and super streams to search. None: all streams that are recorded with their times.
             before_s: As for `window`.
             after_s: As for `window`.
-            limit: Messages at most, those nearest to the moment; None for all, up to 100,000.
+            limit: The most messages to return, nearest to the moment first. None: all, up to 100,000.
             complete: As for `after`.
 
         Raises:
-            NothingRecorded: no stream was named, and none of this virtual host is recorded: nothing can be known.
-            TimeNotRecorded: as for `after`, of a stream that was named.
-            StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
-            InvalidInput: an argument is wrong, or there are more than 100,000 messages and no limit.
+            NothingRecorded: no stream was named, and none of this virtual host is recorded, so nothing is known.
+            TimeNotRecorded: as for `after`, for a named stream.
+            StreamNotFound: a stream was deleted, or is unknown to the database and the broker.
+            InvalidInput: an argument is invalid, or there are more than 100,000 messages and no limit.
         """
         return self._run("around", around, self._catalog, moment, streams, before_s, after_s, limit, complete=complete)
 
     # --- reading ------------------------------------------------------------------------------------------
 
     def read(self, stream: str, offset: int) -> Message:
-        """The message at an offset of a stream.
+        """Read the message at an offset of a stream.
 
         Raises:
-            OffsetExpired: retention has dropped it; field `first` is the first offset retained.
+            OffsetExpired: retention has dropped it; field `first` is the first retained offset.
             OffsetNotFound: the stream ends before it, or the broker used the offset itself.
             StreamNotFound: there is no such stream.
         """
@@ -582,42 +581,42 @@ class Relations(GroupMethods, Closing):
     def read_many(
         self, ids: Iterable[MessageId | tuple[str, int]]
     ) -> Generator[Message | NotFound | AccessRefused, None, None]:
-        """The messages of many ids, one after the other in the order of the ids; memory is bounded.
+        """Yield the messages of many ids, in the order of the ids, with bounded memory.
 
         Args:
-            ids: (stream, offset) pairs, in any order and number, of any streams.
+            ids: (stream, offset) pairs of any streams, in any order and number.
 
         Returns:
-            For each id its message, or, as a value, the error that says why there is none.
+            For each id its message, or the error that says why there is none, as a value.
         """
         return self._servers.reader().read_many(MessageId(*each) for each in ids)
 
     # --- what there is ------------------------------------------------------------------------------------
 
     def keys(self) -> tuple[KeyDefinition, ...]:
-        """The key definitions in force, by name, as they were known within the last second."""
+        """Return the key definitions in force, ordered by name; at most a second old."""
         return self._run("keys", self._catalog.keys)
 
     def streams(self) -> tuple[str, ...]:
-        """The names of the streams that are recorded, in order, as they were known within the last second.
+        """Return the names of the recorded streams, in order; at most a second old.
 
-        A super stream's partitions are among them, itself is not.
+        They include a super stream's partitions, not the super stream itself.
         """
         return self._run("streams", self._catalog.all_streams)
 
     def values(self, key: str, prefix: str = "", *, limit: int = 10) -> tuple[str, ...]:
-        """The first recorded values of a key that begin with a prefix, in order, each once; in canonical form.
+        """Return the first recorded values of a key with a prefix, in order, without duplicates, in canonical form.
 
-        It goes from value to value by the index, whatever number of messages share one. What retention has dropped
-        counts until its rows are pruned. Where hundreds of values are of other virtual hosts, some may be left out.
+        Its cost does not grow with the number of messages per value. Values that retention has dropped count until
+        their rows are pruned. Some values may be left out if hundreds belong to other virtual hosts.
 
         Args:
-            key: The key's name; none of several parts.
-            prefix: What they begin with; empty (default) for all.
-            limit: Values at most, 1 to 1,000. Default 10.
+            key: The name of a key that is not composite.
+            prefix: How the values begin; empty (default) for all.
+            limit: The most values to return, 1 to 1,000. Default 10.
 
         Raises:
             KeyNotDefined: no key of that name is defined.
-            InvalidInput: an argument is wrong, or the key is composite.
+            InvalidInput: an argument is invalid, or the key is composite.
         """
         return self._run("values", values, self._catalog, key, prefix, limit)

@@ -1,4 +1,4 @@
-"""The values that a trace follows: which lead to which others, where the index has them, and what they link."""
+"""The values that a trace follows: which values lead to which, their indexed messages, and the links."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,17 +18,17 @@ from relatum_consumer.lookups.catalog import Catalog, named, streams_meant
 from relatum_consumer.traces import Edge, Shared
 
 Value: TypeAlias = tuple[int, str]
-"""A key's number, and a value in canonical form."""
+"""A key's id, and a value in canonical form."""
 
 Places: TypeAlias = dict[MessageId, int | None]
-"""Where messages are, with their times as far as they are known."""
+"""Ids of messages, with their times as far as known."""
 
 
 class Directions:
-    """The keys of a trace, and what names what.
+    """The keys of a trace, and which key names which.
 
     Args:
-        definitions: The keys; a name that is not of one of them names nothing.
+        definitions: The keys. A key that names a key outside of them names nothing.
     """
 
     def __init__(self, definitions: Sequence[KeyDefinition]) -> None:
@@ -42,33 +42,33 @@ class Directions:
         self._led_to = {key_id: self._leads_to(key_id) for key_id in self.definitions}
 
     def _leads_to(self, key_id: int) -> tuple[int, ...]:
-        """The keys that messages of the same value are sought by: itself, those it names, and those that name it.
+        """Return the keys to search a value by: the key itself, those it names, and those that name it.
 
-        And those that name what it names: they go together also where nothing is there by that name.
+        Also the keys that name the same key: their messages belong together even if no message has the named key.
         """
         roots = [key_id, *([self._named[key_id]] if key_id in self._named else [])]
         return tuple(dict.fromkeys(each for root in roots for each in (root, *self._namers[root])))
 
     def values_of(self, message: Message) -> tuple[Value, ...]:
-        """A message's values, in the order of the keys; what cannot be one is not recorded either."""
+        """Return a message's values, in the order of the keys, without invalid ones, which are not recorded either."""
         if self._are_plain:
             return tuple([(n, text) for n, key in self.definitions.items() for text in key.values_of(message)])
-        # A body is parsed once for all keys.
+        # Parse a body once for all keys.
         base_of = bases_of(message)
         return tuple((key_id, text) for key_id, key in self.definitions.items() for text in key.read(base_of)[0])
 
     def sought(self, values: Iterable[Value]) -> Iterable[Value]:
-        """The values to ask for, given some."""
+        """Yield the values to search for, given some."""
         return ((other, value) for key_id, value in values for other in self._led_to[key_id])
 
     def links(
         self, values: Mapping[MessageId, Sequence[Value]], too_many: Iterable[Value]
     ) -> tuple[tuple[Edge, ...], tuple[Shared, ...]]:
-        """How messages are linked, in their order.
+        """Return the links of messages, in the messages' order.
 
         Args:
-            values: Of each message its values.
-            too_many: Values that were not followed: that some of the messages share one is not told.
+            values: The values of each message.
+            too_many: Values that were not followed: messages that share one are not linked by it.
         """
         carriers: dict[Value, list[MessageId]] = defaultdict(list)
         for where, held in values.items():
@@ -91,32 +91,32 @@ class Directions:
         return tuple(edges), tuple(shared)
 
     def _is_named_here(self, key_id: int, value: str, carriers: Mapping[Value, Sequence[MessageId]]) -> bool:
-        """Whether the message that a value names is there: then who has the value is linked by it."""
+        """Whether the trace has the message that a value names: then edges link the messages with the value."""
         return key_id in self._named and (self._named[key_id], value) in carriers
 
 
-# --- where the index has them ------------------------------------------------------------------------------
+# --- indexed messages --------------------------------------------------------------------------------------
 
 _VALUE: Final = 'wanted.value COLLATE "C"'
 _WANTED: Final = "unnest(:key_ids::smallint[], :values::text[]) AS wanted (key_id, value)"
 
 FEW_PARTS: Final = 3
-"""Closed parts that are all asked for each value: to look up which of them may hold it takes as long as two probes."""
+"""Up to this many closed parts are all probed: finding out which may hold a value costs as much as two probes."""
 
 
 @lru_cache(maxsize=64)
 def rows_of_values(names: int | None) -> sa.TextClause:
-    """Rows of values, `most` of each: key id, value, stream, offset, time.
+    """Select rows of values, at most `most` for each: key id, value, stream, offset, time.
 
-    One probe of each part's index a value, of the parts that may hold values of the key between the least and the
-    greatest, or, where these are many, that value. Rows of other virtual hosts and of replaced streams count, with a
-    stream of NULL: where a value has `most` rows and some are such, `rows_by_stream` knows. So do those of other
-    streams where so many `names` are meant.
+    For each value it probes each part's index once, of the parts that may hold values of the key between the least and
+    the greatest one, or that value if the parts are many. Rows of other virtual hosts and of replaced streams count,
+    with a NULL stream; so do those of streams outside the `names`. If a value has `most` rows and some are such,
+    `rows_by_stream` selects the right ones.
     """
     held = "SELECT min(held.part) AS first, max(held.part) AS last FROM relatum.part_keys held WHERE"
     is_few = f"around.last - around.first < {FEW_PARTS}"
     first, last = (f"CASE WHEN {is_few} THEN around.{each} ELSE parts.{each} END" for each in ("first", "last"))
-    # The limit inside keeps PostgreSQL from joining it in another way than value by value, by the index.
+    # The inner LIMIT makes PostgreSQL join value by value, by the index.
     return sql(
         f"""
         SELECT given.key_id, wanted.value, s.name, found.stream_offset, found.time_us
@@ -145,9 +145,9 @@ def rows_of_values(names: int | None) -> sa.TextClause:
 
 @lru_cache(maxsize=64)
 def rows_by_stream(names: int | None, *, bounded: bool) -> sa.TextClause:
-    """The same of the streams meant alone, `most` in each: those that have a value are found first.
+    """Select rows of the searched streams alone, `most` in each: the streams that have a value are found first.
 
-    `bounded`: only times from `since` to before `until`.
+    `bounded`: Only times from `since` to before `until`.
     """
     place = ("with_value.key_id", "with_value.value", "s.stream_id")
     rows = rows_of("oldest", place, span=SPAN if bounded else ("NULL", "NULL"), limit=":most::bigint")
@@ -165,14 +165,14 @@ def rows_by_stream(names: int | None, *, bounded: bool) -> sa.TextClause:
 def parameters_of(
     vhost: str, names: Sequence[str] | None, values: Iterable[Value], most: int, **span: int | None
 ) -> dict[str, Any]:
-    """The parameters of either; `span` has `since` and `until`, with None for no bound."""
+    """Return the parameters of both statements; `span` has `since` and `until`, with None for no bound."""
     key_ids, texts = zip(*values, strict=True)
     arrays = {"key_ids": array_text(map(str, key_ids)), "values": array_text(texts)}
     return named(names) | {"vhost": vhost, "most": most} | arrays | span
 
 
 def places_of(catalog: Catalog, names: Sequence[str] | None, values: Sequence[Value], most: int) -> dict[Value, Places]:
-    """Where messages of each value are, of any time, so many at most."""
+    """Return the indexed messages of each value, of any time, at most `most`."""
     count = None if names is None else len(names)
     parameters = parameters_of(catalog.vhost, names, values, most)
     found, others = _by_value(catalog.servers.rows(rows_of_values(count), parameters), most)
@@ -187,14 +187,14 @@ def places_of(catalog: Catalog, names: Sequence[str] | None, values: Sequence[Va
 def places_in_time(
     catalog: Catalog, names: Sequence[str] | None, values: Iterable[Value], most: int, **span: int | None
 ) -> dict[Value, Places]:
-    """The same of times in a span, from `since` to before `until`; None for no bound."""
+    """Return those in a time span, from `since` to before `until`; None for no bound."""
     statement = rows_by_stream(None if names is None else len(names), bounded=True)
     rows = catalog.servers.rows(statement, parameters_of(catalog.vhost, names, values, most, **span))
     return _by_value(rows, most)[0]
 
 
 def _by_value(rows: Iterable[Any], most: int) -> tuple[dict[Value, Places], Counter[Value]]:
-    """Places by value; and how many rows of each value are of streams that are not meant."""
+    """Group rows by value, and count each value's rows of streams that are not searched."""
     found: dict[Value, Places] = {}
     others: Counter[Value] = Counter()
     for key_id, value, stream, offset, time_us in rows:

@@ -1,4 +1,4 @@
-"""A trace: hop by hop all new values in one statement, all new messages in one read. See docs/adr/0027."""
+"""A trace: each hop finds all new values in one statement, and reads all new messages at once. See docs/adr/0027."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +22,13 @@ from relatum_consumer.lookups.proof import Evidence, evidence
 from relatum_consumer.traces import Step, Stop, StopReason, Trace
 
 HOPS_MAX: Final = 1_000
-"""Hops of one trace."""
+"""The most hops of a trace."""
 
 FAN_OUT_MAX: Final = 10_000
-"""Messages of one value that are followed."""
+"""The highest `fan_out=` of a trace."""
 
 Start: TypeAlias = "Message | Consumed | tuple[str, Any]"
-"""A message that was read or consumed, or a key's name and a value."""
+"""A message that was read or consumed, or a tuple of a key's name and a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +41,16 @@ class _Bounds:
 
     @property
     def is_in_time(self) -> bool:
-        """Whether only a span of time is meant."""
+        """Whether the trace has a time span."""
         return self.since is not None or self.until is not None
 
     def has(self, time_us: int | None) -> bool:
-        """Whether a message of this time is meant."""
+        """Whether a time is in the span."""
         return is_in_span(time_us, self.since, self.until)
 
 
 class _Met(NamedTuple):
-    """A message that was read, its time if it has one, and how many hops it is from the start."""
+    """A message of the trace, its time if it has one, and its number of hops from the start."""
 
     message: Message
     time_us: int | None
@@ -71,7 +71,7 @@ def trace(
     until: datetime | None,
     complete: bool,
 ) -> Trace:
-    """All that is connected with a start."""
+    """Trace everything that is connected with a start."""
     checked_count("hops", hops, most=HOPS_MAX)
     checked_count("limit", limit, most=ANSWER_MESSAGES_MAX)
     checked_count("fan_out", fan_out, most=FAN_OUT_MAX)
@@ -105,7 +105,7 @@ def trace(
 
 
 def _keys(catalog: Catalog, names: Sequence[str] | None) -> list[KeyDefinition]:
-    """The keys to follow: those named, and what they name, as far as it is defined."""
+    """Return the keys to follow: the named keys, and the defined ones that they name."""
     chosen = catalog.definitions(names)
     if names is None:
         return chosen
@@ -115,7 +115,7 @@ def _keys(catalog: Catalog, names: Sequence[str] | None) -> list[KeyDefinition]:
 
 
 class _Course:
-    """One trace while it goes on: what was met so far."""
+    """One trace in progress."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class _Course:
         self._steps: list[Step] = []
         self._lost = Lost()
         self._frontier: list[Value] = list(values)
-        # Hops meet the same chunks again and again: messages that belong together were published together.
+        # Hops return to the same chunks: messages that belong together were published together.
         self._kept = KeptChunks()
         self._is_copy = None if start is None else start.is_copy
         if start is not None and start.id is not None:
@@ -148,8 +148,8 @@ class _Course:
             self._frontier += directions.values_of(start.message)
 
     def trace(self, *, complete: bool) -> Trace:
-        """Go to the end, or to a bound."""
-        # Before the index is asked for anything: so it holds for all that comes.
+        """Trace to the end, or to a bound."""
+        # Before the index is asked for anything, so that the evidence holds for everything found.
         key_ids = [*self._directions.definitions, *([TIME] if self._bounds.is_in_time else [])]
         known = evidence(self._catalog, self._names, key_ids, kept=self._kept)
         if not known.streams:
@@ -169,7 +169,7 @@ class _Course:
         return self._concluded(known, complete=complete)
 
     def _next_values(self) -> list[Value]:
-        """The values that were not asked for yet."""
+        """Return the values that were not searched yet."""
         frontier = dict.fromkeys(self._frontier)
         found = [each for each in dict.fromkeys(self._directions.sought(frontier)) if each not in self._asked]
         self._frontier = []
@@ -177,7 +177,7 @@ class _Course:
 
     @property
     def _sought(self) -> set[int]:
-        """The keys of which values were asked for."""
+        """The ids of the keys that were searched."""
         return {key_id for key_id, _ in self._asked}
 
     def _take(self, where: MessageId, message: Message, hop: int, values: tuple[Value, ...]) -> None:
@@ -188,7 +188,7 @@ class _Course:
     # --- one hop ------------------------------------------------------------------------------------------
 
     def _hop(self, hop: int, wanted: Sequence[Value], known: Evidence, *, complete: bool) -> bool:
-        """Find what has the values, and read it. Whether to go on."""
+        """Find and read the messages with the values. True to go on."""
         self._asked.update(wanted)
         by_value = self._places(wanted)
         if complete:
@@ -201,7 +201,7 @@ class _Course:
         lost = self._lost
         before, expired, deleted, was_whole = len(self._met), len(lost.expired), len(lost.deleted), not lost.unread
         self._read(rows, hop, known)
-        # The start's own copies are no finding.
+        # Copies of the start do not count as found.
         found = sum(1 for met in islice(self._met.values(), before, None) if met.hops)
         status = known.status(
             is_found=bool(found or cut > 0 or self._too_many.intersection(wanted)),
@@ -215,12 +215,12 @@ class _Course:
         return cut <= 0
 
     def _places(self, wanted: Sequence[Value]) -> dict[Value, Places]:
-        """Where messages of each value are, by the index; of too many, so many that it shows."""
+        """Return the indexed messages of each value; at most one above `fan_out`, to notice too many."""
         bounds, most = self._bounds, self._bounds.fan_out + 1
         found = places_of(self._catalog, self._names, wanted, most)
         if not bounds.is_in_time:
             return found
-        # Of values that have too many, those of the span are asked for.
+        # If a value has too many, ask for those in the span.
         full = [value for value, places in found.items() if len(places) >= most]
         span = {"since": bounds.since, "until": bounds.until}
         within = places_in_time(self._catalog, self._names, full, most, **span) if full else {}
@@ -238,7 +238,7 @@ class _Course:
         self._stops.append(Stop(reason, count, self._directions.definitions[value[0]].name, value[1]))
 
     def _add_unrecorded(self, wanted: set[Value], by_value: dict[Value, Places], known: Evidence) -> None:
-        """Add where messages of the values are that are not recorded; of each value so many that it shows."""
+        """Add messages that are not recorded; per value at most one above `fan_out`, to notice too many."""
 
         def consider(message: Message) -> None:
             if not self._bounds.has(message.time_us):
@@ -251,7 +251,7 @@ class _Course:
         known.scan(self._catalog.servers, consider)
 
     def _new_rows(self, by_value: Mapping[Value, Places]) -> list[Row]:
-        """Where messages are that were not met yet, by time, stream and offset; values that have too many are named."""
+        """Return rows of new messages, by time, stream and offset; values with too many become stops."""
         new: dict[MessageId, Row] = {}
         for value, places in by_value.items():
             if len(places) > self._bounds.fan_out:
@@ -264,7 +264,7 @@ class _Course:
         return sorted(new.values(), key=lambda row: (row.time_us is None, row.time_us or 0, row.id))
 
     def _read(self, rows: Sequence[Row], hop: int, known: Evidence) -> None:
-        """Read messages, each checked against its row; of streams that are gone or refused, nothing is asked."""
+        """Read messages and check each against its row; deleted and refused streams are not asked."""
 
         def take(row: Row, message: Message) -> bool | None:
             values = self._directions.values_of(message)

@@ -1,8 +1,8 @@
 """Reporting messages that nothing followed as they fall due, each once.
 
-A follower remembers one moment: every message of an earlier time was looked at. Each look goes on to the moment up to
-which everything is known of both streams, less the time allowed and what clocks may differ by. So what is looked at is
-due, and it is known what came. A message that is published after that, with an earlier time, is in `missing` only.
+A watch remembers one moment: every message of an earlier time was checked. Each look goes on to the moment up to which
+both streams are known, less the allowed time and the grace for clocks. So the checked messages are due, and their
+followers are known. Only `missing` finds a message that is published later with an earlier time.
 """
 
 import logging
@@ -25,7 +25,7 @@ from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.waiting import Rest
 
 UNMET_AT_ONCE: Final = 50_000
-"""Messages that one look reports at most: they are held until the look has ended."""
+"""The most messages that one look reports: they are held until the look ends."""
 
 logger = logging.getLogger("relatum.expectations")
 
@@ -33,22 +33,22 @@ logger = logging.getLogger("relatum.expectations")
 @reported("expectation")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectationStatistics:
-    """What one follower has counted.
+    """Statistics of one watch.
 
     Attributes:
-        checked: Messages looked at that have a value of the key.
-        unmet: Messages reported, by what is known of them: late, missing, not_known.
-        lag_s: Age of the moment up to which all is known; what was due before it was reported.
+        checked: Checked messages that have a value of the key.
+        unmet: Reported messages, by result: late, missing, not_known.
+        lag_s: Age in seconds of the moment up to which everything is known, and so reported if it was due.
     """
 
-    checked: Annotated[int, Counter("relatum_expectation_checked_total", "Messages that were due and looked at")]
+    checked: Annotated[int, Counter("relatum_expectation_checked_total", "Messages that were due and checked")]
     unmet: Annotated[
         Mapping[str, int],
         Counter("relatum_expectation_unmet_total", "Messages that nothing followed in time", by="finding"),
     ]
     lag_s: Annotated[
         float,
-        Greatest("relatum_expectation_lag_seconds", "Age of the moment up to which is known what came"),
+        Greatest("relatum_expectation_lag_seconds", "Age of the moment up to which all messages are known"),
     ]
 
 
@@ -59,17 +59,17 @@ class _Counted:
     known_us: int = field(default_factory=lambda: time.time_ns() // 1_000)
 
     def statistics(self) -> ExpectationStatistics:
-        """What was counted. It asks nobody."""
+        """Return the statistics, without any I/O."""
         lag_s = max(0.0, time.time() - self.known_us / 1_000_000)
         return ExpectationStatistics(checked=self.checked, unmet=dict(self.unmet), lag_s=lag_s)
 
 
 class _TooMany(Exception):
-    """More messages are to be reported than are held at once."""
+    """A look has more messages to report than may be held."""
 
 
 class MissingWatch:
-    """One follower of an expectation, which is given or named; see `Relations.watch_missing`."""
+    """Watches one expectation, which is given or named; see `Relations.watch_missing`."""
 
     def __init__(self, catalog: Catalog, expectation: str | Expectation, since: datetime | None, poll_s: float) -> None:
         self._catalog = catalog
@@ -85,9 +85,9 @@ class MissingWatch:
     def found(
         self, run: Callable[[str, Callable[[], list[UnmetExpectation]]], list[UnmetExpectation]], broker: str
     ) -> Generator[UnmetExpectation | Rest, None, None]:
-        """The messages, as they fall due, with rests between two looks. `run` makes a look, in the time of a call."""
+        """Yield the messages as they fall due, and rests between looks. `run` limits the time of a look."""
         outages, pauses = Outages(logger, broker=broker), Pauses()
-        who = f"watching for what the expectation {self._name!r} misses"
+        who = f"watching the expectation {self._name!r}"
         metrics.report(self._counted, expectation=self._name)
         try:
             while True:
@@ -95,7 +95,7 @@ class MissingWatch:
                 try:
                     unmet = run("watch_missing", self._look)
                 except RelatumError as error:
-                    # A recorder mends what is said of a stream that was declared again.
+                    # If a stream was declared again, a recorder will correct the record.
                     if has_passed() or not (may_repeat(error) or isinstance(error, StreamReplaced)):
                         raise
                     self._halved += isinstance(error, ReadTimeout)
@@ -111,7 +111,7 @@ class MissingWatch:
             metrics.retire(self._counted)
 
     def _look(self) -> list[UnmetExpectation]:
-        """What is to be reported now, in the order of times. A look that has too much to do is repeated with half."""
+        """Return the messages to report, ordered by time. A look with too many is repeated with half the span."""
         expectation = self._expectation = expectation_named(self._catalog, self._expectation)
         by = self._catalog.definition(expectation.by)
         of, followed = streams_of(self._catalog, expectation, by.key_id)
@@ -136,7 +136,7 @@ class MissingWatch:
             return []
         self._from_us, self._has_more, self._halved = end, self._halved > 0, max(0, self._halved - 1)
         if judge.unreadable or judge.has_lost:
-            logger.warning("%s: messages were dropped or cannot be unpacked before they were looked at", self._name)
+            logger.warning("%s: messages were dropped before they were checked, or cannot be unpacked", self._name)
         self._counted.known_us = max(self._counted.known_us, known_us)
         self._counted.checked += judge.checked
         self._counted.unmet.update(str(each.finding) for each in unmet)

@@ -1,4 +1,4 @@
-"""What is expected of the messages of a stream, and what an answer says of those it was not met for."""
+"""Expectations about the messages of a stream, and the report of messages that did not meet one."""
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
@@ -17,35 +17,35 @@ from relatum.store.translation import translated_errors
 from relatum_consumer.lookups.answer import NewKey, Status, to_be_recorded
 
 GRACE_S: Final = 1.0
-"""Seconds by which clocks may differ, unless told otherwise: machines that are kept in step differ by less."""
+"""Default difference between clocks, in seconds; synchronized machines differ by less."""
 
 GRACE_S_MAX: Final = 86_400.0
-"""Seconds that anybody's clock may be wrong by: a day, as of one that takes its own zone's time for UTC."""
+"""The most seconds that a clock may be wrong by: a day, as if it took its local time for UTC."""
 
 UNMET_MAX: Final = 1_000
-"""Messages of each finding that a report holds, unless told otherwise."""
+"""Default number of messages of each kind in a report."""
 
 POLL_S: Final = 1.0
-"""Seconds between a follower's looks, unless told otherwise."""
+"""Default seconds between two checks of `watch_missing`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What comes after each message: "`orders` are followed by `payments` with the same `order_id` within 1 h".
+    """What follows each message: "`orders` are followed by `payments` with the same `order_id` within 1 h".
 
     Args:
-        name: What it is asked for by.
+        name: The expectation's name.
         of: The stream or super stream whose messages are to be followed.
         by: The key whose value both messages share.
-        follows: The stream or super stream in which the other message is to come; it may be the same one.
-        within_s: Seconds from the message's time to that of the other, more than 0. One that comes just then is in
-            time, and so is one of the same time.
-        grace_s: Seconds by which the clocks of publishers and of the broker may differ, up to a day. One in another
-            stream that is by so much earlier follows all the same; and nothing is said until so much later than it
-            was due. 0: clocks agree, and one of an earlier time follows nothing. Default 1.
+        follows: The stream or super stream of the following messages; it may be the same one.
+        within_s: Seconds from the message's time to that of the following one, more than 0. A message exactly then, or
+            of the same time, is in time.
+        grace_s: Seconds by which the clocks of publishers and of the broker may differ, up to a day. A message in
+            another stream that is earlier by up to this still counts as following, and results wait for this long after
+            the due time. 0: clocks agree, and an earlier message does not count. Default 1.
 
     Raises:
-        InvalidInput: a name or a number of seconds cannot be one.
+        InvalidInput: a name or a number of seconds is invalid.
     """
 
     name: str
@@ -76,46 +76,46 @@ class Expectation:
 
     @property
     def grace_us(self) -> int:
-        """By how much clocks may differ, in microseconds."""
+        """The allowed difference between clocks, in microseconds."""
         return round(self.grace_s * 1_000_000)
 
 
 class ExpectationResult(StrEnum):
-    """What is known of a message that nothing has followed in time."""
+    """What is known about a message that nothing followed in time."""
 
     LATE = "late"
-    """One came after it was due, and surely none before."""
+    """A message followed after the due time, and certainly none before."""
     MISSING = "missing"
-    """It is due, and surely none came up to then, nor any later as far as is recorded."""
+    """It is due; certainly none followed in time, nor later among the recorded messages."""
     NOT_KNOWN = "not_known"
-    """Nobody can say; `UnmetExpectation.why` says why."""
+    """The answer is unknown; `UnmetExpectation.why` says why."""
 
 
 class Reason(StrEnum):
     """Why it is not known whether a message was followed."""
 
     NOT_DUE = "not_due"
-    """There is time left; or so little is over that clocks may differ by it."""
+    """The due time has not passed, or not by more than the grace for clocks."""
     BEHIND = "behind"
-    """What came up to the moment it was due is not all recorded yet."""
+    """The messages up to the due time are not all recorded yet."""
     UNPROVEN = "unproven"
-    """What came in that time can never be known, or not from here: retention has dropped it, a hole was torn before
-    it was recorded, or a stream's leader cannot be reached."""
+    """The messages of that time can never be known, or not now: retention has dropped them, a hole in the record was
+    left, or a stream's leader is unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnmetExpectation:
-    """One message that, as far as is known, nothing has followed in time.
+    """One message that, as far as is known, nothing followed in time.
 
     Attributes:
         finding: Late, missing, or not known.
-        id: Where the message is.
+        id: The message's stream and offset.
         value: Its value of the key, in canonical form.
         time: Its time.
-        due: Until when the other message was to come.
+        due: The time by which the other message was expected.
         why: With `NOT_KNOWN`, why; else None.
-        came: Where the first message is that followed all the same; None where there is none.
-        came_at: The time of that one.
+        came: The id of the first message that followed all the same; None if there is none.
+        came_at: The time of that message.
     """
 
     finding: ExpectationResult
@@ -130,28 +130,27 @@ class UnmetExpectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingReport:
-    """What an expectation was not met for in a span of time, and how sure that is. It is true where there is anything.
+    """The messages of a time span that did not meet an expectation. Truthy if there are late or missing ones.
 
     Attributes:
-        expectation: What was expected.
-        status: `FOUND`: there are late or missing ones. Without any: `ABSENT`, every message of the span that is due
-            was followed in time; `NOT_RECORDED_YET`, a recorder is behind with what is due; `UNPROVEN`, a part of it
-            cannot be known. Messages that are not due yet change nothing: the words say how many.
-        since: The beginning of the span, in which messages are looked at by their times.
-        until: Its end; a message of this time is behind it.
-        late: The first of those that came too late, in order of time, stream and offset, up to the limit; so are
-            `missing` and `not_known`.
-        missing: Those for which none came.
-        not_known: Those of which nobody can say.
-        late_count: How many came too late, whatever the limit; so are `missing_count` and `not_known_count`.
-        checked: Messages of the span that have a value of the key.
-        without_value: Messages of the span that have none, or one that cannot be recorded: nothing is expected of them.
-        unreadable: Batches met that cannot be unpacked; nothing is known of what is in them.
-        streams: The streams whose messages were looked at; a super stream's partitions, not itself.
-        unrecorded_streams: Streams of which a part is not recorded and that nobody records now: asking later does not
-            help.
-        new_keys: The key, where it is newer than what is recorded of the streams that follow, and a part is therefore
-            not known: the words say which command has it.
+        expectation: The expectation.
+        status: `FOUND`: there are late or missing messages. If there are none: `ABSENT`, every due message of the span
+            was followed in time; `NOT_RECORDED_YET`, a recorder is behind; `UNPROVEN`, a part cannot be known.
+            Messages that are not due yet do not change it: `words` counts them.
+        since: The start of the span; messages are selected by their times.
+        until: The end of the span, exclusive.
+        late: The first messages that were followed too late, by time, stream and offset, up to the limit; `missing` and
+            `not_known` are ordered and limited likewise.
+        missing: Messages that none followed.
+        not_known: Messages for which the answer is unknown.
+        late_count: How many were followed too late, without the limit; `missing_count` and `not_known_count` likewise.
+        checked: How many messages of the span have a value of the key.
+        without_value: How many have none, or one that cannot be recorded: nothing is expected of them.
+        unreadable: How many batches could not be unpacked; their messages are unknown.
+        streams: The streams whose messages were checked; a super stream's partitions, not the super stream.
+        unrecorded_streams: Partly recorded streams that no recorder records now: asking later does not help.
+        new_keys: The key, if it is newer than the recorded messages of the following streams, so that a part is
+            unknown: `words` names the command that records it.
     """
 
     expectation: Expectation
@@ -177,16 +176,16 @@ class MissingReport:
     @property
     def is_early(self) -> bool:
         """Whether there are messages, and none of them is due yet."""
-        # Of those that are due all is known: else it would be another status.
+        # All due messages are known: otherwise the status would be another one.
         return self.status is Status.ABSENT and 0 < self.checked <= self.not_known_count
 
     @property
     def words(self) -> str:
-        """Its status, for a person."""
+        """The status, for people to read."""
         if self.status is not Status.ABSENT:
             return "; ".join(filter(None, (_WORDS[self.status], to_be_recorded((), self.new_keys))))
         if not self.checked:
-            return "no messages in this span, so nothing was looked at"
+            return "no messages in this span, so nothing was checked"
         if not self.not_known_count:
             return _WORDS[self.status]
         if self.is_early:
@@ -204,7 +203,7 @@ _WORDS: Final = {
 
 
 _COLUMNS: Final = ("name", "of_stream", "by_key", "follows", "within_s", "grace_s")
-"""In the order of an expectation's fields."""
+"""The columns, in the order of an expectation's fields."""
 
 DEFINED: Final = sql(
     f"""
@@ -214,7 +213,7 @@ DEFINED: Final = sql(
     ORDER BY name
     """
 )
-"""The expectations of a virtual host, in the order of their names."""
+"""Reads the expectations of a virtual host, ordered by name."""
 
 
 _ADD: Final = sql("""
@@ -229,19 +228,19 @@ _REMOVE: Final = sql("DELETE FROM relatum.expectations WHERE vhost = :vhost::tex
 def add_expectations(
     database: AnyDatabase, wanted: Expectation | Iterable[Expectation], *, vhost: str = "/"
 ) -> list[Expectation]:
-    """Define expectations. Messages that are in the streams already are looked at, too.
+    """Define expectations. They apply to the messages already in the streams, too.
 
     Args:
         database: PostgreSQL's URL, or a `Database`, which stays open.
-        wanted: One, or several. One that is defined already and says the same is kept.
+        wanted: One or several expectations. An identical one that is already defined is kept.
         vhost: The virtual host of their streams.
 
     Returns:
-        Them, in the order given.
+        The expectations, in the order given.
 
     Raises:
-        KeyNotDefined: no key of the name of one is in force; nothing was written.
-        InvalidInput: one of that name says something else; nothing was written.
+        KeyNotDefined: the key of an expectation is not defined; nothing was written.
+        InvalidInput: another expectation of the same name is defined; nothing was written.
     """
     checked_name("vhost", vhost)
     given = [wanted] if isinstance(wanted, Expectation) else list(wanted)
@@ -265,7 +264,7 @@ def add_expectations(
 
 
 def defined_expectations(database: AnyDatabase, *, vhost: str = "/") -> list[Expectation]:
-    """The expectations of a virtual host, in the order of their names.
+    """Return the expectations of a virtual host, ordered by name.
 
     Args:
         database: As for `add_expectations`.
@@ -277,15 +276,15 @@ def defined_expectations(database: AnyDatabase, *, vhost: str = "/") -> list[Exp
 
 
 def remove_expectation(database: AnyDatabase, name: str, *, vhost: str = "/") -> None:
-    """Take an expectation back; the messages and their rows stay as they are.
+    """Remove an expectation; the messages and their rows stay.
 
     Args:
         database: As for `add_expectations`.
-        name: Its name.
+        name: The expectation's name.
         vhost: As for `add_expectations`.
 
     Raises:
-        NotFound: none of that name is defined.
+        NotFound: no expectation of that name is defined.
     """
     checked_name("name", name)
     checked_name("vhost", vhost)
@@ -295,7 +294,7 @@ def remove_expectation(database: AnyDatabase, name: str, *, vhost: str = "/") ->
 
 
 def not_defined(name: str, vhost: str, hint: str = "") -> NotFound:
-    """The error for a name that no expectation has; `hint`: what may be meant."""
+    """Return the error for an unknown name; `hint` is the name that may be meant."""
     return NotFound(
         f"no expectation {name!r} is defined for the virtual host {vhost!r}{hint}; see `relatum expect list`"
     )

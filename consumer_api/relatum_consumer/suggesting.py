@@ -1,4 +1,4 @@
-"""Which fields of messages would make keys, by samples of streams: those whose values relate or tell apart."""
+"""Suggestions of keys, by samples of streams: fields whose values relate messages or tell them apart."""
 
 import re
 from collections import Counter
@@ -13,29 +13,29 @@ from relatum.keys import PROPERTIES, Content, InvalidValue, KeyDefinition, KeyTy
 from relatum.reading import Message, StreamReader
 
 FIELDS_MAX: Final = 400
-"""Fields of one stream; a body whose members are called after its values has any number."""
+"""The most fields of a stream: a body with values as member names has any number."""
 
 DEPTH_MAX: Final = 6
-"""Steps of a path that is looked at."""
+"""The most steps of a path."""
 
 _LEAVES_MAX: Final = 1_000
-"""Values of one body that are looked at."""
+"""The most values of a body."""
 
 _NAMELESS: Final = frozenset({"id", "uuid", "guid", "key", "number", "no", "code", "ref", "value"})
-"""Members that are called so in whatever they lie."""
+"""Member names that need the name of their parent to be meaningful."""
 
 _TRACES: Final = {"traceparent", "b3"}
 
 
 @dataclass(slots=True)
 class Field:
-    """What a stream's messages have in one place.
+    """The values that a stream's messages have in one place.
 
     Attributes:
-        source: The place, as a definition writes it.
-        messages: How many have it.
-        invalid: How many of its values cannot be a key's.
-        values: How often each value is there.
+        source: The place, as in a key definition.
+        messages: How many messages have it.
+        invalid: How many of its values are invalid for a key.
+        values: How often each value occurs.
     """
 
     source: str
@@ -45,7 +45,7 @@ class Field:
 
     @property
     def name(self) -> str:
-        """What it is called where it lies: the last member of a path, with whose it is where that says nothing."""
+        """The last member of its path, with the parent's name if it says nothing by itself."""
         name = self.source.partition(":")[2]
         if not name.startswith("$"):
             return name
@@ -54,17 +54,17 @@ class Field:
 
     @property
     def count(self) -> int:
-        """How many values there are, each time they are there."""
+        """How many valid values occur, with repetitions."""
         return self.values.total()
 
     @property
     def characters(self) -> float:
-        """How long a value is, on average."""
+        """The average length of a value."""
         return sum(len(value) * times for value, times in self.values.items()) / max(1, self.count)
 
 
 class Sample:
-    """A stream's sample.
+    """The sample of a stream.
 
     Args:
         stream: The stream's name.
@@ -76,7 +76,7 @@ class Sample:
         self.fields: dict[str, Field] = {}
 
     def add(self, message: Message) -> None:
-        """Look at one message."""
+        """Add a message to the sample."""
         self.messages += 1
         found: dict[str, list[Any]] = {}
         for source, value in _places(message):
@@ -97,14 +97,14 @@ class Sample:
 
 
 def _one_of(step: str) -> str:
-    """A step of a path as one calls an item of it: `patient` for `patients[*]`."""
+    """Return the singular of a path step: `patient` for `patients[*]`."""
     word = step.replace("[*]", "")
     return word.removesuffix("s") if word != step and not word.endswith("ss") else word
 
 
 def _places(message: Message) -> Iterator[tuple[str, Any]]:
     for name, value in message.headers.items():
-        # What Relatum adds says nothing of what the message is about.
+        # Relatum's own headers say nothing about the subject.
         if name.startswith("relatum_"):
             continue
         if isinstance(value, dict | list):
@@ -129,7 +129,7 @@ def _places(message: Message) -> Iterator[tuple[str, Any]]:
 
 
 def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What lies in tables and arrays, with its path; each item of an array is at the same one."""
+    """Yield the values in tables and arrays with their paths; the items of an array share one path."""
     if len(path) > DEPTH_MAX or value is None:
         return
     if isinstance(value, Mapping):
@@ -144,20 +144,20 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...]
 
 
 SAMPLE_MESSAGES: Final = 4_000
-"""Messages of each stream that are looked at, unless told otherwise."""
+"""Default number of sampled messages of each stream."""
 
 _WINDOWS: Final = 8
-"""Places of a stream at which messages are read one after another: those of a moment belong together."""
+"""Places of a stream to sample; messages in a row are read at each, because neighbours belong together."""
 
 _BYTES_MAX: Final = 64 << 20
-"""Bytes of bodies of one stream that are looked at."""
+"""The most bytes of bodies read from a stream."""
 
 
 def sample(reader: StreamReader, stream: str, messages: int = SAMPLE_MESSAGES) -> Sample:
-    """Look at so many messages of a stream, at the same places of each.
+    """Sample so many messages of a stream, spread over its length.
 
     Raises:
-        StreamNotFound, NotAStream, AccessRefused: it cannot be read.
+        StreamNotFound, NotAStream, AccessRefused: the stream cannot be read.
     """
     found = Sample(stream)
     first, last = reader.bounds(stream)
@@ -166,7 +166,7 @@ def sample(reader: StreamReader, stream: str, messages: int = SAMPLE_MESSAGES) -
     window = max(1, messages // _WINDOWS)
     span, size, read_to = last + 1 - first, 0, first
     for number in range(_WINDOWS):
-        # A stream may have begun anew meanwhile: what is not there is not read.
+        # The iterator may start later than asked, because retention dropped offsets: do not read messages twice.
         start = max(read_to, first + span * number // _WINDOWS)
         with closing(reader.iterate(stream, start, stop=last + 1)) as following:
             for message, _ in zip(following, range(window), strict=False):
@@ -179,33 +179,33 @@ def sample(reader: StreamReader, stream: str, messages: int = SAMPLE_MESSAGES) -
 
 
 ROW_BYTES: Final = 80
-"""Bytes of a row of a short value, with its entry in the index, once its part is closed: docs/performance.md."""
+"""Bytes of a row of a short value, with its index entry, once its part is closed: docs/performance.md."""
 
 SHARE_MIN: Final = 0.05
-"""Share of a stream's messages that must have the field."""
+"""The least share of a stream's messages that must have the field."""
 
 OVERLAP_MIN: Final = 0.1
-"""Share of the values of the stream that has fewer which must be in the other stream, too."""
+"""The least share of the values of the stream with fewer values that must occur in the other stream, too."""
 
 _SELECTIVE: Final = 0.02
-"""Share of the other messages that have the same value as one, at most, where a key stays in one stream."""
+"""The largest share of other messages with the same value, for a key of one stream."""
 
 _RELATED: Final = 2
-"""Messages that may have the same value as one in however small a sample: an order that was placed, paid and sent."""
+"""Messages that may share a value however small the sample is: an order that was placed, paid and sent."""
 
 _APART: Final = 4
-"""How much more counts what tells messages apart than what few values do: so a patient comes before a ward."""
+"""Exponent of how well values tell messages apart: a patient ranks above a ward."""
 
 _FLAG: Final = 20
-"""Messages from which on two different values are a flag, and not two things."""
+"""From this many messages on, a field of two different values is a flag."""
 
 _INVALID_MAX: Final = 0.1
 _CHARACTERS_MAX: Final = 200
 _AGAIN: Final = 1.2
-"""How often values that come again are there at least, on average."""
+"""The least average number of messages of a value, for values that recur."""
 
 _TELLING: Final = 6
-"""Digits from which on numbers are more than measures or counts."""
+"""From this many digits on, numbers are more than measures or counts."""
 
 _MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:|1[4-9]\d{11}(?:\d{3})?\Z")
 """ISO 8601, or milliseconds or microseconds since 1970."""
@@ -213,7 +213,7 @@ _NUMBER: Final = re.compile(r"-?\d+\Z")
 _IS_ID: Final = re.compile(
     r"(?:^|[^0-9A-Za-z])(?:id|no|nr|number|ref|key)\Z|(?<=[a-z0-9])(?:Id|ID|No|Nr|Number|Ref|Key)\Z|^(?i:id)\Z"
 )
-"""Names of which even small numbers tell one thing from another: `order_id`, `orderNo`."""
+"""Names for which even small numbers are identifiers: `order_id`, `orderNo`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +221,10 @@ class Found:
     """A field of one stream.
 
     Attributes:
-        stream: The stream.
-        source: The place, as a definition writes it.
-        share: Share of the sampled messages that have it: 0 to 1.
-        distinct: Different values among them.
+        stream: The stream's name.
+        source: The place, as in a key definition.
+        share: The share of the sampled messages that have it: 0 to 1.
+        distinct: The number of different values among them.
     """
 
     stream: str
@@ -239,11 +239,11 @@ class Suggestion:
 
     Attributes:
         definition: The key.
-        found: Where it was found, the stream with most of it first.
-        overlap: Share of the values of one stream that are in another, too; the greatest. 0 where there are none.
-        is_unique: Whether each value is there once: it relates messages only where another stream has it, too.
-        bytes_per_message: What a message of these streams would cost in PostgreSQL, on average.
-        score: By which suggestions are ranked, after those that are not unique.
+        found: Where it was found, the stream with the largest share first.
+        overlap: The largest share of one stream's values that occur in another stream, too; 0 if there is no other.
+        is_unique: Whether each value occurs once in its stream and in no other, so that it relates no messages yet.
+        bytes_per_message: The average storage in PostgreSQL of a message of these streams, in bytes.
+        score: The rank, higher is better. Suggestions that are unique rank behind the others.
     """
 
     definition: KeyDefinition
@@ -265,17 +265,17 @@ class _Candidate:
 
     @property
     def pairs(self) -> int:
-        """Pairs of messages with the same value, each counted from both sides."""
+        """The number of pairs of messages with the same value, counted from both sides."""
         return sum(times * (times - 1) for times in self.field.values.values())
 
     @property
     def differs(self) -> float:
-        """How likely two messages of the sample have different values."""
+        """The probability that two messages of the sample have different values."""
         return 1 - self.pairs / max(1, self.field.count * (self.field.count - 1))
 
     @property
     def is_selective(self) -> bool:
-        """Whether few messages have the same value."""
+        """Whether few messages share a value."""
         return self.pairs / self.field.count <= max(_RELATED, _SELECTIVE * (self.field.count - 1))
 
     @property
@@ -288,7 +288,7 @@ class _Candidate:
 
     @property
     def times(self) -> float:
-        """How often a value is there, on average."""
+        """How often a value occurs, on average."""
         return self.field.count / len(self.field.values)
 
     @property
@@ -297,7 +297,7 @@ class _Candidate:
 
     @property
     def is_text(self) -> bool:
-        """Whether values are words for people, as names and remarks are."""
+        """Whether values are words for people, such as names and remarks."""
         return self._are_mostly(lambda value: " " in value)
 
     def _are_mostly(self, kind: Callable[[str], bool]) -> bool:
@@ -305,7 +305,7 @@ class _Candidate:
 
 
 def suggest(samples: Sequence[Sample]) -> list[Suggestion]:
-    """The keys that samples of streams suggest, the best first: those whose values are there once come last."""
+    """Return the keys that samples of streams suggest, the best first; unique ones come last."""
     by_source: dict[str, list[_Candidate]] = {}
     for sample in samples:
         for each in _candidates(sample):
@@ -313,7 +313,7 @@ def suggest(samples: Sequence[Sample]) -> list[Suggestion]:
     judged = [judged for group in by_source.values() if (judged := _judged(group)) is not None]
     found: dict[str, Suggestion] = {}
     for make in sorted(judged, key=lambda each: (each.is_unique, -each.score, each.definition.name)):
-        # Two keys cannot have one name: the second is called after its whole place.
+        # Two keys cannot share a name: the second is named after its whole place.
         if make.definition.name in found:
             source = make.definition.sources[0]
             make = replace(make, definition=KeyDefinition(_key_name(source), source=source))
@@ -322,9 +322,9 @@ def suggest(samples: Sequence[Sample]) -> list[Suggestion]:
 
 
 def _candidates(sample: Sample) -> list[_Candidate]:
-    """The fields that are often there and have different values; of two with the same values, the first."""
+    """Return the frequent fields with different values; of two with equal values, the first."""
     kept: list[_Candidate] = []
-    # Headers come first: they cost less than bodies.
+    # Headers come first, because they cost less than bodies.
     for each in sample.fields.values():
         is_fit = (
             each.messages >= SHARE_MIN * sample.messages
@@ -339,12 +339,12 @@ def _candidates(sample: Sample) -> list[_Candidate]:
 
 
 def _judged(group: Sequence[_Candidate]) -> Suggestion | None:
-    """The key of one place in one or more streams, if it is worth one."""
+    """Return the key of one place in one or more streams, if it is useful."""
     overlap = max((_overlap(one.field, other.field) for one, other in combinations(group, 2)), default=0.0)
     weight, differs = min(each.weight for each in group), max(each.differs for each in group)
     telling = [each for each in group if each.weight == 1 and each.is_selective and not each.is_moment]
     again = [each for each in telling if each.times >= _AGAIN]
-    # The hour of a flight comes again; the moment of an event is its own, whatever else happened then.
+    # The hour of a flight recurs; the moment of an event belongs to it alone, whatever else happened then.
     if overlap and weight >= 0.5 and not all(each.is_moment and each.times < _AGAIN for each in group):
         score = weight * differs**_APART * (1 + 2 * overlap)
     elif again:
@@ -367,7 +367,7 @@ def _judged(group: Sequence[_Candidate]) -> Suggestion | None:
 
 
 def _overlap(one: Field, other: Field) -> float:
-    """Share of the values of the one that has fewer that the other has, too; 0 where that may be by chance."""
+    """Return the share of the smaller set of values that the other has, too; 0 if it may be chance."""
     shared = len(one.values.keys() & other.values.keys())
     overlap = shared / min(len(one.values), len(other.values))
     return overlap if shared >= 2 and overlap >= OVERLAP_MIN else 0.0

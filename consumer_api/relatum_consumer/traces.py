@@ -1,4 +1,4 @@
-"""What a trace gives: the messages that are connected, how they are, where it stopped, and how sure each step is."""
+"""The result of a trace: the connected messages, their links, where it stopped, and how certain each step is."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,10 +14,10 @@ from relatum_consumer.lookups.answer import Covered, Status
 from relatum_consumer.lookups.proof import Uncovered
 
 _LABEL_MAX: Final = 60
-"""Characters of a value in a graph; the rest is cut."""
+"""The most characters of a value in a graph; longer values are cut."""
 
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
-"""What a graph shows of a character that cannot be printed."""
+"""Shown in a graph instead of an unprintable character."""
 
 _SEVERITY: Final = (
     Status.UNPROVEN,
@@ -30,12 +30,12 @@ _SEVERITY: Final = (
 
 
 class Edge(NamedTuple):
-    """One message names another: it came from that one.
+    """One message names another as its cause.
 
     Attributes:
-        cause: The message that is named; None where none of the trace is.
+        cause: The named message; None if it is not in the trace.
         effect: The message whose key has the value.
-        key: The name of the key by which it names the other.
+        key: The name of the key by which it names the cause.
         value: The value, in canonical form.
     """
 
@@ -46,7 +46,7 @@ class Edge(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Messages that share a key's value: two or more, by time, stream and offset. It has no direction."""
+    """Two or more messages that share a key's value, by time, stream and offset. The link has no direction."""
 
     key: str
     value: str
@@ -57,11 +57,11 @@ class StopReason(StrEnum):
     """Which bound left something out."""
 
     FAN_OUT = "fan_out"
-    """More messages than `fan_out` have the value: it was not followed. `count` is how many at least."""
+    """More than `fan_out` messages have the value, so it was not followed. `count` is a lower bound of their number."""
     TIME = "time"
-    """The value is recorded for messages before `since`, from `until` on, or of unknown time, too: `count` at least."""
+    """`count` or more messages with the value are before `since`, at or after `until`, or without a known time."""
     LIMIT = "limit"
-    """`count` messages more were found, and not read."""
+    """`count` more messages were found and not read."""
     HOPS = "hops"
     """`count` values of the last messages were not followed."""
 
@@ -72,8 +72,8 @@ class Stop:
 
     Attributes:
         reason: The bound.
-        count: Of what, `StopReason` says.
-        key: The key's name, where one value is meant; else None.
+        count: Of messages or values; see `StopReason`.
+        key: The key's name if the stop concerns one value, else None.
         value: The value, in canonical form.
     """
 
@@ -84,15 +84,15 @@ class Stop:
 
 
 class Step(NamedTuple):
-    """What one hop asked and found.
+    """What one hop searched and found.
 
     Attributes:
-        hop: 1 for what the start leads to, and so on.
-        values: Values asked for.
-        found: Messages found that were not known before.
-        status: `found`, also where a value has too many messages to follow; or what is known where nothing new was
-            found: `absent` says that there is no more, as of the beginning of the trace and but for `Trace.new_keys`.
-            With `unread`, or with `complete` where something cannot be proven, `unproven`.
+        hop: 1 for the hop from the start, and so on.
+        values: The number of values searched.
+        found: The number of new messages found.
+        status: `found`, also if a value has too many messages to follow. If nothing new was found, what is known:
+            `absent` says that there was no more when the trace began, except by `Trace.new_keys`. `unproven` with
+            `unread`, or if `complete` could not prove something.
     """
 
     hop: int
@@ -103,22 +103,22 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace(Covered):
-    """The messages connected with a start. It does not change.
+    """The messages connected with a start. Immutable.
 
-    What it covers, and what could not be in it, are the attributes of `Covered`; `new_keys` are there whatever the
-    status: by these keys there may be more, by all others the steps say how sure it is. A new key that was asked for
-    by name, or that the trace begins with, makes it `NOT_RECORDED_YET`. With `complete` there are none.
+    Its coverage is described by the attributes of `Covered`. Unlike an answer's, `new_keys` are listed with any status:
+    by these keys there may be more messages; for the other keys the steps say how certain it is. A new key that was
+    named, or that the trace begins with, makes the status `NOT_RECORDED_YET`. With `complete` there are none.
 
     Attributes:
-        messages: All of them, the start among them, by time, stream and offset; each was read and checked.
-        hops: How many hops each message is from the start: 0 for the message itself, and for its copies where a client
-            gave it without a place. One that has no copy in a stream is not among the messages.
-        edges: Who named whom, in the order of the messages.
+        messages: All messages, the start included, by time, stream and offset; each was read and checked.
+        hops: The number of hops from the start to each message: 0 for the start, and for its copies if a client did not
+            say its stream and offset. A start without a copy in a stream is not among the messages.
+        edges: Which message names which, in the order of the messages.
         shared: Values that messages share, in the order of their first messages.
-        stopped: What bounds left out; empty where nothing was.
-        steps: What each hop asked, and how sure it is.
-        uncovered: Offsets that are retained and are not recorded for all the keys, by stream: among them there may be
-            more, by whatever hop. None where they lack `new_keys` alone, and with `complete`, which reads them.
+        stopped: What bounds left out; empty if nothing.
+        steps: What each hop searched, and how certain it is.
+        uncovered: Retained offsets that are not recorded for all the keys, by stream: there may be more messages among
+            them, at any hop. Empty if only `new_keys` are not recorded, and with `complete`, which reads them.
     """
 
     messages: tuple[Message, ...]
@@ -131,10 +131,10 @@ class Trace(Covered):
 
     @property
     def status(self) -> Status:
-        """The worst of the steps: `unproven` and `not_recorded_yet` say that there may be more, as `uncovered` does.
+        """The worst status of the steps: `unproven` and `not_recorded_yet` mean that there may be more messages.
 
-        `found`: something was, and each step is sure, but for `new_keys`. Else `expired`, `deleted` or `absent`,
-        which no trace by a new key is.
+        `found`: messages were found, and each step is certain, except for `new_keys`. Otherwise `expired`, `deleted` or
+        `absent`, which a trace by a new key never is.
         """
         worst = min((step.status for step in self.steps), key=_SEVERITY.index, default=Status.ABSENT)
         is_open = bool(self.uncovered) or (bool(self.new_keys) and worst is not Status.FOUND)
@@ -142,7 +142,7 @@ class Trace(Covered):
 
     @property
     def explanation(self) -> str:
-        """What to do about what no recorder will record, or about what is gone, in words; else empty."""
+        """What to do about messages that no recorder will record, or that are gone; else empty."""
         return self._cure(self.status)
 
     def __len__(self) -> int:
@@ -156,7 +156,7 @@ class Trace(Covered):
         return {message.id: message for message in self.messages}
 
     def message(self, where: MessageId) -> Message:
-        """The message at a place; `KeyError` where it is not among them."""
+        """Return the message with an id; `KeyError` if it is not in the trace."""
         return self._by_id[where]
 
     @cached_property
@@ -168,20 +168,20 @@ class Trace(Covered):
         return _ends((edge.cause, edge.effect) for edge in self.edges if edge.cause is not None)
 
     def causes(self, where: MessageId) -> tuple[MessageId, ...]:
-        """The messages that the one at a place names, each once, in the order of the edges."""
+        """Return the ids that a message names, without duplicates, in the order of the edges."""
         return tuple(self._causes.get(where, ()))
 
     def effects(self, where: MessageId) -> tuple[MessageId, ...]:
-        """The messages that name the one at a place, each once, in the order of the edges."""
+        """Return the ids of the messages that name a message, without duplicates, in the order of the edges."""
         return tuple(self._effects.get(where, ()))
 
     @property
     def roots(self) -> tuple[MessageId, ...]:
-        """Where messages are that name none of the others, by time: what the others came from, and who stands alone."""
+        """Ids of messages that name no other one in the trace, by time: the origins, and unlinked messages."""
         return tuple(message.id for message in self.messages if message.id not in self._causes)
 
     def to_mermaid(self) -> str:
-        """A flowchart for Mermaid: messages as boxes, shared values rounded, arrows from cause to effect."""
+        """Draw a flowchart for Mermaid: messages as boxes, shared values rounded, arrows from cause to effect."""
         names = {message.id: f"m{n}" for n, message in enumerate(self)}
         lines = ["flowchart LR"]
         for message in self:
@@ -198,11 +198,11 @@ class Trace(Covered):
         return "\n".join([*lines, ""])
 
     def to_json(self) -> str:
-        """All of it but the messages' bodies, as one JSON document."""
+        """Return the trace without the messages' bodies as a JSON document."""
         return json.dumps(self.to_document(), ensure_ascii=False)
 
     def to_document(self) -> dict[str, Any]:
-        """The same as values for JSON."""
+        """Return the trace without the messages' bodies as JSON-compatible values."""
         messages = [
             {**message.id._asdict(), "time": document(message.time), "hop": self.hops[message.id]} for message in self
         ]
@@ -219,7 +219,7 @@ def _ends(pairs: Any) -> dict[MessageId, dict[MessageId, None]]:
 
 
 def _label(*lines: str) -> str:
-    """Text as Mermaid has it in quotes: whatever could be markup there is given by its number."""
+    """Quote text for Mermaid: characters that could be markup become numeric entities."""
     cut = (line if len(line) <= _LABEL_MAX else line[: _LABEL_MAX - 1] + "…" for line in lines)
     return "<br/>".join("".join(map(_entity, line)) for line in cut)
 

@@ -1,9 +1,9 @@
-"""Record the messages that streams hold and the relationship table lacks, in parallel tasks.
+"""Record in parallel tasks the messages of streams that the relationship table lacks.
 
     spark-submit --master 'local[*,4]' examples/spark/backfill.py orders invoices
 
 The driver reads RELATUM_BROKER_URL and RELATUM_DATABASE_URL. In a notebook, which has a session already, set `streams`
-to a list of names and run the rest. Stop it whenever you like: the next run goes on from there.
+to a list of names and run the rest. Stop it at any time: the next run continues from there.
 """
 
 import sys

@@ -7,7 +7,7 @@ Needs the extras `spark` and `demo-all`, Java 17 and PostgreSQL's JDBC driver. S
 RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/spark/flights.py [FLIGHTS]
 """
 
-# %% What is asked for, and a session
+# %% Settings, and a session
 import os
 import sys
 
@@ -37,7 +37,7 @@ spark = (
 )
 relatum_spark.register(spark)
 
-# %% The data frames, each with the moment its rows are about
+# %% The data frames, each with the times of its rows
 scheduled = pd.to_datetime(flights["time_hour"], utc=True) + pd.to_timedelta(flights["minute"], "min")
 left_at = scheduled + pd.to_timedelta(flights["dep_delay"].fillna(0), "min")
 FRAMES = {
@@ -48,7 +48,7 @@ FRAMES = {
 KEYS = {"flights": "tailnum,origin", "planes": "tailnum", "weather": "origin"}
 
 
-# %% Three streams. What relates the messages goes into their headers; the row itself is the body, as JSON
+# %% Three streams. The keys that relate the messages are headers; the row is the body, as JSON
 def publish(name: str, frame: pd.DataFrame) -> None:
     """Write a data frame's rows to a stream, in order."""
     rows = frame.reset_index(drop=True).rename_axis("row").reset_index()
@@ -70,7 +70,7 @@ connection.close()
 for name, frame in FRAMES.items():
     publish(name, frame)
 
-# %% The index: which message carries which key, at which offset. After this, streams are read for payloads only
+# %% The index: which message carries which key, at which offset. After this, streams are read only for payloads
 with as_engine(DATABASE) as engine:
     add_keys(engine, [KeyDefinition("tailnum"), KeyDefinition("origin")])
 for report in relatum_spark.backfill(spark, list(NAMES.values())):
@@ -78,7 +78,7 @@ for report in relatum_spark.backfill(spark, list(NAMES.values())):
 
 
 def rows_of(frame: DataFrame, side: str, schema: str) -> DataFrame:
-    """A frame with the JSON body of one side as columns of its own."""
+    """Add one side's JSON body to a frame as a struct."""
     body = F.from_json(F.col(f"{side}_value").cast("string"), schema)
     return frame.select("*", body.alias(side))
 
@@ -130,7 +130,7 @@ merged = merged.assign(age=2013 - merged["year_plane"])[["row", "row_plane", "ar
 
 
 def same(ours: pd.DataFrame, theirs: pd.DataFrame) -> bool:
-    """Whether two frames hold the same rows, in whatever order."""
+    """Whether two frames have the same rows, in any order."""
     ours, theirs = (frame.astype(float).sort_values("flight").reset_index(drop=True) for frame in (ours, theirs))
     return ours.equals(theirs)
 

@@ -17,15 +17,15 @@ left, right, key = sys.argv[1:]
 
 spark = SparkSession.builder.appName("relatum joins").getOrCreate()
 
-# %% Messages of both streams that share a value of the key, with their bodies.
+# %% Pairs of messages of both streams with an equal value of the key, with their bodies.
 pairs = relatum_spark.related_pairs(spark, left, right, on=key, payloads=True)
 pairs.orderBy("value").selectExpr("value", "string(left_value)", "string(right_value)").show(truncate=False)
 
-# %% Messages of the left stream that have none in the right one: `absent` is proven, `not_recorded_yet` is not.
+# %% Left messages without a right one: `absent` is proven, `not_recorded_yet` is not.
 alone = relatum_spark.unmatched(spark, left, right, on=key)
 alone.orderBy("value").select("value", "left_offset", "status").show(truncate=False)
 
-# %% For each message of the left stream, the nearest one in time of the right stream that shares the value.
+# %% Each left message with the right message nearest in time that has an equal value.
 nearest = relatum_spark.as_of(spark, left, right, on=key, direction="nearest")
 nearest.orderBy("value").select("value", "left_offset", "right_offset").show(truncate=False)
 

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 import relatum_spark
 
-os.environ["PYSPARK_PYTHON"] = sys.executable  # else Spark's tasks run whatever `python3` is
+os.environ["PYSPARK_PYTHON"] = sys.executable  # otherwise Spark's tasks run `python3` of the PATH
 spark = SparkSession.builder.config("spark.jars", relatum_spark.jdbc_jar()).getOrCreate()
 relatum_spark.register(spark)
 parcels = spark.read.format("rabbitmq_streams").option("stream", "parcels").load()

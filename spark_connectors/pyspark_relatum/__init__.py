@@ -1,4 +1,4 @@
-"""Found by Spark by its name, so that `spark.read.format("rabbitmq_streams")` works without `register`."""
+"""Lets Spark find `format("rabbitmq_streams")` by the package's name, without `register`."""
 
 from relatum_spark._format import RabbitMQStreams as DefaultSource
 

@@ -1,15 +1,15 @@
 """RabbitMQ streams and their relations in PySpark: a source and a sink, the relationship table, back-fill and joins.
 
-Needs the extra `spark`. The package can be imported without it; its names can't.
+Needs the extra `spark`. The package can be imported without the extra; its names cannot.
 
-- `register` makes `spark.read.format("rabbitmq_streams")` known, and the same for writing and streaming.
+- `register` registers `format("rabbitmq_streams")` for reading, writing and streaming.
 - `relationships` reads the relationship table, `snapshot` holds one state of it for several reads, `catalog` makes it a
   catalog of Spark SQL, and `jdbc_jar` finds the driver they need.
-- `resolve` gets the messages for any DataFrame of streams and offsets; `Enrichment` joins the micro-batches of a
-  streaming query to their relata.
-- `backfill` records what streams hold and the table lacks, in parallel.
-- `related_pairs`, `as_of`, `unmatched` and `conversations` join messages over their relations; `Where` describes the
-  arguments they share.
+- `resolve` reads the messages for any DataFrame of streams and offsets; `Enrichment` joins the micro-batches of a
+  streaming query to their related messages.
+- `backfill` records in parallel the retained messages that the table lacks.
+- `related_pairs`, `as_of`, `unmatched` and `conversations` join messages by their key values; `Where` describes their
+  common arguments.
 """
 
 from typing import TYPE_CHECKING, Any, Final
@@ -56,7 +56,7 @@ _HOMES: Final = {
     "_table": ("Snapshot", "catalog", "relationships", "snapshot"),
     "_where": ("Where",),
 }
-"""The public names by module. A module is imported when a name of it is first asked for: pyspark takes a second."""
+"""The public names by module. A module is imported at the first use of one of its names: pyspark takes a second."""
 
 
 _imported: Final = imported_later(

@@ -1,7 +1,7 @@
-"""Back-fill in parallel: the driver plans by the coverage, tasks fill slices of what a stream lacks.
+"""Back-fill in parallel: the driver plans by the coverage, and tasks fill slices of the missing ranges.
 
-A task looks up what of its slice is still not covered. So a task that Spark runs again, a run that is repeated, and two
-that run at once write nothing twice.
+A task first looks up which part of its slice is still not covered. So retried tasks, repeated runs and concurrent runs
+write nothing twice.
 """
 
 import pickle
@@ -29,16 +29,16 @@ from relatum.store.database import as_engine
 from relatum_spark._where import GivenBroker, broker_of, database_url, in_tasks, names_of, open_reader
 
 SLICE_OFFSETS: Final = 100_000
-"""Offsets a slice has at most: some seconds of work, so that little is repeated and all slots end together."""
+"""Offsets in a slice, at most: a few seconds of work, so that a retry repeats little and all slots end together."""
 
 SLICES_EACH: Final = 2
-"""Slices for each task that runs at once, at least."""
+"""Minimum number of slices for each concurrent task."""
 
 PARALLELISM_OVER_CONNECT: Final = 8
-"""Tasks taken to run at once where the session cannot be asked."""
+"""Assumed number of concurrent tasks over Spark Connect, which does not report it."""
 
 Part = tuple[str, Segment]
-"""A slice of what a stream lacks."""
+"""A stream's name and a slice of a missing range."""
 
 _FILLED: Final = pa.schema(
     [("stream", pa.string()), ("messages", pa.int64()), ("rows", pa.int64()), ("error", pa.binary())]
@@ -56,31 +56,31 @@ def backfill(
     partitions: int | None = None,
     slice_offsets: int = SLICE_OFFSETS,
 ) -> list[BackfillReport]:
-    """Record the retained messages of streams that lack some key, in parallel.
+    """Record the retained messages that lack a key, in parallel.
 
-    Safe to repeat, to run twice at once, and beside recorders. When it is killed anywhere, the table equals the
-    streams up to the coverage, and the next run does what is left. `relatum status` shows how far it is.
+    Safe to repeat, and to run concurrently with other back-fills and with recorders. After a kill at any point, the
+    table equals the streams up to the coverage, and the next run does the rest. `relatum status` shows the progress.
 
     Args:
         spark: The session.
-        streams: A stream or several; a super stream means its partitions.
-        keys: Names of defined keys; None: all that are in force, and the time unless it is switched off.
-        broker: The broker; None takes RELATUM_BROKER_URL. Executors connect to it too.
-        database: PostgreSQL's URL; None takes RELATUM_DATABASE_URL. Executors connect to it too.
-        messages_per_s: Messages read a second by all tasks together, at most; None for no limit.
-        partitions: Tasks that run at once; None for the session's slots (8 over Spark Connect, which does not tell).
-        slice_offsets: Offsets one slice has at most; a task that fails repeats what of its slice is not covered.
+        streams: One or several streams; a super stream stands for its partitions.
+        keys: Names of defined keys. None: all keys in force, and the time unless it is switched off.
+        broker: The broker. None uses RELATUM_BROKER_URL. Executors connect to it too.
+        database: PostgreSQL's URL. None uses RELATUM_DATABASE_URL. Executors connect to it too.
+        messages_per_s: Maximum messages a second that all tasks together read. None means no limit.
+        partitions: Concurrent tasks. None: the session's slots (8 over Spark Connect, which does not report them).
+        slice_offsets: Maximum offsets in a slice. The retry of a failed task repeats what is not covered yet.
 
     Returns:
-        A report for each stream, in the order given, partitions in theirs. A task that died after a commit could not
-        count what it did: messages and rows are then too few, the table is not.
+        A report for each stream in the order given; partitions in their order. If a task died after a commit, the
+        reported messages and rows are too low; the table is still complete.
 
     Raises:
         InvalidInput: an argument is wrong.
         ConfigurationError: no broker or database is named, or executors cannot reach the stream protocol's port.
-        KeyNotDefined, StreamNotFound: a key is not defined, a stream not there; nothing was read.
-        CoverageConflict: a stream is not the one that was recorded, or others keep moving the coverage.
-        PythonException: a task failed as often as Spark tries it; run it again to go on.
+        KeyNotDefined, StreamNotFound: a key or stream does not exist; nothing was read.
+        CoverageConflict: a stream is not the recorded one, or other writers keep changing the coverage.
+        PythonException: a task failed in every attempt that Spark allows; run again to continue.
     """
     names = names_of("streams", streams)
     if keys is not None:
@@ -101,7 +101,7 @@ def backfill(
             super_streams |= dict.fromkeys(found, name) if found else {name: super_streams.get(name)}
 
         def plans(*, to_end: bool) -> dict[str, Plan]:
-            """Return what there is to fill of each stream that lacks anything."""
+            """Return the plan of each stream with missing ranges."""
             each = {
                 stream: plan_backfill(engine, reader, target.vhost, stream, keys, super_stream, to_end=to_end)
                 for stream, super_stream in super_streams.items()
@@ -115,7 +115,7 @@ def backfill(
             for stream, plan in lacking.items():
                 edges[stream] += edges_of(plan.segments)
             parts = cut(list(lacking.values()), at_once=at_once, slice_offsets=slice_offsets)
-            # With a pace, as many tasks as run at once, each with its share.
+            # With a rate limit: one task a slot, each with an equal share of the rate.
             count = len(parts) if messages_per_s is None else min(at_once, len(parts))
             pace = None if messages_per_s is None else messages_per_s / count
             tasks = [parts[number::count] for number in range(count)]
@@ -125,7 +125,7 @@ def backfill(
                     # Written by `Filling`, in a task of this job.
                     raise pickle.loads(row.error)  # noqa: S301
                 done[row.stream].update(messages=row.messages, rows=row.rows)
-            # Live recording may only now have begun to record a key: plan again until nothing is lacking.
+            # A recorder may have started to record a key only now: plan again until nothing is missing.
             lacking = plans(to_end=False)
     seconds = perf_counter() - started
     return [
@@ -135,9 +135,9 @@ def backfill(
 
 
 def cut(plans: Sequence[Plan], *, at_once: int, slice_offsets: int) -> list[Part]:
-    """Cut what streams lack into slices, in order: neighbours are filled at about the same time.
+    """Cut the missing ranges into slices, in order, so that neighbours are filled at about the same time.
 
-    So the table's rows are nearly in the order of offsets, and its block index stays small and exact.
+    The table's rows are then nearly in the order of offsets, and its block index stays small and exact.
     """
     total = sum(part.to_offset - part.from_offset for plan in plans for part in plan.segments)
     size = max(1, min(slice_offsets, -(-total // (at_once * SLICES_EACH))))
@@ -157,12 +157,12 @@ class Filling:
     database: str = field(repr=False)
     plans: dict[str, Plan]
     messages_per_s: float | None
-    """Messages that each task reads a second, at most."""
+    """Maximum messages a second that each task reads; None means no limit."""
 
     def __call__(self, parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:
         """Yield a row for each slice.
 
-        A transient error is raised, so that Spark tries again; another one is the only row, and the driver raises it.
+        A transient error is raised, so that Spark retries. Any other error is the only row, and the driver raises it.
         """
         try:
             pace = Pace(self.messages_per_s, threading.Event())

@@ -1,4 +1,4 @@
-"""The columns of a stream in Spark, and Arrow's made of its records: the hot path of every read."""
+"""The columns of a stream in Spark, and Arrow batches built from its records: the hot path of every read."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from relatum.recording.extractor import Extractor
 from relatum_spark._records import PROPERTY_NAMES, read_body, read_record, read_times
 
 EMPTY_ROW_BYTES: Final = 16
-"""What a row counts beside its payload: an offset and a time."""
+"""Bytes counted for a row besides its payload: an offset and a time."""
 
 
 def _struct(kinds: Mapping[str, str | DataType]) -> StructType:
@@ -31,10 +31,10 @@ PROPERTIES: Final = _struct({name: _KINDS.get(name, "string") for name in PROPER
 
 
 def schema(*, value: bool = True, headers: bool = True, keys: Sequence[str] = ()) -> StructType:
-    """Return the columns of a read, with the body, with headers and properties, and with a column for each key.
+    """Return the columns of a read: optionally the body, headers and properties, and one column for each key.
 
     Raises:
-        InvalidInput: a key has the name of another column; Spark does not tell upper from lower case.
+        InvalidInput: a key has the name of another column; Spark ignores case in column names.
     """
     kinds: dict[str, str | DataType] = {"stream": "string", "offset": "long", "timestamp": "timestamp"}
     if value:
@@ -44,14 +44,14 @@ def schema(*, value: bool = True, headers: bool = True, keys: Sequence[str] = ()
     taken = {"stream", "offset", "timestamp", "value", "headers", "properties"}
     for key in keys:
         if key.lower() in taken:
-            raise InvalidInput(f"the key {key!r} cannot be a column: there is another of that name")
+            raise InvalidInput(f"the key {key!r} cannot be a column: another column has this name")
         taken.add(key.lower())
         kinds[key] = "string"
     return _struct(kinds)
 
 
 class ColumnBuilder:
-    """Gathers messages into Arrow record batches: with the body, with headers and properties, with a column a key."""
+    """Collects messages into Arrow record batches with the columns of `schema`."""
 
     def __init__(self, *, value: bool, headers: bool, keys: Sequence[KeyDefinition] = ()) -> None:
         self._keys = [replace(key, key_id=number) for number, key in enumerate(keys)]
@@ -63,7 +63,7 @@ class ColumnBuilder:
         self._clear()
 
     def _clear(self) -> None:
-        self.bytes = 0  # about as many as are held
+        self.bytes = 0  # approximate
         self._streams: list[tuple[str, int]] = []
         self._offsets: list[int] = []
         self._times: list[int | None] = []
@@ -78,7 +78,7 @@ class ColumnBuilder:
         return len(self._offsets)
 
     def batches(self, batches: Iterable[RecordBatch], *, rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
-        """Yield a stream's batches as Arrow's, capped by rows, and by bytes unless one record has more."""
+        """Yield batches as Arrow batches of limited rows and bytes; a single larger record is a batch of its own."""
         for batch in batches:
             for piece, size in _pieces(batch, rows_max, bytes_max):
                 if len(self) and (len(self) + len(piece) > rows_max or self.bytes + size > bytes_max):
@@ -105,7 +105,7 @@ class ColumnBuilder:
             self._add_keys(records, batch.chunk_ms)
 
     def add_message(self, message: Message) -> None:
-        """Add one message, of a stream."""
+        """Add one message that was read from a stream."""
         raw, chunk_us = message.raw, _chunk_us(message.chunk_ms)
         assert raw is not None, "a stream's message has its bytes"
         if self._with_headers:
@@ -124,7 +124,7 @@ class ColumnBuilder:
         time_us, body, headers, properties = read_record(raw, chunk_us)
         row = len(self._times)
         for name, value in properties.items():
-            # A column is only as long as the last row that set it.
+            # A column extends only to the last row that set it.
             column = self._properties[name]
             if (missing := row - len(column)) > 0:
                 column.extend([None] * missing)
@@ -154,7 +154,7 @@ class ColumnBuilder:
         columns = {
             "stream": pa.concat_arrays(streams) if streams else pa.array([], pa.string()),
             "offset": pa.array(self._offsets, pa.int64()),
-            # Out of numbers, which Arrow takes in faster than moments.
+            # From integers: Arrow converts these faster than datetimes.
             "timestamp": pa.array(self._times, pa.int64()).view(self._schema.field("timestamp").type),
         }
         if self._with_value:
@@ -187,7 +187,7 @@ def _chunk_us(chunk_ms: int | None) -> int | None:
 
 
 def _pieces(batch: RecordBatch, rows_max: int, bytes_max: int) -> Iterator[tuple[RecordBatch, int]]:
-    """Halve a batch until it is within the caps, or one record; yield the pieces, each with its size."""
+    """Halve a batch until the pieces are within the limits or one record; yield each piece with its bytes."""
     size, half = sum(map(len, batch.records)), len(batch) // 2
     if half and (len(batch) > rows_max or size > bytes_max):
         yield from _pieces(rows_of(batch, range(half)), rows_max, bytes_max)
@@ -197,7 +197,7 @@ def _pieces(batch: RecordBatch, rows_max: int, bytes_max: int) -> Iterator[tuple
 
 
 def rows_of(batch: RecordBatch, rows: Sequence[int]) -> RecordBatch:
-    """Return some rows of a batch, at least one."""
+    """Return the given rows of a batch; there must be at least one."""
     return replace(
         batch,
         first_offset=batch.offsets[rows[0]],

@@ -1,4 +1,4 @@
-"""Conversations: the messages connected over several keys' equal values, however long the chains between them."""
+"""Conversations: messages connected by equal values of several keys, through chains of any length."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Unpack
@@ -13,10 +13,10 @@ from relatum_spark._sides import GivenKeys, Inputs, keys_of
 from relatum_spark._where import Where, names_of
 
 ROUNDS_MAX: Final = 100
-"""Rounds of joining edges. They grow with the logarithm of the longest chain: 1,000 messages take at most 14."""
+"""Maximum rounds of joining edges. They grow with the logarithm of the longest chain: 14 for 1,000 messages."""
 
 CHECKPOINT_DIRECTORY: Final = "spark.checkpoint.dir"
-"""Spark's setting of where checkpoints that outlive an executor go."""
+"""Spark's setting for the directory of checkpoints that survive the loss of an executor."""
 
 
 def conversations(
@@ -28,30 +28,30 @@ def conversations(
     members: bool = False,
     **where: Unpack[Where],
 ) -> DataFrame:
-    """Return messages connected with each other over equal values of several keys, step by step, as far as that leads.
+    """Return the conversations: messages that are connected, directly or through others, by equal values of keys.
 
-    Two messages are connected where they have an equal value of one key; values of different keys are never equal. A
-    message that shares none is a conversation of one. This computes at once, in rounds of joins, ten or so; what it
-    gives is held in Spark's storage: for a cluster whose executors come and go, set `spark.checkpoint.dir`.
+    Two messages are connected if they have an equal value of the same key; values of different keys are never equal. A
+    message without connections is a conversation of one. The call computes the result at once, in about ten rounds of
+    joins, and keeps it in Spark's storage. If executors come and go in your cluster, set `spark.checkpoint.dir`.
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`).
-        keys: The keys that connect messages; one or several.
-        streams: Streams and super streams; None for all that are recorded.
-        max_value_size: A value that more messages than this carry connects none of them: a default such as "none"
-            would make everything one conversation. None for no limit.
-        members: One row for each message instead of one for each conversation.
-        where: The servers, tasks and snapshot: see `Where`. The broker only names the streams' virtual host.
+        keys: The key or keys that connect messages.
+        streams: Streams and super streams. None: all recorded streams.
+        max_value_size: Ignore values that more messages than this have: a default value such as "none" would connect
+            everything. None means no limit.
+        members: Return one row for each message instead of one for each conversation.
+        where: The servers, tasks and snapshot: see `Where`. The broker is used only for its virtual host.
 
     Returns:
-        Columns id, size (messages), streams (array, by name), first and last (times, of those messages that have
-        one). The id is the conversation's first message by stream name and offset, as `orders@17`. With `members`:
-        id, stream, offset, timestamp, for `resolve` too.
+        Columns id, size (messages), streams (array, by name), first and last (times; messages without a time do not
+        count). The id is the conversation's first message by stream name and offset, such as `orders@17`. With
+        `members`: id, stream, offset, timestamp, which `resolve` accepts too.
 
     Raises:
         InvalidInput: an argument is wrong; nothing was run.
-        StreamNotFound: a stream or super stream of that name was never recorded.
-        KeyNotDefined: a key of that name is not in force.
+        StreamNotFound: a stream or super stream was never recorded.
+        KeyNotDefined: a key is not in force.
         ConfigurationError: a database or the JDBC driver is missing.
         DatabaseUnavailable: PostgreSQL does not answer.
     """
@@ -72,14 +72,14 @@ def conversations(
 
 
 def _connected(spark: SparkSession, relations: DataFrame, max_value_size: int | None) -> DataFrame:
-    """Return each message of rows of the table once: columns id, stream, offset, time."""
+    """Return each message of the relations once: columns id, stream, offset, time."""
     rows = _truncated(spark, relations.select("key", "value", "stream", F.col("stream_offset").alias("offset"), "time"))
     numbered = _numbered(spark, rows)
     edges = _settled(spark, _edges(numbered, max_value_size))
     messages = numbered.groupBy("node", "stream", "offset").agg(F.max("time").alias("time"))
     roots = edges.select("node", F.col("to").alias("root"))
     labelled = messages.join(roots, "node", "left").withColumn("root", F.coalesce("root", "node"))
-    # The root is the smallest number, so the smallest member: streams by name, then offsets.
+    # The root is the smallest number, so it is the first member by stream name and offset.
     names = labelled.where(F.col("node") == F.col("root")).select(
         "root", F.concat_ws("@", "stream", F.col("offset").cast("string")).alias("id")
     )
@@ -87,7 +87,7 @@ def _connected(spark: SparkSession, relations: DataFrame, max_value_size: int | 
 
 
 def _numbered(spark: SparkSession, rows: DataFrame) -> DataFrame:
-    """Number the messages, in the order of (stream, offset): numbers join several times faster."""
+    """Number the messages in the order of (stream, offset): joins of numbers are several times faster."""
     ends = rows.groupBy("stream").agg(F.min("offset").alias("first"), F.max("offset").alias("last"))
     starts: list[tuple[str, int]] = []
     number = 0
@@ -102,7 +102,7 @@ def _numbered(spark: SparkSession, rows: DataFrame) -> DataFrame:
 
 
 def _edges(numbered: DataFrame, max_value_size: int | None) -> DataFrame:
-    """Return edges from each message to the smallest one that carries the same value: columns node, to."""
+    """Return edges from each message to the smallest one with the same value: columns node, to."""
     values = numbered.groupBy("key", "value").agg(F.min("node").alias("to"), F.count("*").alias("size"))
     if max_value_size is not None:
         values = values.where(F.col("size") <= max_value_size)
@@ -111,7 +111,7 @@ def _edges(numbered: DataFrame, max_value_size: int | None) -> DataFrame:
 
 
 def _settled(spark: SparkSession, edges: DataFrame) -> DataFrame:
-    """Join edges until every message points at the smallest one of all it is connected with.
+    """Join edges until every message points at the smallest message connected to it.
 
     Source: Kiveris et al., "Connected Components in MapReduce and Beyond" (2014): alternating large and small stars.
     """
@@ -123,11 +123,11 @@ def _settled(spark: SparkSession, edges: DataFrame) -> DataFrame:
         if after == before:
             return edges
         before = after
-    raise InvalidInput(f"the conversations did not settle in {ROUNDS_MAX} rounds: give a max_value_size")
+    raise InvalidInput(f"the conversations did not converge in {ROUNDS_MAX} rounds: give a max_value_size")
 
 
 def _large_star(edges: DataFrame) -> DataFrame:
-    """Point every larger neighbour of a message at the smallest message among its neighbours and itself."""
+    """Point every larger neighbour of a message at the smallest of its neighbours and itself."""
     both = edges.union(edges.select("to", "node")).toDF("at", "neighbour")
     smallest = both.groupBy("at").agg(F.min("neighbour").alias("smallest"))
     larger = both.where("neighbour > at").join(smallest, "at")
@@ -143,7 +143,7 @@ def _small_star(edges: DataFrame) -> DataFrame:
 
 
 def _signature(edges: DataFrame) -> tuple[Any, ...]:
-    """Return a digest that is equal for equal sets of edges, and hardly ever for others."""
+    """Return a digest that is equal for equal sets of edges, and almost certainly differs for others."""
     hashed = F.xxhash64("node", "to")
     row = edges.agg(F.count("*"), F.expr("bit_xor(xxhash64(node, to))"), F.sum(hashed.cast("decimal(38,0)"))).head()
     assert row is not None, "an aggregate without groups has one row"
@@ -151,9 +151,9 @@ def _signature(edges: DataFrame) -> tuple[Any, ...]:
 
 
 def _truncated(spark: SparkSession, frame: DataFrame) -> DataFrame:
-    """Compute a frame and forget the plan it came from: the plans of rounds would double with each.
+    """Compute a frame and drop its plan: otherwise the plan would double with each round.
 
-    With a checkpoint directory it survives the loss of an executor; without one only the executors hold it.
+    With a checkpoint directory the result survives the loss of an executor; otherwise only the executors hold it.
     """
     if spark.conf.get(CHECKPOINT_DIRECTORY, None):
         return frame.checkpoint()

@@ -1,11 +1,11 @@
-"""Cutting the relationship table into parts of as many rows each, by looking at a few of its pages.
+"""Cutting the relationship table into shares of equally many rows, by sampling its pages.
 
-Neither ids nor offsets tell how rows are spread: streams differ in size, offsets have gaps, retention and prune leave
-empty pages. What is on pages taken evenly from the table does, at the price of some milliseconds.
+Neither ids nor offsets show how rows are distributed: streams differ in size, offsets have gaps, retention and prune
+leave empty pages. An even sample of the pages shows it, and takes a few milliseconds.
 
-Rows are cut by their place (ctid), so that each page is read by one task. By stream and offset, each task would read
-all pages that hold a row of its streams: where streams were recorded side by side, the whole table. Only rows that
-PostgreSQL may move to another part of the table while tasks run are cut by stream and offset, which they keep.
+Rows are cut by their physical place (ctid), so that only one task reads a page. If they were cut by stream and offset,
+each task would read all pages with a row of its streams: the whole table if streams were recorded side by side. Only
+rows that PostgreSQL may move to another part while tasks run are cut by stream and offset, which do not change.
 """
 
 from bisect import bisect_left, bisect_right
@@ -18,14 +18,14 @@ import sqlalchemy as sa
 from relatum.store.parts import table_parts_of
 
 PAGES_A_PART: Final = 32
-"""Pages looked at for each part: means of so many differ by a few percent. A part has as many pages at least: to read
-them takes less time than a task."""
+"""Pages sampled for each task: their mean is accurate to a few percent. Also the minimum pages of a task, since reading
+that many takes less time than starting a task."""
 
 PAGES_MAX: Final = 2_048
-"""Pages looked at, at most: 16 MiB, a third of a second."""
+"""Maximum number of sampled pages: 16 MiB, a third of a second."""
 
 _PAGE: Final = sa.text(
-    # A page's line pointers: 24 bytes of header, and 28 for the smallest row.
+    # The maximum rows of a page: 24 bytes of header, and at least 28 bytes a row.
     "SELECT current_setting('block_size')::int, (current_setting('block_size')::int - 24) / 28"
 )
 
@@ -39,16 +39,16 @@ _ROWS_A_PAGE: Final = sa.text(f"SELECT (ctid::text::point)[0]::bigint, count(*) 
 _OFFSETS: Final = sa.text(f"SELECT stream_id, stream_offset {_ON_PAGES}")
 
 Place = tuple[int, int]
-"""A part of the table and a page in it; or a stream's id and an offset."""
+"""A part of the table and a page in it, or a stream's id and an offset."""
 
 
 def predicates_of(
     connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequence[int], tasks: int, *, is_steady: bool
 ) -> list[str]:
-    """Return at most so many conditions, of which each row of these streams and keys meets exactly one.
+    """Return at most `tasks` conditions; each row of these streams and keys meets exactly one of them.
 
-    With `is_steady` all tasks see one snapshot, in which no row moves. Else rows of a part that is leaving may be found
-    there, in the part that is open now, or in a later one.
+    With `is_steady` all tasks see one snapshot, in which no row moves. Otherwise a row of a leaving part may be in that
+    part, in the part that is open now, or in a later one.
     """
     found = [part for part in table_parts_of(connection) if part.is_opened]
     page_bytes, lines = connection.execute(_PAGE).one()
@@ -74,7 +74,7 @@ def _by_place(connection: sa.Connection, asked: dict[str, Any], extents: Sequenc
         rows = connection.execute(_ROWS_A_PAGE, asked | {"part": part, "pages": pages})
         seen |= dict.fromkeys(((part, page) for page in pages), 0) | {(part, page): count for page, count in rows}
     if not any(seen.values()):
-        # Rows may be anywhere: the work of looking through the pages is shared evenly.
+        # The sample found no rows, so share the pages evenly.
         seen = dict.fromkeys(seen, 1)
     tasks = min(tasks, sum(pages for _, pages in extents) // PAGES_A_PART)
     cuts = cuts_of(sorted(seen.items()), tasks)
@@ -90,7 +90,7 @@ def _by_offset(connection: sa.Connection, asked: dict[str, Any], extents: Sequen
 
 
 def _sample(extents: Sequence[Place], tasks: int) -> Iterator[tuple[int, list[int]]]:
-    """Yield parts with pages to look at, evenly taken; `extents` are parts in order, and how many pages each has."""
+    """Yield each part with an even sample of its pages; `extents` has the parts in order and their page counts."""
     total = sum(pages for _, pages in extents)
     count = min(total, PAGES_A_PART * tasks, max(PAGES_MAX, tasks))
     numbers = [(2 * at + 1) * total // (2 * count) for at in range(count)]
@@ -102,9 +102,9 @@ def _sample(extents: Sequence[Place], tasks: int) -> Iterator[tuple[int, list[in
 
 
 def cuts_of(seen: Sequence[tuple[Place, int]], tasks: int) -> list[Place]:
-    """Return the places where at most so many tasks begin, without the first, so that each has as many rows.
+    """Return the places where the second and later tasks begin, so that all have about the same number of rows.
 
-    `seen` has places in order, and the rows at each.
+    `seen` has the places in order, with the number of rows at each.
     """
     before = [0, *accumulate(rows for _, rows in seen)]
     at = (bisect_left(before, before[-1] * task / tasks) for task in range(1, tasks))
@@ -113,10 +113,10 @@ def cuts_of(seen: Sequence[tuple[Place, int]], tasks: int) -> list[Place]:
 
 
 def ranges(groups: Sequence[int], cuts: Sequence[Place], group: str, at: str, value: str) -> list[str]:
-    """Return conditions that cut rows in the order of two columns; the first and the last are open to their side.
+    """Return conditions that cut rows in the order of two columns; the first and last ranges are unbounded outwards.
 
-    `groups` are all values of the first column, in order; `value` is how SQL writes one of the second. A range of one
-    group is a plain AND: PostgreSQL then reads the pages between two places and no others.
+    `groups` are all values of the first column, in order; `value` is the SQL format of the second column's values. A
+    range within one group is a plain AND, for which PostgreSQL reads only the pages between two places.
     """
     if not cuts:
         return ["true"]

@@ -1,9 +1,9 @@
-"""Messages in AMQP 1.0's encoding, laid out as RabbitMQ itself lays out what comes by AMQP 0.9.1.
+"""Encoding messages in AMQP 1.0, in the layout that RabbitMQ itself uses for messages published by AMQP 0.9.1.
 
-A publisher of the stream protocol sends a message as the stream stores it. What AMQP 1.0 has no field for goes where
-the broker's version keeps it, so that consumers of AMQP 0.9.1 find it there: RabbitMQ up to 3.12 knows no header
-section in a stream at all (3.10 ends the channel at one), and keeps priority, expiration and the like under names
-of its own.
+A publisher of the stream protocol sends a message as the stream stores it. Properties without a field in AMQP 1.0 go
+where the broker's version keeps them, so that consumers of AMQP 0.9.1 find them. RabbitMQ up to 3.12 has no header
+section in streams (3.10 closes the channel at one), and keeps priority, expiration and other properties under names of
+its own.
 
 Source: OASIS AMQP 1.0, parts 1 and 3.2; rabbit_msg_record.erl (3.12), mc_amqpl.erl (3.13); compared byte by byte with
 what 3.10 and 4.3 store.
@@ -22,21 +22,21 @@ from relatum.reading import is_header
 from relatum.wire import amqp10
 
 SHORT_BYTES_MAX: Final = 255
-"""Bytes of a header's name and of most properties: short strings of AMQP 0.9.1, whose consumers must get them."""
+"""Maximum bytes of a header's name and of most properties: they are short strings for consumers of AMQP 0.9.1."""
 
 _TTL_MAX: Final = 0xFFFFFFFF
 _FIRST_NEW: Final = (3, 13)
-"""The first version that stores messages in the layout of 4.x."""
+"""The first version with the message layout of 4.x."""
 
 _RULES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "delivery_mode": (lambda value: value in (None, 1, 2), "1 or 2"),
     "priority": (lambda value: value is None or 0 <= value <= 255, "a number from 0 to 255"),
     "expiration": (
         lambda value: value is None or (value.isdecimal() and int(value) <= _TTL_MAX),
-        "a text of digits: milliseconds",
+        "milliseconds as a text of digits",
     ),
 }
-"""What a property's value must be, and how to say it."""
+"""The check of each property's value, and its description in errors."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -49,7 +49,7 @@ _COUNTED: Final = struct.Struct(">BII").pack
 
 
 class Content(NamedTuple):
-    """What the user gave of a message, encoded in parts."""
+    """The user's part of a message, encoded in sections."""
 
     head: bytes
     """The sections before the properties."""
@@ -59,14 +59,14 @@ class Content(NamedTuple):
     """Names and values of the application properties."""
     pair_count: int
     data: bytes
-    """The section of the body."""
+    """The body's section."""
 
     def parts(self) -> tuple[bytes, ...]:
-        """Return the bytes that tell it from others."""
+        """Return the bytes that identify the content."""
         return (self.head, *self.fields, self.pairs, self.data)
 
     def message(self, message_id: str, added: Mapping[str, Any]) -> bytes:
-        """Return the whole message, with headers beside the user's; `message_id` is the user's where there is one."""
+        """Return the whole message, with added headers; `message_id` is the user's if there is one."""
         pairs, count = self.pairs, self.pair_count
         for name, value in added.items():
             pairs += _name(name) + encode_value(value)
@@ -79,7 +79,7 @@ class Content(NamedTuple):
 
 
 def is_new_layout(version: str) -> bool:
-    """Whether a broker of a version such as "3.10.8" keeps messages as 4.x does."""
+    """Whether a broker of this version, such as "3.10.8", stores messages in the layout of 4.x."""
     parts = version.split("-")[0].split("+")[0].split(".")
     try:
         return (int(parts[0]), int(parts[1])) >= _FIRST_NEW
@@ -88,10 +88,10 @@ def is_new_layout(version: str) -> bool:
 
 
 def encode_content(body: bytes, headers: Mapping[str, Any], properties: Mapping[str, Any], *, new: bool) -> Content:
-    """Encode what the user gave of a message, in the layout of RabbitMQ 3.13 and later (`new`) or of those before.
+    """Encode the user's part of a message, in the layout of RabbitMQ 3.13 and later (`new`) or of earlier versions.
 
-    Headers are text, whole numbers, booleans, floats, bytes, moments (aware) or None. Properties have pika's names;
-    only those that are set are given, `timestamp` as an aware `datetime`. What cannot be sent is `InvalidInput`.
+    Headers are str, int, bool, float, bytes, aware `datetime` or None. Properties have pika's names and contain only
+    those that are set, `timestamp` as an aware `datetime`. Raises `InvalidInput` for values that cannot be sent.
     """
     annotations: list[bytes] = []
     pairs: list[bytes] = []
@@ -116,16 +116,16 @@ def encode_content(body: bytes, headers: Mapping[str, Any], properties: Mapping[
 
 
 def _check_properties(properties: Mapping[str, Any]) -> None:
-    """Refuse properties that AMQP 0.9.1 cannot carry."""
+    """Raise `InvalidInput` for properties that AMQP 0.9.1 cannot carry."""
     for name, value in properties.items():
         if isinstance(value, str) and len(value.encode()) > SHORT_BYTES_MAX:
             raise InvalidInput(f"property {name} has more than {SHORT_BYTES_MAX} bytes; nothing was sent")
         if name in _RULES and not _RULES[name][0](value):
-            raise InvalidInput(f"property {name} is {_RULES[name][1]}; nothing was sent")
+            raise InvalidInput(f"property {name} must be {_RULES[name][1]}; nothing was sent")
 
 
 def _fields(given: Mapping[str, Any], new: bool) -> list[bytes]:
-    """The list of the properties' section, up to the last that is set."""
+    """Return the fields of the properties' section, up to the last one that is set."""
     reply_to, user = given.get("reply_to"), given.get("user_id")
     moment = given.get("timestamp")
     fields = [
@@ -147,7 +147,7 @@ def _fields(given: Mapping[str, Any], new: bool) -> list[bytes]:
 
 
 def _put_old(given: Mapping[str, Any], annotations: list[bytes], pairs: list[bytes]) -> None:
-    """What RabbitMQ up to 3.12 keeps under names of its own."""
+    """Add the properties that RabbitMQ up to 3.12 keeps under names of its own."""
     for name in ("priority", "delivery_mode"):
         if given.get(name) is not None:
             annotations += (_symbol(f"x-basic-{name.replace('_', '-')}"), bytes((0x50, given[name])))
@@ -159,7 +159,7 @@ def _put_old(given: Mapping[str, Any], annotations: list[bytes], pairs: list[byt
 
 
 def _header(given: Mapping[str, Any]) -> bytes:
-    """The header section: durable, priority, ttl."""
+    """Encode the header section: durable, priority, ttl."""
     priority, ttl = given.get("priority"), given.get("expiration")
     fields = (
         encode_value(given.get("delivery_mode") == 2)
@@ -173,7 +173,7 @@ def _header(given: Mapping[str, Any]) -> bytes:
 
 
 def encode_value(value: Any) -> bytes:
-    """Encode a header's value, of the types `encode_content` names; raises `HeadersRefused`."""
+    """Encode a header's value; raises `HeadersRefused` for a type that `encode_content` does not list."""
     encode = _ENCODERS.get(type(value))
     if encode is None:
         raise HeadersRefused(f"a header cannot hold a {type(value).__name__}; nothing was sent", reason="type")
@@ -189,7 +189,7 @@ def _text(value: str) -> bytes:
 
 def _integer(value: int) -> bytes:
     if not INTEGER_MIN <= value <= INTEGER_MAX:
-        raise HeadersRefused("a header's number is over 64 bits; nothing was sent", reason="out_of_range")
+        raise HeadersRefused("a header's number exceeds 64 bits; nothing was sent", reason="out_of_range")
     return _LONG(0x81, value)
 
 
@@ -228,21 +228,21 @@ def _symbol_or_null(value: str | None) -> bytes:
 def _check_name(name: str) -> None:
     if not is_header(name):
         raise HeadersRefused(
-            f"a header cannot be named {name!r}: that is RabbitMQ's own; nothing was sent", reason="name"
+            f"a header cannot be named {name!r}: RabbitMQ reserves this name; nothing was sent", reason="name"
         )
     if not 1 <= len(name.encode()) <= SHORT_BYTES_MAX:
         raise HeadersRefused(f"a header's name has 1 to {SHORT_BYTES_MAX} bytes; nothing was sent", reason="name")
 
 
 def _sized(code: int, data: bytes) -> bytes:
-    """Text, binary or a symbol; `code` is the one of its short form."""
+    """Encode text, binary or a symbol; `code` is that of the short form."""
     if len(data) <= 255:
         return bytes((code, len(data))) + data
     return _SIZED(code + 0x10, len(data)) + data
 
 
 def _compound(code: int, count: int, items: bytes) -> bytes:
-    """A list or a map; `code` is the one of its short form."""
+    """Encode a list or a map; `code` is that of the short form."""
     if len(items) < 255 and count <= 255:
         return bytes((code, len(items) + 1, count)) + items
     return _COUNTED(code + 0x10, len(items) + 4, count) + items

@@ -1,8 +1,8 @@
-"""Enriching a streaming query: each row of a micro-batch with its relata, through the relationship table.
+"""Enriching a streaming query: each row of a micro-batch is joined to its relata through the relationship table.
 
-No state store and no watermark: a row without relata waits in a directory and is looked up again with each later batch.
-A batch's decisions are written before any row is passed on, so that a batch that runs again gives the same rows,
-whatever was recorded since.
+No state store and no watermark: a row without relata waits in a directory, and each later batch looks it up again. A
+batch's decisions are written before any row is passed on, so that a repeated batch gives the same rows, whatever was
+recorded since.
 """
 
 import re
@@ -36,10 +36,10 @@ How: TypeAlias = Literal["left", "inner"]
 Write: TypeAlias = Callable[[DataFrame, int], None]
 
 PROBED_ROWS: Final = 1000
-"""Rows looked up by one statement: with up to the limit of relata each, what a task holds."""
+"""Rows looked up by one statement. A task holds their relata in memory, each row up to its limit."""
 
 BATCHES_KEPT: Final = 10
-"""Batches whose decisions are kept: the last one is needed, the others serve a query that is wound back by hand."""
+"""Batches whose decisions are kept. The last one is needed; the others allow rewinding a query by hand."""
 
 _CARRIED: Final = pa.schema(
     [
@@ -49,7 +49,7 @@ _CARRIED: Final = pa.schema(
         ("relatum_attempts", pa.int32()),
     ]
 )
-"""Columns behind the user's that a row waits with: its value's parts, its time, when it was first seen, lookups."""
+"""Columns added to a waiting row: its value's parts, its time, when it was first seen, its number of lookups."""
 
 _DECIDED: Final = pa.schema(
     [
@@ -60,17 +60,17 @@ _DECIDED: Final = pa.schema(
         ("relatum_offset", pa.int64()),
     ]
 )
-"""Columns that a lookup adds: whether the row waits, why there is no relatum, and where the relatum is."""
+"""Columns that a lookup adds: whether the row waits, why it has no relatum, and the relatum's value and place."""
 
 _ADDED: Final = from_arrow_schema(pa.schema([*_CARRIED, *_DECIDED])).fields
 
 _ISO: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
 _MARK: Final = "_DECIDED"
-"""The file that says a directory is complete. Spark reads no file whose name begins with an underscore."""
+"""The file that marks a directory as complete. Spark does not read files whose name begins with an underscore."""
 
 _QUERY_ID: Final = "sql.streaming.queryId"
-"""The local property in which Spark gives the query's id, which its checkpoint keeps over restarts."""
+"""Spark's local property with the query's id, which the checkpoint keeps across restarts."""
 
 _BATCH_NAME: Final = re.compile(r"batch-([0-9]+)\Z", re.ASCII)
 
@@ -83,41 +83,41 @@ class Enrichment:
     query = orders.writeStream.foreachBatch(enrichment.batch(write)).option("checkpointLocation", checkpoint).start()
     ```
 
-    `write(rows, batch_id)` gets the batch's columns, `related_stream`, `related_offset`, `related_timestamp`,
+    `write(rows, batch_id)` receives the batch's columns, `related_stream`, `related_offset`, `related_timestamp`,
     `related_value`, `related_headers`, `related_properties`, and:
 
-    - `status`: `found`; `absent`: there is none, the coverage proves it; `not_recorded_yet`: none was found, but a part
-      of the streams is not recorded; `unproven`: none was found, and nobody can prove from here that there is none;
-      `expired`: there was one, and retention has dropped it; `replaced`: the stream was
-      deleted and declared again; `no_stream`, `refused`, `unreadable`: as of `resolve`.
+    - `status`: `found`; `absent`: the coverage proves that there is no relatum; `not_recorded_yet`: none was found, but
+      a part of the streams is not recorded; `unproven`: none was found, and its absence cannot be proven from here;
+      `expired`: retention has dropped the relatum; `replaced`: the stream was deleted and declared again;
+      `no_stream`, `refused`, `unreadable`: as in `resolve`.
     - `attempts`: how often the row was looked up.
 
-    A row with several relata comes once for each. One without any waits, and is looked up again in later batches; when
-    that was enough it comes with `absent`, `not_recorded_yet` or `unproven`. A row without a value of the key never
-    waits.
+    A row with several relata appears once for each. A row without relata waits, and later batches look it up again.
+    After the last attempt it appears with `absent`, `not_recorded_yet` or `unproven`. A row without a value of the key
+    never waits.
 
-    Exactly once: a batch that is run again, after a kill or an error of `write`, gives the same rows, so a `write` that
-    can be repeated by `batch_id` makes no duplicate. Waiting rows move on with batches only: Spark makes none while
+    Exactly once: a batch that is repeated after a kill or an error in `write` gives the same rows. So a `write` that is
+    idempotent by `batch_id` makes no duplicates. Waiting rows advance only with batches, and Spark makes no batch while
     nothing is published.
 
     Args:
-        to: The stream, super stream or streams to look in.
-        on: The key. Its value is in the column of that name, else in the headers and properties its definition names.
+        to: The stream, super stream or streams to search.
+        on: The key. Its value is in the column of that name, else in the headers and properties of its definition.
         pending: A directory's URI for the batches' decisions and waiting rows, on a file system that all executors
-            share; beside the checkpoint is a good place. Each query has a directory of its own in there.
-        how: "left" (default) also gives rows that stay without relata; "inner" only found ones.
-        retries: Later batches in which a row is looked up again, from 0 on. Default 10.
-        wait: After how long a row is given up, even if retries are left, a timedelta or seconds; None (default) for no
+            share, for example beside the checkpoint. Each query has its own subdirectory.
+        how: "left" (default) also returns rows without relata; "inner" returns only rows with a found message.
+        retries: How many later batches look a row up again, 0 or more. Default: 10.
+        wait: How long a row waits at most, even if retries are left: a timedelta or seconds. None (default) means no
             limit.
-        within: Only relata so far from the row's own time at most, either way; None (default) for any time.
-        limit: Relata of a row at most, the oldest. Default 100.
-        value_column: Where the key's value is, if not there; several columns for a key of several components.
-        time_column: The row's own time, for `within`. Default `timestamp`.
-        value: With the body of the relata.
-        headers: With their headers and properties.
-        prefix: Put before the names of their columns. Default `related_`.
-        broker: Which RabbitMQ; None for RELATUM_BROKER_URL.
-        database: PostgreSQL's URL; None for RELATUM_DATABASE_URL.
+        within: Maximum distance of a relatum's time from the row's, either way. None (default) means any time.
+        limit: Maximum relata of a row; the oldest are taken. Default: 100.
+        value_column: The column of the key's value, instead of `on`'s; several for a key of several components.
+        time_column: The column of the row's time, for `within`. Default: `timestamp`.
+        value: Whether to add the relata's bodies. Default: True.
+        headers: Whether to add the relata's headers and properties. Default: True.
+        prefix: The prefix of the relata's columns. Default: `related_`.
+        broker: The broker. None uses RELATUM_BROKER_URL.
+        database: PostgreSQL's URL. None uses RELATUM_DATABASE_URL.
 
     Raises:
         InvalidInput: an argument is wrong.
@@ -161,14 +161,14 @@ class Enrichment:
         """Return the function for `foreachBatch`.
 
         Args:
-            write: Gets the enriched rows and the batch's number. It may be called again with the same rows and number.
-                Each action on the rows reads the payloads; cache them for several.
+            write: Called with the enriched rows and the batch's number, possibly again with the same rows and number.
+                Each action on the rows reads the payloads: cache the rows if you run several.
 
-        The function raises, besides what `write` raises:
+        Besides the errors of `write`, the function raises:
 
         - `KeyNotDefined`: the key is not in force. `StreamNotFound`: a stream of `to` does not exist.
-        - `InvalidInput`: a column is missing, or would be there twice.
-        - `DatabaseUnavailable`, `BrokerUnavailable`: nothing was decided; the batch can be run again.
+        - `InvalidInput`: a column is missing or would be duplicated.
+        - `DatabaseUnavailable`, `BrokerUnavailable`: nothing was decided; the batch can be repeated.
         """
 
         def run(df: DataFrame, batch_id: int) -> None:
@@ -183,7 +183,7 @@ class Enrichment:
                     waiting = decisions.read(max(before), columns).where("relatum_waits")
                     rows = rows.unionByName(waiting.select(*map(_column, rows.columns)))
                 lookup = self._lookup(definition, rows.columns)
-                # By numbers: Spark finds no column with a dot in its name here.
+                # Numbered columns, since Spark does not find names with a dot here.
                 numbered = rows.toDF(*(f"_{n}" for n in range(len(rows.columns))))
                 decisions.write(batch_id, numbered.mapInArrow(lookup, columns))
             write(self._with_payloads(decisions.read(batch_id, columns), df.columns), batch_id)
@@ -194,7 +194,7 @@ class Enrichment:
         return run
 
     def _carried(self, df: DataFrame, definition: KeyDefinition) -> DataFrame:
-        """Add the columns a row waits with: the parts of its value, its time, now, no lookups."""
+        """Add the columns `_CARRIED` of a row that was not looked up yet."""
         self._check_columns(df)
         parts = F.array(*(part.cast("string") for part in self._parts(df, definition)))
         moment = F.lit(None).cast("long")
@@ -213,28 +213,28 @@ class Enrichment:
         added |= {"status", "attempts", *(field.name for field in _ADDED)}
         clashing = sorted(name for name in added if name.lower() in taken)
         if clashing:
-            raise InvalidInput(f"the columns {', '.join(clashing)} are there already: rename them, or give a prefix=")
+            raise InvalidInput(f"the columns {', '.join(clashing)} already exist: rename them, or give a prefix=")
 
     def _parts(self, df: DataFrame, definition: KeyDefinition) -> list[Column]:
         names = self._value_columns or ((self._on,) if self._on in df.columns else ())
         if names:
-            # One column of a key of several components holds the whole value, as the relationship table has it.
+            # A single column holds the whole value of a composite key, as the relationship table has it.
             if len(names) not in (1, len(definition.components)):
                 raise InvalidInput(f"the key {self._on!r} has {len(definition.components)} components")
             return [_column(name) for name in names]
         parts = [each.lone for each in definition.components]
         if None in parts:
             raise InvalidInput(
-                f"the key {self._on!r} is taken from {' + '.join(definition.sources)}, which no column of a stream "
-                "holds: give the column of its values by value_column="
+                f"the key {self._on!r} is read from {' + '.join(definition.sources)}, which is not a column of a "
+                "stream: name the column of its values with value_column="
             )
         needed = {"headers" if each and each.kind == "header" else "properties" for each in parts}
         if not needed.issubset(df.columns):
-            raise InvalidInput(f"the key's value is in no column: name one by value_column=, or keep {sorted(needed)}")
+            raise InvalidInput(f"no column has the key's value: name one with value_column=, or keep {sorted(needed)}")
         return [_part(each) for each in parts if each is not None]
 
     def _lookup(self, definition: KeyDefinition, names: list[str]) -> "_Lookup":
-        """Prepare a batch's lookups, after asking whether all that the streams hold now is recorded: a proof."""
+        """Prepare a batch's lookups; first check if all present messages are recorded, which proves absence."""
         missing, is_trusted, with_time = "not_recorded_yet", True, self._within_us is not None
         with (
             open_reader(self._broker) as reader,
@@ -246,14 +246,14 @@ class Enrichment:
                 vhost, keys = self._broker.vhost, [self._on]
                 missing = str(status_of_missing(reader, connection, vhost, self._names, keys, with_time=with_time))
             except StreamReplaced:
-                # The rows of the table are another stream's, until the recorder puts that right.
+                # The table's rows belong to the replaced stream, until the recorder corrects that.
                 is_trusted = False
         seen_since_us = None if self._wait_us is None else _now_us() - self._wait_us
         own_at = (names.index("stream"), names.index("offset")) if {"stream", "offset"} <= set(names) else None
         return _Lookup(self, definition, seen_since_us, missing, is_trusted, own_at)
 
     def _with_payloads(self, decided: DataFrame, names: Sequence[str]) -> DataFrame:
-        """Return the rows that wait no longer, with the payloads of their relata."""
+        """Return the rows that no longer wait, with the payloads of their relata."""
         rows = decided.where(~F.col("relatum_waits"))
         if self._how == "inner":
             rows = rows.where(F.col("relatum_stream").isNotNull())
@@ -271,7 +271,7 @@ class Enrichment:
         )
         read = _column(f"{self._prefix}status")
         status = (
-            # Where the table knows a message that is not there, the stream lost its tail.
+            # If the table has a message that the stream does not have, the stream lost its tail.
             F.when(read == "not_found", "replaced").when(read.isNull(), F.col("relatum_status")).otherwise(read)
         )
         payload = [name for name in resolved.columns[len(rows.columns) :] if name != f"{self._prefix}status"]
@@ -294,7 +294,7 @@ def _part(place: Place) -> Column:
 
 
 def _column(name: str) -> Column:
-    """Return a column by its name, whatever is in the name."""
+    """Return a column by its name, which may have any characters."""
     return F.col(f"`{name.replace('`', '``')}`")
 
 
@@ -310,15 +310,15 @@ def _span_us(argument: str, span: timedelta | float | None) -> int | None:
 
 
 class _Decisions:
-    """What each micro-batch of a query decided: a directory of Parquet files each, complete once it is marked.
+    """The decisions of a query's micro-batches: a directory of Parquet files for each batch, with a mark when complete.
 
-    Any file system that Spark writes to will do. It is asked through the JVM, which Spark Connect does not offer.
+    Works on any file system that Spark can write to. It uses the JVM, which Spark Connect does not offer.
     """
 
     def __init__(self, session: SparkSession, directory: str) -> None:
         jvm: Any = getattr(session, "_jvm", None)
         if jvm is None:
-            raise ConfigurationError("an enrichment keeps files through the JVM, which Spark Connect does not offer")
+            raise ConfigurationError("an enrichment stores files through the JVM, which Spark Connect does not offer")
         self._session = session
         query = session.sparkContext.getLocalProperty(_QUERY_ID) or "no-query"
         self._root = f"{directory.rstrip('/')}/{query}"
@@ -339,12 +339,12 @@ class _Decisions:
         return [batch for batch in batches if self._files.exists(self._path(f"{self.path(batch)}/{_MARK}"))]
 
     def write(self, batch: int, rows: DataFrame) -> None:
-        """Write a batch's decisions. What a killed attempt left there is overwritten."""
+        """Write a batch's decisions, replacing the files of a killed attempt."""
         rows.write.mode("overwrite").parquet(self.path(batch))
         self._files.create(self._path(f"{self.path(batch)}/{_MARK}"), True).close()
 
     def read(self, batch: int, columns: StructType) -> DataFrame:
-        """Read a batch's decisions. A column that was not there yet when they were written is null."""
+        """Read a batch's decisions. A column that was added since they were written is null."""
         return self._session.read.schema(columns).parquet(self.path(batch))
 
     def forget(self, batch: int) -> None:
@@ -356,18 +356,18 @@ class _Decisions:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Lookup:
-    """What a task does: rows in, each once for each of its relata out, or once without one. Can be pickled."""
+    """The work of a task: returns each row once for each of its relata, or once without one. Can be pickled."""
 
     of: Enrichment
     definition: KeyDefinition
     seen_since_us: int | None
-    """A row first seen before this is given up."""
+    """A row first seen at this time or before is given up. None means no limit."""
     missing: str
-    """The status of a row without relata: "absent" where the coverage proves it."""
+    """The status of a row without relata: "absent" if the coverage proves it."""
     is_trusted: bool
-    """False where a stream is not the one that was recorded: nothing is looked up then."""
+    """False if a stream is not the recorded one; then nothing is looked up."""
     own_at: tuple[int, int] | None
-    """The columns with a row's own stream and offset, which is no relatum of itself."""
+    """The columns of the row's own stream and offset, since a row is not its own relatum. None if it has none."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Look up one partition's rows, over one connection."""
@@ -402,7 +402,7 @@ class _Lookup:
         return pa.RecordBatch.from_arrays([*kept.columns[:-1], counted, *columns], schema=schema)
 
     def _value(self, parts: Sequence[str | None] | None, moment_us: int | None) -> str | None:
-        """Return a row's canonical value; None where it has none, or no time and one is needed: it has no relata."""
+        """Return a row's canonical value; None if it has no valid value, or no time and `within` is set."""
         if parts is None or (self.of._within_us is not None and moment_us is None):
             return None
         if len(parts) == 1 and self.definition.is_composite:
@@ -450,11 +450,11 @@ class _Lookup:
 
 @lru_cache
 def _probes(is_bounded: bool) -> sa.TextClause:
-    """Selects where the relata of many rows are: row, stream, offset; the oldest first, at most `limit` of each stream.
+    """Return the statement for the relata of many rows: row, stream, offset; oldest first, `limit` of each stream.
 
-    One probe for each row and stream, of each part of the table that may hold the value, which stops at the limit.
+    It makes one index probe for each row, stream and part of the table that may hold the value, up to the limit.
     """
-    # A function's column has the database's collation; the column's own is needed to use its index.
+    # `unnest` has the database's collation; the index needs that of the table's column.
     value = 'wanted.value COLLATE "C"'
     arrays, columns, within = ":rows::integer[], :values::text[]", "number, value", ""
     if is_bounded:

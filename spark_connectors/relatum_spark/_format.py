@@ -1,9 +1,9 @@
 # ruff: noqa: N802 (the names are Spark's)
-"""`format("rabbitmq_streams")`, on Spark 4.1 to 4.3: what Spark makes of it, and the reader of a batch.
+"""The data source `format("rabbitmq_streams")` for Spark 4.1 to 4.3, and its batch reader.
 
-Spark makes the source in a process on the driver, asks the reader for its partitions there, and calls `read` in the
-tasks, on a copy made before `partitions`, once a query: so all that a task needs is in the reader from its beginning,
-or in the partition. Connections are opened where they are used and never travel.
+Spark creates the source in a process on the driver and calls the reader's `partitions` there. Tasks call `read` on a
+copy that Spark makes once a query, before `partitions`. So everything a task needs is set in the reader's constructor
+or in the partition. Connections are opened where they are used and never pickled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,26 +34,26 @@ from relatum_spark._where import definitions_of, spare_collections
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("rabbitmq_streams")` known, for reading, writing and streaming.
+    """Register `format("rabbitmq_streams")` for reading, writing and streaming.
 
-    Spark finds the source by itself too, but not where any other `pyspark_…` package of the installation is broken.
+    Spark also finds the source by itself, unless another installed `pyspark_…` package is broken.
 
     Args:
-        spark: The session, which may be one of Spark Connect. The tasks need `relatum` with its extra `spark` too.
+        spark: The session; Spark Connect works too. The executors also need `relatum` with its extra `spark`.
     """
     spark.dataSource.register(RabbitMQStreams)
 
 
 class RabbitMQStreams(DataSource):
-    """RabbitMQ streams as a source and a sink of Spark. `relatum_spark.register` makes it known."""
+    """RabbitMQ streams as a source and a sink of Spark. `relatum_spark.register` registers it."""
 
     @classmethod
     def name(cls) -> str:
-        """Return the name that goes into `format`."""
+        """Return the format's name."""
         return "rabbitmq_streams"
 
     def schema(self) -> StructType:
-        """Return the columns that the options ask for; runs in a worker of its own, for each data frame."""
+        """Return the columns by the options; runs in a worker of its own, once for each data frame."""
         spare_collections()
         return _columns(parse_options(self.options))
 
@@ -89,12 +89,12 @@ def _columns(options: SourceOptions) -> StructType:
 
 
 def _keys(options: SourceOptions, given: StructType) -> list[KeyDefinition]:
-    """Return the definitions of the key columns; check the schema first."""
+    """Check the schema, and return the definitions of the key columns."""
     expected = _columns(options)
     if given != expected:
         raise InvalidInput(
-            "a stream has columns of its own: give no schema; the options includeValue, includeHeaders and keys "
-            f"choose among {expected.simpleString()}"
+            "a stream has fixed columns: give no schema; the options includeValue, includeHeaders and keys "
+            f"select from {expected.simpleString()}"
         )
     definitions = definitions_of(options.database or "", options.keys)
     for definition in definitions:
@@ -107,7 +107,7 @@ def _keys(options: SourceOptions, given: StructType) -> list[KeyDefinition]:
 
 
 class BatchReader(DataSourceReader):
-    """Reads a batch, `only` the messages with some values of a key. Can be pickled."""
+    """Reads a batch; with `only`, just the messages with certain values of a key. Can be pickled."""
 
     def __init__(
         self, options: SourceOptions, keys: Sequence[KeyDefinition] = (), only: KeyFilter | None = None
@@ -117,7 +117,7 @@ class BatchReader(DataSourceReader):
         self._only = only
 
     def partitions(self) -> list[InputPartition]:
-        """Return what the tasks read; runs on the driver, once a query."""
+        """Return the slices for the tasks; runs on the driver, once a query."""
         options, only = self._options, self._only
         with Tails(options) as tails:
             streams = tails.streams()
@@ -140,7 +140,7 @@ class BatchReader(DataSourceReader):
 
 
 def _range_of(tails: Tails, stream: str, options: SourceOptions) -> Slice:
-    """Return the offsets a batch reads of a stream, within what the stream holds now; there may be none."""
+    """Return the range that a batch reads, within the stream's present offsets; it may be empty."""
     bounds = tails.existing(stream, tails.bounds(stream))
     start = tails.offset_of(stream, options.starting, bounds, is_latest_allowed=options.is_latest_allowed)
     stop = tails.offset_of(stream, options.ending, bounds, is_latest_allowed=True)
@@ -168,13 +168,13 @@ _OFFSETS: Final = sql(f"""
 def _look_up(
     engine: sa.Engine, wanted: Slice, only: KeyFilter, options: SourceOptions, reader: StreamReader
 ) -> tuple[list[Slice], list[Slice]]:
-    """Return slices of the offsets in a range that the table names for a filter, and the ranges it cannot answer for.
+    """Return slices of the offsets in a range that the table has for a filter, and the ranges it does not cover.
 
-    Offsets that are not recorded for the key are such ranges, so the answer is right however far the table is behind;
-    the whole range is one where the stream is not the one that was recorded.
+    Tasks read ranges that are not recorded for the key, so the result is right even if the table lags. If the stream is
+    not the recorded one, that is the whole range.
     """
     connection: sa.Connection
-    # One state of rows and coverage: what is recorded after that is read through.
+    # One state of rows and coverage; tasks read what is recorded later.
     with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
         row = current_stream(connection, options.broker.vhost, wanted.stream)
         ranges = [] if row is None else coverage_of(connection, [row.stream_id])
@@ -186,7 +186,7 @@ def _look_up(
         unknown = missing((wanted.start, wanted.stop), covered(ranges, only.definition.key_id))
         sought = {"key_id": only.definition.key_id, "values": sorted(only.values), "stream_id": row.stream_id}
         found = connection.scalars(_OFFSETS, {**sought, "start": wanted.start, "stop": wanted.stop}).all()
-    # The table may have rows in ranges that are not recorded (yet, or of a key defined again): those are read anyway.
+    # The table may have rows in ranges that are not covered, for example of a redefined key: tasks read these anyway.
     inside = tuple(offset for offset in found if not any(start <= offset < stop for start, stop in unknown))
     size = options.max_records_per_partition
     parts = [inside[at : at + size] for at in range(0, len(inside), size)]

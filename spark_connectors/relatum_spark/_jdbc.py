@@ -1,7 +1,7 @@
-"""PostgreSQL as Spark reaches it: the driver's jar, its URL and its properties.
+"""Spark's access to PostgreSQL: the JDBC driver's jar, URL and properties.
 
-Spark takes a JDBC URL and properties, everything else of Relatum a libpq URL; here the one becomes the other. User and
-password travel as properties, which Spark hides wherever it shows options; the URL holds no credentials.
+Spark takes a JDBC URL and properties; the rest of Relatum takes a libpq URL. This module converts the libpq URL. User
+and password are properties, which Spark hides when it shows options; the JDBC URL holds no credentials.
 """
 
 import os
@@ -21,7 +21,7 @@ DRIVER: Final = "org.postgresql.Driver"
 COORDINATES: Final = "org.postgresql:postgresql:42.7.7"
 
 FETCH_ROWS: Final = 10_000
-"""Rows a round trip. 0, Spark's default, would hold a partition's whole result in memory; more gains nothing."""
+"""Rows in a round trip. 0, Spark's default, would hold a partition's whole result in memory; more is not faster."""
 
 _JARS: Final = (
     Path("/usr/share/java/postgresql.jar"),  # Debian, Ubuntu: libpostgresql-jdbc-java
@@ -42,7 +42,7 @@ _PROPERTIES: Final = {
     "gssencmode": "gssEncMode",
     **{name: name for name in ("options", "sslcert", "sslkey", "sslmode", "sslpassword", "sslrootcert")},
 }
-"""libpq's name of an option, and that of the JDBC driver; the values are the same."""
+"""The JDBC driver's names of libpq's options; the values are the same."""
 
 _SERVER_TYPES: Final = {
     "any": "any",
@@ -52,13 +52,13 @@ _SERVER_TYPES: Final = {
     "standby": "secondary",
     "prefer-standby": "preferSecondary",
 }
-"""libpq's `target_session_attrs`, and the driver's `targetServerType`."""
+"""The driver's `targetServerType` by libpq's `target_session_attrs`."""
 
 _PASSED_OVER: Final = frozenset(
     {
-        # They have their place in the URL, or among the properties, already.
+        # Already in the URL or among the properties.
         *("dbname", "host", "hostaddr", "password", "port", "user"),
-        # libpq's own sockets: the driver speaks UTF-8 and always keeps alive.
+        # Only for libpq's sockets: the driver uses UTF-8, and TCP keep-alive is always on.
         *("client_encoding", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count"),
         "tcp_user_timeout",
     }
@@ -66,18 +66,18 @@ _PASSED_OVER: Final = frozenset(
 
 
 def jdbc_jar() -> str:
-    """The path of PostgreSQL's JDBC driver on this machine, for `spark.jars` when a session is built.
+    """Return the path of PostgreSQL's JDBC driver on this machine, for `spark.jars` when you build a session.
 
-    It is the file named by RELATUM_JDBC_JAR, else the one of the system's package (Debian: libpostgresql-jdbc-java,
-    Red Hat: postgresql-jdbc).
+    The path is RELATUM_JDBC_JAR, else that of the system's package (Debian: libpostgresql-jdbc-java, Red Hat:
+    postgresql-jdbc).
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: no driver is installed, or RELATUM_JDBC_JAR names a missing file.
     """
     named = os.environ.get(JAR_VARIABLE)
     if named:
         if not Path(named).is_file():
-            raise ConfigurationError(f"{JAR_VARIABLE} names {named}, and there is no such file")
+            raise ConfigurationError(f"{JAR_VARIABLE} names {named}, which does not exist")
         return named
     for jar in _JARS:
         if jar.is_file():
@@ -89,9 +89,9 @@ def jdbc_jar() -> str:
 
 
 def require_driver(spark: SparkSession) -> None:
-    """Raise `ConfigurationError` where the session has no JDBC driver of PostgreSQL.
+    """Raise `ConfigurationError` if the session has no JDBC driver of PostgreSQL.
 
-    Asked in SQL, so that it holds for Spark Connect too. A session in which SQL may not call Java is taken to have it.
+    The check runs in SQL, so it works over Spark Connect. If SQL may not call Java, a driver is assumed.
     """
     try:
         _ = spark.sql(f"SELECT java_method('{DRIVER}', 'isRegistered')").schema
@@ -102,14 +102,14 @@ def require_driver(spark: SparkSession) -> None:
 
 
 def jdbc_options(database: str) -> dict[str, str]:
-    """The options of Spark's JDBC source for a libpq URL: `url`, `driver`, `fetchsize`, user, password and the rest.
+    """Return the options of Spark's JDBC source for a libpq URL: `url`, `driver`, `fetchsize`, credentials and others.
 
-    User and password may come from PGUSER and PGPASSWORD, as with libpq. A URL that cannot be read, that names a Unix
-    socket or has an option the driver lacks, is a `ConfigurationError`.
+    User and password may come from PGUSER and PGPASSWORD, as with libpq. Raises `ConfigurationError` if the URL is
+    invalid, names a Unix socket, or has an option that the driver lacks.
     """
     address = parse_database(database)
     given = address.parameters
-    # What libpq would take: from the environment, and as user the name of the system's.
+    # libpq's defaults: from the environment, and the system user's name.
     defaults = {each.keyword.decode(): (each.val or b"").decode() for each in psycopg.pq.Conninfo.get_defaults()}
     user = given.get("user") or defaults["user"]
     hosts = []
@@ -126,8 +126,8 @@ def jdbc_options(database: str) -> dict[str, str]:
         "fetchsize": str(FETCH_ROWS),
         "tcpKeepAlive": "true",
         "ApplicationName": "relatum_spark",
-        # A pooler that hands out sessions by transaction would give a prepared statement to another session. Spark runs
-        # each statement once on a connection, so nothing is lost by it.
+        # A pooler in transaction mode cannot keep prepared statements. Spark runs each statement once on a connection,
+        # so it loses nothing without them.
         "prepareThreshold": "0",
         "user": user,
     }

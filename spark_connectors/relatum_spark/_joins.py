@@ -1,4 +1,4 @@
-"""Joins of messages over their relations: pairs, the nearest in time, and those without a counterpart."""
+"""Joins of messages by their key values: pairs, the nearest in time, and messages without a counterpart."""
 
 import time
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from relatum_spark._where import Where, open_reader, span_us
 Direction: TypeAlias = Literal["backward", "forward", "nearest"]
 
 Span = tuple[int, int]
-"""How long before and after the left message, in microseconds, the right one may be."""
+"""How long before and how long after the left message the right one may be, in microseconds."""
 
 
 def related_pairs(
@@ -44,34 +44,34 @@ def related_pairs(
     payloads: bool = False,
     **where: Unpack[Where],
 ) -> DataFrame:
-    """Return every pair of a left and a right message that share a key's value, from the relationship table alone.
+    """Return every pair of a left and a right message with an equal value of a key, from the relationship table alone.
 
-    Both sides are read in one state of the table: what is recorded when this is called, or the snapshot. A message
-    takes part where the table has its value of the key. It is never paired with itself; where both sides hold both
-    messages, each pair comes twice, once from either side. Duplicate rows of a DataFrame count once.
+    Both sides are read in one state of the table: that of the call, or the snapshot's. Only messages whose value of the
+    key is recorded take part. A message is never paired with itself. If both sides contain both messages, the pair
+    appears twice, once from either side. Duplicate rows of a DataFrame count once.
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`).
         left: A stream, a super stream, several of them, or a DataFrame with `stream` and `offset` (or `stream_offset`).
-        right: The same.
-        on: The key whose values must be equal; or several, all of them.
-        within: How far apart the two times may be, both ways, ends included; a timedelta or seconds. None for any.
-            With it, or one of the next two, messages without a time have no pair.
-        before: Instead: how much earlier the right message may be. None for not at all where `after` is given.
-        after: Instead: how much later the right message may be. None for not at all where `before` is given.
-        payloads: Also read the messages of the pairs, which needs the broker.
+        right: Like `left`.
+        on: The key whose values must be equal, or several keys, all of which must be equal.
+        within: Maximum distance of the two times, both ways, inclusive; a timedelta or seconds. None means any. With
+            within, before or after, messages without a time have no pair.
+        before: Instead of within: how much earlier the right message may be. None means 0 if `after` is given.
+        after: Instead of within: how much later the right message may be. None means 0 if `before` is given.
+        payloads: Whether to read the messages of the pairs too, which needs the broker.
         where: The servers, tasks and snapshot: see `Where`.
 
     Returns:
         Columns value, left_stream, left_offset, left_time, right_stream, right_offset, right_time, in no order of
-        rows. `value` is text, or an array in the order of `on` where that is a list. With payloads also left_value,
-        left_headers, left_properties, left_status and the same for right; the status is that of `resolve`, and
-        "replaced" where the message there does not carry the value.
+        rows. `value` is text, or an array in the order of `on` if that is a list. With payloads also left_value,
+        left_headers, left_properties, left_status and the same for right. The status is that of `resolve`; it is
+        "replaced" if the message at that offset does not have the value.
 
     Raises:
         InvalidInput: an argument is wrong; nothing was run.
-        StreamNotFound: a stream or super stream of that name was never recorded.
-        KeyNotDefined: a key of that name is not in force.
+        StreamNotFound: a stream or super stream was never recorded.
+        KeyNotDefined: a key is not in force.
         ConfigurationError: a broker, a database or the JDBC driver is missing.
         DatabaseUnavailable: PostgreSQL does not answer.
     """
@@ -95,34 +95,34 @@ def as_of(
     payloads: bool = False,
     **where: Unpack[Where],
 ) -> DataFrame:
-    """Return for each left message the one right message nearest in time among those of the same key's value.
+    """Return each left message with the right message nearest in time that has an equal value of the key.
 
-    The result is that of pandas' `merge_asof` with `on` the time and `by` the key. Of right messages of one time,
-    "backward" takes the last and "forward" the first, in the order of partition and offset; of two equally near,
-    "nearest" takes the earlier. Each left message comes once, with several values once for each; one without a match,
-    or without a time, with nulls. Where the sides overlap a message can be its own match, as in pandas;
-    `allow_exact_matches=False` looks past it.
+    The result equals pandas' `merge_asof` with the time as `on` and the key as `by`. Of right messages with equal
+    times, "backward" takes the last and "forward" the first in the order of partition and offset; of two equally near
+    messages, "nearest" takes the earlier. Each left message appears once, or once for each of its values; a message
+    without a match or a time has nulls. If the sides overlap, a message can match itself, as in pandas;
+    `allow_exact_matches=False` excludes that.
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`) unless `on` is None.
         left: A stream, a super stream, several of them, or a DataFrame with `stream` and `offset` (or `stream_offset`).
-        right: The same.
-        on: The key whose values must be equal; several, all of them; None to match by time alone. Then the times of
-            all messages of both sides are read from the streams, keys or not, which needs the broker.
+        right: Like `left`.
+        on: The key whose values must be equal, or several keys, all of which must be equal. None matches by time alone:
+            then the times of all messages of both sides are read from the streams, which needs the broker.
         direction: "backward" for the last right message not after the left one, "forward" for the first not before it,
             "nearest" for the nearer of the two.
-        tolerance: How far apart the two may be at most, ends included; a timedelta or seconds. None for any.
-        allow_exact_matches: Whether messages of the same time match.
-        payloads: Also read the messages, which needs the broker.
+        tolerance: Maximum distance of the two times, inclusive; a timedelta or seconds. None means any.
+        allow_exact_matches: Whether messages with equal times match.
+        payloads: Whether to read the messages too, which needs the broker.
         where: The servers, tasks and snapshot: see `Where`.
 
     Returns:
         Columns value, left_stream, left_offset, left_time, right_stream, right_offset, right_time, in no order of
-        rows; without `value` where `on` is None. More with payloads, as of `related_pairs`; the right status is null
-        where there is no match.
+        rows; without `value` if `on` is None. Payloads add the same columns as in `related_pairs`; the right status is
+        null if there is no match.
 
     Raises:
-        StreamNotFound: a stream or super stream of that name was never recorded, or without a key does not exist.
+        StreamNotFound: a stream or super stream was never recorded or, if `on` is None, does not exist.
         RelatumError: any other error of `related_pairs`.
     """
     sides, keys = _sides(left, right), () if on is None else keys_of(on)
@@ -150,43 +150,43 @@ def unmatched(
     payloads: bool = False,
     **where: Unpack[Where],
 ) -> DataFrame:
-    """Return the left messages that have no right message with an equal value of the key: orders without a payment.
+    """Return the left messages without a right message of an equal key value, such as orders without a payment.
 
-    Only messages whose values the table has are looked at on the left: one that is not recorded yet is not named, and
-    one that carries no such key never is. A right message counts while its row is in the table, even where retention
-    has dropped it since. A message is no match of itself.
+    Only left messages whose value is recorded are checked: messages that are not recorded yet, or do not have the key,
+    do not appear. A right message counts while its row is in the table, even if retention has dropped the message. A
+    message does not match itself.
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`).
         left: A stream, a super stream, several of them, or a DataFrame with `stream` and `offset` (or `stream_offset`).
-        right: The same.
-        on: The key whose values must be equal; or several, all of them.
-        older_than: Leave out left messages younger than this, which may find theirs yet, and those without a time; a
-            timedelta or seconds, counted from the driver's clock. None for messages of any age.
-        within: Only a right message this near in time counts, both ways, ends included; a timedelta or seconds. A
-            left message without a time is then unmatched. None for any.
-        before: Instead: how much earlier the right message may be. None for not at all where `after` is given.
-        after: Instead: how much later the right message may be. None for not at all where `before` is given.
-        payloads: Also read the unmatched messages.
-        where: The servers, tasks and snapshot: see `Where`. The broker is needed: it tells where the right streams end.
+        right: Like `left`.
+        on: The key whose values must be equal, or several keys, all of which must be equal.
+        older_than: Omit left messages younger than this, which may still get a match, and those without a time; a
+            timedelta or seconds by the driver's clock. None means messages of any age.
+        within: Only right messages at most this far in time count, both ways, inclusive; a timedelta or seconds. A
+            left message without a time is then unmatched. None means any.
+        before: Instead of within: how much earlier the right message may be. None means 0 if `after` is given.
+        after: Instead of within: how much later the right message may be. None means 0 if `before` is given.
+        payloads: Whether to read the unmatched messages too.
+        where: The servers, tasks and snapshot: see `Where`. The broker is required, for the right streams' ends.
 
     Returns:
         Columns value, left_stream, left_offset, left_time and status, in no order of rows. The status is "absent"
-        where every message that the right streams retained when this was called is recorded for the keys (and, with a
-        span of time, for times): there is none. Else it is "not_recorded_yet" for all rows, or "unproven" where nobody
-        can prove what the streams hold (a leader cannot be reached): there may be one. With payloads also left_value,
-        left_headers, left_properties and left_status.
+        if every message that the right streams retained at the call is recorded for the keys (and, with a span, for
+        times): no match exists. Otherwise a match may exist, and the status of all rows is "not_recorded_yet", or
+        "unproven" if the contents of the streams cannot be proven (for example, no leader is reachable). With payloads
+        also left_value, left_headers, left_properties and left_status.
 
     Raises:
-        StreamNotFound: a left stream was never recorded; a right one is unknown to the broker too.
-        StreamReplaced: a right stream is not the one that was recorded; a recorder puts that right.
+        StreamNotFound: a left stream was never recorded, or the broker does not know a right one either.
+        StreamReplaced: a right stream is not the recorded one; a recorder corrects that.
         BrokerUnavailable: the broker does not answer.
         RelatumError: any other error of `related_pairs`.
     """
     sides, keys, span = _sides(left, right), keys_of(on), _span_of(within, before, after)
     age_us = None if older_than is None else span_us("older_than", older_than)
     inputs = Inputs.of(needs_broker=True, **where)
-    # First the ends of the streams and the coverage, then the rows: what is covered then is among the rows.
+    # Read the streams' ends and the coverage before the rows, so that the rows include everything covered.
     status = _status(inputs, sides[1], keys, with_time=span is not None)
     lefts, rights = inputs.sides(spark, sides, keys, is_right_known=False)
     if age_us is not None:
@@ -201,10 +201,10 @@ def _sides(left: Any, right: Any) -> list[Side]:
 
 
 def _span_of(within: Any, before: Any, after: Any) -> Span | None:
-    """Return the span of time that is asked for; None for any."""
+    """Return the span in microseconds; None for any."""
     if within is not None:
         if before is not None or after is not None:
-            raise InvalidInput("within= means before= and after= of the same length: give it alone")
+            raise InvalidInput("within= sets both before= and after=: give it alone")
         both = span_us("within", within)
         return both, both
     if before is None and after is None:
@@ -216,11 +216,11 @@ def _span_of(within: Any, before: Any, after: Any) -> Span | None:
 
 
 def _paired(left: DataFrame, right: DataFrame, keys: Sequence[str], span: Span | None, how: str = "inner") -> DataFrame:
-    """Join two sides' relations where all keys are equal and the times are near enough; no message with itself.
+    """Join two sides' relations by equal keys and times within the span; no message is joined to itself.
 
-    A span is joined by slices of time as long as the span: a value that thousands of messages carry gives as many
-    candidates as are near each other, not thousands times thousands. `how` is "inner" for the pairs, "left_semi" for
-    the left relations that have any, "left_anti" for those that have none.
+    With a span, slices of time as long as the span are join keys. A value of thousands of messages then gives only
+    candidates that are near in time, not thousands times thousands. `how` is "inner" for the pairs, "left_semi" for
+    left relations with a pair, "left_anti" for left relations without.
     """
     left, right = prefixed(left, keys, "left"), prefixed(right, keys, "right")
     condition = (F.col("left_stream") != F.col("right_stream")) | (F.col("left_offset") != F.col("right_offset"))
@@ -238,9 +238,9 @@ def _paired(left: DataFrame, right: DataFrame, keys: Sequence[str], span: Span |
 
 
 def _sliced(left: DataFrame, right: DataFrame, span: Span) -> tuple[DataFrame, DataFrame]:
-    """Add a column `slice` that is equal in one row of every pair that is near enough.
+    """Add a column `slice` that is equal in exactly one row of every pair within the span.
 
-    A right message is in one slice; a left one is looked for in each slice its span touches, which are two or three.
+    A right message is in one slice; a left message has a row for each of the two or three slices that its span touches.
     """
     before, after = span
     length = max(before + after, 1)
@@ -254,24 +254,24 @@ def _sliced(left: DataFrame, right: DataFrame, span: Span) -> tuple[DataFrame, D
 
 
 def _without(left: DataFrame, right: DataFrame, keys: list[str], span: Span | None) -> DataFrame:
-    """Return the left relations, with the prefix `left_`, that have no right one."""
+    """Return the left relations without a right one; columns have the prefix `left_`."""
     if span is None:
         return _paired(left, right, keys, None, "left_anti")
-    # By the value, too: of a message with several, those without a counterpart are left.
+    # By the value, too: a message with several values is left with those that have no counterpart.
     relation = [*keys, "left_stream", "left_offset"]
     matched = _paired(left, right, keys, span, "left_semi").select(*relation)
     return prefixed(left, keys, "left").join(matched, relation, "left_anti")
 
 
 def _status(inputs: Inputs, side: Side, keys: Sequence[str], *, with_time: bool) -> Status:
-    """Return what may be said of a left message without one on this right side."""
+    """Return the status of left messages without a message on this right side."""
     names: Sequence[str]
     if isinstance(side, tuple):
         names = side
     else:
         names = [row.stream for row in side.where("stream IS NOT NULL").select("stream").distinct().collect()]
     if not names:
-        # A right frame without any place: there is nothing to be found among the places that were given.
+        # The right frame is empty, so no match can exist.
         return Status.ABSENT
     assert inputs.broker is not None, "the broker tells where streams end"
     with open_reader(inputs.broker) as reader, connected(inputs.database, inputs.snapshot) as connection:
@@ -290,10 +290,10 @@ def _nearest(
     *,
     allow_exact_matches: bool,
 ) -> DataFrame:
-    """Return left relations, each with its right one: columns `left_…` and `right_…`, null where there is none.
+    """Return left relations, each with its right one: columns `left_…` and `right_…`, null without a match.
 
-    Both sides are sorted together and read once, and each left row takes the last right row before it: the work grows
-    with the rows, never with their products, however many carry one value.
+    Both sides are sorted together and read once, and each left row takes the last right row before it. So the work is
+    proportional to the rows, even if many of them have an equal value.
     """
     columns = [*keys, *PLACE, "time_us"]
     itself = F.struct(*PLACE, "time_us")
@@ -310,7 +310,7 @@ def _nearest(
     both = both.select("*", *(column.alias(step) for step, column in found.items())).where("is_left")
     match = F.col(next(iter(found)))
     if direction == "nearest":
-        # Of two equally near the earlier, as in pandas: both directions find an equal time.
+        # Of two equally near messages take the earlier, as pandas does; both directions find an equal time.
         distances = {step: F.abs(F.col("time_us") - F.col(step)["time_us"]) for step in found}
         is_later = F.col("backward").isNull() | (distances["forward"] < distances["backward"])
         match = F.when(is_later, F.coalesce("forward", "backward")).otherwise(F.col("backward"))
@@ -327,10 +327,10 @@ def _nearest(
 
 
 def _last_right_row(step: str, keys: Sequence[str], *, allow_exact_matches: bool) -> Column:
-    """Return the last right row before each row, in the order of time or against it.
+    """Return the last right row before each row, in ascending order of time, or descending for "forward".
 
-    Messages of one time come in the order of partition and offset, as in lookups by time. Whether a right row of the
-    same time counts depends on which side is sorted first.
+    Messages with equal times are in the order of partition and offset, as in lookups by time. The side that is sorted
+    first decides whether a right row with an equal time counts.
     """
     turn = F.asc if step == "backward" else F.desc
     at_once = F.asc("is_left") if allow_exact_matches else F.desc("is_left")

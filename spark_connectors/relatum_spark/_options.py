@@ -1,4 +1,4 @@
-"""The options of the source and the sink, parsed and checked: one clear error for each that is wrong."""
+"""Parsing and checking the options of the source and the sink, with a clear error for each invalid one."""
 
 import difflib
 import json
@@ -14,69 +14,69 @@ from relatum_spark._sequence import EPOCH_MAX, check_names
 from relatum_spark._where import TIMEOUT_S, broker_of, database_url, open_reader
 
 EARLIEST: Final = -2
-"""The first message retained, in JSON as in Kafka's."""
+"""The first retained message, in JSON as for Spark's Kafka source."""
 
 LATEST: Final = -1
-"""The end of the stream, in JSON as in Kafka's."""
+"""The end of the stream, in JSON as for Spark's Kafka source."""
 
 RECORDS_PER_PARTITION: Final = 100_000
-"""Offsets in one partition: a task costs about 30 ms, which is little beside reading that many."""
+"""Offsets in a partition: the cost of a task, about 30 ms, is small compared to reading that many."""
 
 ROWS_MAX: Final = 10_000
-"""Rows of an Arrow record batch, as of Spark's own: more make it no faster."""
+"""Rows in an Arrow record batch, as in Spark's own; more are not faster."""
 
 BYTES_MAX: Final = 4 << 20
-"""Bytes of records in an Arrow record batch. Spark holds several; a column of one ends at 2 GiB."""
+"""Bytes of records in an Arrow record batch. Spark holds several batches; a column's limit is 2 GiB."""
 
 POLL_TIMEOUT_MS: Final = 30_000
-"""Milliseconds within which a task must get something."""
+"""Milliseconds a task waits for the broker to send something."""
 
 PRODUCER_NAME: Final = "relatum"
 CONFIRM_TIMEOUT_MS: Final = 30_000
-"""Milliseconds without any confirm, while some are due, until a task fails."""
+"""Milliseconds without a confirm, while messages are unconfirmed, after which a task fails."""
 
 IN_FLIGHT_MAX: Final = 10_000
-"""Messages sent and not confirmed: more make it no faster, and each costs the broker memory."""
+"""Maximum unconfirmed messages: more are not faster, and each costs the broker memory."""
 
 _BATCH_ALONE: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "key", "keyValues")
 
 _ALIKE: Final = 0.85
-"""From which likeness on an unknown option counts as one of ours misspelt: `startingOffset` does, `path` does not."""
+"""Similarity from which an unknown option is a misspelt one of ours: `startingOffset` is, `path` is not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a read begins or ends in each stream: at an offset, or at a moment in milliseconds since 1970."""
+    """The place where a read begins or ends in each stream: an offset, or a time in milliseconds since 1970."""
 
     option: str
     number: int | Mapping[str, int]
-    """One for all streams, or one by stream."""
+    """One number for all streams, or numbers by stream."""
     is_moment: bool = False
 
     def of(self, stream: str) -> int:
-        """Return the offset or moment of a stream; raises `InvalidInput` where the option leaves the stream out."""
+        """Return a stream's offset or time; raises `InvalidInput` if the option lacks the stream."""
         if isinstance(self.number, int):
             return self.number
         if stream not in self.number:
-            raise InvalidInput(f"option {self.option} says nothing of the stream {stream!r}")
+            raise InvalidInput(f"option {self.option} has no value for the stream {stream!r}")
         return self.number[stream]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What source and sink share. Can be pickled; `repr` shows no credentials."""
+    """The common options of source and sink. Can be pickled; `repr` shows no credentials."""
 
     broker: Broker
     database: str | None = field(default=None, repr=False)
-    """None where no option needs it."""
+    """None if no option needs it."""
     streams: tuple[str, ...] = ()
-    """Empty where a super stream is given."""
+    """Empty if a super stream is given."""
     super_stream: str | None = None
     poll_timeout_s: float = POLL_TIMEOUT_MS / 1000
 
     @property
     def timeout_s(self) -> float:
-        """Seconds a task waits for one answer: no longer than it may wait in all."""
+        """Seconds a task waits for one answer, at most `poll_timeout_s`."""
         return min(TIMEOUT_S, self.poll_timeout_s)
 
     def open_reader(self) -> StreamReader:
@@ -91,7 +91,7 @@ class SourceOptions(Options):
     starting: Place = Place("startingOffsets", EARLIEST)
     ending: Place = Place("endingOffsets", LATEST)
     is_latest_allowed: bool = False
-    """Begin at the end where nothing was written since the starting moment; else that is an error."""
+    """Whether to begin at the end if nothing was written since the starting time. If False, that is an error."""
     fail_on_data_loss: bool = True
     max_offsets_per_trigger: int | None = None
     min_partitions: int | None = None
@@ -109,8 +109,8 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
     """Parse the options of a read, as Spark gives them.
 
     Raises:
-        ConfigurationError: no broker or database is named, or a URL cannot be read.
-        InvalidInput: an option is misspelt, its value cannot be one, or two contradict each other.
+        ConfigurationError: no broker or database is named, or a URL is invalid.
+        InvalidInput: an option is misspelt or its value invalid, or two options contradict each other.
     """
     given = _Given(options)
     if streaming and (name := given.first(*_BATCH_ALONE)):
@@ -146,7 +146,7 @@ class SinkOptions(Options):
     key_columns: tuple[str, ...]
     producer_name: str
     write_id: str
-    """A random one where none is given; a streaming query uses its own id instead."""
+    """Random if none is given; a streaming query uses its own id instead."""
     batch_id: int
     confirm_timeout_s: float
     in_flight_max: int
@@ -169,13 +169,13 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -
     given.check_names()
     if (parsed.super_stream is None) != (parsed.routing_key is None):
         raise InvalidInput(
-            "the options superStream and routingKey come together: routingKey names the column whose value selects the"
-            " stream of the super stream for a row"
+            "the options superStream and routingKey must be given together: routingKey names the column whose value"
+            " selects the stream of the super stream for a row"
         )
     if streaming and (name := given.first("writeId", "batchId")):
         raise InvalidInput(f"option {name}: a streaming query has ids of its own")
     if write_id is None and given.has("writeId"):
-        raise InvalidInput("option writeId is empty: nothing would be recognised as written before")
+        raise InvalidInput("option writeId is empty: a repeated write could not be recognised")
     if write_id is None and given.has("batchId"):
         raise InvalidInput("option batchId counts the writes of one writeId: give that too")
     check_names(parsed.producer_name, parsed.write_id)
@@ -183,29 +183,29 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -
 
 
 class _Given:
-    """Options as Spark gives them, read by name in any case."""
+    """Options as Spark passes them, read by name, ignoring case."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
         self._known: dict[str, str] = {}
 
     def check_names(self) -> None:
-        """Refuse what looks like one of the options read, misspelt. Others are passed over: Spark adds its own."""
+        """Raise `InvalidInput` for options that look misspelt. Ignore other unknown ones: Spark adds its own."""
         for name in sorted(self._options.keys() - self._known.keys()):
             if alike := difflib.get_close_matches(name, self._known, 1, _ALIKE):
-                raise InvalidInput(f"there is no option {name!r}; is {self._known[alike[0]]} meant?")
+                raise InvalidInput(f"there is no option {name!r}; did you mean {self._known[alike[0]]}?")
 
     def has(self, name: str) -> bool:
         return name.lower() in self._options
 
     def text(self, name: str) -> str | None:
-        """Return the value as it is; None where it is not given or blank."""
+        """Return the value unchanged; None if it is missing or blank."""
         self._known[name.lower()] = name
         value = self._options.get(name.lower())
         return value if value is not None and value.strip() else None
 
     def first(self, *names: str) -> str | None:
-        """Return the first of the names that is given."""
+        """Return the first name whose option is given."""
         return next((name for name in names if self.text(name) is not None), None)
 
     def number(self, name: str, default: Any = None, *, least: int = 1, most: int = INTEGER_MAX) -> Any:
@@ -218,28 +218,28 @@ class _Given:
         return int(text)
 
     def one_of(self, name: str, *words: str) -> str:
-        """Return one of some words, in any case; the first where it is not given."""
+        """Return one of the words, ignoring case; the first if the option is not given."""
         word = (self.text(name) or words[0]).strip().lower()
         if word not in words:
-            raise InvalidInput(f"option {name}: {word!r} is none of {', '.join(words)}")
+            raise InvalidInput(f"option {name}: {word!r} is not one of {', '.join(words)}")
         return word
 
     def flag(self, name: str) -> bool:
-        """Return true or false; true where it is not given."""
+        """Return a boolean; True if the option is not given."""
         return self.one_of(name, "true", "false") == "true"
 
     def names(self, option: str) -> tuple[str, ...]:
-        """Return names separated by commas or as a JSON list, each there once."""
+        """Return unique names, given separated by commas or as a JSON list."""
         text = self.text(option)
         if text is None:
             return ()
         names = self.json_list(option) if text.lstrip().startswith("[") else [part.strip() for part in text.split(",")]
         if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) != len(names):
-            raise InvalidInput(f"option {option}: {text!r} is not a list of names, each there once")
+            raise InvalidInput(f"option {option}: {text!r} is not a list of unique names")
         return tuple(names)
 
     def json(self, option: str, kind: type, what: str) -> Any:
-        """Return a JSON value of a kind; `what` describes it in the error."""
+        """Return a JSON value of a type; `what` describes it in the error."""
         text = self.text(option) or ""
         try:
             value = json.loads(text, object_pairs_hook=_each_once)
@@ -257,12 +257,12 @@ class _Given:
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a name appears twice")
     return found
 
 
 def _shared(given: _Given, *streams: str, needs_database: bool = False) -> dict[str, Any]:
-    """Return the fields of `Options`; exactly one of the options `streams` must be given."""
+    """Return the fields of `Options`; exactly one option of those in `streams` must be given."""
     found = [name for name in streams if given.text(name) is not None]
     if len(found) != 1:
         what = " and ".join(found) + " are both given" if found else "none is given"
@@ -279,10 +279,10 @@ def _shared(given: _Given, *streams: str, needs_database: bool = False) -> dict[
 
 
 def _key_values(given: _Given) -> tuple[object, ...]:
-    """Return the values of the key to look up; a composite's are tuples."""
+    """Return the values of the key to look up; those of a composite key are tuples."""
     key, text = given.text("key"), given.text("keyValues")
     if (key is None) != (text is None):
-        raise InvalidInput("the options key and keyValues come together: a key's name, and a JSON list of its values")
+        raise InvalidInput("the options key and keyValues (a JSON list of the key's values) must be given together")
     if text is None:
         return ()
     values = given.json_list("keyValues")
@@ -295,9 +295,9 @@ def _key_values(given: _Given) -> tuple[object, ...]:
 
 
 def _place(given: _Given, side: str, default: int) -> Place:
-    """Read where a read begins (`side` "starting") or ends ("ending").
+    """Return the place where a read begins (`side` "starting") or ends ("ending").
 
-    A moment for all streams goes before moments by stream, and those go before offsets, as in Kafka's source.
+    A time for all streams has precedence over times by stream, and these over offsets, as in Spark's Kafka source.
     """
     by_moment, by_moments, by_offset = (f"{side}{name}" for name in ("Timestamp", "OffsetsByTimestamp", "Offsets"))
     moment = given.number(by_moment, least=0, most=TIME_US_MAX // 1000)
@@ -318,7 +318,7 @@ def _place(given: _Given, side: str, default: int) -> Place:
 
 
 def _numbers(given: _Given, option: str, least: int) -> dict[str, int]:
-    """Read numbers by stream from JSON such as `{"orders": 120}`."""
+    """Return numbers by stream, from JSON such as `{"orders": 120}`."""
     numbers: dict[str, int] = given.json(option, dict, 'JSON like {"orders": 0}')
     for stream, number in numbers.items():
         if type(number) is not int or not least <= number <= INTEGER_MAX:

@@ -1,4 +1,4 @@
-"""Planning a read on the driver: what the broker says of streams, and ranges of offsets cut and shared out."""
+"""Planning a read on the driver: querying the broker about streams, and cutting ranges of offsets into slices."""
 
 import logging
 import time
@@ -19,14 +19,14 @@ _log: Final = logging.getLogger("relatum.spark")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _PAUSE_S_MAX: Final = 2.0
-"""Seconds between two attempts to reach a broker that is away, at most."""
+"""Maximum seconds between two attempts to reach an unavailable broker."""
 
 _DOUBT_PAUSE_S: Final = 0.1
-"""Seconds between two questions about a stream whose end is doubtful."""
+"""Seconds between two queries about a stream whose end is doubtful."""
 
 _CONFIRM_S: Final = 2.0
-"""For how long a stream must be missing, empty or shorter than it was, to be believed: a broker that has just started,
-and a replica that lags, say so of streams in good health."""
+"""Seconds for which a stream must stay missing, empty or shorter before that is believed: a broker that just started or
+a lagging replica, may report this of healthy streams."""
 
 _QUESTION: Final = "asking where streams end"
 
@@ -34,9 +34,9 @@ _Result = TypeVar("_Result")
 
 
 class Tails:
-    """Asks a broker about streams over one connection that is kept between questions.
+    """Queries a broker about streams over one connection, which it keeps between queries.
 
-    A question is repeated for `patience_s` while the broker is away.
+    It retries a query for `patience_s` seconds while the broker is unavailable.
     """
 
     def __init__(self, options: Options, *, patience_s: float = 0.0) -> None:
@@ -46,7 +46,7 @@ class Tails:
         self._outages = Outages(_log, broker=str(options.broker))
 
     def ask(self, question: Callable[[StreamReader], _Result]) -> _Result:
-        """Return the answer to a question; raises `Transient` where the broker was away for `patience_s`."""
+        """Return the answer to a query; raises `Transient` if the broker is unavailable for `patience_s`."""
         limit, pauses = time.monotonic() + self._patience_s, backoff(_PAUSE_S_MAX)
         while True:
             pause_s = next(pauses)
@@ -67,9 +67,9 @@ class Tails:
             return answer
 
     def streams(self, known: Iterable[str] = ()) -> list[str]:
-        """Return the streams that the options name; raises `StreamNotFound` for a super stream that does not exist.
+        """Return the streams that the options name; raises `StreamNotFound` if a super stream does not exist.
 
-        `known` are streams that were read before: of a super stream they count even after they were removed from it.
+        `known` are streams that were read before. They count even after they were removed from the super stream.
         """
         name = self._options.super_stream
         if name is None:
@@ -80,9 +80,9 @@ class Tails:
         return found
 
     def bounds(self, stream: str, *, read_to: int | None = None) -> StreamBounds | None:
-        """Return the first and the last offset; None where there is no such stream.
+        """Return the first and the last offset; None if the stream does not exist.
 
-        Where the stream is missing or ends before `read_to`, it is asked for again for `_CONFIRM_S`.
+        If the stream is missing or ends before `read_to`, the query is repeated for `_CONFIRM_S`.
         """
         doubted_at: float | None = None
         while True:
@@ -100,7 +100,7 @@ class Tails:
             time.sleep(_DOUBT_PAUSE_S)
 
     def existing(self, stream: str, bounds: StreamBounds | None) -> StreamBounds:
-        """Return the bounds of a stream, or raise `StreamNotFound`, which says where the name is a super stream's."""
+        """Return the bounds, or raise `StreamNotFound`, with a hint if the name is that of a super stream."""
         if bounds is not None:
             return bounds
         partitions: list[str] = []
@@ -126,7 +126,7 @@ class Tails:
         )
 
     def close(self) -> None:
-        """Close the connection; the next question opens another."""
+        """Close the connection; the next query opens a new one."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
@@ -139,22 +139,22 @@ class Tails:
 
 
 def check_named(options: SourceOptions, streams: list[str]) -> None:
-    """Refuse offsets and moments of streams that are not read."""
+    """Raise `InvalidInput` if offsets or times name streams that are not read."""
     for place in (options.starting, options.ending):
         for stream in () if isinstance(place.number, int) else place.number:
             if stream not in streams:
-                raise InvalidInput(f"option {place.option}: the stream {stream!r} is not among those read")
+                raise InvalidInput(f"option {place.option}: the stream {stream!r} is not read")
 
 
 def lose(options: SourceOptions, kind: Callable[..., RelatumError], message: str, **fields: Any) -> None:
-    """Raise an error about what is lost; without `failOnDataLoss` log it."""
+    """Raise an error about lost messages, or log it if `failOnDataLoss` is false."""
     if options.fail_on_data_loss:
         raise kind(f"{message}; set failOnDataLoss to false to continue without it", **fields)
     _log.warning("reading continues after a loss: %s", message)
 
 
 def lose_range(options: SourceOptions, lost: "Slice", why: str, *, first: int | None = None) -> None:
-    """`lose` offsets; `first` is the first one available where retention has dropped them."""
+    """Call `lose` for offsets; `first` is the first available offset if retention has dropped them."""
     message = f"offsets {lost.start} to {lost.stop - 1} of {lost.stream} are lost: {why}"
     if first is None:
         lose(options, OffsetNotFound, message, stream=lost.stream, offset=lost.start)
@@ -168,13 +168,13 @@ def lose_range(options: SourceOptions, lost: "Slice", why: str, *, first: int | 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one task reads of a stream: offsets from `start` to before `stop`. There may be gaps between them."""
+    """The part of a stream that one task reads: offsets from `start` to before `stop`, possibly with gaps."""
 
     stream: str
     start: int
     stop: int
     offsets: tuple[int, ...] | None = None
-    """Those to read, ascending; None for all."""
+    """The offsets to read, ascending; None for all."""
 
     def __len__(self) -> int:
         return max(0, self.stop - self.start)
@@ -183,15 +183,15 @@ class Slice:
 def slices(
     ranges: Iterable[Slice], *, min_partitions: int | None = None, max_records: int | None = None
 ) -> list[Slice]:
-    """Cut ranges into slices of even size, in order; empty ranges give none.
+    """Cut ranges into slices of even size, in order, without empty ones.
 
-    `min_partitions` slices are made at least, unless there are fewer offsets; none is longer than `max_records`.
+    There are at least `min_partitions` slices, unless there are fewer offsets; none is longer than `max_records`.
     """
     whole = [each for each in ranges if len(each)]
     counts = [1 if max_records is None else -(-len(each) // max_records) for each in whole]
     total = sum(len(each) for each in whole)
     if min_partitions is not None and sum(counts) < min_partitions:
-        # Each gets its share of the wanted number, rounded up: so the sum is at least that.
+        # Each range gets its share of the minimum, rounded up, so the sum reaches it.
         shares = [-(-len(each) * min_partitions // total) for each in whole]
         counts = [max(pair) for pair in zip(counts, shares, strict=True)]
     return [part for each, count in zip(whole, counts, strict=True) for part in _cut(each, count)]
@@ -204,16 +204,16 @@ def _cut(whole: Slice, count: int) -> list[Slice]:
 
 
 def plan_end(start: Mapping[str, int], ends: Mapping[str, int], limit: int | None) -> dict[str, int]:
-    """Return where a micro-batch ends in each stream: at most `limit` offsets after `start` in all.
+    """Return where a micro-batch ends in each stream: in total at most `limit` offsets after `start`.
 
-    Each stream that lags gets one offset, so that none starves, and a part of the rest in proportion to its lag. Where
-    more streams lag than `limit`, they get one in turn. An end below the start counts as the start.
+    Each lagging stream gets one offset, so that none starves, and a part of the rest in proportion to its lag. If more
+    streams lag than `limit`, they take turns with one offset each. An end below the start counts as the start.
     """
     lags = {stream: max(0, ends[stream] - offset) for stream, offset in sorted(start.items())}
     if limit is None or sum(lags.values()) <= limit:
         shares = lags
     elif limit < sum(1 for lag in lags.values() if lag):
-        # What was read so far moves on by `limit` with each batch, and so does the turn.
+        # The sum of all offsets advances by `limit` with each batch, and so does the turn.
         shares = _in_turn(lags, limit, sum(start.values()))
     else:
         shares = _in_proportion(lags, limit)
@@ -230,7 +230,7 @@ def _in_proportion(lags: Mapping[str, int], limit: int) -> dict[str, int]:
     rest = limit - sum(1 for lag in lags.values() if lag)
     lag_rest = sum(lag - 1 for lag in lags.values() if lag)
     shares = {stream: 1 + rest * (lag - 1) // lag_rest if lag else 0 for stream, lag in lags.items()}
-    # What rounding down left over goes to those it took most from, one offset each.
+    # Distribute the offsets left by rounding down, one each, to the streams with the largest remainders.
     left = limit - sum(shares.values())
     by_remainder = sorted(
         (stream for stream, lag in lags.items() if shares[stream] < lag),

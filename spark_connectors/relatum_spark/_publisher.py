@@ -1,8 +1,8 @@
-"""Publishing to streams under a named producer, with publishing ids of the caller's own.
+"""Publishing to streams under a named producer, with publishing ids chosen by the caller.
 
-rstream would not do: a task needs the last publishing id before it sends (rstream keeps it to itself), an error where a
-connection is lost (rstream connects again and calls back), and an end in bounded time on a broker that is frozen, where
-rstream waits for ever. This client blocks, as a task does, and has no thread.
+rstream does not fit: a task needs the last publishing id before it sends, which rstream hides; an error if the
+connection is lost, but rstream reconnects and calls back; and a time-out if the broker is frozen, but rstream waits for
+ever. This client is blocking, as a task is, and has no thread.
 """
 
 import time
@@ -26,10 +26,10 @@ from relatum.wire import Answer, Code, Event, StreamMoved, code_name, frames
 from relatum_spark._options import SinkOptions
 
 FRAME_BYTES: Final = 128 << 10
-"""Bytes of messages put into one Publish frame; a message that is larger has one to itself."""
+"""Maximum bytes of messages in a Publish frame; a larger message has a frame of its own."""
 
 PUBLISHERS_MAX: Final = 200
-"""Streams one connection publishes to: the protocol numbers publishers from 0 to 255."""
+"""Maximum streams of a connection: the protocol numbers publishers from 0 to 255."""
 
 _LOOK_UP_S: Final = 1.0
 
@@ -41,7 +41,7 @@ def connect(options: SinkOptions) -> SocketConnection:
 
 
 class Publisher:
-    """One connection that publishes to some streams, for one thread; messages name a stream by its place among them."""
+    """A connection that publishes to several streams, for one thread; messages name a stream by its index."""
 
     def __init__(self, options: SinkOptions, reference: str, streams: Sequence[str]) -> None:
         self._options = options
@@ -62,12 +62,12 @@ class Publisher:
             raise
 
     def last_ids(self) -> list[int]:
-        """Return the last publishing id of the producer in each stream, 0 where it never published there."""
+        """Return the producer's last publishing id in each stream, 0 if it never published there."""
         answers = self._ask(lambda asked, _, stream: frames.query_publisher_sequence(asked, self._reference, stream))
         return [frames.decode_sequence(answer.body) for answer in answers]
 
     def _ask(self, request: Callable[[int, int, str], bytes]) -> list[Answer]:
-        """Return the answers to a request for each stream, all of which must be OK."""
+        """Send a request for each stream and return the answers; raises an error unless all are OK."""
         connection, correlations = self._connection, []
         for number, stream in enumerate(self._streams):
             correlations.append(connection.session.next_correlation())
@@ -82,14 +82,14 @@ class Publisher:
     # --- publishing ---------------------------------------------------------------------------------------
 
     def publish(self, target: int, publishing_id: int, entry: bytes) -> None:
-        """Send a message, maybe a little later; waits while too many are unconfirmed.
+        """Publish a message, possibly buffering it; waits while too many messages are unconfirmed.
 
-        `publishing_id` is higher than the one before in that stream; `entry` is the message as `relatum.wire` makes an
-        entry of it, with that id.
+        `publishing_id` must be higher than the stream's previous one; `entry` is the message with that id, encoded as
+        an entry by `relatum.wire`.
 
         Raises:
             PublishNacked: the broker refused a message.
-            PublishOutcomeUnknown: the connection or time was lost: what was sent may or may not be stored.
+            PublishOutcomeUnknown: the connection was lost or timed out; sent messages may or may not be stored.
         """
         if self._pending_bytes[target] + len(entry) > self._frame_bytes:
             self._send(target)
@@ -101,7 +101,7 @@ class Publisher:
             self._confirm(self._options.in_flight_max // 2)
 
     def finish(self) -> None:
-        """Send what is left and wait until the broker has confirmed all. Errors as of `publish`."""
+        """Send buffered messages and wait until the broker has confirmed all. Errors as of `publish`."""
         self._confirm(0)
 
     def _send(self, target: int) -> None:
@@ -113,15 +113,15 @@ class Publisher:
         self._pending[target] = []
         self._pending_bytes[target] = 0
         try:
-            # A broker that holds publishers back does not read: then this waits, and time counts as for confirms.
+            # A broker that blocks publishers does not read: then this waits, with the time-out of confirms.
             connection.flush(self._options.confirm_timeout_s)
         except OSError as error:
             connection.abandon()
-            self._unknown("the connection to the broker broke, or it takes nothing any more,", error)
+            self._unknown("the connection to the broker broke, or the broker stopped reading,", error)
         self._take(0.0)
 
     def _confirm(self, in_flight: int) -> None:
-        """Send everything, and take confirms until so many messages are left."""
+        """Send everything, and take confirms until at most `in_flight` messages are unconfirmed."""
         for target in range(len(self._streams)):
             self._send(target)
         self._progress_at = max(self._progress_at, time.monotonic())
@@ -133,7 +133,7 @@ class Publisher:
             self._take(min(left, _LOOK_UP_S))
 
     def _take(self, idle_s: float) -> None:
-        """Take what has come, waiting so long for the first of it."""
+        """Handle received events; wait up to `idle_s` for the first."""
         try:
             events = self._connection.wait(idle_s)
         except ConnectionLost as error:

@@ -1,4 +1,4 @@
-"""What a task of the source does: reads its part of a stream and yields Arrow record batches."""
+"""The tasks of the source: read a part of a stream and yield Arrow record batches."""
 
 import contextlib
 import logging
@@ -23,25 +23,25 @@ _log: Final = logging.getLogger("relatum.spark")
 
 @dataclass(frozen=True)
 class KeyFilter:
-    """Messages that carry one of some canonical values of a key. Can be pickled."""
+    """A filter for messages with one of several canonical values of a key. Can be pickled."""
 
     definition: KeyDefinition
     values: frozenset[str]
 
     @classmethod
     def of(cls, definition: KeyDefinition, values: Iterable[Any]) -> "KeyFilter":
-        """Return a filter for values as a caller gives them; raises `InvalidRelationshipKey`."""
+        """Return a filter for values in the caller's form; raises `InvalidRelationshipKey` if one is invalid."""
         try:
             return cls(definition, frozenset(definition.canonical_query(value) for value in values))
         except InvalidValue as error:
-            message = f"option keyValues: no message can carry one of these values of {definition.name!r}: {error}"
+            message = f"option keyValues: no message can have one of these values of {definition.name!r}: {error}"
             raise InvalidRelationshipKey(message, key=definition.name, reason=error.reason.value) from error
 
     def passes(self, message: Message) -> bool:
         return not self.values.isdisjoint(self.definition.values_of(message))
 
     def passing(self, batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
-        """Yield the records that carry one of the values; only the key is decoded."""
+        """Yield the records with one of the values; only the key is decoded."""
         values, extract = self.values, Extractor([self.definition]).from_record
         for batch in batches:
             found = (extract(record, batch.chunk_ms).values for record in batch.records)
@@ -53,13 +53,13 @@ class KeyFilter:
 def read_slice(
     options: SourceOptions, keys: Sequence[KeyDefinition], wanted: Slice | None, only: KeyFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a slice, read over a connection of its own; `keys` are those of `options.keys`.
+    """Yield the rows of a slice over a connection of its own; `keys` are the definitions of `options.keys`.
 
-    Where there are no partitions Spark reads None, once.
+    If there are no partitions, Spark calls this once with None.
 
     Raises:
-        OffsetExpired: retention has dropped some of it, and `failOnDataLoss` is true.
-        ReadTimeout: the broker gave nothing in time; safe to repeat, as all transient errors are.
+        OffsetExpired: retention has dropped a part of the slice, and `failOnDataLoss` is true.
+        ReadTimeout: the broker sent nothing in time; safe to retry, as all transient errors are.
     """
     if wanted is None:
         return
@@ -76,7 +76,7 @@ def read_slice(
 def _picked(
     reader: StreamReader, options: SourceOptions, wanted: Slice, columns: ColumnBuilder, only: KeyFilter | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages at a slice's offsets that pass the filter: the table's answer is checked."""
+    """Yield the messages at a slice's offsets that pass the filter, which checks the table's answer."""
     ids = [MessageId(wanted.stream, offset) for offset in wanted.offsets or ()]
     for place, found in zip(ids, reader.read_many(ids), strict=True):
         if isinstance(found, RelatumError):
@@ -94,13 +94,13 @@ def _picked(
 def _scanned(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Iterator[RecordBatch]:
     """Yield the records of a slice in batches, ascending.
 
-    Healthy streams have gaps; offsets count as lost where the broker says that the stream begins after them. It moves a
-    reader forward silently, at the start as in the middle. With `failOnDataLoss` a loss is an error, raised after the
-    messages before it were given; else a warning, and reading continues after it.
+    The broker silently moves a reader past missing offsets, at the start as in the middle, and healthy streams have
+    gaps. So offsets are lost only if the stream's bounds exclude them. With `failOnDataLoss`, a loss is an error after
+    the earlier messages were yielded; otherwise it is a warning, and reading continues after it.
     """
     expected = before = wanted.start
     while expected < wanted.stop:
-        # A scan ends where the stream ended when it began; more may have come before the slice's stop since.
+        # A scan ends where the stream ended when the scan began; more messages of the slice may have arrived since.
         batches = reader.batches(wanted.stream, expected, stop=wanted.stop, follow=False, idle_s=options.poll_timeout_s)
         with contextlib.closing(batches):
             for batch in batches:
@@ -118,7 +118,7 @@ def _scanned(reader: StreamReader, wanted: Slice, options: SourceOptions) -> Ite
 
 
 def _is_lost(reader: StreamReader, gap: Slice, options: SourceOptions) -> bool:
-    """Whether a gap is one of lost offsets, which is an error or logged; healthy streams have others."""
+    """Whether the offsets of a gap are lost, which is then raised or logged; healthy streams have other gaps."""
     first, last = reader.bounds(gap.stream)
     if first is None or last is None:
         lose_range(options, gap, "the stream is empty", first=gap.stop)

@@ -1,10 +1,10 @@
-"""A record's parts, read in one pass where it has a form that RabbitMQ and stream clients write.
+"""A fast, one-pass decoder for records in the usual form, as RabbitMQ and stream clients write them.
 
-Nearly all records are a few sections with short constructors and maps of short text. Reading them here takes a few
-microseconds; decoding them as `Message` takes thirty. A record of any other form is decoded as `Message`, so nothing is
-guessed here.
+Nearly all records are a few sections with short constructors and maps of short text. This decoder takes a few
+microseconds for a record; `Message` takes thirty. It leaves records of any other form to `Message`, so it guesses
+nothing.
 
-Source: as of `relatum.wire._amqp10`.
+Source: see `relatum.wire._amqp10`.
 """
 
 import base64
@@ -30,12 +30,12 @@ _U32: Final = Struct(">I").unpack_from
 
 _NAMES: Final[dict[bytes, str]] = {}
 _NAMES_MAX: Final = 4096
-"""Header names remembered; a publisher that invents new ones for each message only loses speed."""
+"""Maximum cached header names; a publisher with new names in each message only loses speed."""
 
 _LEADS: Final[dict[bytes, tuple[dict[str, str | None], dict[str, Any]]]] = {}
 _LEADS_MAX: Final = 1024
 _LEAD_BYTES_MAX: Final = 1024
-"""First sections remembered, and the bytes of each at most; a publisher's usual ones are smaller."""
+"""Maximum cached leading sections, and maximum bytes of each; usual ones are smaller."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -47,21 +47,21 @@ _PLACES: Final = (
     *("message_id", "user_id", "", "", "reply_to", "correlation_id"),
     *("content_type", "content_encoding", "", "timestamp", "app_id"),
 )
-"""The properties at the places of AMQP 1.0's list; "" where AMQP 0.9.1 has none."""
+"""The properties in the order of AMQP 1.0's list; "" for those that AMQP 0.9.1 does not have."""
 
 Row: TypeAlias = tuple[int | None, bytes, dict[str, str | None], dict[str, Any]]
-"""A message's time in microseconds, its body, its headers as text, and those of its properties that are set."""
+"""A message's time in microseconds, its body, its headers as text, and its properties that are set."""
 
 
 class _UnusualRecord(Exception):
-    """The record has a form that is not read here."""
+    """The record has an unusual form."""
 
 
 _UNUSUAL: Final = (_UnusualRecord, UndecodableMessage, UnicodeDecodeError, IndexError, struct_error)
 
 
 def read_record(raw: bytes, chunk_us: int | None) -> Row:
-    """Return what a record says; `chunk_us` is when the broker wrote its chunk."""
+    """Decode a record; `chunk_us` is the time when the broker wrote its chunk."""
     try:
         return _read_usual(raw, chunk_us)
     except _UNUSUAL:
@@ -71,14 +71,14 @@ def read_record(raw: bytes, chunk_us: int | None) -> Row:
 
 
 def read_times(records: Sequence[bytes], chunk_us: int | None) -> list[int | None]:
-    """Return the times of records of one chunk, and decode nothing else."""
-    # A search costs less than their maps; mostly no record has a time in its headers.
+    """Return the times of a chunk's records; decodes nothing else."""
+    # A search is cheaper than decoding the maps, and records rarely have a time in their headers.
     may_be_stamped = _TIME_NAME in b"".join(records)
     return [_read_time(record, chunk_us, may_be_stamped) for record in records]
 
 
 def read_body(raw: bytes) -> bytes:
-    """Return a record's body, and decode nothing else."""
+    """Return a record's body; decodes nothing else."""
     try:
         _, _, _, data, data_end = _parts_of(raw)
         return _body_at(raw, data, data_end)
@@ -114,7 +114,7 @@ def _read_time(raw: bytes, chunk_us: int | None, may_be_stamped: bool) -> int | 
 
 
 def _time_of(stamped: Any, found: dict[str, Any], chunk_us: int | None) -> int | None:
-    """Return a message's time, as `message_time` finds it: the header's, a property's, an id's, or the chunk's."""
+    """Return a message's time as `message_time` does: from the header, a property, the id, or the chunk."""
     if type(stamped) is int and TIME_US_MIN <= stamped <= TIME_US_MAX:
         return stamped
     if "timestamp" in found:
@@ -129,11 +129,11 @@ def _message_time(message: Message, chunk_us: int | None) -> int | None:
 
 
 def _parts_of(raw: bytes) -> tuple[int, int, int, int, int]:
-    """Find the sections of a record; one with other constructors, in another order or there twice is unusual.
+    """Find the sections of a record. Other constructors, another order or repeated sections are unusual.
 
     Returns:
-        Where the sections `header` and message annotations end, which come first; where the values of properties,
-        application properties and data begin (-1: not there); where the data ends.
+        The end of the leading sections (`header` and message annotations); the starts of the values of properties,
+        application properties and data (-1: missing); the end of the data.
     """
     lead_end = data_end = position = 0
     properties = application = data = -1
@@ -169,7 +169,7 @@ def _parts_of(raw: bytes) -> tuple[int, int, int, int, int]:
 
 
 def _body_at(raw: bytes, data: int, data_end: int) -> bytes:
-    """Return the body, from where its section's value begins and ends."""
+    """Return the body, given the start and the end of its section's value."""
     if data < 0:
         return b""
     code = raw[data]
@@ -181,7 +181,7 @@ def _body_at(raw: bytes, data: int, data_end: int) -> bytes:
 
 
 def _read_properties(raw: bytes, position: int, found: dict[str, Any]) -> None:
-    """Add the properties in AMQP 1.0's list that are set."""
+    """Add the properties that are set in AMQP 1.0's list."""
     count, at, end = amqp10.entries_of(raw, position, "list")
     for place in range(min(count, len(_PLACES))):
         code = raw[at]
@@ -194,7 +194,7 @@ def _read_properties(raw: bytes, position: int, found: dict[str, Any]) -> None:
         else:
             value, at = amqp10.decode_value(raw, at)
         if place == _CREATED:
-            # AMQP 0.9.1 knows whole seconds only.
+            # AMQP 0.9.1 has whole seconds only.
             value = value.replace(microsecond=0) if isinstance(value, datetime) else None
         elif place == _REPLY_TO:
             value = reply_to_text(value)
@@ -209,9 +209,9 @@ def _read_properties(raw: bytes, position: int, found: dict[str, Any]) -> None:
 def _read_headers(
     raw: bytes, application: int, lead_end: int, headers: dict[str, str | None], properties: dict[str, Any]
 ) -> Any:
-    """Add the headers among the application properties; return the value of `relatum_time`.
+    """Add the headers from the application properties; return the value of `relatum_time`.
 
-    RabbitMQ up to 3.12 keeps two properties there as well.
+    RabbitMQ up to 3.12 also keeps two properties there.
     """
     if raw[application] == 0xC1:
         count, at, end = raw[application + 2], application + 3, application + 2 + raw[application + 1]
@@ -250,7 +250,7 @@ def _read_headers(
 
 
 def _lead(start: bytes) -> tuple[dict[str, str | None], dict[str, Any]]:
-    """Return what the sections `header` and message annotations say: the same for many messages of one publisher.
+    """Decode the leading sections, with a cache: many messages of a publisher have equal ones.
 
     RabbitMQ 3.13 and later keep some headers as annotations.
     """
@@ -263,7 +263,7 @@ def _lead(start: bytes) -> tuple[dict[str, str | None], dict[str, Any]]:
 
 
 def _headers_and_properties(message: Message) -> tuple[dict[str, str | None], dict[str, Any]]:
-    """Return a message's headers as text, and its properties that are set. No column holds a priority over 32 bits."""
+    """Return a message's headers as text, and its set properties without a priority over 32 bits."""
     properties = message.properties
     found = {name: value for name in PROPERTY_NAMES if (value := getattr(properties, name)) is not None}
     if not -(2**31) <= found.get("priority", 0) < 2**31:
@@ -275,11 +275,11 @@ def _headers_and_properties(message: Message) -> tuple[dict[str, str | None], di
 
 
 def header_text(value: Any) -> str | None:
-    """Return a header's value, as `Message.headers` has it, as text.
+    """Convert a header's value in `Message.headers` to text.
 
-    Text stays itself, whole numbers are decimal, booleans `true` and `false`: what a text key's canonical value is, so
-    that the column joins with the relationship table. Floats are as Python writes them, moments ISO 8601, bytes that
-    are no UTF-8 base64, lists and tables JSON of these. None stays None.
+    Text is unchanged, whole numbers are decimal, booleans `true` and `false`. These equal the canonical values of a
+    text key, so the column joins with the relationship table. Floats are in Python's notation, datetimes in ISO 8601,
+    bytes other than UTF-8 in base64, lists and tables in JSON of these. None stays None.
     """
     kind = type(value)
     if kind is str or value is None:
@@ -296,7 +296,7 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def _plain(value: Any) -> Any:
-    """The value in types that JSON has."""
+    """Convert a value to JSON's types."""
     if isinstance(value, Opaque):
         return _base64(value.data)
     if isinstance(value, dict):
@@ -311,7 +311,7 @@ def _plain(value: Any) -> Any:
 
 
 def _name(name: Any) -> str:
-    """A table's key: AMQP 1.0 allows any value there."""
+    """Convert a table's key to text: AMQP 1.0 allows any value there."""
     return header_text(name) or ""
 
 

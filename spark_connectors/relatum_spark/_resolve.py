@@ -1,7 +1,7 @@
-"""Payloads for places: any DataFrame with streams and offsets gets the messages there.
+"""Adding payloads: the messages for any DataFrame with streams and offsets.
 
-Rows are brought together by stretches of a stream and sorted, so that a task reads neighbours together; messages
-between them are read too or skipped, whichever is cheaper, and only those asked for are decoded.
+Rows are grouped by stretches of a stream and sorted, so that a task reads neighbours together. Messages between them
+are read or skipped, whichever is cheaper; only the requested messages are decoded.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,24 +24,24 @@ from relatum_spark._columns import ColumnBuilder, schema
 from relatum_spark._where import GivenBroker, broker_of, database_url, definitions_of, open_reader
 
 STRETCH_BITS: Final = 14
-"""Offsets that differ in their lowest 14 bits only go to one task: a jump to the next such stretch costs about as much
-as reading 1,000 messages, a sixteenth of it."""
+"""Offsets that differ only in their lowest 14 bits go to the same task. A jump to the next stretch costs about as
+much as reading 1,000 messages, a sixteenth of a stretch."""
 
 WAVES: Final = 4
-"""Partitions of the rows for each core, at most: each writes a file for each partition of the shuffle. 200 times 200
+"""Maximum partitions of the rows for each core: each writes a file for each partition of the shuffle. 200 times 200
 took 20 s for 50,000 rows."""
 
 WINDOW_MESSAGES: Final = 16_384
-"""Rows planned together at most; Arrow batches have 10,000 rows unless the session says otherwise."""
+"""Maximum rows planned together; Arrow batches have 10,000 rows unless the session sets another number."""
 
 FEW_BYTES: Final = 64 << 20
-"""Bytes of rows, as Spark estimates them, up to which they are shared out to as many tasks as run at once."""
+"""Estimated bytes of the rows up to which they are distributed to as many tasks as run at once."""
 
 BATCH_ROWS: Final = 10_000
-"""Rows of a batch handed back to Spark at most: Spark's own default."""
+"""Maximum rows of a batch returned to Spark: Spark's own default."""
 
 BATCH_BYTES: Final = 4 << 20
-"""Bytes of payload after which a batch is handed back to Spark."""
+"""Bytes of payload after which a batch is returned to Spark."""
 
 _PLACE: Final = ("stream", "offset")
 
@@ -62,46 +62,46 @@ def resolve(
 ) -> DataFrame:
     """Return the rows of a DataFrame with the messages at their streams and offsets.
 
-    Each row is kept, duplicates too, with its columns unchanged, and gets `timestamp`, `value`, `headers`,
-    `properties` and `status`:
+    All rows, including duplicates, keep their columns and get the columns `timestamp`, `value`, `headers`, `properties`
+    and `status`:
 
     | status | meaning |
     | --- | --- |
     | `found` | the message is in the other columns |
     | `expired` | retention has dropped it |
-    | `not_found` | no message is there: past the end, or an offset the broker used itself |
-    | `no_stream` | there is no stream of that name |
-    | `unproven` | no message, which proves nothing: it may have expired, or this node is behind |
-    | `refused` | the broker refuses this user to read the stream |
-    | `unreadable` | its batch is packed by a codec that is not installed, or is broken |
-    | `replaced` | with `check`: another message is there, the stream was deleted and declared again |
-    | null | the row's stream or offset is null: nothing was asked for |
+    | `not_found` | there is no message: the offset is past the end, or the broker used it itself |
+    | `no_stream` | the stream does not exist |
+    | `unproven` | no message was found, but it may have expired, or this node lags behind |
+    | `refused` | this user may not read the stream |
+    | `unreadable` | the message's batch is corrupt, or compressed with a codec that is not installed |
+    | `replaced` | with `check`: there is another message, since the stream was deleted and declared again |
+    | null | the row's stream or offset is null |
 
     Args:
-        df: Any DataFrame; columns of any type that Spark hands to Arrow.
+        df: Any DataFrame; its columns can have any type that Spark converts to Arrow.
         stream_column: The column of stream names, text.
-        offset_column: The column of offsets, an integer; None takes `offset` or, where there is none, `stream_offset`.
-        prefix: Put before the name of each added column.
-        value: With the body; False saves carrying it.
-        headers: With headers and properties; False saves decoding them.
-        check: Key names, each with the column of the canonical value that the message must carry, as the column
-            `value` of the relationship table; a null there is not checked. None checks nothing. The definitions come
-            from the database.
-        keep_order: Leave the rows in their partitions and in their order, which saves a shuffle; each task then reads
-            what its own rows name. Good for few rows, or rows that are sorted already.
-        partitions: Tasks to read with; None: as many as run at once, where Spark estimates the rows at 64 MiB or less;
-            else, and over Spark Connect, as many as Spark makes of their bytes.
-        broker: Which RabbitMQ; None for RELATUM_BROKER_URL.
-        database: PostgreSQL's URL, for `check` only; None for RELATUM_DATABASE_URL.
+        offset_column: The column of offsets, an integer. None uses `offset`, or `stream_offset` if there is none.
+        prefix: The prefix of the added columns.
+        value: Whether to add the body. Default: True.
+        headers: Whether to add headers and properties; False saves decoding them. Default: True.
+        check: Key names, each with the column of the canonical value that the message must have, as in the column
+            `value` of the relationship table. Null values are not checked. None checks nothing. The definitions are
+            read from the database.
+        keep_order: Keep the rows' partitions and order, which saves a shuffle; each task then reads the messages of its
+            own rows. Good for few or sorted rows.
+        partitions: Number of tasks. None: as many as run at once if Spark estimates the rows at 64 MiB or less; if not,
+            and over Spark Connect, Spark chooses by the rows' bytes.
+        broker: The broker. None uses RELATUM_BROKER_URL.
+        database: PostgreSQL's URL, needed only for `check`. None uses RELATUM_DATABASE_URL.
 
     Raises:
-        InvalidInput: a column is missing, of the wrong type or would be there twice; nothing was run.
+        InvalidInput: a column is missing, has the wrong type or would be duplicated; nothing was run.
         KeyNotDefined: `check` names a key that is not in force.
         ConfigurationError: no broker is named.
 
-    A broker that does not answer within 10 s fails the task; Spark tries it again.
+    A task fails if the broker does not answer within 10 s; Spark retries it.
     """
-    if not hasattr(df, "schema"):  # a frame, of Spark Connect too
+    if not hasattr(df, "schema"):  # also true for frames of Spark Connect
         raise InvalidInput(f"df= takes a DataFrame, not {shown(df)}")
     if offset_column is None:
         offset_column = "stream_offset" if "offset" not in df.columns and "stream_offset" in df.columns else "offset"
@@ -112,7 +112,7 @@ def resolve(
     if partitions is not None:
         checked_count("partitions", partitions, otherwise=", or None")
         if keep_order:
-            raise InvalidInput("keep_order=True leaves the rows in their partitions: leave out partitions=")
+            raise InvalidInput("keep_order=True keeps the rows' partitions: leave out partitions=")
     added = _added(df.schema, prefix, value=value, headers=headers)
     definitions = definitions_of(database_url(database), checks) if checks else []
     at = df.columns.index
@@ -126,21 +126,21 @@ def resolve(
         tuple(zip(definitions, map(at, checks.values()), strict=True)),
     )
     numbers = [f"_{number}" for number in range(len(df.columns))]
-    # By numbers: Spark finds no column with a dot or a backtick in its name, nor one of two of the same name.
+    # Numbered columns, since Spark cannot address names with a dot or a backtick, or duplicate names.
     rows = df.toDF(*numbers) if keep_order else _gathered(df, numbers, resolver, partitions)
     return rows.mapInArrow(resolver, StructType([*df.schema.fields, *added]))
 
 
 def _gathered(df: DataFrame, numbers: list[str], resolver: "Resolver", partitions: int | None) -> DataFrame:
-    """Bring stretches of streams together, sorted, in a frame whose columns are numbered.
+    """Group the rows by stretches of streams, sorted, in a frame with numbered columns.
 
-    Not by ranges: to find their bounds Spark would compute `df` twice. Without a number Spark joins small partitions,
-    by bytes; but a place is few bytes and much work, and few rows are shared out to as many tasks as run at once.
+    Not by ranges, since Spark would compute `df` twice to find their bounds. Without a given number Spark coalesces
+    small partitions by bytes. But a row is few bytes and much work, so few rows get as many tasks as run at once.
     """
-    context = getattr(df.sparkSession, "sparkContext", None)  # Spark Connect does not tell how many run at once
+    context = getattr(df.sparkSession, "sparkContext", None)  # Spark Connect does not report how many tasks run at once
     if context is not None:
         at_once = int(context.defaultParallelism)
-        # Before the columns are renamed: Spark drops it where the shuffle follows at once.
+        # Before the columns are renamed, since Spark drops a coalesce right before a shuffle.
         df = df.coalesce(WAVES * at_once)
     rows = df.toDF(*numbers)
     if partitions is None and context is not None:
@@ -154,7 +154,7 @@ def _gathered(df: DataFrame, numbers: list[str], resolver: "Resolver", partition
 
 def _check_column(columns: StructType, name: str, types: tuple[str, ...], what: str) -> None:
     if columns.names.count(name) != 1:
-        raise InvalidInput(f"one column {name!r} is needed; there are {', '.join(columns.names)}")
+        raise InvalidInput(f"exactly one column {name!r} is needed; there are {', '.join(columns.names)}")
     kind = columns[name].dataType
     if kind.typeName() not in types:
         raise InvalidInput(f"the column {name!r} must be {what}, not {kind.simpleString()}")
@@ -164,11 +164,11 @@ def _added(columns: StructType, prefix: str, *, value: bool, headers: bool) -> l
     fields = [field for field in schema(value=value, headers=headers).fields if field.name not in _PLACE]
     fields.append(StructField("status", StringType()))
     added = [StructField(prefix + field.name, field.dataType) for field in fields]
-    # Spark does not tell upper from lower case in names.
+    # Spark ignores case in names.
     taken = {name.lower() for name in columns.names}
     clashing = [field.name for field in added if field.name.lower() in taken]
     if clashing:
-        raise InvalidInput(f"the columns {', '.join(clashing)} are there already: give the new ones a prefix=")
+        raise InvalidInput(f"the columns {', '.join(clashing)} already exist: give the new ones a prefix=")
     return added
 
 
@@ -177,21 +177,21 @@ def _added(columns: StructType, prefix: str, *, value: bool, headers: bool) -> l
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """What a task does: its rows in, the same rows with their messages out. Can be pickled.
+    """The work of a task: returns its rows with their messages. Can be pickled.
 
-    A task opens one connection when it has something to read.
+    A task opens one connection, when it has something to read.
     """
 
     broker: Broker
     stream_at: int
     offset_at: int
-    """Columns by their numbers."""
+    """The indices of the columns."""
     added: tuple[str, ...]
     """The names of the added columns, in order; the last is the status."""
     value: bool
     headers: bool
     checks: tuple[tuple[KeyDefinition, int], ...]
-    """Keys, and the numbers of the columns of the values that messages must carry."""
+    """Keys, each with the index of the column of the value that the message must have."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Resolve one partition's batches."""
@@ -239,7 +239,7 @@ class Resolver:
     def _with_messages(
         self, rows: pa.RecordBatch, messages: pa.RecordBatch, statuses: list[str | None]
     ) -> pa.RecordBatch:
-        """Put the messages that were found beside the rows they are of."""
+        """Add the found messages to their rows."""
         numbers = count()
         at = [next(numbers) if status == "found" else None for status in statuses]
         messages = messages.take(pa.array(at, pa.int64()))
@@ -250,7 +250,7 @@ class Resolver:
 
 
 def _status_of(result: Message | NotFound | AccessRefused) -> str:
-    """Return the status of what one place gave."""
+    """Return the status of a result of `read_many`."""
     if isinstance(result, Message):
         return "unreadable" if isinstance(result.raw, UnreadableRecord) else "found"
     if isinstance(result, OffsetNotFound) and not result.is_proven:

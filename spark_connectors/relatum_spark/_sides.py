@@ -1,8 +1,8 @@
-"""The two sides of a join: what may be given as one, and the relations each has.
+"""The two sides of a join: the accepted arguments, and the relations of each side.
 
-Joins work on relations alone: small rows of a key's value and a place, without payloads. A side's relations are a frame
-of the columns `key_0`, `key_1`, … (the values of the keys joined on), `stream`, `offset` and `time_us` (the message's
-time in microseconds since 1970, null where it has none). Payloads are read at the end, for what is left.
+Joins work only on relations: small rows with a key's value and a place, without payloads. A side's relations are a
+frame of the columns `key_0`, `key_1`, … (the values of the join's keys), `stream`, `offset` and `time_us` (its time
+in microseconds since 1970, null if it has none). Payloads are read at the end, for the result.
 """
 
 import os
@@ -28,24 +28,24 @@ GivenSide: TypeAlias = str | Sequence[str] | DataFrame
 """A stream, a super stream (its partitions), several of them, or a frame with `stream` and `offset` columns."""
 
 GivenKeys: TypeAlias = str | Sequence[str]
-"""The name of a key, or of several that must all be equal."""
+"""The name of a key, or of several keys that must all be equal."""
 
 PLACE: Final = ("stream", "offset")
-"""The columns that say where a message is."""
+"""The columns of a message's place."""
 
 PARTITIONS: Final = 8
-"""Tasks that read the table at once, unless another number is given."""
+"""Default number of tasks that read the table at once."""
 
 _RESOLVED: Final = ("value", "headers", "properties", "status")
 
 
 Side: TypeAlias = tuple[str, ...] | DataFrame
-"""A side as it is given, checked: names, or a frame of the columns `stream` and `offset`."""
+"""A checked side: names, or a frame of the columns `stream` and `offset`."""
 
 
 def side_of(argument: str, given: Any) -> Side:
-    """Check a side; raises `InvalidInput` where it is neither names nor a frame of places."""
-    if not hasattr(given, "schema"):  # no frame, of Spark Connect either
+    """Check a side; raises `InvalidInput` if it is neither names nor a frame of places."""
+    if not hasattr(given, "schema"):  # not a frame, not of Spark Connect either
         return tuple(dict.fromkeys(names_of(argument, given)))
     offset = next((name for name in ("offset", "stream_offset") if name in given.columns), None)
     if "stream" not in given.columns or offset is None:
@@ -55,7 +55,7 @@ def side_of(argument: str, given: Any) -> Side:
 
 
 def keys_of(on: Any, *, argument: str = "on") -> tuple[str, ...]:
-    """Check the names of the keys joined on."""
+    """Check the names of the join's keys."""
     names = names_of(argument, on)
     if len(set(names)) < len(names):
         raise InvalidInput(f"{argument}= names a key twice")
@@ -64,11 +64,11 @@ def keys_of(on: Any, *, argument: str = "on") -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Where a join reads: the arguments of `Where`, checked."""
+    """The checked arguments of `Where`."""
 
     database: str
     broker: Broker | None
-    """None where none is named, and none is needed."""
+    """None if no broker is named or needed."""
     snapshot: Snapshot | None
     partitions: int
 
@@ -92,11 +92,11 @@ class Inputs:
 
     @property
     def vhost(self) -> str:
-        """The virtual host of the streams: the broker's, `/` where none is named."""
+        """The streams' virtual host: the broker's, or `/` if no broker is named."""
         return "/" if self.broker is None else self.broker.vhost
 
     def relations(self, spark: SparkSession, streams: Sequence[str] | None, keys: Sequence[str]) -> DataFrame:
-        """Return rows of the table, all of one state, whenever and however often they are used."""
+        """Return rows of the table. They are of one state, whenever and however often they are used."""
         return relationships(
             spark,
             database=self.database,
@@ -112,7 +112,7 @@ class Inputs:
     ) -> list[DataFrame]:
         """Return the relations of each side, from one read of the table.
 
-        Where not `is_right_known`, the right side may name streams that the table does not know: they have none.
+        Without `is_right_known`, the right side may name streams that the table does not have; they have no relations.
         """
         named = [
             self._recorded(side, is_known=known) for side, known in zip(sides, (True, is_right_known), strict=True)
@@ -127,7 +127,7 @@ class Inputs:
         ]
 
     def _recorded(self, side: Side, *, is_known: bool) -> list[str] | None:
-        """Return the recorded streams of a side given by names; None for a frame."""
+        """Return the recorded streams of a side of names; None for a frame."""
         if not isinstance(side, tuple):
             return None
         with connected(self.database, self.snapshot) as connection:
@@ -136,9 +136,9 @@ class Inputs:
             return [row.name for row in streams_named(connection, self.vhost, side)]
 
     def times(self, spark: SparkSession, side: Side) -> DataFrame:
-        """Return the places and times of all messages of a side, read from the streams: `stream`, `offset`, `time_us`.
+        """Return the places and times of a side's messages, read from the streams: `stream`, `offset`, `time_us`.
 
-        Streams given by name are read up to where they end now; messages of a frame that are gone are left out.
+        Streams given by name are read up to their present ends; messages of a frame that no longer exist are omitted.
         """
         assert self.broker is not None, "reading streams needs a broker"
         if not isinstance(side, tuple):
@@ -157,9 +157,9 @@ class Inputs:
     def with_payloads(
         self, joined: DataFrame, keys: Sequence[str], *sides: str, wanted: bool
     ) -> tuple[DataFrame, list[str]]:
-        """Add the messages of each side where they are wanted, and return the names of the new columns too.
+        """Add the messages of each side if `wanted`; return the frame and the names of the new columns.
 
-        Each message is checked to carry the values it was joined by.
+        Each message is checked to have the values by which it was joined.
         """
         more: list[str] = []
         for side in sides if wanted else ():
@@ -177,12 +177,12 @@ class Inputs:
 
 
 def key_columns(keys: Sequence[str]) -> list[str]:
-    """Return the columns that hold the values of the keys, in their order."""
+    """Return the columns of the keys' values, in order."""
     return [f"key_{n}" for n in range(len(keys))]
 
 
 def keyed(relations: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """Make a side's relations out of rows of the table: of the messages that have a value of every one of the keys."""
+    """Convert rows of the table to a side's relations: of messages that have a value of every key."""
     place = (F.col("stream"), F.col("stream_offset").alias("offset"))
     time_us = F.unix_micros("time").alias("time_us")
     if len(keys) == 1:
@@ -192,23 +192,22 @@ def keyed(relations: DataFrame, keys: Sequence[str]) -> DataFrame:
         F.collect_set(F.when(F.col("key") == key, F.col("value"))).alias(f"key_{n}") for n, key in enumerate(keys)
     ]
     wide = rows.groupBy(*PLACE).agg(*values, F.max("time_us").alias("time_us"))
-    # Of a message with several values each with each; one without any of a key has an empty set, and no row.
+    # All combinations of a message's values. A message without a value of a key has an empty set, so no row.
     for column in key_columns(keys):
         wide = wide.withColumn(column, F.explode(column))
     return wide.select(*key_columns(keys), *PLACE, "time_us")
 
 
 def prefixed(relations: DataFrame, keys: Sequence[str], prefix: str) -> DataFrame:
-    """Put a prefix before the place and the time of a side's relations."""
+    """Prefix the columns of the place and time of a side's relations."""
     columns = [F.col(name).alias(f"{prefix}_{name}") for name in (*PLACE, "time_us")]
     return relations.select(*keys, *columns)
 
 
 def result_columns(joined: DataFrame, on: GivenKeys | None, *sides: str, more: Sequence[str] = ()) -> DataFrame:
-    """Return a joined frame as callers see it: `value`, place and time of each side, then the other columns named.
+    """Return a joined frame in its public form: `value`, the place and time of each side, then the columns in `more`.
 
-    `value` is text where one key was named, an array in the order of the keys where a list was given, and left out
-    where no key was.
+    `value` is text if `on` is a name, an array in the order of the keys if it is a list, and omitted if it is None.
     """
     columns: list[Column] = []
     if isinstance(on, str):

@@ -1,7 +1,7 @@
 """Writing to streams from Spark: `df.write.format("rabbitmq_streams")` and `df.writeStream`.
 
-What one run of a task does: make all its rows into messages, which checks them; connect; ask how far an earlier run
-of the task came; publish what follows; wait for every confirm. `_sequence` says why nothing is published twice.
+A run of a task converts all its rows to messages, which checks them; connects; queries how much an earlier run of the
+task published; publishes the rest; and waits for all confirms. `_sequence` explains why nothing is published twice.
 """
 
 import logging
@@ -37,7 +37,7 @@ _log: Final = logging.getLogger("relatum.spark")
 
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
-"""Spark's local properties a task of a streaming query sees: the id its checkpoint keeps, the micro-batch's number."""
+"""Spark's local properties in a streaming query's tasks: the id in its checkpoint, and the micro-batch's number."""
 
 _INTEGERS: Final = ("byte", "short", "integer", "long")
 _KEY_TYPES: Final = ("string", "binary", "boolean", "timestamp", *_INTEGERS)
@@ -48,7 +48,7 @@ _COLUMN_TYPES: Final = {
     "headers": ("map",),
     "properties": ("struct",),
 }
-"""The columns of a message, and Spark's names of the types each may have."""
+"""The columns of a message, each with Spark's names of the allowed types."""
 
 _PROPERTY_TYPES: Final = {
     each.name: _INTEGERS if each.dataType.typeName() == "integer" else (each.dataType.typeName(),)
@@ -59,25 +59,25 @@ _NO_KEYS: Final = {
     **{"double": SkipReason.FLOAT, "float": SkipReason.FLOAT, "decimal": SkipReason.DECIMAL},
     **{"struct": SkipReason.NESTED, "map": SkipReason.NESTED},
 }
-"""Why no key can have some types."""
+"""The reasons why a key cannot have these types."""
 
 _SPOOL_BYTES: Final = 64 << 20
-"""Bytes of messages a task holds in memory; what is more goes to a temporary file."""
+"""Maximum bytes of messages that a task holds in memory; beyond that it uses a temporary file."""
 
 _SPOOLED: Final = struct.Struct(">HQI")
 _TARGET_BYTES: Final = 2
 
 _DIGITS_MAX: Final = 19
-"""Characters of a moment in microseconds, or a few more: a longer text is none, and is refused."""
+"""Maximum characters of a time in microseconds, and a few more; a longer text is not a time, and is refused."""
 
 
 @dataclass(frozen=True)
 class Published(WriterCommitMessage):
-    """What a task of a write did.
+    """The result of a write's task.
 
     Attributes:
-        sent: Messages it published, all confirmed.
-        found: Messages an earlier run of it had published.
+        sent: Number of messages it published, all confirmed.
+        found: Number of messages that an earlier run of the task had published.
     """
 
     sent: int
@@ -86,32 +86,32 @@ class Published(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How rows become messages; the same in all tasks of a write. Can be pickled."""
+    """How rows are converted to messages; equal in all tasks of a write. Can be pickled."""
 
     streams: tuple[str, ...]
-    """The stream, or those of the super stream in their order."""
+    """The stream, or the super stream's streams in order."""
     routing_key: str | None
     keys: tuple[tuple[str, str], ...]
-    """(column, header) of each key that is lifted from a column."""
+    """(column, header) of each key that has a column."""
     definitions: tuple[KeyDefinition, ...]
     """The keys whose values are checked."""
     new_layout: bool
-    """The broker keeps messages as RabbitMQ 3.13 and later do."""
+    """Whether the broker uses the message layout of RabbitMQ 3.13 and later."""
     message_bytes_max: int
-    """0 for no limit."""
+    """0 means no limit."""
 
 
 # --- on the driver ----------------------------------------------------------------------------------------
 
 
 def _limits(options: SinkOptions) -> tuple[str, int]:
-    """Return the broker's version, and how many bytes a frame may have; 0 for any number."""
+    """Return the broker's version, and the maximum bytes of a frame; 0 means no limit."""
     with closing(connect(options)) as connection:
         return connection.session.server_properties.get("version", ""), connection.session.send_bytes_max
 
 
 def _keys(options: SinkOptions) -> tuple[tuple[KeyDefinition, ...], tuple[tuple[str, str], ...]]:
-    """Return the keys to check, and the header that each key's column is lifted into."""
+    """Return the keys to check, and the (column, header) of each key column."""
     known: dict[str, KeyDefinition] = {}
     if options.database is not None:
         with as_engine(options.database) as engine, translated_errors(), engine.connect() as connection:
@@ -122,7 +122,7 @@ def _keys(options: SinkOptions) -> tuple[tuple[KeyDefinition, ...], tuple[tuple[
         place = definition.components[0].lone
         if definition.is_composite or place is None or place.kind != "header":
             raise InvalidInput(
-                f"option keyColumns: the key {name!r} is taken from {' and '.join(definition.sources)}, not from one"
+                f"option keyColumns: the key {name!r} is read from {' and '.join(definition.sources)}, not from one"
                 " header: fill the columns headers and properties instead"
             )
         headers.append((name, place.name))
@@ -130,11 +130,11 @@ def _keys(options: SinkOptions) -> tuple[tuple[KeyDefinition, ...], tuple[tuple[
 
 
 def _check_columns(schema: StructType, options: SinkOptions) -> None:
-    """Refuse columns that are missing, unknown or of a type they cannot have; a key's is `InvalidRelationshipKey`."""
+    """Raise `InvalidInput` for missing or unknown columns or types; `InvalidRelationshipKey` for a key's type."""
     types = {each.name: each.dataType for each in schema.fields}
     for needed in ("value", options.routing_key):
         if needed is not None and needed not in types:
-            raise InvalidInput(f"there is no column {needed!r} to write")
+            raise InvalidInput(f"the column {needed!r} is missing")
     checks: list[tuple[str, DataType, tuple[str, ...]]]
     checks = [(name, types[name], kinds) for name, kinds in _COLUMN_TYPES.items() if name in types]
     if isinstance(headers := types.get("headers"), MapType):
@@ -160,11 +160,11 @@ def _check_columns(schema: StructType, options: SinkOptions) -> None:
 
 def _check_key(name: str, kind: DataType | None) -> None:
     if kind is None or name in (*_COLUMN_TYPES, TIME_HEADER, RECEIPT_HEADER):
-        raise InvalidInput(f"option keyColumns: there is no column {name!r} that can be a key's")
+        raise InvalidInput(f"option keyColumns: the column {name!r} is missing or cannot be a key")
     if kind.typeName() not in _KEY_TYPES:
         reason = _NO_KEYS.get(kind.typeName(), SkipReason.UNSUPPORTED)
         raise InvalidRelationshipKey(
-            f"the column {name!r} is {kind.simpleString()}, which no key can be: {reason}; cast it to a text, a whole"
+            f"the column {name!r} is {kind.simpleString()}, which cannot be a key: {reason}; cast it to text, a whole"
             " number or a timestamp",
             key=name,
             reason=str(reason),
@@ -175,7 +175,7 @@ def _check_key(name: str, kind: DataType | None) -> None:
 
 
 class _Writer:
-    """What both writers share. Made on the driver, which checks the write before any task runs; can be pickled."""
+    """The base of both writers. The driver creates it, which checks the write before any task runs. Can be pickled."""
 
     _is_streaming = False
 
@@ -198,10 +198,10 @@ class _Writer:
         self._shape = Shape(tuple(streams), parsed.routing_key, keys, definitions, is_new_layout(version), most)
 
     def _write(self, batches: Iterator[pa.RecordBatch], write_id: str, epoch: int, task: int) -> Published:
-        """Publish the rows of one task, those that an earlier run of it has not published.
+        """Publish the rows of a task that an earlier run of it has not published.
 
-        A row that cannot be a message (`InvalidInput`) and rows that are not those of an earlier run (`Conflict`) are
-        found before anything is sent. Where not everything was confirmed, another run publishes nothing twice.
+        Invalid rows (`InvalidInput`) and rows that differ from those of an earlier run (`Conflict`) are found before
+        anything is sent. If not everything was confirmed, a retry publishes nothing twice.
         """
         options, streams = self._options, self._shape.streams
         reference = reference_of(options.producer_name, write_id, task, epoch)
@@ -219,7 +219,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     """Writes a batch."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
-        """Publish a task's rows; runs in a task, and again where that is retried. Outside a task it is task 0."""
+        """Publish a task's rows; runs in the task and in each retry. Outside Spark's tasks, it counts as task 0."""
         context = TaskContext.get()
         task = 0 if context is None else context.partitionId()
         return self._write(iterator, self._options.write_id, self._options.batch_id, task)
@@ -230,18 +230,18 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Writes a streaming query's micro-batches. While the broker is away it is asked again for `pollTimeoutMs`."""
+    """Writes a streaming query's micro-batches. It retries for `pollTimeoutMs` while the broker is unavailable."""
 
     _is_streaming = True
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
-        """Publish a task's rows; runs in a task, and again where that is retried."""
+        """Publish a task's rows; runs in the task and in each retry."""
         context = TaskContext.get()
         if context is None:
             raise ConfigurationError("a streaming query writes in Spark's tasks only")
         query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
         if query is None or batch is None:
-            raise ConfigurationError("this task is of no streaming query: Spark gave it no query and batch id")
+            raise ConfigurationError("this task belongs to no streaming query: Spark gave it no query and batch id")
         return self._write(iterator, query, int(batch), context.partitionId())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
@@ -249,17 +249,17 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         _log_written(messages, f"micro-batch {batchId}")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
-        """Do nothing: what is published stays, and a retry goes on after it."""
+        """Do nothing: published messages stay, and a retry continues after them."""
 
 
 def _log_written(messages: Sequence[WriterCommitMessage | None], what: str) -> None:
     done = [message for message in messages if isinstance(message, Published)]
     sent, found = sum(each.sent for each in done), sum(each.found for each in done)
-    _log.info("%s: %d messages published, %d found published before", what, sent, found)
+    _log.info("%s: %d messages published, %d already published before", what, sent, found)
 
 
 def _resume(publisher: Publisher, numberings: Sequence[Numbering], spool: "Spool") -> list[int]:
-    """Return the publishing id after which to go on in each stream, where it is one of this run's own."""
+    """Return the publishing id after which to continue in each stream; raises `Conflict` if this run lacks the id."""
     after = [numbering.resume_after(last) for numbering, last in zip(numberings, publisher.last_ids(), strict=True)]
     missing = {(target, last) for target, last in enumerate(after) if last}
     if missing:
@@ -270,7 +270,7 @@ def _resume(publisher: Publisher, numberings: Sequence[Numbering], spool: "Spool
 
 
 def _publish(publisher: Publisher, spool: "Spool", after: Sequence[int]) -> int:
-    """Publish what follows those ids, and return how many messages that were."""
+    """Publish the messages after those ids, and return their number."""
     sent, last = 0, list(after)
     for target, publishing_id, entry in spool.entries():
         if publishing_id > after[target]:
@@ -280,16 +280,16 @@ def _publish(publisher: Publisher, spool: "Spool", after: Sequence[int]) -> int:
     publisher.finish()
     if sent and any(mine and mine != theirs for mine, theirs in zip(last, publisher.last_ids(), strict=True)):
         raise Conflict(
-            "another run of this task published beside this one, other rows or in another order: some may be there"
+            "another run of this task published concurrently, other rows or in another order: some may be stored"
             " twice or not at all. Switch speculation off (spark.speculation), or sort the rows within partitions"
         )
     return sent
 
 
 class Spool:
-    """The messages of one task: rows checked, numbered, and held until the last of them is known to be good.
+    """The messages of a task: checked, numbered, and held until all rows are known to be valid.
 
-    `numberings` has one for each stream of the shape. The file is gone when the spool is closed.
+    `numberings` has one numbering for each stream of the shape. Closing the spool deletes its file.
     """
 
     def __init__(self, shape: Shape, numberings: Sequence[Numbering]) -> None:
@@ -300,7 +300,7 @@ class Spool:
         self.rows = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows; raises `InvalidInput` where one cannot be a message, and then nothing was sent."""
+        """Add rows; raises `InvalidInput` if one cannot be a message; then nothing was sent."""
         columns = {name: _values(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
         nothing = [None] * batch.num_rows
         bodies, routing = columns["value"], columns.get(self._shape.routing_key or "", nothing)
@@ -308,7 +308,7 @@ class Spool:
         keys = [(header, columns[column]) for column, header in self._shape.keys]
         for row, body in enumerate(bodies):
             if body is None:
-                raise InvalidInput("a row has no value (null): a message has a body, be it empty; nothing was sent")
+                raise InvalidInput("a row's value is null: a message needs a body, even if empty; nothing was sent")
             given = _headers(headers[row])
             given |= {header: column[row] for header, column in keys if column[row] is not None}
             if times[row] is not None:
@@ -334,27 +334,27 @@ class Spool:
         message = content.message(message_id, added)
         if len(message) > self._shape.message_bytes_max > 0:
             raise InvalidInput(
-                f"a message has {len(message)} bytes; the broker takes {self._shape.message_bytes_max} by the stream"
+                f"a message has {len(message)} bytes; the broker accepts {self._shape.message_bytes_max} by the stream"
                 " protocol (stream.frame_max); nothing was sent"
             )
         self._file.write(_SPOOLED.pack(target, numbering.next(content.parts()), len(message)) + message)
 
     def entries(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yield (target, publishing id, the message as an entry of a Publish frame) of each, in order."""
+        """Yield each message in order: (target, publishing id, the message as an entry of a Publish frame)."""
         file = self._file
         file.seek(0)
         while head := file.read(_SPOOLED.size):
             target, publishing_id, size = _SPOOLED.unpack(head)
-            # An entry of a frame is just what follows the target here.
+            # The bytes after the target are the entry of a frame.
             yield target, publishing_id, head[_TARGET_BYTES:] + file.read(size)
 
     def close(self) -> None:
-        """Forget the messages."""
+        """Delete the messages."""
         self._file.close()
 
 
 def _headers(given: Any) -> dict[str, Any]:
-    """Make a row's headers fit to be sent: as Spark reads them, our time is a text and a receipt is another's."""
+    """Prepare headers that Spark may have read from a stream: convert the time from text, drop the receipt."""
     headers: dict[str, Any] = dict(given or {})
     headers.pop(RECEIPT_HEADER, None)
     stamped = headers.get(TIME_HEADER)
@@ -364,7 +364,7 @@ def _headers(given: Any) -> dict[str, Any]:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Return a column's values, moments in microseconds."""
+    """Return a column's values, timestamps as microseconds."""
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
     values: list[Any] = column.to_pylist()

@@ -1,17 +1,17 @@
 # ruff: noqa: N802 (the names are Spark's)
-"""What Spark calls of a streaming query, and how its micro-batches are planned.
+"""The reader of streaming queries, which plans their micro-batches.
 
 An offset is `{stream: next offset to read}`. Spark's checkpoint is the only truth: nothing is stored elsewhere, and
-what is kept between two calls only saves a question. Three rules make every replay read the same:
+state kept between two calls only saves queries. By three rules, every replay reads the same messages:
 
-- A stream that appears, or begins anew, enters a batch with nothing to read, at its first offset; the next batch
-  reads on from there. So a range never depends on what the checkpoint does not hold.
+- A new or redeclared stream enters a batch at its first offset, with nothing to read; the next batch continues from
+  there. So a range never depends on anything outside the checkpoint.
 - A range that goes backwards is empty.
-- The first batch of a query reads nothing of a stream that begins at its end: the checkpoint does not hold where the
-  first batch began, and the end is elsewhere when the batch is replayed.
+- The first batch of a query reads nothing of a stream that begins at its end: the checkpoint does not hold the start
+  of the first batch, and the end has moved when the batch is replayed.
 
-Spark calls everything but `read` in one planner process on the driver. `commit` does not come for the last batch and
-`stop` may not come at all: nothing depends on either.
+Spark calls everything but `read` in one planner process on the driver. Spark does not call `commit` for the last batch,
+and may never call `stop`; nothing depends on them.
 """
 
 import logging
@@ -49,7 +49,7 @@ Offset = dict[str, int]
 
 
 class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a streaming query. Can be pickled; a copy begins without what the planner process knows."""
+    """Reads a streaming query. Can be pickled; a copy has no state of the planner process."""
 
     def __init__(self, options: SourceOptions, keys: Sequence[KeyDefinition]) -> None:
         self._options = options
@@ -57,15 +57,15 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tails = Tails(options, patience_s=options.poll_timeout_s)
         self._initial: Offset | None = None
         self._held: Offset = {}
-        """Where streams that begin at their end began: the first batch reads nothing of them."""
+        """The starts of streams that begin at their end: the first batch reads nothing of them."""
         self._position: Offset | None = None
         self._target: Offset | None = None
         self._bounds: dict[str, StreamBounds | None] = {}
-        """The ends of streams as they were last seen; None for one that does not exist."""
+        """The last known bounds of streams; None for a stream that does not exist."""
         self._emptied: set[str] = set()
         if options.max_offsets_per_trigger is not None and not HAS_ADMISSION:
             _log.warning(
-                "Spark before 4.2 does not tell a source which trigger a query has: with maxOffsetsPerTrigger, a run "
+                "Spark before 4.2 does not report a query's trigger to a source: with maxOffsetsPerTrigger, a run "
                 "with availableNow or once ends after one batch of at most %d offsets",
                 options.max_offsets_per_trigger,
             )
@@ -76,7 +76,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- where a query begins -----------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:
-        """Return where a new query begins; asked for more than once, and again when the first batch is replayed."""
+        """Return where a new query begins. Spark calls this several times, and again to replay the first batch."""
         if self._initial is None:
             bounds = self._ask_listed({})
             check_named(self._options, list(bounds))
@@ -84,7 +84,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(self._initial)
 
     def _begin(self, stream: str, bounds: StreamBounds | None) -> int:
-        """Return where to begin with a stream; one that begins at its end is held there for the first batch."""
+        """Return where to begin in a stream; one that begins at its end is held there for the first batch."""
         found, options = self._tails.existing(stream, bounds), self._options
         allowed = options.is_latest_allowed
         begin = self._tails.offset_of(stream, options.starting, found, is_latest_allowed=allowed)
@@ -101,7 +101,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begin
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Take the streams' ends of now as all there is. Since Spark 4.2, before everything else."""
+        """Take the streams' present ends as the end of the query. Since Spark 4.2; called before everything else."""
         self._target = {stream: found.end for stream, found in self._ask_listed({}).items() if found is not None}
 
     def getDefaultReadLimit(self) -> "ReadLimit":
@@ -114,9 +114,9 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- where a batch ends -------------------------------------------------------------------------------
 
     def latestOffset(self, start: Offset | None = None, limit: "ReadLimit | None" = None) -> Offset:
-        """Return where the next batch ends; asked at every trigger.
+        """Return where the next batch ends; called at every trigger.
 
-        Spark 4.1 gives neither start nor limit: the batch then begins where the last one planned ended.
+        Spark 4.1 passes neither start nor limit: the batch then begins where the last planned one ended.
         """
         if start is None:
             start = self.initialOffset() if self._position is None else self._position
@@ -154,28 +154,28 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return kept | plan_end(begins, ends, limit)
 
     def _begins_anew(self, stream: str, start: int, bounds: StreamBounds) -> bool:
-        """Whether it is not the stream that was read: it ends before, or was seen empty and begins before.
+        """Whether this is not the stream that was read: it ends before `start`, or was empty and begins before `start`.
 
-        A stream that retention emptied goes on behind what it had, whatever is written to it next.
+        A stream that retention emptied continues after its old offsets.
         """
         was_empty = stream in self._emptied
         self._emptied.discard(stream)
         return bounds.end < start or (was_empty and (bounds.first or 0) < start)
 
     def _allowed(self, stream: str, start: int, held: Offset) -> int:
-        """Return how far a stream may be read, however much there is."""
+        """Return the offset before which a batch must end in a stream, even if there are more messages."""
         frozen = INTEGER_MAX if self._target is None else self._target.get(stream, start)
         return min(frozen, held[stream]) if held.get(stream) == start else frozen
 
     def reportLatestOffset(self) -> Offset | None:
-        """Return the end of each stream, for the progress of the query. Since Spark 4.2, after `latestOffset`."""
+        """Return the end of each stream, for the query's progress. Since Spark 4.2; called after `latestOffset`."""
         ends = {stream: bounds.end for stream, bounds in self._bounds.items() if bounds is not None}
         return dict(sorted(ends.items())) or None
 
     # --- what its tasks read ------------------------------------------------------------------------------
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Return the slices of a batch, replayed ones too. Spark 4.1 also tells where a query goes on by it."""
+        """Return the slices of a batch, replayed or not. On Spark 4.1, the call also shows where a query continues."""
         self._position, options = end, self._options
         ranges = [Slice(stream, start[stream], stop) for stream, stop in sorted(end.items()) if stream in start]
         if not options.fail_on_data_loss:
@@ -184,7 +184,7 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(each) for each in cut]
 
     def _without_lost(self, wanted: Slice) -> Slice:
-        """Leave out offsets that are known to be lost, so that no task is made for them."""
+        """Omit offsets that are known to be lost, so that there are no tasks for them."""
         stream = wanted.stream
         if stream not in self._bounds:
             self._bounds[stream] = self._tails.bounds(stream, read_to=wanted.start)
@@ -197,13 +197,13 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_slice(self._options, self._keys, partition.value)
 
     def _ask_listed(self, start: Offset) -> dict[str, StreamBounds | None]:
-        """Ask for the ends of the streams named; of a super stream also of those that were taken out of it."""
-        # An answer about a stream that was empty needs no second question.
+        """Query the bounds of the named streams, including those removed from the super stream since `start`."""
+        # The bounds of a stream that was empty need no confirmation.
         return {
             stream: self._tails.bounds(stream, read_to=None if stream in self._emptied else start.get(stream))
             for stream in self._tails.streams(known=start)
         }
 
     def stop(self) -> None:
-        """Close the connection, where Spark asks for it."""
+        """Close the connection."""
         self._tails.close()

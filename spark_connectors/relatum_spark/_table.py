@@ -1,4 +1,4 @@
-"""The relationship table as a DataFrame and as a catalog of Spark SQL, and one state of it for several reads."""
+"""The relationship table as a DataFrame and as a Spark SQL catalog, and snapshots of it for several reads."""
 
 import re
 from collections import defaultdict
@@ -32,7 +32,7 @@ COLUMNS: Final = ("key", "value", "vhost", "stream", "stream_offset", "time")
 PARTITIONS_MAX: Final = 10_000
 
 LIMIT_S: Final = 3600.0
-"""Seconds a snapshot lives by default: an hour of held-back vacuum does no harm yet."""
+"""Default lifetime of a snapshot, in seconds. Blocking vacuum for an hour does no harm yet."""
 
 _CATALOG: Final = "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog"
 
@@ -49,29 +49,29 @@ def relationships(
 ) -> DataFrame:
     """Return the relationship table: one row for each key of each recorded message, as in `relatum.relations`.
 
-    Without a snapshot the rows are those recorded when this is called, whenever the DataFrame is used and however
-    often: later ones are left out by their offsets. No transaction stays open. Rows that are pruned later, since
-    retention took their messages, may be missing in some tasks and not in others; with a snapshot they are not. It is
-    good for a day: by then PostgreSQL may have rows of streams that are kept for long in another part of the table.
+    Without a snapshot, the rows are those recorded at the call, whenever and however often you use the DataFrame:
+    later rows are excluded by their offsets. No transaction stays open. Rows pruned later, after retention dropped
+    their messages, may be missing in some tasks and not in others; a snapshot prevents that. Use the DataFrame within a
+    day: later, PostgreSQL may have moved rows of long-lived streams to another part of the table.
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`).
-        database: PostgreSQL's URL; None for RELATUM_DATABASE_URL, or for the snapshot's.
-        streams: A stream or super stream, or several; None for all. Rows of replaced streams are not read.
-        keys: A key or several; None for all in force.
-        vhost: The vhost of the streams; None for all.
-        partitions: Tasks that read at once, at most, each by a connection of its own, and each about as many rows,
-            whatever a stream's share or gaps. 1 to 10,000.
-        snapshot: Read in this state of the database; the action must run inside its block.
+        database: PostgreSQL's URL. None uses the snapshot's, or else RELATUM_DATABASE_URL.
+        streams: A stream or super stream, or several. None means all. Rows of replaced streams are not read.
+        keys: A key or several. None means all keys in force.
+        vhost: The streams' virtual host. None means all.
+        partitions: Maximum tasks, 1 to 10,000. Default: 8. Each task has a connection of its own, and about as many
+            rows as the others, whatever the streams' sizes and gaps.
+        snapshot: The state of the database to read; the action must run inside its block.
 
     Returns:
-        Columns key, value, vhost, stream (string), stream_offset (long), time (timestamp, null where none was
-        recorded). Filters on all but the time run in PostgreSQL. Rows come in no order.
+        Columns key, value, vhost, stream (string), stream_offset (long), time (timestamp, null if none was
+        recorded). Filters on all columns but the time run in PostgreSQL. The rows have no order.
 
     Raises:
-        ConfigurationError: the session has no JDBC driver, or the database's URL cannot be used by it.
-        StreamNotFound: a stream or super stream of that name was never recorded.
-        KeyNotDefined: a key of that name is not in force.
+        ConfigurationError: the session has no JDBC driver, or the driver cannot use the database's URL.
+        StreamNotFound: a stream or super stream was never recorded.
+        KeyNotDefined: a key is not in force.
         InvalidInput: an argument is wrong, or the snapshot has ended.
         DatabaseUnavailable: PostgreSQL does not answer.
     """
@@ -89,7 +89,7 @@ def relationships(
         key_ids = [definition.key_id for definition in definitions_in(connection, key_names)]
         table = _table(connection, stream_ids, key_ids)
         predicates = predicates_of(connection, stream_ids, key_ids, partitions, is_steady=snapshot is not None)
-    # For nested loops the planner would scan a part of the table once for each stream and key.
+    # With nested loops, the planner would scan a part of the table once for each stream and key.
     options["sessionInitStatement"] = "SET enable_nestloop = off"
     if snapshot is not None:
         options["sessionInitStatement"] = (
@@ -97,31 +97,31 @@ def relationships(
             f"SET TRANSACTION SNAPSHOT '{snapshot.snapshot_id}'; SET enable_nestloop = off"
         )
     frame = spark.read.jdbc(options.pop("url"), table, predicates=predicates, properties=options)
-    # Made here and not in SQL: Spark would push filters on it down as text without a time zone.
+    # Converted here and not in SQL, where Spark would push filters on it down as text without a time zone.
     return frame.withColumn("time", F.timestamp_micros("time_us")).select(*COLUMNS)
 
 
 def catalog(spark: SparkSession, name: str = "relatum", *, database: str | None = None) -> str:
     """Make the database a catalog of the session: `SELECT key, count(*) FROM relatum.relatum.relations GROUP BY key`.
 
-    Filters, aggregates, sorting with a limit and samples run inside PostgreSQL. A query reads by one task; for all the
-    rows of a large table, `relationships` reads by many. Calling it again for the same database changes nothing.
+    Filters, aggregates, sorting with a limit and samples run in PostgreSQL. A query has one task; to read all rows of a
+    large table, use `relationships`, which has many. Idempotent for the same database.
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`).
         name: The catalog's name in SQL.
-        database: PostgreSQL's URL; None for RELATUM_DATABASE_URL.
+        database: PostgreSQL's URL. None uses RELATUM_DATABASE_URL.
 
     Returns:
         The full name of the view in SQL, `relatum.relatum.relations`.
 
     Raises:
-        InvalidInput: SQL cannot have such a name.
-        ConfigurationError: the session has no JDBC driver, the database's URL cannot be used by it, or the session has
-            a catalog of that name for something else: Spark keeps the one it opened first.
+        InvalidInput: the name is not allowed in SQL.
+        ConfigurationError: the session has no JDBC driver, the driver cannot use the database's URL, or the session has
+            a different catalog of that name: Spark keeps the one it opened first.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name == "spark_catalog":
-        raise InvalidInput(f"a catalog's name is letters, digits and _, not {name!r}")
+        raise InvalidInput(f"a catalog's name has letters, digits and _, not {name!r}")
     options = jdbc_options(database_url(database))
     require_driver(spark)
     prefix = f"spark.sql.catalog.{name}"
@@ -139,10 +139,10 @@ def catalog(spark: SparkSession, name: str = "relatum", *, database: str | None 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state of the database, held open by `snapshot`; an argument of `relationships` and of the joins.
+    """A state of the database that `snapshot` holds open; an argument of `relationships` and of the joins.
 
     Attributes:
-        snapshot_id: PostgreSQL's name for it.
+        snapshot_id: PostgreSQL's id of the snapshot.
         database: PostgreSQL's URL.
     """
 
@@ -151,11 +151,11 @@ class Snapshot:
 
     @contextmanager
     def connect(self) -> Iterator[sa.Connection]:
-        """Connect, in a transaction that sees this state; raises `InvalidInput` where the snapshot has ended."""
+        """Connect, in a transaction that sees this state; raises `InvalidInput` if the snapshot has ended."""
         with as_engine(self.database) as engine, translated_errors(), engine.connect() as connection:
             connection.execution_options(isolation_level="REPEATABLE READ")
             try:
-                # The id is PostgreSQL's own, hexadecimal digits and dashes; the statement takes no parameters.
+                # The id is from PostgreSQL, hexadecimal digits and dashes; the statement takes no parameters.
                 connection.exec_driver_sql(f"SET TRANSACTION SNAPSHOT '{self.snapshot_id}'")
             except sa.exc.DBAPIError as error:
                 if isinstance(error.orig, (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue)):
@@ -170,21 +170,21 @@ class Snapshot:
 def snapshot(database: str | None = None, *, limit_s: float = LIMIT_S) -> Iterator[Snapshot]:
     """Hold one state of the database while the block runs, so that several reads and all their tasks see the same.
 
-    Spark reads when an action runs: run it inside the block. While a snapshot is held, PostgreSQL cannot clean up
-    deleted rows anywhere in the database; don't hold one for hours.
+    Spark reads when an action runs, so run actions inside the block. While a snapshot is held, PostgreSQL cannot clean
+    up deleted rows anywhere in the database; do not hold one for hours.
 
     Args:
-        database: PostgreSQL's URL; None for RELATUM_DATABASE_URL.
-        limit_s: Seconds after which PostgreSQL ends the snapshot by itself, should the driver hang. Tasks that start
-            after that fail with `snapshot "…" does not exist`; those that run read on.
+        database: PostgreSQL's URL. None uses RELATUM_DATABASE_URL.
+        limit_s: Seconds after which PostgreSQL ends the snapshot by itself, in case the driver hangs. Tasks that start
+            later fail with `snapshot "…" does not exist`; running tasks continue. 1 to 86,400. Default: 3,600.
 
     Raises:
-        ConfigurationError: no database is named, or its URL cannot be read.
+        ConfigurationError: no database is named, or its URL is invalid.
         InvalidInput: `limit_s` is not between 1 and 86,400.
         DatabaseUnavailable: PostgreSQL does not answer.
     """
     if not 1 <= limit_s <= 86_400:
-        raise InvalidInput(f"a snapshot lives from 1 to 86,400 seconds, not {limit_s:g}")
+        raise InvalidInput(f"limit_s= takes 1 to 86,400 seconds, not {limit_s:g}")
     url = database_url(database)
     engine = make_engine(url, pool_size=1)
     with translated_errors():
@@ -194,7 +194,7 @@ def snapshot(database: str | None = None, *, limit_s: float = LIMIT_S) -> Iterat
             snapshot_id = _export(connection, limit_s)
         yield Snapshot(snapshot_id, url)
     finally:
-        # Closed without a rollback: the server may have ended it by its limit.
+        # Close without a rollback, since the server may have ended the session at its limit.
         connection.invalidate()
         connection.close()
         engine.dispose()
@@ -203,14 +203,14 @@ def snapshot(database: str | None = None, *, limit_s: float = LIMIT_S) -> Iterat
 def _export(connection: sa.Connection, limit_s: float) -> str:
     connection.execution_options(isolation_level="REPEATABLE READ")
     connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {int(limit_s * 1000)}")
-    # Rows keep their places until the block ends: VACUUM FULL and CLUSTER would move them under readers by ctid.
+    # Keep the rows in place until the block ends: VACUUM FULL and CLUSTER would move them under readers by ctid.
     connection.exec_driver_sql("LOCK TABLE relatum.relationships IN ACCESS SHARE MODE")
     snapshot_id: str = connection.exec_driver_sql("SELECT pg_export_snapshot()").scalar_one()
     return snapshot_id
 
 
 def database_of(database: str | None, snapshot: Snapshot | None) -> str:
-    """Return PostgreSQL's URL, which is the snapshot's where there is one."""
+    """Return PostgreSQL's URL: that of the snapshot if there is one."""
     if snapshot is None:
         return database_url(database)
     if not isinstance(snapshot, Snapshot):
@@ -222,7 +222,7 @@ def database_of(database: str | None, snapshot: Snapshot | None) -> str:
 
 @contextmanager
 def connected(url: str, snapshot: Snapshot | None) -> Iterator[sa.Connection]:
-    """Connect, in a transaction that sees one state: the snapshot's, where there is one."""
+    """Connect, in a transaction that sees one state: that of the snapshot if there is one."""
     if snapshot is not None:
         with snapshot.connect() as connection:
             yield connection
@@ -243,10 +243,10 @@ def status_of_missing(
     *,
     with_time: bool,
 ) -> Status:
-    """Return what may be said of a row without relata in these streams; to be asked before the table is read.
+    """Return the status of rows without relata in these streams; call this before you read the table.
 
-    `ABSENT` where it is proven that all they retain is recorded for each of the keys (and, `with_time`, for times);
-    else `NOT_RECORDED_YET` or `UNPROVEN`: there may be one. A connection in a snapshot knows what was recorded then.
+    `ABSENT` if all retained messages are proven to be recorded for each key (and, `with_time`, for times); otherwise
+    `NOT_RECORDED_YET` or `UNPROVEN`: relata may exist. A connection in a snapshot uses the coverage of the snapshot.
     """
     servers = Servers(lambda text, given: list(connection.execute(text, given)), lambda: reader)
     catalog = Catalog(servers, vhost)
@@ -256,11 +256,11 @@ def status_of_missing(
 
 
 def _table(connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequence[int]) -> str:
-    """Return the table that Spark reads: the view's columns, and those that predicates cut by.
+    """Return the SQL of the table that Spark reads: the view's columns, and the columns of the predicates.
 
-    It has the rows that are recorded now: they never change, and are pruned with their messages. Its text has numbers
-    and no names of users. Streams and keys are joined by id and not by whether they are in force, so that one that is
-    replaced while tasks run is not missing for some of them only.
+    It has the rows that are recorded now, which never change and are pruned with their messages. Its text has numbers,
+    but no names from users. Streams and keys are joined by id, in force or not, so that one that is replaced while
+    tasks run is not missing in only some of them.
     """
     by_stream = defaultdict(list)
     for row in coverage_of(connection, stream_ids):

@@ -1,4 +1,4 @@
-"""Which broker and which database a Spark job uses: from arguments, else from the environment."""
+"""The broker and database of a Spark job: from arguments, else from the environment."""
 
 import gc
 import math
@@ -32,23 +32,23 @@ STREAM_VARIABLE: Final = "RELATUM_STREAM_URL"
 DATABASE_VARIABLE: Final = "RELATUM_DATABASE_URL"
 
 TIMEOUT_S: Final = 10.0
-"""Seconds a task waits for one answer of the broker."""
+"""Seconds a task waits for an answer of the broker."""
 
 _WORKER_REUSED: Final = "SPARK_REUSE_WORKER"
-"""Spark sets this variable in Python workers that run more than one task."""
+"""The variable that Spark sets in Python workers that run more than one task."""
 
 GivenBroker: TypeAlias = str | Broker | None
-"""A broker's URL, a `Broker`, or None for that of the environment."""
+"""A broker's URL, a `Broker`, or None for the environment's broker."""
 
 
 class Where(TypedDict, total=False):
-    """The arguments that every join takes: which servers, and how to read the relationship table.
+    """The common arguments of all joins: the servers, and how to read the relationship table.
 
     Attributes:
-        database: PostgreSQL's URL; None for RELATUM_DATABASE_URL, or for the snapshot's database.
-        broker: The broker, whose virtual host the streams belong to; None for RELATUM_BROKER_URL. A join reads it only
-            for payloads, for times without a key, and for the ends of streams; without one the virtual host is `/`.
-        partitions: Tasks that read the table at once, 1 to 10,000; None for 8.
+        database: PostgreSQL's URL. None uses the snapshot's, or else RELATUM_DATABASE_URL.
+        broker: The broker, whose virtual host has the streams. None uses RELATUM_BROKER_URL. A join connects to it only
+            for payloads, times without a key, and ends of streams. Without a broker the virtual host is `/`.
+        partitions: Maximum tasks that read the table at once, 1 to 10,000. None means 8.
         snapshot: The state of the table to read; the action must run inside its block.
     """
 
@@ -59,7 +59,7 @@ class Where(TypedDict, total=False):
 
 
 def broker_of(broker: GivenBroker, stream_url: str | None = None) -> Broker:
-    """Return the broker that an argument names, else that of RELATUM_BROKER_URL, or raise `ConfigurationError`."""
+    """Return the argument's broker, else that of RELATUM_BROKER_URL; raises `ConfigurationError` without either."""
     if isinstance(broker, Broker):
         return broker
     if broker is None:
@@ -76,7 +76,7 @@ def open_reader(broker: Broker, timeout_s: float = TIMEOUT_S) -> StreamReader:
 
 
 def database_url(database: str | None) -> str:
-    """Return PostgreSQL's URL: the argument, else RELATUM_DATABASE_URL, else raise `ConfigurationError`."""
+    """Return PostgreSQL's URL: the argument, else RELATUM_DATABASE_URL; raises `ConfigurationError` without either."""
     found = database or os.environ.get(DATABASE_VARIABLE)
     if not found:
         raise ConfigurationError(f"which PostgreSQL? Give the database's URL or set {DATABASE_VARIABLE}")
@@ -84,22 +84,22 @@ def database_url(database: str | None) -> str:
 
 
 def names_of(argument: str, given: Any) -> tuple[str, ...]:
-    """Return the name or names that an argument gives; raises `InvalidInput`."""
+    """Return an argument's name or names as a tuple; raises `InvalidInput`."""
     return checked_names(argument, [given] if isinstance(given, str | Mapping) else given, least=1)
 
 
 def span_us(argument: str, given: Any) -> int:
-    """Return a span of time in microseconds, from a timedelta or seconds; at most what the calendar holds."""
+    """Return a timedelta or seconds in microseconds, capped at the range of valid times."""
     seconds = given.total_seconds() if isinstance(given, timedelta) else given
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
         raise InvalidInput(f"{argument}= takes a timedelta or seconds, 0 or more")
-    if isinstance(given, timedelta):  # exact, where a float of seconds is not
+    if isinstance(given, timedelta):  # exact, unlike a float of seconds
         return min(given // timedelta(microseconds=1), 2 * TIME_US_MAX)
     return round(min(seconds, 2 * TIME_US_MAX // 1_000_000) * 1_000_000)
 
 
 def definitions_of(database: str, names: Collection[str]) -> list[KeyDefinition]:
-    """Return the definitions of keys in the order of their names; the database is asked only for some."""
+    """Return the definitions of keys in the order of `names`; without names it does not query the database."""
     if not names:
         return []
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
@@ -107,7 +107,7 @@ def definitions_of(database: str, names: Collection[str]) -> list[KeyDefinition]
 
 
 def definitions_in(connection: sa.Connection, names: Collection[str] | None) -> list[KeyDefinition]:
-    """Return the definitions of keys in the order of their names, all in force for None; raises `KeyNotDefined`."""
+    """Return the definitions of keys in the order of `names`, or all keys in force; raises `KeyNotDefined`."""
     in_force = {definition.name: definition for definition in key_definitions(connection)}
     for name in names or ():
         if name not in in_force:
@@ -117,10 +117,10 @@ def definitions_in(connection: sa.Connection, names: Collection[str] | None) -> 
 
 @cache
 def spare_collections() -> None:
-    """Run `gc.freeze()` once in a Spark worker that is used again; does nothing in other processes.
+    """Run `gc.freeze()` once in a Spark worker that is reused; do nothing in other processes.
 
-    Spark collects all garbage after each task, before the next one may begin (`pyspark/daemon.py`). With pandas,
-    SQLAlchemy and this package that looks at 140,000 objects for 60 ms, nearly all of them modules and functions.
+    Spark collects garbage after each task, before the next one can begin (`pyspark/daemon.py`). With pandas, SQLAlchemy
+    and this package, each collection visits 140,000 objects in 60 ms, nearly all of them modules and functions.
     """
     if os.environ.get(_WORKER_REUSED):
         gc.collect()
@@ -129,7 +129,7 @@ def spare_collections() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _EachInATask:
-    """A function of items' numbers, as `mapInArrow` takes it. Can be pickled."""
+    """Calls a function with each item by its number, for `mapInArrow`. Can be pickled."""
 
     function: Callable[[Any], Iterable["pa.RecordBatch"]]
     items: tuple[Any, ...]
@@ -146,6 +146,6 @@ def in_tasks(
     items: Sequence[Any],
     schema: "StructType",
 ) -> "DataFrame":
-    """Return what a function makes of some items, each in a task of its own. Spark Connect has no RDDs for that."""
+    """Return the results of a function of each item, in a task of its own. Without RDDs, for Spark Connect."""
     numbers = spark.range(0, len(items), 1, max(len(items), 1))
     return numbers.mapInArrow(_EachInATask(function, tuple(items)), schema)

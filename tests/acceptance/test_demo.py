@@ -104,7 +104,7 @@ def three_clicks_lead_from_a_flight_to_its_plane_and_its_weather(client: httpx.C
     flights = client.get("api/search?key=origin&value=JFK&limit=50").json()["results"]
     flight = next(row for row in flights if row["stream"].endswith(FLIGHTS))
     message = client.get(f"api{at(flight['stream'], flight['offset'])}").json()
-    rows = [row for each in message["related"] for part in each["parts"] for row in part["results"]]
+    rows = [row for each in message["related"] for row in each["results"]]
     assert {row["stream"] for row in rows} == {flight["stream"].removesuffix(FLIGHTS) + name for name in STREAMS}
     plane = next(row for row in rows if row["stream"].endswith(PLANES))
     assert "manufacturer" in client.get(at(plane["stream"], plane["offset"])[1:]).text

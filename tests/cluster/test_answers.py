@@ -304,7 +304,10 @@ def test_faults_under_questions_make_no_answer_wrong(
             )
             cluster.nodes[harmed].await_answer()
         it.stop()
-        messages = [(each.headers.get("order_id"), each.offset) for each in read_stream(cluster.amqp_url(1), written)]
+        # AMQP reads a stream only where it has a replica: its leader has one, others may still start theirs.
+        wait_until(lambda: cluster.leader_of(written) is not None, what="the leader")
+        log = read_stream(cluster.amqp_url(cluster.leader_of(written) or 1), written)
+        messages = [(each.headers.get("order_id"), each.offset) for each in log]
         wait_recorded(cluster.amqp_url(1), engine, written)
     assert not wrong
     assert set(seen) <= {"found", "unproven", "Transient"}, seen

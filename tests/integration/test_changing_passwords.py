@@ -173,7 +173,7 @@ def test_a_function_that_fails_hurts_nobody(
         publish, _ = by_celery(stack, rotating.url, options, password=password)
         for _ in range(3):
             publish(rotating.stream)
-        said = "The function that says the broker's password raised LookupError"
+        said = "The broker's password function raised LookupError"
         wait_until(lambda: said in caplog.text, what="a line")
         assert PASSWORD not in caplog.text
         fails.clear()

@@ -15,7 +15,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 
 import relatum
 from relatum.errors import ConfigurationError, InvalidInput, NotRecordedInTime, PublishOutcomeUnknown, PublishUnroutable
-from tests.support import all_plain, broker_connection, unique_name
+from tests.support import all_plain, broker_connection, unique_name, wait_until
 from tests.support.callbacks import open_channel, running
 from tests.support.place import Place
 from tests.support.proxy import Proxy
@@ -254,9 +254,13 @@ def test_connections_share_one_recorder(place: Place, recorded: dict[str, Any], 
     relatum.release(connections[1])
     for connection in connections:
         connection.close()
+
     # The thread that keeps readers' idle connections alive belongs to the process, and ends when it finds none.
-    left = {thread.name for thread in earlier.begun()} - {"relatum-heartbeats"}
-    assert not [name for name in left if name.startswith("relatum-")]
+    def ended() -> bool:
+        left = {thread.name for thread in earlier.begun()} - {"relatum-heartbeats"}
+        return not any(name.startswith("relatum-") for name in left)
+
+    wait_until(ended, what="threads that end")
 
 
 def test_a_connection_may_be_dropped_while_a_lock_is_held(place: Place) -> None:

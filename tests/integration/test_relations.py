@@ -223,7 +223,7 @@ def test_a_stream_declared_again_is_named_and_never_answered_from(
     place.declare_again()
     place.put(*[order("new")] * count)
     # Of an empty stream nobody can say which of both it is.
-    said = "was deleted and declared again: relatum record" if count else None
+    said = "was deleted and declared again: record the new stream" if count else None
     for value, is_complete in (("a", False), ("none", False), ("new", True)):
         with pytest.raises(StreamReplaced, match=said) as caught:
             relations.find("order_id", value, streams=place.stream, complete=is_complete)
@@ -277,7 +277,7 @@ def test_a_stream_that_lost_its_tail_is_told_from_one_declared_again(place: Plac
     # As if a message more had been recorded, which the stream lost since.
     place.sql("UPDATE relatum.coverage SET last_offset = 7, to_offset = 8")
     place.sql("UPDATE relatum.relationships SET stream_offset = 7")
-    with pytest.raises(StreamReplaced, match=f"{place.stream}' has lost its tail: relatum record"):
+    with pytest.raises(StreamReplaced, match=f"{place.stream}' has lost its tail: record it from there"):
         relations.find("order_id", "c", streams=place.stream)
 
 

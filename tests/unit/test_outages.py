@@ -25,9 +25,9 @@ NO_STREAM = StreamNotFound("no such stream", stream="s")
 ON = "goes on"
 ENDS = "ends while it waits"
 
-POSTGRESQL_AWAY = "WARNING PostgreSQL d:2/n is away, and is waited for: DatabaseUnavailable: refused"
+POSTGRESQL_AWAY = "WARNING PostgreSQL d:2/n is away, and will be retried: DatabaseUnavailable: refused"
 POSTGRESQL_BACK = "INFO PostgreSQL d:2/n is back, after 0 s"
-RABBITMQ_AWAY = "WARNING RabbitMQ amqp://u@b:1 is away, and is waited for: BrokerUnavailable: gone"
+RABBITMQ_AWAY = "WARNING RabbitMQ amqp://u@b:1 is away, and will be retried: BrokerUnavailable: gone"
 RABBITMQ_BACK = "INFO RabbitMQ amqp://u@b:1 is back, after 0 s"
 
 ALL = ("a", "b", "c")
@@ -63,8 +63,8 @@ CASES: dict[str, tuple[list[tuple[str, Exception | str]], list[str]]] = {
         [
             RABBITMQ_AWAY,
             RABBITMQ_BACK,
-            "WARNING s waits, and is tried again: StreamNotFound: no such stream",
-            "INFO s waits no more, after 0 s",
+            "WARNING s is waiting and will retry: StreamNotFound: no such stream",
+            "INFO s is no longer waiting, after 0 s",
         ],
     ),
 }
@@ -130,7 +130,7 @@ def test_a_stream_that_starts_after_its_broker_is_no_news_unless_it_lasts(
     monkeypatch.setattr("relatum.waiting._failures.STARTING_S", 0.0)
     for _ in range(2):
         outages.failed("s", starts)
-    assert lines(caplog)[2:] == [f"WARNING s waits, and is tried again: {kind.__name__}: starts"]
+    assert lines(caplog)[2:] == [f"WARNING s is waiting and will retry: {kind.__name__}: starts"]
 
 
 def test_a_defect_is_told_with_its_traceback_once(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
@@ -161,6 +161,6 @@ def test_what_a_stop_ends_says_nothing_of_the_broker(outages: Outages, caplog: p
     stop = threading.Event()
     outages = Outages(logger, broker="amqp://u@b:1", database="d:2/n", stop=stop)
     stop.set()
-    assert not outages.failed("leases", ReadTimeout("The time of the call is over (the work was ended)."))
+    assert not outages.failed("leases", ReadTimeout("The call has timed out (the work was ended)."))
     assert lines(caplog) == []
     assert outages.failed("leases", AWAY)

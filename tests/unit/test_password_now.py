@@ -90,7 +90,7 @@ def test_who_asks_waits_a_while_and_one_thread_hangs(monkeypatch: pytest.MonkeyP
 
     asked = address(blocking)
     for _ in range(3):
-        with pytest.raises(BrokerUnavailable, match="did not within"):
+        with pytest.raises(BrokerUnavailable, match="did not return within"):
             asked.secret()
     monkeypatch.setattr("relatum.reading._password.PASSWORD_S", 60)
     released.set()

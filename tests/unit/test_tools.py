@@ -74,11 +74,11 @@ def test_picture():
         "relatum.errors": {"relatum.store"},
     }
     assert list(picture.differences(page, graph)) == [
-        "docs/architecture.md draws attic, which there is not",
+        "docs/architecture.md draws attic, which does not exist",
         "docs/architecture.md does not draw reading",
         "recording imports reading: not in docs/architecture.md",
         "docs/architecture.md: recording -> store is not imported",
-        "docs/architecture.md: errors is of the ground and imports store, which is not",
+        "docs/architecture.md: errors belongs to the ground and imports store, which does not",
     ]
 
 

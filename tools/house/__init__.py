@@ -1,4 +1,4 @@
-"""Measures the structure of the product from its own syntax trees: `tools/measure-house` prints what is found here.
+"""Measures the structure of the product from its syntax trees; `tools/measure-house` prints the results.
 
-Standard library only, and nothing of the product is imported: it measures a tree that does not run, too.
+Uses only the standard library and does not import the product, so it also measures a tree that does not run.
 """

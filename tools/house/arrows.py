@@ -1,4 +1,4 @@
-"""Who imports whom: the arrows between rooms, what crosses them that is private, and how many floors they make."""
+"""The imports between rooms: the arrows, the private imports among them, and the number of floors."""
 
 import ast
 from collections import defaultdict
@@ -13,9 +13,9 @@ class Crossing:
     """A name that one room imports from another.
 
     Attributes:
-        room: The room that imports.
-        module: The module it is imported from.
-        name: What is imported; empty for the module itself.
+        room: The importing room.
+        module: The imported module, or the module of the name.
+        name: The imported name; empty for the module itself.
         home: The module's room.
     """
 
@@ -29,9 +29,9 @@ class Crossing:
 
 
 def crossings(modules: Mapping[str, Module]) -> Iterator[tuple[Module, Crossing]]:
-    """Yield each import that crosses the walls of a room, with the module that does it.
+    """Yield each import from another room, with the importing module.
 
-    An import for types only and one inside a function count as any other: whoever changes the name meets them all.
+    Imports for types only and imports in functions count too, since a change of the name affects them all.
     """
     for module in modules.values():
         for target, name in _imported(module, modules):
@@ -41,7 +41,7 @@ def crossings(modules: Mapping[str, Module]) -> Iterator[tuple[Module, Crossing]
 
 
 def arrows(modules: Mapping[str, Module]) -> dict[str, set[str]]:
-    """Return for each room the rooms that it imports."""
+    """Return the rooms that each room imports."""
     found: dict[str, set[str]] = {module.room: set() for module in modules.values()}
     for _, crossing in crossings(modules):
         found[crossing.room].add(crossing.home)
@@ -49,7 +49,7 @@ def arrows(modules: Mapping[str, Module]) -> dict[str, set[str]]:
 
 
 def private_crossings(modules: Mapping[str, Module]) -> set[Crossing]:
-    """Return the imports of what a room does not show: a private module or name, or a name a package does not list."""
+    """Return the imports of private modules and names, and of names that a package does not list."""
     return {crossing for _, crossing in crossings(modules) if not _is_shown(crossing, modules)}
 
 
@@ -63,12 +63,12 @@ def _is_shown(crossing: Crossing, modules: Mapping[str, Module]) -> bool:
 def floors(graph: Mapping[str, set[str]]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     """Return the longest chain of rooms, from the top down, and the cycles.
 
-    Rooms that import each other in a circle stand on one floor: each link of the chain is a room, or a cycle's rooms.
+    Rooms of a cycle are on one floor: each link of the chain is a room, or all rooms of a cycle.
     """
     parts = _strongly_connected(graph)
     part_of = {room: part for part in parts for room in part}
     longest: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-    # A part is complete when all it imports is: they come out from the ground upwards.
+    # Imported parts come before the parts that import them.
     for part in parts:
         below = {part_of[imported] for room in part for imported in graph[room]} - {part}
         longest[part] = [part, *max((longest[other] for other in sorted(below)), key=len, default=[])]
@@ -76,7 +76,7 @@ def floors(graph: Mapping[str, set[str]]) -> tuple[list[tuple[str, ...]], list[t
 
 
 def _strongly_connected(graph: Mapping[str, set[str]]) -> list[tuple[str, ...]]:
-    """Return the sets of rooms that reach each other, the imported ones first (Tarjan's algorithm)."""
+    """Return the sets of rooms that reach each other, imported ones first (Tarjan's algorithm)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -103,7 +103,7 @@ def _strongly_connected(graph: Mapping[str, set[str]]) -> list[tuple[str, ...]]:
 
 
 def _imported(module: Module, modules: Mapping[str, Module]) -> Iterator[tuple[str, str]]:
-    """Yield (module of the product, name in it) for each import; the name is empty where the module itself is meant."""
+    """Yield (module of the product, name in it) for each import; the name is empty for the module itself."""
     for node in module.nodes:
         if isinstance(node, ast.Import):
             yield from ((name, "") for name in _known((alias.name for alias in node.names), modules))
@@ -111,7 +111,7 @@ def _imported(module: Module, modules: Mapping[str, Module]) -> Iterator[tuple[s
             base = _absolute(node, module)
             for alias in node.names:
                 inner = f"{base}.{alias.name}"
-                # A name that the package lists is the package's, even where a module has the same.
+                # A name that the package lists belongs to the package, even if a module has the same name.
                 shown = base in modules and alias.name in (modules[base].listed or ())
                 if inner in modules and not (shown and modules[base].name == modules[base].room != "relatum"):
                     yield inner, ""
@@ -132,7 +132,7 @@ def _absolute(node: ast.ImportFrom, module: Module) -> str:
 
 
 def by_module(found: Iterable[Crossing]) -> dict[str, list[Crossing]]:
-    """Return the crossings of each module that is imported."""
+    """Return the crossings of each imported module."""
     grouped: dict[str, list[Crossing]] = defaultdict(list)
     for crossing in sorted(found):
         grouped[crossing.module].append(crossing)

@@ -1,6 +1,6 @@
-"""What should be there once: drivers of steps, ways to run SQL, leases, followers, twins kept by hand.
+"""Mechanisms that should exist once: drivers of steps, ways to run SQL, leases, followers, twins kept by hand.
 
-Each is recognised by its mark in the syntax, not by a list of names: a new one is counted as soon as it is written.
+They are recognised by their syntax, not by a list of names, so a new one counts as soon as it is written.
 """
 
 import ast
@@ -12,7 +12,7 @@ from typing import Final
 from tools.house.sources import Module
 
 FOLLOWING: Final = "relatum.following"
-"""The room of what follows streams for ever."""
+"""The room that follows streams forever."""
 
 _LEASE_ENDS: Final = "lease_expires_at"
 _NULLS: Final = ("_NULL", "sa.null()")
@@ -21,24 +21,24 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def step_drivers(modules: Mapping[str, Module]) -> list[str]:
-    """Return the modules that drive generators: a function there sends or throws into one and catches its end."""
+    """Return the modules that drive generators: a function sends or throws into one and catches StopIteration."""
     return _where(modules, lambda module: any(_drives(node) for node in module.nodes if isinstance(node, _FUNCTIONS)))
 
 
 def sql_runners(modules: Mapping[str, Module]) -> list[str]:
-    """Return the modules outside the store that run SQL by themselves: they call `execute` or ask for a cursor."""
+    """Return the modules outside the store that run SQL: they call `execute` or `cursor`."""
     return _where(modules, lambda module: module.room != "relatum.store" and bool(_calls(module, "execute", "cursor")))
 
 
 def leases(modules: Mapping[str, Module]) -> list[str]:
-    """Return the modules that take or renew a lease: they write a moment at which it ends."""
+    """Return the modules that take or renew a lease: they write its expiry time."""
     return _where(modules, lambda module: any(_is_lease(node) for node in module.nodes))
 
 
 def followers(modules: Mapping[str, Module]) -> list[str]:
-    """Return who follows streams for ever: the room of that, and modules that read with `follow=True` beside it.
+    """Return the room that follows streams forever, and the other modules that read with `follow=True`.
 
-    The room of reading has the means, and follows nothing by itself.
+    The room of reading does not count: it offers the option, but does not follow streams itself.
     """
     rooms = ("relatum.reading", FOLLOWING)
     room = [FOLLOWING] if FOLLOWING in modules else []
@@ -46,12 +46,12 @@ def followers(modules: Mapping[str, Module]) -> list[str]:
 
 
 def rebuilt_functions(modules: Mapping[str, Module]) -> list[str]:
-    """Return the modules that build functions out of others' code: they call `FunctionType`."""
+    """Return the modules that build functions from the code of others: they call `FunctionType`."""
     return _where(modules, lambda module: bool(_calls(module, "FunctionType")))
 
 
 def long_functions(modules: Mapping[str, Module], most: int) -> list[str]:
-    """Return the functions of more than `most` lines, docstring and decorators included, with their lines."""
+    """Return the functions of more than `most` lines, including docstrings, with their lines."""
     return [
         f"{module.name}.{node.name} {length}"
         for module in modules.values()
@@ -61,16 +61,16 @@ def long_functions(modules: Mapping[str, Module], most: int) -> list[str]:
 
 
 def shared_names(modules: Mapping[str, Module]) -> list[str]:
-    """Return the modules that have their file's name in common with another, `__init__` apart."""
+    """Return the modules that share their file's name with another, except `__init__`."""
     files = Counter(module.path.name for module in modules.values() if not module.is_package)
     return [module.name for module in modules.values() if not module.is_package and files[module.path.name] > 1]
 
 
 def twins(modules: Mapping[str, Module]) -> list[str]:
-    """Return the pairs of blocking and asyncio modules of one room that are both kept by hand.
+    """Return the pairs of blocking and asyncio modules of a room that are both written by hand.
 
-    A pair has the same name but for a word that says which face it is, or one has a class and the other its `Async…`.
-    A façade, which imports the blocking module, is none.
+    The names of a pair differ only in a word such as `async`, or one module has a class and the other its `Async…`. A
+    façade, which imports the blocking module, does not count.
     """
     by_hand = [module for module in modules.values() if not module.is_package]
     found = set()
@@ -105,7 +105,7 @@ def _classes(module: Module) -> set[str]:
 
 
 def _drives(function: ast.AST) -> bool:
-    """Say whether a function drives a generator: it catches the end of one and steps it."""
+    """Whether a function drives a generator: it sends or throws, and catches StopIteration."""
     nodes = list(ast.walk(function))
     catches = any(isinstance(node, ast.ExceptHandler) and "StopIteration" in _caught(node) for node in nodes)
     return catches and any(isinstance(node, ast.Call) and _last(node.func) in ("send", "throw") for node in nodes)
@@ -117,7 +117,7 @@ def _caught(handler: ast.ExceptHandler) -> Iterable[str]:
 
 
 def _is_lease(node: ast.AST) -> bool:
-    """Say whether a moment at which a lease ends is written: by keyword, or in a mapping of columns."""
+    """Whether a node sets a lease's expiry time, by keyword or in a mapping of columns."""
     values = []
     if isinstance(node, ast.keyword) and node.arg == _LEASE_ENDS:
         values = [node.value]
@@ -146,7 +146,7 @@ def _calls(module: Module, *names: str) -> list[ast.Call]:
 
 
 def _last(node: ast.AST) -> str:
-    """Return the last part of a dotted name, empty for anything else."""
+    """Return the last part of a dotted name; empty for other nodes."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""

@@ -1,7 +1,7 @@
 """The picture of the rooms in docs/architecture.md, compared with the import graph.
 
-In the page's block that begins with the line `rooms`, a line `room -> other another` draws a room's arrows, and the
-line `ground: …` names the rooms that any other may import: arrows to them are not drawn.
+The picture is the page's block that begins with the line `rooms`. A line `room -> other another` has a room's arrows,
+and the line `ground: …` names the rooms that any room may import; arrows to these are not drawn.
 """
 
 import re
@@ -15,10 +15,10 @@ _BLOCK: Final = re.compile(r"^```text\nrooms\n(.*?)^```", re.MULTILINE | re.DOTA
 
 
 def drawn(page: str) -> tuple[dict[str, set[str]], set[str]]:
-    """Return the arrows of the page's picture by room, and the rooms of the ground.
+    """Return the arrows of the page's picture by room, and the ground's rooms.
 
     Raises:
-        ValueError: The page has no picture.
+        ValueError: the page has no picture.
     """
     block = _BLOCK.search(page)
     if block is None:
@@ -35,24 +35,24 @@ def drawn(page: str) -> tuple[dict[str, set[str]], set[str]]:
 
 
 def differences(page: str, graph: Mapping[str, set[str]]) -> Iterator[str]:
-    """Yield in words each room and arrow that is only in the picture or only in the imports."""
+    """Yield a complaint about each room and arrow that is only in the picture or only in the imports."""
     picture, ground = drawn(page)
     imports = {short(room): {short(other) for other in others} - ground for room, others in graph.items()}
     for room in sorted({*imports, *picture} - ground):
         if room not in picture:
             yield f"{PAGE} does not draw {room}"
         elif room not in imports:
-            yield f"{PAGE} draws {room}, which there is not"
+            yield f"{PAGE} draws {room}, which does not exist"
         else:
             yield from (f"{room} imports {other}: not in {PAGE}" for other in sorted(imports[room] - picture[room]))
             yield from (f"{PAGE}: {room} -> {other} is not imported" for other in sorted(picture[room] - imports[room]))
     yield from (
-        f"{PAGE}: {room} is of the ground and imports {other}, which is not"
+        f"{PAGE}: {room} belongs to the ground and imports {other}, which does not"
         for room in sorted(ground)
         for other in sorted(imports.get(room, set()) - picture.get(room, set()))
     )
 
 
 def short(room: str) -> str:
-    """Return a room's name as the picture has it: the kernel's without `relatum.`, its face as `relatum`."""
+    """Return a room's name in the picture: without `relatum.`; `relatum` itself stays."""
     return room.removeprefix("relatum.")

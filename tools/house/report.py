@@ -1,4 +1,4 @@
-"""The table of what was counted, with the aim beside each figure, and what `--check` holds against it."""
+"""The table of figures with their aims, and the complaints of `--check`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from tools.house import arrows, mechanisms, picture, seams, words
 from tools.house.sources import Module
 
 EXCEPTIONS: Final = Path("tools/house/exceptions.txt")
-"""The private names that rooms import from each other for now: `room <- module.name`, one a line."""
+"""The list of allowed imports of private names between rooms, one a line: `room <- module.name`."""
 
 SEAMS: Final = Path("tools/house/seams.txt")
-"""The private modules that tests import for now: `file <- module`, one a line. It only gets shorter."""
+"""The list of allowed imports of private modules in tests, one a line: `file <- module`. It only gets shorter."""
 
 WORDS: Final = Path("tools/house/words.txt")
-"""The habits of speech that are left for now: `place <- habit number`, one a line. It only gets shorter."""
+"""The list of allowed habits of speech, one a line: `place <- habit number`. It only gets shorter."""
 
 MODULE_LINES_MAX: Final = 400
 FUNCTION_LINES_MAX: Final = 70
 
 COUNTED: Final = frozenset({"relatum", "relatum_consumer", "relatum_cli"})
-"""The packages that the aims are about: the kernel, the consumer and the command."""
+"""The packages to which the aims apply: the kernel, the consumer and the command."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Figure:
     """One line of the table.
 
     Attributes:
-        name: What was counted.
-        value: How many.
-        aim: At most how many there should be; None for a figure without an aim.
-        found: What was counted, one by one.
+        name: The figure's name.
+        value: The number.
+        aim: The maximum. None means no aim.
+        found: The counted items.
     """
 
     name: str
@@ -42,12 +42,12 @@ class Figure:
 
     @property
     def is_reached(self) -> bool:
-        """The figure is within its aim, or has none."""
+        """Whether the figure is within its aim, or has none."""
         return self.aim is None or self.value <= self.aim
 
 
 def figures(modules: Mapping[str, Module], checkout: Path) -> list[Figure]:
-    """Return the table's lines."""
+    """Return the table's figures."""
     counted = {name: module for name, module in modules.items() if module.package in COUNTED}
     beside = [module for module in modules.values() if module.package not in COUNTED]
     private = arrows.private_crossings(modules)
@@ -89,12 +89,12 @@ def table(found: Sequence[Figure]) -> Iterator[str]:
 
 
 def complaints(modules: Mapping[str, Module], checkout: Path) -> Iterator[str]:
-    """Yield in words what is not allowed: what the lists do not except, stale exceptions, arrows that are not drawn."""
+    """Yield the complaints: findings that the lists do not allow, stale exceptions, and errors of the picture."""
     for file, what, found in _listed(modules, checkout):
         allowed = set(exceptions(checkout, file))
         yield from (f"{what}: {line}" for line in sorted(found - allowed))
         yield from (
-            f"{file} still allows what is gone (tools/measure-house --shorten): {line}"
+            f"{file} still allows a removed item (tools/measure-house --shorten): {line}"
             for line in sorted(allowed - found)
         )
     page = checkout / picture.PAGE
@@ -103,7 +103,7 @@ def complaints(modules: Mapping[str, Module], checkout: Path) -> Iterator[str]:
 
 
 def exceptions(checkout: Path, file: Path) -> list[str]:
-    """Return what a list allows for now."""
+    """Return the exceptions in a list."""
     if not (checkout / file).exists():
         return []
     lines = (checkout / file).read_text().splitlines()
@@ -111,7 +111,7 @@ def exceptions(checkout: Path, file: Path) -> list[str]:
 
 
 def shorten(modules: Mapping[str, Module], checkout: Path) -> int:
-    """Remove stale exceptions from the lists, and return how many are left."""
+    """Remove stale exceptions from the lists, and return the number of the rest."""
     for file, _, found in _listed(modules, checkout):
         if not (checkout / file).exists():
             continue
@@ -123,7 +123,7 @@ def shorten(modules: Mapping[str, Module], checkout: Path) -> int:
 
 
 def _listed(modules: Mapping[str, Module], checkout: Path) -> Iterator[tuple[Path, str, set[str]]]:
-    """Yield each list of exceptions, the complaint about one that it lacks, and what was found."""
+    """Yield each list of exceptions, its complaint, and the findings."""
     yield EXCEPTIONS, "imported past a room's face", set(map(str, arrows.private_crossings(modules)))
     yield SEAMS, "a test imports a private module", set(seams.private_imports(checkout))
     yield WORDS, "a habit that tools/house/words.py has plain words for", set(words.habits(modules, checkout))

@@ -1,4 +1,4 @@
-"""Where the tests import private modules of the product: each such import dies with the next redesign."""
+"""The tests' imports of private modules of the product, which break with the next redesign."""
 
 import ast
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ CORES: Final = (
     "relatum_consumer._known_spans",
     "relatum_consumer.groups._assembly",
 )
-"""Pure code that tests may know by its module: wire, keys, read plan, publication, moves, order, groups' assembly,
-the collector's core, and what an answer's proof and an expectation's spans amount to."""
+"""Pure code that tests may import from its module: wire, keys, read plan, publication, moves, order, groups' assembly,
+the collector's core, and the spans of an expectation."""
 
 
 def private_imports(checkout: Path) -> list[str]:
-    """Return `file <- module` for each import of a private module or name in the tests, the cores left out."""
+    """Return `file <- module` for each import of a private module or name in the tests, except the cores."""
     return sorted(
         f"{path.relative_to(checkout)} <- {name}"
         for path in (checkout / TESTS).rglob("*.py")

@@ -1,4 +1,4 @@
-"""The product's modules, parsed: and which room each is in."""
+"""The product's parsed modules, and their rooms."""
 
 import ast
 from collections.abc import Iterable, Sequence
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Final
 
 ROOTS: Final = ("plugin", "consumer_api", "migrations", "spark_connectors")
-"""The folders that are packed."""
+"""The folders in the distribution."""
 
 DIVIDED: Final = frozenset({"relatum", "relatum_consumer"})
-"""Packages whose folders are rooms of their own. In the others, the package is the room."""
+"""Packages whose folders are rooms. Any other package is a single room."""
 
 MODULES_ARE_ROOMS: Final = frozenset({"relatum"})
-"""Packages whose modules at the top are rooms of their own, too: errors, limits, checks, …"""
+"""Packages whose top-level modules are rooms too: errors, limits, checks, …"""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Module:
     """One file of the product.
 
     Attributes:
-        name: Its name for an import, as `relatum.reading._many`.
-        path: Where it is.
-        is_package: It is an `__init__.py`.
-        text: What is in it.
+        name: The name in imports, such as `relatum.reading._many`.
+        path: The path.
+        is_package: Whether the file is an `__init__.py`.
+        text: The source text.
     """
 
     name: str
@@ -35,37 +35,37 @@ class Module:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """Its syntax tree."""
+        """The syntax tree."""
         return ast.parse(self.text, str(self.path))
 
     @cached_property
     def nodes(self) -> Sequence[ast.AST]:
-        """Every node of the tree."""
+        """All nodes of the tree."""
         return tuple(ast.walk(self.tree))
 
     @property
     def lines(self) -> int:
-        """How many lines it has."""
+        """The number of lines."""
         return self.text.count("\n")
 
     @property
     def package(self) -> str:
-        """The distribution's package that it is in."""
+        """The module's top-level package."""
         return self.name.partition(".")[0]
 
     @property
     def room(self) -> str:
-        """The room that it is in."""
+        """The module's room."""
         return room_of(self.name, is_package=self.is_package)
 
     @property
     def is_private(self) -> bool:
-        """A part of its name begins with an underscore."""
+        """Whether a part of the name begins with an underscore."""
         return any(part.startswith("_") for part in self.name.split("."))
 
     @cached_property
     def listed(self) -> frozenset[str] | None:
-        """The names in `__all__`, or None for a module without it."""
+        """The names in `__all__`; None if the module has none."""
         for node in self.tree.body:
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -77,8 +77,8 @@ class Module:
 def room_of(name: str, *, is_package: bool) -> str:
     """Return the room of a module: a folder or module of the kernel, a folder of the consumer, or the whole package.
 
-    What lies in the package itself (`relatum/__init__.py`, `relatum_consumer/_relations.py`) is in the room that has
-    the package's name.
+    Other modules directly in a package (`relatum/__init__.py`, `relatum_consumer/_relations.py`) belong to the room
+    with the package's name.
     """
     package, *inner = name.split(".")
     if not inner or package not in DIVIDED:

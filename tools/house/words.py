@@ -1,4 +1,4 @@
-"""Habits of speech that the documentation and the help of commands avoid, each with its plain words."""
+"""Habits of speech to avoid in documentation and command help, each with its plain words."""
 
 import ast
 import re
@@ -28,11 +28,11 @@ HABITS: Final[Mapping[str, str]] = {
 }
 
 _HIDDEN: Final = re.compile(r"^```.*?^```|`[^`]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
-"""What is not prose on a page: blocks, names of code, and where links lead."""
+"""The parts of a page that are not prose: code blocks, inline code, and the targets of links."""
 
 
 def habits(modules: Mapping[str, Module], checkout: Path) -> list[str]:
-    """Return `place <- habit number`: the place is a page, or `help` for the texts of all commands together."""
+    """Return `place <- habit number` for each habit found; the place is a page, or `help` for all commands together."""
     found = Counter(
         (place, habit)
         for place, text in [*_pages(checkout), *_help(modules)]

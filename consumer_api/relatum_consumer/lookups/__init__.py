@@ -1,4 +1,4 @@
-"""Lookups without a face: what is asked of tables and streams, the proof of an answer, and the answer itself.
+"""The core of lookups: statements on tables and reads of streams, the proof of an answer, and the answer itself.
 
-`relatum_consumer.Relations` and `AsyncRelations` are the faces; lookups of groups are built on the same.
+`relatum_consumer.Relations` and `AsyncRelations` call it; so do lookups of groups.
 """

@@ -1,4 +1,4 @@
-"""What a lookup gives: the messages found, and how sure it is that there are no more."""
+"""The result of a lookup: the messages found, and how certain it is that there are no more."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,29 +11,29 @@ from relatum.store.catalog import backfill_command
 
 
 class Status(StrEnum):
-    """What an answer says."""
+    """What an answer means."""
 
     FOUND = "found"
-    """There is at least one message, and each was read and checked."""
+    """At least one message was found; each was read and checked."""
     ABSENT = "absent"
-    """There is none: every message that the streams named in the answer retain was recorded, or read just now, and none
-    is meant. Never said of no stream. Where `missing_keys` names keys, nothing was looked for: the message has
-    none of them."""
+    """No message matches: every message that the answer's streams retain was recorded, or read just now. An answer over
+    no stream is never `ABSENT`. If `missing_keys` is not empty, nothing was searched: the message has none of the
+    keys."""
     NOT_RECORDED_YET = "not_recorded_yet"
-    """None was found, but a part of the streams is not recorded: there may be one. Ask with `complete=True`."""
+    """No message was found, but a part of the streams is not recorded and may hold one. Ask with `complete=True`."""
     EXPIRED = "expired"
-    """There was at least one, and retention has dropped it."""
+    """At least one message matched, and retention has dropped it."""
     DELETED = "deleted"
-    """There was at least one, and its stream was deleted. Where retention has dropped another one, it is `EXPIRED`."""
+    """At least one message matched, and its stream was deleted. `EXPIRED` takes precedence."""
     UNPROVEN = "unproven"
-    """What was found is there, and nobody can prove from here whether there is more: a stream's leader cannot be
-    reached, messages could not be unpacked, the index names some that could not be read, or one of the streams
-    cannot be used (`unreadable_streams`). Mostly there is no message; with `complete=True`, and where `unread` names
-    some, there may be."""
+    """The messages found exist, but it cannot be proven now that there are no more: a stream's leader is unreachable,
+    messages could not be unpacked, indexed messages could not be read, or a stream is unusable
+    (`unreadable_streams`). Mostly there is no message; there may be some with `complete=True`, or if `unread` is not
+    empty."""
 
     @property
     def words(self) -> str:
-        """What it says, for a person."""
+        """The meaning, for people to read."""
         return _WORDS[self]
 
 
@@ -43,8 +43,8 @@ _WORDS: Final = {
     Status.EXPIRED: "expired: there was one, and retention has dropped it",
     Status.DELETED: "deleted: there was one, and its stream was deleted",
     Status.NOT_RECORDED_YET: "not recorded yet: a part of the streams is not recorded",
-    Status.UNPROVEN: "unproven: none was found, and nobody can prove from here that there is none (a leader that "
-    "cannot be reached, or batches that are not to be unpacked)",
+    Status.UNPROVEN: "unproven: none was found, but it cannot be proven now that there is none (a leader is "
+    "unreachable, or batches cannot be unpacked)",
 }
 
 
@@ -54,7 +54,7 @@ class Hit:
 
     Attributes:
         message: The message, read and checked.
-        keys: The names of the keys asked by whose values it shares, in the order asked; empty for a lookup by time
+        keys: The names of the searched keys whose values it shares, in the order given; empty for a lookup by time
             alone.
     """
 
@@ -63,33 +63,33 @@ class Hit:
 
     @property
     def id(self) -> MessageId:
-        """Where the message is."""
+        """The message's stream and offset."""
         return self.message.id
 
 
 class UnreadableStream(NamedTuple):
-    """A stream that an answer says nothing of: its name, and why it cannot be used."""
+    """A stream that an answer does not cover: its name, and why it cannot be used."""
 
     stream: str
     reason: str
 
 
 class MissingKey(NamedTuple):
-    """A key that was asked by and that the message in hand cannot share: its name, and why."""
+    """A searched key that the given message cannot share: its name, and why."""
 
     key: str
     reason: str
 
 
 class NewKey(NamedTuple):
-    """A key that is newer than what is recorded: its name, and the streams with messages not looked at for it."""
+    """A key newer than the recorded messages: its name, and the streams whose older messages lack it."""
 
     key: str
     streams: tuple[str, ...]
 
 
 NAMED_MAX: Final = 5
-"""Keys or streams named in an explanation; it counts the others."""
+"""The most keys or streams that an explanation names; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,21 +97,21 @@ class Covered:
     """What an answer or a trace covers, and what could not be in it.
 
     Attributes:
-        streams: The names of the streams it holds over, in order; a super stream's partitions, not itself. Of others
-            nothing is said. An answer that is found names the recorded ones, as known within the last second.
-        expired: Where messages were that were recorded as sought and that retention has dropped since, as far as the
-            lookup met them.
-        deleted: Where messages were that were recorded as sought and whose streams were deleted since.
-        unread: Where messages are that the index names and that could not be read, without a proof that they are gone.
-        unreadable_streams: If you named no stream, those recorded ones that you may not read, that are another
-            broker's, or that are not what was recorded. Nothing holds over them, and the status is unproven where one
-            of them could change it.
-        unrecorded_streams: With `NOT_RECORDED_YET`, the streams of which a part is not recorded and that nobody
-            records now: asking later does not help. Of other streams, a recorder is behind.
-        new_keys: With `NOT_RECORDED_YET`, the keys asked by that are newer than what is recorded, with the streams of
-            which older messages were not looked at for them: `relatum backfill` does that, and no recorder.
-        missing_keys: If your message has none of the keys asked by: each of them, with the reason. Nothing was looked
-            for then, and `ABSENT` says only that no message can share what is not there.
+        streams: The names of the streams covered, in order; a super stream's partitions, not the super stream. An
+            answer says nothing about other streams. A found answer lists the recorded ones, at most a second old.
+        expired: Ids of messages that were recorded as matches and that retention has dropped since, as far as the
+            lookup came across them.
+        deleted: Ids of messages that were recorded as matches and whose streams were deleted since.
+        unread: Ids of indexed messages that could not be read and are not proven to be gone.
+        unreadable_streams: If you named no stream, the recorded streams that you may not read, that belong to another
+            broker, or that are not the recorded ones. The answer does not cover them; the status is unproven if one of
+            them could change it.
+        unrecorded_streams: With `NOT_RECORDED_YET`, the partly recorded streams that no recorder records now: asking
+            later does not help. For the other streams, a recorder is behind.
+        new_keys: With `NOT_RECORDED_YET`, the searched keys that are newer than the recorded messages, with the streams
+            whose older messages lack them. Only `relatum backfill` records those, no recorder does.
+        missing_keys: If your message has none of the searched keys: each of them, with the reason. Nothing was searched
+            then, and `ABSENT` says only that no message can share a missing value.
     """
 
     streams: tuple[str, ...] = ()
@@ -124,30 +124,30 @@ class Covered:
     missing_keys: tuple[MissingKey, ...] = ()
 
     def _cure(self, status: Status) -> str:
-        """What to do about what is not recorded or gone, in words; else empty."""
+        """Say what to do about messages that are not recorded or gone; empty if nothing can be done."""
         if self.unrecorded_streams or self.new_keys:
             return to_be_recorded(self.unrecorded_streams, self.new_keys)
         if status is Status.EXPIRED:
-            return "a longer retention of the stream (max-age, max-length-bytes) keeps the next one"
+            return "a longer retention of the stream (max-age, max-length-bytes) would keep such messages"
         if status is not Status.DELETED:
             return ""
         streams = list(dict.fromkeys(where.stream for where in self.deleted))
         names = _some([repr(stream) for stream in streams])
         forget = f"relatum forget {' '.join(streams[:NAMED_MAX])}"
-        return f"the broker has no {names} any more: {forget} removes what was recorded of it"
+        return f"the broker has no {names} any more: {forget} removes their records"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Covered, Sequence[Message]):
-    """The messages a lookup found, in the order asked for, and its status. It does not change.
+    """The messages a lookup found, in the order asked for, and its status. Immutable.
 
-    It is a sequence of messages: `len(answer)`, `answer[0]`, `for message in answer`; true where there is one. What it
-    covers, and what could not be in it, are the attributes of `Covered`.
+    It is a sequence of messages: `len(answer)`, `answer[0]`, `for message in answer`; truthy if there are any. Its
+    coverage is described by the attributes of `Covered`.
 
     Attributes:
         status: Found, absent, not recorded yet, expired, deleted, or unproven.
         hits: The messages with the keys they share.
-        self_ids: Places of the message you asked about, if a client gave it to you without its place. They are not
+        self_ids: Ids of the message you asked about, if your client did not say its stream and offset. They are not
             among the hits.
     """
 
@@ -157,14 +157,14 @@ class Answer(Covered, Sequence[Message]):
 
     @property
     def words(self) -> str:
-        """What the status says, for a person; with `explanation` where keys are missing or new."""
+        """The status, for people to read; with the `explanation` if keys are missing or new."""
         if self.missing_keys or self.new_keys:
             return f"{self.status.words.partition(':')[0]}: {self.explanation}"
         return self.status.words
 
     @property
     def explanation(self) -> str:
-        """Why nothing was looked for, or what to do about what is not recorded or gone, in words; else empty."""
+        """Why nothing was searched, or what to do about messages that are not recorded or gone; else empty."""
         if self.missing_keys:
             keys = _some([f"{key} ({reason})" for key, reason in self.missing_keys])
             return f"this message has no value of {keys}: nothing was looked for"
@@ -177,12 +177,12 @@ class Answer(Covered, Sequence[Message]):
 
     @property
     def ids(self) -> tuple[MessageId, ...]:
-        """Where the messages are."""
+        """The messages' ids."""
         return tuple(hit.message.id for hit in self.hits)
 
     @property
     def first(self) -> Message | None:
-        """The first message; None where there is none."""
+        """The first message; None if there is none."""
         return self.hits[0].message if self.hits else None
 
     def __len__(self) -> int:
@@ -206,7 +206,7 @@ class Answer(Covered, Sequence[Message]):
 
 
 def to_be_recorded(unrecorded_streams: Sequence[str], new_keys: Sequence[NewKey]) -> str:
-    """What no recorder will record, and the commands that do; empty where there is nothing."""
+    """Say what no recorder will record, and which commands do; empty if there is nothing."""
     told = []
     if unrecorded_streams:
         names = _some([repr(stream) for stream in unrecorded_streams])
@@ -222,6 +222,6 @@ def to_be_recorded(unrecorded_streams: Sequence[str], new_keys: Sequence[NewKey]
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first of names, and how many more there are."""
+    """Join the first names, and count the others."""
     more = len(names) - NAMED_MAX
     return ", ".join(names[:NAMED_MAX]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,6 +1,6 @@
-"""How an answer comes about: from what the index names, or by evidence, the index once more, and the rest read.
+"""How an answer is made: from indexed messages, or by evidence, a second look at the index, and reading the rest.
 
-A stream that is not the one that was recorded is met here, and messages are gathered within the bounds of one answer.
+It also detects streams that are not the recorded ones, and gathers messages within the limits of one answer.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,21 +30,21 @@ from relatum_consumer.lookups.catalog import Catalog, replaced
 from relatum_consumer.lookups.proof import Evidence, coverage_by_stream, evidence_together
 
 ANSWER_MESSAGES_MAX: Final = 100_000
-"""Messages of one answer, which is held in memory. What has more is asked for with `limit=`, or a span of time."""
+"""The most messages of one answer, which is held in memory. For more, use `limit=` or a time span."""
 
 ANSWER_BYTES_MAX: Final = 1 << 30
-"""Bytes of the messages of one answer that was asked for without `limit=`; each counts `MESSAGE_BYTES` more."""
+"""The most bytes of messages in an answer without `limit=`; `MESSAGE_BYTES` are added for each message."""
 
 _Result = TypeVar("_Result")
 
 
 def again_if_replaced(catalog: Catalog, ask: Callable[[], _Result], *, leaves_out: bool = False) -> _Result:
-    """Ask; once more from the start where the recorder replaced a stream under our hands.
+    """Call `ask`; again from the start if the recorder replaced a stream meanwhile.
 
-    `leaves_out`: True leaves out a stream that stays another than what was recorded: where none is named.
+    `leaves_out`: True leaves out a stream that still is not the recorded one; for calls without named streams.
 
     Raises:
-        StreamReplaced: it is not the stream that was recorded; where that can be found out, the error says why.
+        StreamReplaced: a stream is not the recorded one; the error says why if that can be found out.
     """
     try:
         return ask()
@@ -63,9 +63,9 @@ def again_if_replaced(catalog: Catalog, ask: Callable[[], _Result], *, leaves_ou
 
 
 def _became(catalog: Catalog, stream: str) -> str:
-    """What happened to a stream that is not the one that was recorded, and what to do; empty where nobody can say.
+    """Say what happened to a stream that is not the recorded one, and what to do; empty if unknown.
 
-    A stream that begins with a message younger than the last one recorded is another stream.
+    A stream that begins with a message younger than the last recorded one was declared again.
     """
     try:
         rows = coverage_by_stream(catalog.servers, catalog.streams([stream]))
@@ -79,16 +79,16 @@ def _became(catalog: Catalog, stream: str) -> str:
     if not isinstance(first, Message) or first.chunk_ms is None:
         return ""
     if first.chunk_ms > last.chunk_ms:
-        return f"was deleted and declared again: relatum record {stream} records it anew"
-    return f"has lost its tail: relatum record {stream} records it again from there, and its publishers know the rest"
+        return f"was deleted and declared again: record the new stream with `relatum record {stream}`"
+    return f"has lost its tail: record it from there with `relatum record {stream}`; publish lost messages again"
 
 
 _SPARE: Final = 64
-"""Messages held beyond twice the limit before the last ones are dropped: small limits need not sort each time."""
+"""Messages held beyond twice the limit before the last ones are dropped, so that small limits rarely sort."""
 
 
 class Gathered:
-    """Takes messages as they are read, whichever streams they come from."""
+    """Collects messages as they are read, from several streams."""
 
     def __init__(
         self,
@@ -107,16 +107,16 @@ class Gathered:
 
     @property
     def messages(self) -> list[Message]:
-        """What was taken, each once, in no order."""
+        """The collected messages without duplicates, unordered."""
         return list(self._messages.values())
 
     def consider(self, message: Message) -> None:
-        """Take a message if it is meant; `InvalidInput` where there are too many, though all were asked for."""
+        """Take a message if it matches; `InvalidInput` if there are too many for an answer without a limit."""
         if self._is_meant(message):
             self.take(message)
 
     def take(self, message: Message) -> None:
-        """Take a message that is meant; the same one again changes nothing."""
+        """Take a matching message; a duplicate is ignored."""
         if message.id in self._messages:
             return
         self._messages[message.id] = message
@@ -128,21 +128,21 @@ class Gathered:
         self.check(0)
 
     def check(self, more: int) -> None:
-        """See that so many messages more are not too many."""
+        """Check that `more` messages still fit."""
         check_count(len(self._messages) + more, self._advice)
         if self._bytes > ANSWER_BYTES_MAX:
             raise InvalidInput(f"messages of more than {ANSWER_BYTES_MAX >> 20} MiB: {self._advice}")
 
 
 def check_count(messages: int, advice: str) -> None:
-    """Refuse an answer that is too large as soon as that shows, before more of it is read."""
+    """Raise `InvalidInput` as soon as an answer is known to be too large, before more of it is read."""
     if messages > ANSWER_MESSAGES_MAX:
         raise InvalidInput(f"more than {ANSWER_MESSAGES_MAX} messages: {advice}")
 
 
 @dataclass(slots=True)
 class Row:
-    """Where the table says a message is, and what it says the message carries: ids of keys, or values with them."""
+    """An indexed message: its id and time, and what the index says it carries: key ids, or values with them."""
 
     id: MessageId
     time_us: int | None
@@ -151,14 +151,14 @@ class Row:
 
 @dataclass(slots=True)
 class Lost:
-    """What became of messages that the index names and that are not there.
+    """Indexed messages that are not there, by what became of them.
 
     Attributes:
-        floors: The first offset retained, by stream, where it mattered; `INTEGER_MAX` where nothing is to be asked for.
-        expired: Where messages were that retention surely took.
-        deleted: Where messages were whose streams are surely gone.
-        unread: Where messages are that could not be read and are not surely gone.
-        is_sure: Whether retention surely took a message that was sought, its id known or not.
+        floors: The first retained offset, by stream, as far as it mattered; `INTEGER_MAX` skips the whole stream.
+        expired: Ids of messages that retention has certainly dropped.
+        deleted: Ids of messages whose streams are certainly deleted.
+        unread: Ids of messages that could not be read and are not certainly gone.
+        is_sure: Whether retention certainly dropped a matching message, its id known or not.
     """
 
     floors: dict[str, int] = field(default_factory=dict)
@@ -174,7 +174,7 @@ class Lost:
         return where in self.expired or where in self.deleted or where in self.unread
 
     def take(self, where: MessageId, first: int, *, is_sure: bool) -> None:
-        """Note a message that is not there, and the first offset retained: surely, or as this node knows it."""
+        """Note a missing message and the first retained offset; `is_sure` if the leader says so."""
         self.floors[where.stream] = first
         if is_sure and first == INTEGER_MAX:
             self.deleted[where] = None
@@ -194,29 +194,29 @@ def verified(
     is_named: bool,
     kept: KeptChunks | None = None,
 ) -> list[_Result]:
-    """The messages of rows, each read and checked, as what `carried` makes of them: None of one that is another.
+    """Read the messages of rows, check each, and return what `carried` makes of them, which is None for a mismatch.
 
-    Those that are gone, or are others than their rows say, are noted in `lost`.
+    Missing messages, and those that do not match their rows, are noted in `lost`.
 
     Raises:
-        StreamReplaced: one is another, and was not recorded over AMQP 0.9.1: that showed some values otherwise (a
-            number of 42.7 as 42).
+        StreamReplaced: a message does not match its row, and was not recorded over AMQP 0.9.1, which showed some values
+            differently (a number of 42.7 as 42).
     """
     found: list[_Result] = []
     for row, message in zip(rows, catalog.servers.read([row.id for row in rows], kept) if rows else (), strict=True):
         if isinstance(message, Message):
-            # A row that was recorded over AMQP 0.9.1 may lack the time; what both have must agree.
+            # A row recorded over AMQP 0.9.1 may lack the time; if both have one, they must agree.
             is_other = row.time_us is not None and message.time_us not in (None, row.time_us)
             result = None if is_other else carried(row, message)
             if result is not None:
                 found.append(result)
             elif _was_recorded_over_amqp(catalog, row.id):
-                # As if retention had taken it, for all that is known: what is asked for again comes behind it.
+                # Treated as if retention had dropped it: the next probe starts behind it.
                 lost.take(row.id, row.id.offset + 1, is_sure=False)
             else:
                 raise replaced(*row.id)
         elif isinstance(message, AccessRefused) and not is_named:
-            # All of a stream that was not asked for is unread: nothing of it is asked for again.
+            # The stream was not named: all of it counts as unread, and it is not probed again.
             lost.take(row.id, INTEGER_MAX, is_sure=False)
         else:
             first = first_retained(row.id, message, is_named=is_named)
@@ -225,39 +225,39 @@ def verified(
 
 
 def _was_recorded_over_amqp(catalog: Catalog, where: MessageId) -> bool:
-    """Whether release 0.4 or an earlier one recorded a message."""
+    """Whether the message was recorded over AMQP 0.9.1, by release 0.4 or earlier."""
     ranges = coverage_by_stream(catalog.servers, catalog.streams([where.stream]))
     rows = (row for of_stream in ranges.values() for row in of_stream)
     return any(row.over_amqp and row.from_offset <= where.offset < row.to_offset for row in rows)
 
 
 def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> int:
-    """The first offset the stream retains, after a row's message was not there; see `is_sure`.
+    """Return the stream's first retained offset, after a row's message was not there; see `is_sure`.
 
     Raises:
-        StreamReplaced: it is not retention that took it, and the leader says so.
-        StreamNotFound, NotAStream: the stream was deleted, and was asked for by name.
+        StreamReplaced: the leader says that it was not retention that dropped the message.
+        StreamNotFound, NotAStream: a named stream was deleted.
         AccessRefused: this user may not read the stream.
-        Transient: nothing can be known now. The whole answer is this error then: a message that is there, on a node
-            that is behind or starting, must not be left out of it.
+        Transient: the state is unknown now. The whole answer fails then: it must not leave out a message that exists on
+            a node that is behind or starting.
     """
     if isinstance(error, OffsetExpired):
         return error.first
     if isinstance(error, (StreamNotFound, NotAStream)):
         if is_named:
             raise error
-        # All of a deleted stream is gone: nothing of it is asked for again.
+        # All of a deleted stream is gone: it is not probed again.
         return INTEGER_MAX
     if isinstance(error, OffsetNotFound):
         if is_sure(error):
             raise replaced(*where) from error
-        message = f"the message at {where} is recorded, and this node does not have it yet: repeat it later"
+        message = f"the message at {where} is recorded, and this node does not have it yet: retry later"
         raise StreamUnavailable(message, stream=where.stream) from error
     raise error
 
 
 def is_sure(error: RelatumError) -> bool:
-    """Whether nobody need doubt that a message is not there: its stream is gone, or the stream's leader says so."""
+    """Whether a message is certainly not there: its stream is gone, or the stream's leader says so."""
     if isinstance(error, OffsetNotFound):
         return error.is_proven
     return isinstance(error, NotFound)
@@ -265,13 +265,13 @@ def is_sure(error: RelatumError) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found, each hit checked; and what became of the rest that the index names."""
+    """The hits found, each checked, and what became of the other indexed messages."""
 
     hits: tuple[Hit, ...] = ()
     lost: Lost = field(default_factory=Lost)
 
     def answer(self, status: Status, streams: tuple[str, ...], unreadable: tuple[UnreadableStream, ...]) -> Answer:
-        """The answer, by its status and the streams it holds over."""
+        """Build the answer from a status and the streams covered."""
         lost = self.lost
         return Answer(
             status,
@@ -285,13 +285,13 @@ class Found:
 
 
 Find: TypeAlias = Callable[[Evidence | None], Found]
-"""Finds what the index names and, where evidence is given, what is not recorded."""
+"""Finds indexed messages and, if evidence is given, messages that are not recorded."""
 
 
 def answered(
     catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int], find: Find, *, complete: bool
 ) -> Answer:
-    """The answer to what is found in streams, once more from the start where one was replaced under our hands."""
+    """Answer with what `find` finds; again from the start if a stream was replaced meanwhile."""
     ask = partial(_answered, catalog, names, list(key_ids), find, complete=complete)
     return again_if_replaced(catalog, ask, leaves_out=names is None)
 
@@ -311,14 +311,14 @@ def _answered(
 
 
 def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found) -> Answer:
-    """The answer where the table knows something: nothing needs a proof, and nothing more is asked."""
+    """Answer with indexed messages, without a proof."""
     streams = catalog.recorded(names, (hit.message.stream for hit in found.hits))
     unreadable = catalog.leaves_out(names)
     return found.answer(Status.UNPROVEN if found.lost.unread or unreadable else Status.FOUND, streams, unreadable)
 
 
 def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool) -> Answer:
-    """The answer that evidence and what was found after it amount to."""
+    """Answer with evidence and what was found after it."""
     lost = found.lost
     if not known.streams and not (found.hits or lost.is_sure or lost.deleted):
         if known.unreadable_streams:
@@ -331,7 +331,7 @@ def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool
         has_expired=lost.is_sure,
         was_deleted=bool(lost.deleted),
     )
-    # What was recorded of a stream that was deleted is known: the answer holds over it, too.
+    # The recorded part of a deleted stream is known, so the answer covers it.
     streams = tuple(sorted({*known.streams, *(where.stream for where in lost.deleted)}))
     answer = found.answer(status, streams, known.unreadable_streams)
     if status is not Status.NOT_RECORDED_YET:

@@ -1,4 +1,4 @@
-"""The arguments that lookups have in common, checked before anything is asked."""
+"""Common arguments of lookups, checked before any request."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -10,13 +10,13 @@ from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, timestamp_us
 
 Names: TypeAlias = str | Sequence[str] | None
-"""One name, several, or None."""
+"""A name, several names, or None."""
 
 Order: TypeAlias = Literal["oldest", "newest", "offset"]
 
 
 def names_of(argument: str, names: Names) -> tuple[str, ...] | None:
-    """Stream names as given in an argument, each once; None for all."""
+    """Return the stream names of an argument without duplicates; None for all."""
     if names is None:
         return None
     if isinstance(names, str):
@@ -34,7 +34,7 @@ def _one_name(argument: str, name: str) -> tuple[str, ...]:
 
 
 def check_limit(limit: int | None, order: Order) -> None:
-    """Refuse what is no number of messages or None, and what is no order."""
+    """Check the number of messages and the order."""
     if limit is not None:
         checked_count("limit", limit, otherwise=", or None for all")
     if order not in get_args(Order):
@@ -42,7 +42,7 @@ def check_limit(limit: int | None, order: Order) -> None:
 
 
 def time_us_of(moment: Any) -> int:
-    """A moment in microseconds since 1970, UTC."""
+    """Return a moment in microseconds since 1970, UTC."""
     if not isinstance(moment, datetime):
         raise InvalidInput(f"a moment is a datetime, not {type(moment).__name__}")
     try:
@@ -52,7 +52,7 @@ def time_us_of(moment: Any) -> int:
 
 
 def span_of(since: datetime | None, until: datetime | None) -> tuple[int | None, int | None]:
-    """The bounds of a span of time in microseconds since 1970, UTC; None where there is none."""
+    """Return the bounds of a time span in microseconds since 1970, UTC; None for no bound."""
     low, high = _bound("since", since), _bound("until", until)
     if low is not None and high is not None and low > high:
         raise InvalidInput("since= is later than until=, so that no message can be between them")
@@ -67,7 +67,7 @@ def _bound(argument: str, moment: datetime | None) -> int | None:
 
 
 def is_in_span(time_us: int | None, since: int | None, until: int | None) -> bool:
-    """Whether a time is from `since` to before `until`; None stands for no bound, and for a time that is not known."""
+    """Whether a time is from `since` to before `until`; None is no bound, or an unknown time."""
     if time_us is None:
         return since is None and until is None
     return (since is None or time_us >= since) and (until is None or time_us < until)

@@ -1,4 +1,4 @@
-"""Lookups by key: one probe of the index, one read of what it names, and proof where nothing is found."""
+"""Lookups by key: one probe of the index, one read of the indexed messages, and a proof if nothing is found."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,7 @@ _ADVICE: Final = "ask with limit=, or for a shorter span of time (since=, until=
 
 
 class Itself:
-    """Where the message in hand is itself: in one place, or wherever a copy of it is met while messages are read."""
+    """The ids of the given message itself: one id, or those of the copies found while messages are read."""
 
     def __init__(self, where: MessageId | None = None, is_copy: Callable[[Message], bool] | None = None) -> None:
         self._is_copy = is_copy
@@ -43,16 +43,16 @@ class Itself:
 
     @property
     def first(self) -> MessageId | None:
-        """One of the places."""
+        """One of the ids, if any."""
         return min(self.ids, default=None)
 
     @property
     def copies(self) -> tuple[MessageId, ...]:
-        """The places that only reading told, in order."""
+        """The ids of copies found by reading, in order."""
         return () if self._is_copy is None else tuple(sorted(self.ids))
 
     def holds(self, message: Message) -> bool:
-        """Whether a message that was read is the one in hand."""
+        """Whether a message that was read is the given one."""
         if self._is_copy is None:
             return bool(self.ids) and message.id in self.ids
         if message.id not in self.ids and self._is_copy(message):
@@ -62,9 +62,9 @@ class Itself:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is sought by key: messages that carry one of the values, but not the one in hand itself.
+    """A search by key: for messages that carry one of the values, without the given message itself.
 
-    Names of None are all streams that are recorded; times, microseconds since 1970, are from `since` to before `until`.
+    `names` of None are all recorded streams; times are microseconds since 1970, from `since` to before `until`.
     """
 
     wanted: tuple[Wanted, ...]
@@ -76,31 +76,31 @@ class Question:
     itself: Itself = field(default_factory=Itself)
     missing_keys: tuple[MissingKey, ...] = ()
     being_read: list[MessageId] = field(default_factory=list)
-    """Where the messages are that the index names, while they are read."""
+    """Ids of the indexed messages, while they are read."""
 
     @property
     def is_bounded(self) -> bool:
-        """Whether only a span of time is meant."""
+        """Whether the search has a time span."""
         return self.since is not None or self.until is not None
 
     @property
     def most(self) -> int:
-        """Rows to probe for in each stream: one more than asked, for the message itself or to notice too many."""
+        """Rows to probe for in each stream: one above the limit, for the message itself or to notice too many."""
         return max(1, len(self.itself.ids)) + (ANSWER_MESSAGES_MAX if self.limit is None else self.limit)
 
     def named(self, answer: Answer) -> Answer:
-        """The answer, which names where the message in hand is itself, if that had to be found out."""
+        """Add the ids of the given message's copies to the answer."""
         copies = self.itself.copies
         return replace(answer, self_ids=copies) if copies else answer
 
     def is_meant(self, message: Message) -> bool:
-        """Whether a message read from a stream is sought."""
+        """Whether a message read from a stream matches."""
         if not any(each.is_of(message) for each in self.wanted) or self.itself.holds(message):
             return False
         return is_in_span(message.time_us, self.since, self.until)
 
     def hit(self, row: Row | None, message: Message) -> Hit | None:
-        """The message with the keys that it shares; None where it does not carry what its row says."""
+        """Return the message with the keys that it shares; None if it does not carry what its row says."""
         found = [each for each in self.wanted if each.is_of(message)]
         if row is not None and not row.carries.issubset(each.key_id for each in found):
             return None
@@ -108,13 +108,13 @@ class Question:
         return Hit(message, tuple(dict.fromkeys(each.definition.name for each in found)))
 
     def rank(self, stream: str, offset: int, time_us: int | None) -> tuple[Any, ...]:
-        """Where a message stands in the order; one without a time counts as later than all."""
+        """The sort key of a message; one without a time sorts as later than all."""
         if self.order == "offset":
             return (stream, offset)
         return (time_us is None, time_us or 0, stream, offset)
 
     def gathering(self) -> Gathered:
-        """What takes the messages that are sought, of those that are read: as many as asked."""
+        """Return a collector of matching messages, up to the limit."""
 
         def first(messages: Iterable[Message]) -> list[Message]:
             return self.sort(messages, lambda message: (message.stream, message.offset, message.time_us))
@@ -122,7 +122,7 @@ class Question:
         return Gathered(self.is_meant, _ADVICE, first=first, limit=self.limit)
 
     def sort(self, items: Iterable[_Item], place: Callable[[_Item], tuple[str, int, int | None]]) -> list[_Item]:
-        """Items in the order of the answer, as many as asked."""
+        """Sort items in the order of the answer, and cut them to the limit."""
         ordered = sorted(items, key=lambda item: self.rank(*place(item)), reverse=self.order == "newest")
         if self.limit is None:
             check_count(len(ordered), _ADVICE)
@@ -139,14 +139,14 @@ def related(
     *,
     complete: bool,
 ) -> Answer:
-    """Messages that share a key's value with a message."""
+    """Find messages that share a key's value with a message."""
     return answer(catalog, question_of(catalog, message, to, by, limit, order), complete=complete)
 
 
 def question_of(
     catalog: Catalog, message: Message | Consumed, to: Names, by: Names, limit: int | None, order: Order
 ) -> Question:
-    """What is sought where a message is in hand."""
+    """Build the search for messages related to a given one."""
     held = in_hand(message)
     names, keys = names_of("to", to), names_of("by", by)
     check_limit(limit, order)
@@ -166,7 +166,7 @@ def find(
     *,
     complete: bool,
 ) -> Answer:
-    """Messages that carry a key's value."""
+    """Find messages that carry a key's value."""
     names = names_of("streams", streams)
     check_limit(limit, order)
     low, high = span_of(since, until)
@@ -175,7 +175,7 @@ def find(
 
 
 def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> Answer:
-    """Answer a question."""
+    """Answer a search by key."""
     catalog.check_names(question.names)
     if not question.wanted:
         return without_values(catalog, question.names, question.missing_keys)
@@ -186,7 +186,7 @@ def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> A
 
 
 def without_values(catalog: Catalog, names: Sequence[str] | None, missing_keys: tuple[MissingKey, ...]) -> Answer:
-    """The answer for a message that has no value to be shared: no message of any stream can share it."""
+    """Answer for a message without any of the values: no message of any stream can share them."""
     streams: set[str] = set(catalog.recorded(names))
     for name in names or ():
         if not catalog.recorded([name]):
@@ -206,7 +206,7 @@ def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Found
 
 
 def _with(question: Question, hits: Iterable[Hit], scanned: Iterable[Message]) -> tuple[Hit, ...]:
-    """Hits of the index and messages read from the rest, together in order, each once."""
+    """Merge indexed hits with messages read from the rest, in order, without duplicates."""
     by_id = {hit.id: hit for hit in hits}
     for message in scanned:
         if message.id not in by_id and (hit := question.hit(None, message)):
@@ -220,10 +220,10 @@ def _with(question: Question, hits: Iterable[Hit], scanned: Iterable[Message]) -
 
 
 def probe(catalog: Catalog, question: Question) -> Found:
-    """What the index names, read and checked.
+    """Read and check the indexed messages.
 
-    Where retention has dropped some of it, or some are the message in hand itself, and the limit may have hidden what
-    comes after, the index is asked again. Each round knows a stream's first offset or those places better, so they end.
+    If retention has dropped some, or some are the given message itself, the limit may have hidden the following ones:
+    then it probes again. Each round knows more first offsets or own ids, so the rounds end.
     """
     lost = Lost(dict.fromkeys(catalog.refused() if question.names is None else (), INTEGER_MAX))
     while True:
@@ -261,7 +261,7 @@ def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> t
 
 
 def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int]]) -> list[Row]:
-    """One row a message, in the order of the answer, as many as asked, without the message itself."""
+    """Merge rows to one per message, in the order of the answer, up to the limit, without the message itself."""
     rows: dict[MessageId, Row] = {}
     for stream, offset, time_us, key_id in probed:
         where = MessageId(stream, offset)
@@ -273,30 +273,30 @@ def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int
 
 
 FEW_STREAMS: Final = 4
-"""Streams up to which each is asked for a value, in each part of the table; of more, those are found that have it."""
+"""Up to this many streams, each part of the table is probed for each stream; above, streams with the value first."""
 
 SPAN: Final = (f"coalesce(:since::bigint, {INTEGER_MIN + 1})", f"coalesce(:until::bigint, {INTEGER_MAX})")
-"""A bound that is not given is the end of the range, so that one text with an index range serves both."""
+"""A missing bound is the end of the range, so that one text with an index range serves both."""
 
 
 @lru_cache(maxsize=512)
 def probe_statement(
     order: Order, *, keys: int, names: int | None, bounded: bool, floored: bool, many: bool = False
 ) -> sa.TextClause:
-    """Rows of key values in streams: stream, offset, time, key id; at most `limit` for each key and stream.
+    """Select rows of key values in streams: stream, offset, time, key id; at most `limit` for each key and stream.
 
-    One probe of each part's index for each key and stream, which stops at the limit: a value that a million messages
-    share costs no more than any other. Ordering by offset must sort what one value has in a stream.
+    It probes each part's index once for each key and stream, and stops at the limit: a value shared by a million
+    messages costs no more than any other. Ordering by offset must sort the rows of one value in a stream.
 
-    The text depends on how many keys and names there are: with arrays the probe takes half as long again.
+    The text depends on the number of keys and names: with arrays the probe takes 1.5 times as long.
 
     Args:
-        order: In which order rows are taken up to the limit.
-        keys: How many pairs of `key_id_…` and `value_…` are sought.
-        names: How many streams and super streams `name_…` are meant, else (None) every recorded one.
+        order: The order in which rows are taken up to the limit.
+        keys: The number of pairs of `key_id_…` and `value_…`.
+        names: The number of streams and super streams `name_…`; None for every recorded stream.
         bounded: Only times from `since` to before `until`; either may be NULL.
         floored: Only offsets from `floors` on, one for each of `floor_names`.
-        many: Find first which streams have the value. It answers the same.
+        many: Find the streams that have the value first. The result is the same.
     """
     key_id, value, wanted = ":key_id_0::smallint", ":value_0::text", ""
     if keys > 1:
@@ -330,14 +330,14 @@ def probe_statement(
 def rows_of(
     order: Order, place: tuple[str, str, str], *, span: tuple[str, str], floor: str = "0", limit: str = ":limit::bigint"
 ) -> str:
-    """SQL: rows of a key's value in a stream, from an offset on, and in a span of time if it is not NULL."""
+    """SQL: the rows of a key's value in a stream from an offset on, and in a span of time if it is not NULL."""
     return f"relatum.rows_of({', '.join((*place, floor, *span, limit))}, '{order}')"
 
 
 def streams_with(key_id: str, value: str, wanted: str) -> str:
-    """SQL: the table `with_value` of the streams that have rows of values, in order, then NULL: two probes a part each.
+    """SQL: the table `with_value` of streams that have rows of values, in order, then NULL: two probes per part each.
 
-    `wanted`: The table that key id and value are columns of; empty where they are parameters.
+    `wanted`: The table with the columns key id and value; empty if they are parameters.
     """
     return f"""with_value (key_id, value, stream_id) AS (
           SELECT {key_id}, {value}, relatum.stream_of({key_id}, {value}, 0)

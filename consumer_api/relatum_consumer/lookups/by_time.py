@@ -1,4 +1,4 @@
-"""Lookups by time: beside a moment, and around it. What the indexes name is read and checked."""
+"""Lookups by time: next to a moment, and around it. Indexed messages are read and checked."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ FIRST_OF_ITS_TIME: Final = -1
 
 
 class Side(NamedTuple):
-    """One direction to look in, and whether an equal time in another stream counts as beyond the moment."""
+    """A direction to search in, and whether an equal time in another stream counts as beyond the moment."""
 
     direction: Direction
     inclusive: bool = False
@@ -40,16 +40,16 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The moment looked from: microseconds since 1970, and the id of the message whose moment it is, if any."""
+    """The moment to search from: microseconds since 1970, and the id of the message with that time, if any."""
 
     time_us: int
     id: MessageId | None = None
 
     def edge(self, stream: str, among: Collection[str], side: Side) -> Place:
-        """The place in a stream beyond which messages are sought.
+        """Return the place in a stream beyond which messages match.
 
-        Equal times in the message's own stream are ordered by offset; where that is one of several partitions, by
-        partition and offset; elsewhere they are beyond if the side includes them.
+        Equal times in the message's own stream are ordered by offset; across the partitions of a super stream by
+        partition and offset; in other streams they are beyond if the side includes them.
         """
         if self.id is not None and stream == self.id.stream:
             return self.time_us, self.id.offset
@@ -62,9 +62,9 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Where to look: streams and super streams, and the value of a key that messages must carry, if any.
+    """Where to search: streams and super streams, and the key's value that messages must carry, if any.
 
-    Names of None are all streams that are recorded.
+    `names` of None are all recorded streams.
     """
 
     catalog: Catalog
@@ -72,7 +72,7 @@ class Search:
     by: Wanted | None = None
 
     def targets(self) -> list[PresentStream]:
-        """The recorded streams meant; where none is named, those whose times are recorded."""
+        """The recorded streams to search; without names, those whose times are recorded."""
         streams = self.catalog.streams(self.names)
         if self.names is None:
             return [stream for stream in streams if stream.record_time]
@@ -83,15 +83,15 @@ class Search:
 
     @property
     def key_ids(self) -> list[int]:
-        """What must be recorded: times, and the key."""
+        """What must be recorded: times, and the key if there is one."""
         return [TIME] if self.by is None else [TIME, self.by.key_id]
 
     def shares_key(self, message: Message) -> bool:
-        """Whether a message carries the key's value, where one is asked by."""
+        """Whether a message carries the key's value, or no key is given."""
         return self.by is None or self.by.is_of(message)
 
     def found(self, messages: Iterable[Message], lost: Lost) -> Found:
-        """What was found, with what of it is lost."""
+        """Build the result, with the lost messages."""
         keys = () if self.by is None else (self.by.definition.name,)
         hits = tuple(Hit(message, keys) for message in messages)
         return Found(hits, lost)
@@ -99,7 +99,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A span of time around a moment, both ends included, and the message in it that is not meant."""
+    """A time span around a moment, both ends included, and the message to leave out."""
 
     at: int
     low: int
@@ -107,13 +107,13 @@ class Window:
     beside: MessageId | None
 
     def holds(self, message: Message) -> bool:
-        """Whether a message is meant."""
+        """Whether a message matches."""
         time_us = message.time_us
         return time_us is not None and self.low <= time_us <= self.high and message.id != self.beside
 
 
 def rank(message: Message) -> tuple[int, tuple[int, str], int]:
-    """Where a message that has a time stands: its time, then its partition, then its offset."""
+    """The sort key of a message with a time: time, partition, offset."""
     return time_of(message), in_partition_order(message.stream), message.offset
 
 
@@ -142,7 +142,7 @@ def beside(
     inclusive: bool = False,
     complete: bool,
 ) -> Answer:
-    """The next message on a side of the moment; of two sides the nearer one, and the earlier if equally near."""
+    """Find the next message on a side of the moment; of two sides the nearer one, the earlier if equally near."""
     at, message = _moment(moment)
     search = _search(catalog, message, stream, by)
     if isinstance(search, Answer):
@@ -161,7 +161,7 @@ def window(
     *,
     complete: bool,
 ) -> Answer:
-    """All messages around a moment, by time, partition and offset."""
+    """Find all messages around a moment, by time, partition and offset."""
     at, message = _moment(moment)
     span = _span(at, before_s, after_s, beside=at.id)
     search = _search(catalog, message, stream, by)
@@ -185,7 +185,7 @@ def around(
     *,
     complete: bool,
 ) -> Answer:
-    """All messages of many streams around a moment; with a limit those nearest to it."""
+    """Find all messages of many streams around a moment; with a limit the nearest ones."""
     names = names_of("streams", streams)
     if limit is not None:
         checked_count("limit", limit, otherwise=", or None for all")
@@ -195,7 +195,7 @@ def around(
 
 
 def _moment(moment: Message | Consumed | datetime) -> tuple[Moment, Message | None]:
-    """When to look, and the message whose time that is; None for a datetime."""
+    """Return the moment, and the message whose time it is; None for a datetime."""
     if isinstance(moment, datetime):
         return Moment(time_us_of(moment)), None
     held = in_hand(moment, "a datetime or a message")
@@ -206,7 +206,7 @@ def _moment(moment: Message | Consumed | datetime) -> tuple[Moment, Message | No
 
 
 def _span(at: Moment, before_s: float, after_s: float, beside: MessageId | None) -> Window:
-    """A span of time around a moment; more than the calendar holds means all of it."""
+    """Return a time span around a moment, cut to the calendar's limits."""
     for argument, seconds in (("before_s", before_s), ("after_s", after_s)):
         checked_seconds(argument, seconds, most=math.inf)
     before_us, after_us = (round(min(seconds * 1_000_000, 2 * TIME_US_MAX)) for seconds in (before_s, after_s))
@@ -214,7 +214,7 @@ def _span(at: Moment, before_s: float, after_s: float, beside: MessageId | None)
 
 
 def _search(catalog: Catalog, message: Message | None, stream: str, by: str | None) -> Search | Answer:
-    """Where to look; the answer where the message has no value of the key."""
+    """Return the search, or the answer if the message has no value of the key."""
     if not isinstance(stream, str):
         raise InvalidInput("a lookup by time takes the name of one stream or super stream")
     checked_name("stream", stream)
@@ -232,7 +232,7 @@ def _search(catalog: Catalog, message: Message | None, stream: str, by: str | No
         )
     if wanted:
         return Search(catalog, (stream,), wanted[0])
-    # No message can share a value that is not there; the stream must exist all the same.
+    # No message can share a missing value; the stream must exist all the same.
     catalog.check_names([stream])
     return without_values(catalog, [stream], missing_keys)
 
@@ -242,7 +242,7 @@ def _answered(search: Search, find: Find, *, complete: bool) -> Answer:
     return answered(search.catalog, search.names, search.key_ids, find, complete=complete)
 
 
-# --- beside a moment --------------------------------------------------------------------------------------
+# --- next to a moment -------------------------------------------------------------------------------------
 
 
 def _nearest(search: Search, moment: Moment, sides: Sequence[Side], known: Evidence | None) -> Found:
@@ -293,11 +293,11 @@ KEYED_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
         """
     ),
 }
-"""The row of one key value in one stream next to (`t`, `o`) in the order of (time, offset): offset, time."""
+"""The row of a key value in a stream next to (`t`, `o`) in the order of (time, offset): offset, time."""
 
 
 def _next_by_key(search: Search, servers: Servers, stream: PresentStream, nearest: Nearest, lost: Lost) -> None:
-    """Show `nearest` the next message of one key value: one row of the index names it."""
+    """Pass the next message with the key's value to `nearest`: the index has one row for it."""
     by, edge = search.by, nearest.edge
     assert by is not None, "only lookups by key come here"
 
@@ -332,7 +332,7 @@ def _within(search: Search, span: Window, limit: int | None, known: Evidence | N
         except (AccessRefused, NotFound) as error:
             if search.names is not None:
                 raise
-            # It was not asked for by name: what is known of it is that it had such messages.
+            # The stream was not named: only that it had such messages is known.
             lost.take(MessageId(stream.name, blocks[0].first_offset), INTEGER_MAX, is_sure=isinstance(error, NotFound))
     if known:
         known.scan(servers, found.consider)

@@ -1,4 +1,4 @@
-"""Key definitions and stream names, kept for a second; and which values of which keys a lookup means."""
+"""Key definitions and stream names, cached for a second, and the values that a lookup searches for."""
 
 import time
 from collections import defaultdict
@@ -32,19 +32,19 @@ from relatum_consumer.lookups.servers import Servers
 from relatum_consumer.lookups.telemetry import note_sought
 
 CATALOG_AGE_S: Final = 1.0
-"""Seconds for which key definitions are taken from memory: recorders take new ones up at the same pace."""
+"""Seconds for which key definitions are cached; recorders take up new definitions at the same pace."""
 
 IDENTIFY_S: Final = 60.0
-"""Seconds after which a broker that did not say which one it is is asked again."""
+"""Seconds after which a broker that did not say its identity is asked again."""
 
 UNUSABLE_S: Final = 5.0
-"""Seconds for which a stream that is not the recorded one is left out where none is named: a recorder puts it right."""
+"""Seconds for which lookups without named streams leave out a stream that is not the recorded one."""
 
 
 def streams_meant(names: int | None) -> str:
-    """SQL: whether `s` is one of the streams meant: of this virtual host, in its present generation.
+    """SQL: whether `s` is one of the streams searched: of this virtual host, in its present generation.
 
-    `names`: How many `name_…` there are, of streams and super streams; None where all are meant.
+    `names`: The number of `name_…` parameters, of streams and super streams; None for all streams.
     """
     meant = "s.vhost = :vhost::text AND s.replaced_at IS NULL"
     if names is None:
@@ -54,12 +54,12 @@ def streams_meant(names: int | None) -> str:
 
 
 def named(names: Sequence[str] | None) -> dict[str, str]:
-    """The parameters for names."""
+    """Return the parameters for names."""
     return {f"name_{n}": name for n, name in enumerate(names or ())}
 
 
 class PresentStream(NamedTuple):
-    """One recorded stream in its present generation."""
+    """A recorded stream in its present generation."""
 
     stream_id: int
     name: str
@@ -78,7 +78,7 @@ class PresentStream(NamedTuple):
 
 @lru_cache(maxsize=512)
 def present_streams(names: int | None) -> sa.TextClause:
-    """Selects what a `PresentStream` has, of the streams meant."""
+    """Select the columns of `PresentStream` for the streams searched."""
     return sql(
         f"""
         SELECT s.stream_id, s.name, s.super_stream, s.record_time, s.broker_id, b.cluster_name, s.generation,
@@ -105,14 +105,14 @@ _OTHER_VHOSTS: Final = sql(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A key and the value sought of it, in canonical form."""
+    """A key and its searched value, in canonical form."""
 
     definition: KeyDefinition
     value: str
 
     @property
     def key_id(self) -> int:
-        """The key's number in the database."""
+        """The key's id in the database."""
         return self.definition.key_id
 
     def is_of(self, message: Message) -> bool:
@@ -121,7 +121,7 @@ class Wanted:
 
 
 class Values(NamedTuple):
-    """What a message has of some keys: the values, and the keys it has none of, each with the reason."""
+    """A message's values of some keys, and the keys it has no value of, each with the reason."""
 
     wanted: tuple[Wanted, ...]
     missing_keys: tuple[MissingKey, ...]
@@ -137,33 +137,33 @@ class _Snapshot:
 
 
 class Catalog:
-    """What the database says of keys and streams. Threads may share it: a snapshot is replaced as a whole.
+    """Caches keys and streams of the database. Thread-safe: a snapshot is replaced as a whole.
 
-    A stale snapshot cannot make an answer wrong, only a second old: key ids are never used again, every message is
-    checked against the definition that was used, and the streams are looked up in the statements themselves.
+    A stale snapshot cannot make an answer wrong, only a second old: key ids are never reused, every message is checked
+    against the definition that was used, and the statements themselves look the streams up.
     """
 
     def __init__(self, servers: Servers, vhost: str) -> None:
         self.servers = servers
         self.vhost = vhost
         self._snapshot: _Snapshot | None = None
-        # Seconds the last proof took that was made at the end of a wait.
+        # Duration in seconds of the last proof at the end of a wait.
         self.proof_s = 0.0
         self._is_being_read = False
         self._told: set[str] = set()
         self._identity = BrokerIdentity(None, "")
         self._identify_at = 0.0
         self._others: tuple[_Snapshot | None, Mapping[str, BrokerIdentity]] = (None, {})
-        """Streams of other brokers, as one snapshot has them."""
+        """Streams of other brokers, by snapshot."""
         self._unusable: dict[str, tuple[RelatumError, float]] = {}
-        """Streams that were found to be others than those recorded: the error, and until when they are left out."""
+        """Streams that are not the recorded ones: the error, and until when they are left out."""
 
     def forget(self) -> None:
-        """Read anew at the next use."""
+        """Drop the snapshot, so that the next use reads it."""
         self._snapshot = None
 
     def is_news(self, names: Iterable[str]) -> bool:
-        """Whether some of the streams that nobody records, or of the new keys, were not logged before."""
+        """Whether some of these partly recorded streams or new keys were not logged before."""
         new = set(names) - self._told
         self._told |= new
         return bool(new)
@@ -173,7 +173,7 @@ class Catalog:
         if snapshot is None or fresh:
             return self._read()
         age_s = time.monotonic() - snapshot.read_at
-        # One of many reads it anew; meanwhile it serves the others, but not for ever.
+        # One caller reads it; the others use the old one, but not for ever.
         if age_s <= CATALOG_AGE_S or (self._is_being_read and age_s <= 2 * CATALOG_AGE_S):
             return snapshot
         self._is_being_read = True
@@ -202,9 +202,9 @@ class Catalog:
         return self._current().streams
 
     def definition(self, key: str) -> KeyDefinition:
-        """A key's definition."""
+        """Return a key's definition."""
         if not isinstance(key, str):
-            raise InvalidInput(f"a key is asked for by its name, not by {type(key).__name__}")
+            raise InvalidInput(f"a key is named by text, not by {type(key).__name__}")
         found = self._current().definitions.get(key)
         if found is None:
             definitions = self._current(fresh=True).definitions
@@ -216,7 +216,7 @@ class Catalog:
         return found
 
     def definitions(self, keys: Sequence[str] | None) -> list[KeyDefinition]:
-        """The definitions of keys, or of every key defined where None."""
+        """Return the definitions of keys; None for all keys."""
         if keys is not None:
             return [self.definition(key) for key in dict.fromkeys(keys)]
         found = self._current().definitions or self._current(fresh=True).definitions
@@ -225,7 +225,7 @@ class Catalog:
         return list(found.values())
 
     def values_of(self, message: Message, keys: Sequence[str] | None) -> Values:
-        """The message's own values of the keys, or of every key defined where None; and the keys it has no value of."""
+        """Return the message's values of the keys (None: all keys), and the keys it has no value of."""
         wanted: list[Wanted] = []
         missing_keys: list[MissingKey] = []
         definitions, base_of = self.definitions(keys), bases_of(message)
@@ -240,7 +240,7 @@ class Catalog:
         return Values(tuple(wanted), tuple(missing_keys))
 
     def value_sought(self, key: str, value: Any) -> Wanted:
-        """A value someone asks for."""
+        """Return a searched value in canonical form."""
         definition = self.definition(key)
         try:
             wanted = Wanted(definition, definition.canonical_query(value))
@@ -251,15 +251,15 @@ class Catalog:
         return wanted
 
     def _note(self, wanted: Sequence[Wanted]) -> None:
-        """Tell the lookup's span what is sought."""
+        """Note the searched values in the lookup's span."""
         definitions = {} if self._snapshot is None else self._snapshot.definitions
         note_sought([(each.definition, each.value) for each in wanted], definitions)
 
     def check_names(self, names: Sequence[str] | None) -> None:
-        """See that each name is a stream or super stream of this broker, recorded or not.
+        """Check that each name is a stream or super stream of this broker, recorded or not.
 
         Raises:
-            AnotherBroker: one was recorded from another broker.
+            AnotherBroker: a stream was recorded from another broker.
         """
         others = self._of_others()
         if names is None:
@@ -279,10 +279,10 @@ class Catalog:
                     said = f"{str(error).removesuffix('.')}{meant(name, snapshot.by_name)}"
                     raise StreamNotFound(said, stream=error.stream) from error
 
-    # --- streams that cannot be used --------------------------------------------------------------------------
+    # --- unusable streams -------------------------------------------------------------------------------------
 
     def _of_others(self) -> Mapping[str, BrokerIdentity]:
-        """The streams that were recorded from another broker, with that one. The broker is rarely asked which it is."""
+        """The streams recorded from another broker, with its identity. This broker is rarely asked for its own."""
         snapshot = self._current()
         known_of, others = self._others
         if known_of is not snapshot:
@@ -293,7 +293,7 @@ class Catalog:
         return others
 
     def _identify(self, brokers: Iterable[BrokerIdentity]) -> None:
-        """Ask the broker which it is, unless that is known and nothing speaks against it."""
+        """Ask the broker for its identity, unless it is known and consistent with the records."""
         now = time.monotonic()
         is_known = self._identity.broker_id is not None
         if not any(each.contradicts(self._identity) for each in brokers) if is_known else now < self._identify_at:
@@ -303,23 +303,23 @@ class Catalog:
             self._identity = self.servers.identity()
 
     def refused(self) -> Mapping[str, RelatumError]:
-        """The recorded streams that are left out where none is named, and why, as they are known now."""
+        """The recorded streams that lookups without named streams leave out now, with the errors."""
         now = time.monotonic()
         unusable = {stream: error for stream, (error, until) in self._unusable.items() if now < until}
         others = {stream: another_broker(stream, each, self._identity) for stream, each in self._others[1].items()}
         return unusable | others
 
     def leaves_out(self, names: Sequence[str] | None) -> tuple[UnreadableStream, ...]:
-        """The same as an answer names them: none where streams are named."""
+        """Return these streams for an answer; none if streams are named."""
         refused = {} if names is not None else self.refused()
         return tuple(UnreadableStream(stream, str(error)) for stream, error in sorted(refused.items()))
 
     def why_left_out(self, stream: UnreadableStream) -> RelatumError:
-        """The error of a stream that an answer leaves out, for one that would leave out all."""
+        """Return the error of a stream that an answer leaves out, for an answer that would leave out all."""
         return self.refused().get(stream.stream) or AccessRefused(stream.reason, stream=stream.stream)
 
     def leave_out(self, error: StreamReplaced) -> bool:
-        """Leave out, for a while, what is not the stream that was recorded; False where it was left out already."""
+        """Leave out a stream that is not the recorded one for a while; False if it was left out already."""
         until = time.monotonic() + UNUSABLE_S
         refused = self.refused()
         new = {each.stream: (each, until) for each in (error, *error.also) if each.stream not in refused}
@@ -327,9 +327,9 @@ class Catalog:
         return bool(new)
 
     def recorded(self, names: Sequence[str] | None, found_in: Iterable[str] = ()) -> tuple[str, ...]:
-        """The names of the recorded streams meant, in order, by the snapshot in hand: without a statement.
+        """Return the names of the recorded streams searched, in order, by the snapshot, without a statement.
 
-        `found_in`: Streams that have a place among them whatever the snapshot says: messages were found there.
+        `found_in`: Streams to include whatever the snapshot says, because messages were found there.
         """
         snapshot = self._snapshot or self._current()
         if names is None:
@@ -343,7 +343,7 @@ class Catalog:
         return tuple(sorted((*streams, *more))) if more else streams
 
     def nothing_recorded(self, gone: Sequence[str] = ()) -> NoReturn:
-        """Say that no stream is there of which anything could be known, once the broker was reached."""
+        """Raise `NothingRecorded`, or the error of the broker if it is unavailable."""
         self.servers.reach()
         others = self.servers.rows(_OTHER_VHOSTS, {"vhost": self.vhost})
         if gone:
@@ -352,14 +352,14 @@ class Catalog:
             what = f"no stream of the virtual host {self.vhost!r} is recorded"
         told = ", ".join(f"{count} of {vhost!r}" for vhost, count in others)
         raise NothingRecorded(
-            f"{what}, so nobody can say what there is or is not: let something record (`relatum record STREAM…`, or "
-            "relatum.intercept(…, database=…) in the publisher), or name the streams to look in and ask for "
-            "completeness" + (f"; recorded are streams of other virtual hosts: {told}" if others else ""),
+            f"{what}, so nothing is known of its messages: start recording (`relatum record STREAM…`, or "
+            "relatum.intercept(…, database=…) in the publisher), or name the streams to search and ask for a "
+            "complete answer" + (f"; streams of other virtual hosts are recorded: {told}" if others else ""),
             vhost=self.vhost,
         )
 
     def streams(self, names: Sequence[str] | None) -> list[PresentStream]:
-        """The recorded streams of those names and super streams, or all, as the database has them now."""
+        """Read the recorded streams of names and super streams, or all, from the database."""
         count = None if names is None else len(names)
         rows = self.servers.rows(present_streams(count), {"vhost": self.vhost} | named(names))
         refused = self.refused() if names is None else ()
@@ -367,7 +367,7 @@ class Catalog:
 
 
 def _names(recorded: Iterable[PresentStream]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """The streams' names in order; and for each name of a stream or super stream those it stands for."""
+    """Return the streams' names in order; and the streams of each name of a stream or super stream."""
     by_name: dict[str, list[str]] = defaultdict(list)
     streams = sorted(recorded, key=lambda stream: stream.name)
     for stream in streams:
@@ -377,10 +377,10 @@ def _names(recorded: Iterable[PresentStream]) -> tuple[tuple[str, ...], dict[str
 
 
 def replaced(stream: str, offset: int) -> StreamReplaced:
-    """The error for a stream that is not the one that was recorded."""
+    """Return the error for a stream that is not the recorded one."""
     return StreamReplaced(
-        f"the stream {stream!r} is not the one that was recorded: at offset {offset} is something else, or nothing. It "
-        "was declared again, or lost its tail; a recorder puts that right",
+        f"the stream {stream!r} is not the recorded one: offset {offset} has another message, or none. It "
+        "was declared again, or lost its tail; a recorder will correct the record",
         stream=stream,
         offset=offset,
     )

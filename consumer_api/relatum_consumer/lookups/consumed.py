@@ -1,6 +1,6 @@
-"""Messages as clients give them to their consumers, taken as they are by lookups. No input or output.
+"""Messages as clients give them to their consumers, accepted as lookups' arguments. No I/O.
 
-A client's message is known by the names of its classes' modules: no client is imported here. See docs/adr/0036.
+A client's message is recognized by the module and name of its class, so no client is imported. See docs/adr/0036.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -19,7 +19,7 @@ from relatum.reading import Message, Properties, parts_of_delivery
 __all__ = ["Consumed", "InHand", "in_hand"]
 
 Consumed: TypeAlias = Any
-"""A message that a client gave: see docs/clients.md for each of them."""
+"""A message given by a client: docs/clients.md lists the clients."""
 
 _TAKEN: Final = (
     "lookups take a message that was read (relations.read(stream, offset)), or consumed with pika (the tuple "
@@ -33,25 +33,24 @@ _OF_STREAM: Final = 2
 _NAMES: Final = tuple(each.name for each in fields(Properties))
 
 _PLAIN: Final = (str, int, float, bytes, datetime)
-"""Types of headers that reach a stream by every version of the broker, unchanged."""
+"""Types of headers that every broker version stores in a stream unchanged."""
 
 _SAID: Final = (str, int, float, bytes, datetime, timedelta, UUID, type(None))
-"""Types of properties as clients give them. A mock is none of them."""
+"""Types of properties that clients use. A mock has others."""
 
 
 class _Strange(Exception):
-    """What no client gives, in words that show no message."""
+    """A value that no client gives; the text shows no message."""
 
 
 @dataclass(frozen=True, slots=True)
 class InHand:
-    """A message in hand.
+    """The message a lookup was given.
 
     Attributes:
-        message: The message. Where `id` is None, its own id means nothing.
-        id: Its place; None where a client does not say it, or the message is in a queue.
-        is_copy: Where `id` is None, whether a message of a stream is the same one: the message that was consumed, or
-            its copy there.
+        message: The message. If `id` is None, the message's own id is a placeholder.
+        id: Its stream and offset; None if the client does not say them, or the message is in a queue.
+        is_copy: If `id` is None: tells whether a message of a stream is the consumed message or its copy.
     """
 
     message: Message
@@ -60,10 +59,10 @@ class InHand:
 
 
 def in_hand(given: Message | Consumed, needed: str = "a message") -> InHand:
-    """A message that was read, or consumed with one of the clients; `needed` is what the caller takes, for the error.
+    """Accept a message that was read, or consumed with a client; `needed` names the argument for the error.
 
     Raises:
-        InvalidInput: it is none.
+        InvalidInput: it is no message.
     """
     if isinstance(given, Message):
         return InHand(given, given.id)
@@ -82,7 +81,7 @@ def in_hand(given: Message | Consumed, needed: str = "a message") -> InHand:
 
 
 def _kind(given: Any) -> str:
-    """Its type, without its content: that may be a message."""
+    """Name its type, not its content, which may be a message."""
     if type(given) is not tuple:
         return "None" if given is None else type(given).__name__
     kinds = [type(each).__name__ for each in given[:5]]
@@ -90,11 +89,11 @@ def _kind(given: Any) -> str:
 
 
 def _of_tuple(given: tuple[Any, ...]) -> InHand | None:
-    """What pika's `basic_get` and callbacks, and rstream's callbacks give."""
+    """Accept the tuples of pika's `basic_get` and callbacks, and rstream's callbacks."""
     if len(given) == _DELIVERY and all(each is None for each in given):
         raise InvalidInput("basic_get gave no message: the queue was empty")
     if len(given) == _DELIVERY and hasattr(given[1], "headers") and isinstance(given[2], bytes | bytearray):
-        # Streams are not read by `basic_get`: an offset there was copied from elsewhere by the publisher.
+        # `basic_get` cannot read streams: a publisher copied an offset header there from elsewhere.
         return _delivered(given[1], bytes(given[2]), is_of_queue=type(given[0]).__name__ == "GetOk")
     if len(given) == _OF_STREAM:
         message, context = given
@@ -119,20 +118,20 @@ def _of_object(given: Any) -> InHand | None:
 def _of_aio_pika(message: Any) -> InHand:
     values = {name: getattr(message, name) for name in _NAMES}
     if isinstance(message.expiration, int | float):
-        # In seconds: AMQP has a text of milliseconds, and so has a recorder.
+        # aio_pika gives seconds; AMQP, and so the recorder, has milliseconds as text.
         values["expiration"] = str(round(message.expiration * 1_000))
     return _delivered(SimpleNamespace(**values, headers=dict(message.headers)), _octets(message.body))
 
 
 def _octets(value: Any) -> bytes:
-    """A body, or a message that encodes itself. Of a number, or of numbers, `bytes` would make something, too."""
+    """Return a body, or encode a message. `bytes` would also accept a number or a list of numbers."""
     if not isinstance(value, bytes | bytearray | memoryview) and not hasattr(type(value), "__bytes__"):
         raise _Strange(f"a body is bytes, not {type(value).__name__}")
     return bytes(value)
 
 
 def _delivered(properties: Any, body: bytes, *, is_of_queue: bool = False) -> InHand:
-    """A message of AMQP 0.9.1. What a stream drops of headers is dropped: a recorder would not see it."""
+    """Accept an AMQP 0.9.1 message, without the headers that a stream drops: the recorder does not see them either."""
     given = properties.headers or {}
     headers = {
         name: value
@@ -155,13 +154,13 @@ def _delivered(properties: Any, body: bytes, *, is_of_queue: bool = False) -> In
 
 
 def _offset(value: Any) -> int | None:
-    """An offset that the broker said, and not a publisher."""
+    """Return an offset set by the broker, not by a publisher."""
     is_one = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INTEGER_MAX
     return int(value) if is_one else None
 
 
 def _mark(message: Message) -> Hashable:
-    """What all copies of a message have in common, and no other message: without an id, all of its content.
+    """Identify the copies of a message: by message id and body, or without an id by all of its content.
 
     The broker adds headers named `x-…`, and leaves tables out of streams.
     """
@@ -171,7 +170,7 @@ def _mark(message: Message) -> Hashable:
     plain = {
         (name, value)
         for name, value in message.headers.items()
-        # "Not a number" equals nothing, not even itself.
+        # NaN does not equal itself.
         if isinstance(value, _PLAIN) and not name.startswith("x-") and value == value
     }
     return None, properties.correlation_id, properties.type, frozenset(plain), message.body

@@ -1,21 +1,21 @@
-"""What it takes to say that there is none: every message the streams retain was recorded for the keys asked by.
+"""The proof that no message matches: every message the streams retain was recorded for the keys searched.
 
-The order of the questions is the argument. The streams' ends are taken from the broker first, the coverage from the
-database after that, and the index is probed once more after both: whatever was in the streams when the ends were taken
-is then either in a range that is not recorded, or in the index. Where one of several streams begins is asked last, and
-only where a range is not recorded of which it is not known that it is retained: it takes as long as the end.
+The proof rests on the order of the requests. First the broker is asked for the streams' ends, then the database for the
+coverage, then the index once more: a message that was in the streams at first is then either in a range that is not
+recorded, or in the index. Where one of several streams begins is asked last, and only if a range is not recorded that
+may not be retained either, because it takes as long as the end.
 
-The rule of statuses, the first line that fits:
+The rules of statuses; the first that applies counts:
 
-- A message was found: `found`; that is what is recorded. Where what is not recorded was read as well (`complete=True`),
-  `found` says that it is all, and is `unproven` where a stream proves nothing. It is `unproven`, too, where the index
-  names a message that could not be read and is not surely gone: what was found may be a part.
+- A message was found: `found`, over the recorded messages. If the rest was read as well (`complete=True`), `found`
+  covers all messages, and it is `unproven` if a stream proves nothing. It is `unproven`, too, if an indexed message
+  could not be read and is not certainly gone, because the result may be a part.
 - None, and a range is not recorded and was not read: `not_recorded_yet`.
-- None, and a stream proves nothing: `unproven`. That is one whose end no leader told (it cannot be reached), or one
-  in which a batch was met that cannot be unpacked. Or a recorded stream was left out: this user may not read it.
-- A recorded stream was left out that is another broker's, or not the one that was recorded: `unproven`, found or not.
-- None, but rows of messages that retention surely took: `expired`.
-- None, but rows of messages whose streams were surely deleted: `deleted`.
+- None, and a stream proves nothing: `unproven`. Its leader is unreachable and so its end unknown, or it has a batch
+  that cannot be unpacked. Or a recorded stream was left out because this user may not read it.
+- A recorded stream was left out because it is another broker's, or not the recorded one: `unproven`, found or not.
+- None, but rows of messages that retention has certainly dropped: `expired`.
+- None, but rows of messages whose streams were certainly deleted: `deleted`.
 - None, and at least one stream: `absent`. Without any stream there is no answer: `NothingRecorded`.
 """
 
@@ -38,7 +38,7 @@ from relatum_consumer.lookups.servers import Servers
 
 @dataclass(frozen=True, slots=True)
 class Uncovered:
-    """Offsets from `start` to before `stop` of a stream that are retained and not recorded as asked."""
+    """Offsets from `start` to before `stop` of a stream that are retained and not recorded for all keys."""
 
     stream: str
     start: int
@@ -47,21 +47,21 @@ class Uncovered:
 
 @dataclass(slots=True)
 class Evidence:
-    """What is known of the streams meant, from before the index was asked.
+    """What is known of the streams searched, from before the index was asked.
 
     Attributes:
-        streams: Those that are there, in order of their names. What is proven is proven of these.
-        gone: Those that were recorded and that the broker surely has no more. They hold nothing, and prove nothing.
-        refused: Those that were recorded and that this user may not read.
-        unusable: Where none is named, those of other brokers, and those that are not what was recorded. The index may
-            have rows of them, and nobody may look which.
-        recorded: Those that are recorded.
-        ends: The ends of those that are there.
-        held: What is recorded of each that is there.
-        uncovered: The ranges that are retained and not recorded as asked, by stream and offset.
-        unproven: Streams of which nobody can prove what they hold, whatever is recorded or read.
-        behind: Those of which something is recorded for no key, or not for the time.
-        new_keys: By key, the streams of which recorded offsets were not looked at for it: it was defined later.
+        streams: The existing streams, ordered by name. The proof covers these.
+        gone: Recorded streams that the broker certainly has no more. They hold no messages.
+        refused: Recorded streams that this user may not read.
+        unusable: Without named streams: streams of other brokers, and streams that are not the recorded ones. The index
+            may have rows of them that cannot be checked.
+        recorded: The recorded streams.
+        ends: The ends of the existing streams.
+        held: The coverage of each existing stream.
+        uncovered: The ranges that are retained and not recorded for all keys, by stream and offset.
+        unproven: Streams whose content cannot be proven, whatever is recorded or read.
+        behind: Streams with offsets that are recorded for no key, or not for the time.
+        new_keys: By key, the streams with recorded offsets that lack the key, because it was defined later.
     """
 
     streams: tuple[str, ...]
@@ -78,11 +78,11 @@ class Evidence:
 
     @property
     def unreadable_streams(self) -> tuple[UnreadableStream, ...]:
-        """The recorded streams that this is no evidence of."""
+        """The recorded streams that this evidence does not cover."""
         return (*self.unusable, *self.refused)
 
     def scan(self, servers: Servers, consider: Callable[[Message], object]) -> None:
-        """Read what is not recorded. What cannot be unpacked makes its stream unproven."""
+        """Read the messages that are not recorded. A batch that cannot be unpacked makes its stream unproven."""
 
         def look(message: Message) -> None:
             if isinstance(message.raw, UnreadableRecord):
@@ -94,17 +94,17 @@ class Evidence:
             servers.scan(each.stream, each.start, each.stop, look)
 
     def unrecorded_streams(self, catalog: Catalog) -> tuple[str, ...]:
-        """Those of the streams that are behind and that nobody records now."""
+        """Return the streams that are behind and that no recorder records now."""
         if not self.behind:
             return ()
         try:
             rows = catalog.servers.rows(ATTENDED, {"vhost": catalog.vhost, "streams": sorted(self.behind)})
         except Transient:
-            return ()  # A hint is no reason to fail.
+            return ()  # A hint must not fail the lookup.
         return tuple(sorted(self.behind.difference(name for (name,) in rows)))
 
     def named_new_keys(self, catalog: Catalog, sought: Collection[int] | None = None) -> tuple[NewKey, ...]:
-        """The new keys, or those of them that were sought, by name."""
+        """Return the new keys, or those among `sought`, by name."""
         definitions = catalog.keys() if self.new_keys else ()
         return tuple(
             NewKey(key.name, tuple(self.new_keys[key.key_id]))
@@ -113,21 +113,21 @@ class Evidence:
         )
 
     def check_present(self, catalog: Catalog, names: Sequence[str] | None) -> None:
-        """See, after the index was asked, that each stream still was the one of which this is the evidence.
+        """Check, after the index was asked, that each stream is still the one of this evidence.
 
         Raises:
-            StreamReplaced: a recorder has begun it anew meanwhile: then the index left out what was recorded of it.
+            StreamReplaced: a recorder has restarted the stream's record, so the index left out the earlier part.
         """
         present = {stream.name: stream.stream_id for stream in catalog.streams(names)}
         for name, stream_id in ((stream.name, stream.stream_id) for stream in self.recorded):
             if name in self.ends and present.get(name) != stream_id:
-                message = f"the stream {name!r} was begun anew, or forgotten, while it was asked about: repeat it"
+                message = f"the stream {name!r} was recorded anew, or forgotten, during the lookup: retry it"
                 raise StreamReplaced(message, stream=name)
 
     def is_open(self, required: Collection[int] | None = None) -> bool:
-        """Whether something is not recorded for one of the keys required, or for any key of which it is the evidence.
+        """Whether messages are not recorded for one of the required keys, or for any key if `required` is None.
 
-        A new key that is not required leaves an answer as it is without it, and has to be named beside it.
+        A new key that is not required leaves the status as it is, and has to be listed beside it.
         """
         if required is None:
             return bool(self.uncovered)
@@ -143,7 +143,7 @@ class Evidence:
         was_deleted: bool = False,
         required: Collection[int] | None = None,
     ) -> Status:
-        """What an answer may say; the rule is told where this module begins, and `required` in `is_open`."""
+        """Return the status by the rules in this module's docstring; `required` as for `is_open`."""
         is_proven = is_whole and not (self.unusable or (was_read and (self.unproven or self.refused)))
         if is_found:
             return Status.FOUND if is_proven else Status.UNPROVEN
@@ -155,10 +155,10 @@ class Evidence:
             return Status.EXPIRED
         return Status.DELETED if was_deleted else Status.ABSENT
 
-    # --- how it comes about -------------------------------------------------------------------------------
+    # --- gathering ----------------------------------------------------------------------------------------
 
     def _look(self, stream: str, keys: Sequence[int], *, is_proof: bool) -> None:
-        """Note what is not recorded of a stream for each of the keys, and why."""
+        """Note the ranges of a stream that are not recorded for each of the keys, and why."""
         uncovered = self._gaps(stream, keys, is_proof=is_proof)
         self.uncovered += [Uncovered(stream, *gap) for gap in uncovered]
         if not uncovered:
@@ -176,12 +176,12 @@ class Evidence:
 
     def _gaps(self, stream: str, keys: Sequence[int], *, is_proof: bool) -> list[Range]:
         bounds = self.ends[stream]
-        # Where no leader says where a stream ends, nothing is proven of it, however often it is read.
+        # If no leader says where a stream ends, nothing is proven about it, however often it is read.
         recorded_as = proven if is_proof and bounds.is_proven else covered
         return gaps(bounds, self.held[stream], keys, recorded_as=recorded_as)
 
     def _ask_where_it_begins(self, servers: Servers, streams: Sequence[str]) -> None:
-        """Have the first offsets retained, as far as they can be had; the next answer will say why not."""
+        """Ask for the first retained offsets; failures are left to the next request to report."""
         for stream, bounds in all_ends(servers, streams, is_named=False).items() if streams else ():
             if isinstance(bounds, StreamBounds) and bounds.first is not None and bounds.is_proven:
                 self.ends[stream] = StreamBounds(bounds.first, self.ends[stream].last, is_proven=True)
@@ -196,20 +196,20 @@ def evidence(
     needs_firsts: bool = False,
     is_proof: bool = True,
 ) -> Evidence:
-    """What is known of the streams meant: which there are, and what of them is not recorded for each of the keys.
+    """Return what is known of the streams: which exist, and which ranges are not recorded for each key.
 
     Args:
         catalog: Keys and streams.
-        names: Streams and super streams, which stand for their partitions; None for all that are recorded.
-        key_ids: For times, `relatum.store.TIME`.
-        kept: Chunks that are read join these.
-        needs_firsts: Ask in any case where each stream begins.
-        is_proof: False counts, too, what release 0.4 recorded over AMQP 0.9.1: its rows count, but some may lack.
+        names: Streams and super streams, which mean their partitions; None for all recorded streams.
+        key_ids: The keys' ids; `relatum.store.TIME` for times.
+        kept: A cache, to which chunks that are read are added.
+        needs_firsts: Always ask where each stream begins.
+        is_proof: False also counts ranges recorded over AMQP 0.9.1 by release 0.4, which may lack rows.
 
     Raises:
-        StreamNotFound, NotAStream, AccessRefused: a named stream is unknown to the database and to the broker, or was
-            deleted; or this user may not read it.
-        StreamReplaced: the message at the last recorded offset is not what was recorded there.
+        StreamNotFound, NotAStream, AccessRefused: a named stream is unknown to the database and the broker, was
+            deleted, or may not be read by this user.
+        StreamReplaced: the message at the last recorded offset is not the recorded one.
     """
     servers, keys, kept = catalog.servers, tuple(key_ids), kept or KeptChunks()
     recorded, unusable = catalog.streams(names), catalog.leaves_out(names)
@@ -231,7 +231,7 @@ def evidence(
         held,
         unproven={stream for stream, bounds in ends.items() if not bounds.is_proven},
     )
-    # What comes after a message that is there is retained, too.
+    # Whatever comes after an existing message is retained, too.
     unsure = [
         stream
         for stream in lasts.intersection(ends)
@@ -245,12 +245,12 @@ def evidence(
 
 
 def evidence_together(catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> Evidence:
-    """The same, asked once for all who ask for it at the same time."""
+    """The same, with one request for all concurrent callers."""
     streams, keys = None if names is None else tuple(names), tuple(sorted(set(key_ids)))
     known: Evidence = catalog.servers.flights.run(
         ("evidence", streams, keys), partial(evidence, catalog, streams, keys)
     )
-    # What is read from the streams is noted in it.
+    # Copies, because scans change them.
     return replace(known, uncovered=list(known.uncovered), unproven=set(known.unproven))
 
 
@@ -260,7 +260,7 @@ def gaps(
     key_ids: Iterable[int],
     recorded_as: Callable[[Iterable[CoverageRow], int], list[Range]] = proven,
 ) -> list[Range]:
-    """The retained offsets that are not recorded for every one of the keys."""
+    """Return the retained offsets that are not recorded for every one of the keys."""
     first, last = bounds
     if first is None or last is None:
         return []
@@ -269,7 +269,7 @@ def gaps(
 
 
 IDENTITY_POLL_S: Final = (0.005, 0.5)
-"""The first and the longest pause between two questions whether a stream is the recorded one, in seconds."""
+"""The first and the longest pause between two checks that a stream is the recorded one, in seconds."""
 
 COVERAGE: Final = sql(
     f"""
@@ -282,7 +282,7 @@ COVERAGE: Final = sql(
 
 
 def coverage_by_stream(servers: Servers, recorded: Sequence[PresentStream]) -> dict[int, list[CoverageRow]]:
-    """What is recorded of streams, by their numbers, in the order of offsets."""
+    """Read the coverage of streams, by stream id, ordered by offset."""
     rows = servers.rows(COVERAGE, {"stream_ids": [stream.stream_id for stream in recorded]})
     ranges: dict[int, list[CoverageRow]] = defaultdict(list)
     for values in rows:
@@ -305,9 +305,9 @@ ATTENDED: Final = sql(
 
 
 def ends_of(servers: Servers, stream: str, *, is_named: bool) -> StreamBounds | UnreadableStream | None:
-    """A stream's ends; None where the broker surely has no such stream; or why this user cannot read it.
+    """Return a stream's ends; None if the broker certainly has no such stream; or why this user cannot read it.
 
-    Where it was asked for by name, that is an error (`StreamNotFound`, `NotAStream`, `AccessRefused`).
+    For a named stream, either is an error (`StreamNotFound`, `NotAStream`, `AccessRefused`).
     """
     try:
         bounds: StreamBounds = servers.bounds(stream)
@@ -326,12 +326,12 @@ def all_ends(
     kept: KeptChunks | None = None,
     lasts: Collection[str] = (),
 ) -> dict[str, StreamBounds | UnreadableStream | None]:
-    """What `ends_of` says of each of many streams, in their order: together, and one by one what is not had so.
+    """Return `ends_of` many streams, in their order: by one request, and the rest one by one.
 
-    Of `lasts` the first offset need not be known, and may be 0 for that.
+    For streams in `lasts` the first offset is not needed; it may be 0.
 
-    One that is gone, asked for by itself, costs a connection of AMQP 0.9.1 and a channel that the broker closes. So
-    those are found together, too, where nobody named them and many may have been recorded once and deleted.
+    To ask for one deleted stream costs an AMQP 0.9.1 connection and a channel that the broker closes. So deleted
+    streams are found together, too, unless they were named: there may be many.
     """
     found: dict[str, StreamBounds | UnreadableStream | None] = {}
     if len(streams) > 1:
@@ -344,7 +344,7 @@ def all_ends(
 
 
 def all_names(servers: Servers, recorded: Sequence[PresentStream], names: Sequence[str] | None) -> list[str]:
-    """The streams meant: those recorded, and named ones or partitions of named super streams that are not."""
+    """Return the streams to search: the recorded ones, and named streams or partitions that are not recorded."""
     found = {stream.name for stream in recorded}
     for name in names or ():
         if name not in found:
@@ -360,20 +360,20 @@ def check_identity(
     ends: Mapping[str, StreamBounds],
     kept: KeptChunks | None = None,
 ) -> dict[str, int]:
-    """See that each stream is the one that was recorded, by the message at the last recorded offset; all together.
+    """Check that all streams are the recorded ones, by the message at the last recorded offset.
 
     Returns:
-        That offset, of streams that have it still.
+        That offset, for the streams that still have it.
 
     Raises:
-        StreamReplaced: one is another; field `also` has the errors of others that are.
-        StreamUnavailable: nobody can say now.
+        StreamReplaced: a stream is not the recorded one; field `also` has the errors of others.
+        StreamUnavailable: it is unknown now.
     """
     positions: dict[str, Position] = {}
     for stream, bounds in ends.items():
         position = last_position(held[stream])
-        # What came before the first one retention has dropped; then it has dropped all that was recorded, and nothing
-        # is answered from that.
+        # Retention has dropped offsets before the first one. If the position is among them, all that was recorded is
+        # gone, and no answer comes from it.
         if position is not None and (bounds.first is None or position.offset >= bounds.first):
             positions[stream] = position
     there: dict[str, int] = {}
@@ -386,15 +386,15 @@ def check_identity(
             first.also = tuple(also)
             raise first
         there |= {stream: positions[stream].offset for stream, each in agreed.items() if each is Agreement.SAME}
-        # Of one without a proof nobody can say from here, and the answer will say so.
+        # Streams without a proof cannot be decided here; the answer is unproven then.
         doubted = [stream for stream, each in agreed.items() if each is Agreement.UNKNOWN and ends[stream].is_proven]
         positions = {stream: positions[stream] for stream in doubted}
         if not positions:
             break
         left = deadline - time.monotonic()
         if left <= 0:
-            message = f"nobody can say whether {doubted[0]!r} is the stream that was recorded"
-            raise StreamUnavailable(f"{message}: its leader does not answer; repeat it later", stream=doubted[0])
+            message = f"it is unknown whether {doubted[0]!r} is the recorded stream"
+            raise StreamUnavailable(f"{message}: its leader does not answer; retry later", stream=doubted[0])
         pause(min(pause_s, left))
         pause_s = min(2 * pause_s, IDENTITY_POLL_S[1])
     return there

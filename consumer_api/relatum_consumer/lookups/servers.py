@@ -1,4 +1,4 @@
-"""What lookups ask PostgreSQL and the broker; each question is in the log `relatum.lookups` at level DEBUG."""
+"""The requests of lookups to PostgreSQL and the broker; the log `relatum.lookups` has each at level DEBUG."""
 
 import logging
 import threading
@@ -23,14 +23,14 @@ from relatum.reading import (
 from relatum.store.catalog import KEYS_IN_FORCE
 from relatum.waiting import LOOK_S, current, has_passed, left_s, within
 
-CLOSED: Final = "these relations were closed: make others, or ask inside the `with` block"
-"""What is said where they are used after that."""
+CLOSED: Final = "these relations are closed: create new ones, or use them inside the `with` block"
+"""The error message after `close`."""
 
 NOT_REACHED_YET: Final = "The broker did not answer in time: another call still waits for the first connection to it."
-"""The error of those who wait for a reader that another call opens."""
+"""The error message of calls that wait for a reader that another call opens."""
 
 _ASKED_FOR: Final = "relatum"
-"""A stream that need not be there: the broker is asked whether it is, and any answer will do."""
+"""A stream that need not exist: any answer shows that the broker works."""
 
 _Ask = TypeVar("_Ask", bound=Callable[..., Any])
 _Arguments = ParamSpec("_Arguments")
@@ -40,7 +40,7 @@ _logger: Final = logging.getLogger("relatum.lookups")
 
 
 def _logged(name: str, about: Callable[..., str]) -> Callable[[_Ask], _Ask]:
-    """Log a question where somebody wants to see it: its name, about what, rows of the answer, milliseconds."""
+    """Log a request at level DEBUG: its name, subject, rows of the answer, milliseconds."""
 
     def decorate(ask: _Ask) -> _Ask:
         @wraps(ask)
@@ -68,7 +68,7 @@ def _logged(name: str, about: Callable[..., str]) -> Callable[[_Ask], _Ask]:
 def _of_reader(
     method: Callable[Concatenate[StreamReader, _Arguments], _Result],
 ) -> Callable[Concatenate["Servers", _Arguments], _Result]:
-    """A method of the reader, asked of the one that is open; with its documentation."""
+    """Wrap a method of the reader, to be called on the open reader, with its docstring."""
 
     @wraps(method)
     def asked(self: "Servers", /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
@@ -93,8 +93,8 @@ class Health:
     """Whether both servers answer.
 
     Attributes:
-        database: What is wrong with PostgreSQL; empty where it answers, and the tables are there and may be read.
-        broker: What is wrong with the broker; empty where it answers.
+        database: What is wrong with PostgreSQL; empty if it answers, and the tables exist and may be read.
+        broker: What is wrong with the broker; empty if it answers.
     """
 
     database: str = ""
@@ -102,14 +102,14 @@ class Health:
 
     @property
     def is_well(self) -> bool:
-        """Whether lookups can be answered."""
+        """True if lookups can be answered."""
         return not self.database and not self.broker
 
 
 class Servers:
-    """Asks PostgreSQL and the broker. Threads share it; the broker's reader is opened at the first question to it.
+    """Sends requests to PostgreSQL and the broker. Thread-safe; the first request to the broker opens the reader.
 
-    `timeout_s`: Seconds for one statement, and for the wait for a reader that another thread opens.
+    `timeout_s`: Seconds for one statement, and for waiting for a reader that another thread opens.
     """
 
     def __init__(
@@ -127,17 +127,17 @@ class Servers:
         after_fork(self, Servers._begin)
 
     def _begin(self) -> None:
-        """In a child, too: what is under way is the parent's."""
+        """Start without running requests, also in a forked child."""
         self._lock = threading.Lock()
         self.flights = Flights(self.timeout_s)
 
     def reader(self) -> StreamReader:
-        """The reader. It is not asked where no time is left: a question without an answer costs its connection."""
+        """Return the reader, or raise if no time is left: an unanswered request costs its connection."""
         if has_passed():
             raise ReadTimeout(f"There was no time left to ask the broker ({current()}); it is safe to repeat.")
         reader = self.opened
         if reader is None:
-            # Who opens it may take all of its own time, if the broker is silent; others have theirs.
+            # If the broker is silent, the opening call may use all of its own time; the other calls have theirs.
             if not self._lock.acquire(timeout=left_s(self.timeout_s)):
                 raise ReadTimeout(NOT_REACHED_YET)
             try:
@@ -151,22 +151,22 @@ class Servers:
         return reader
 
     def close(self) -> None:
-        """Close the reader, for good."""
+        """Close the reader for good."""
         with self._lock:
             self._is_closed = True
             reader, self.opened = self.opened, None
         if reader is not None:
             reader.close()
 
-    # --- whether they answer ------------------------------------------------------------------------------
+    # --- health -------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Ask both what every lookup needs, or something harmless; the error of what does not answer is raised."""
+        """Send both servers a harmless request, and raise the error of the one that fails."""
         self._check_database()
         self._check_broker()
 
     def health(self, timeout_s: float) -> Health:
-        """Ask both, each for half of the time at most."""
+        """Check both servers, each for at most half of the time."""
         return Health(_wrong(self._check_database, timeout_s / 2), _wrong(self._check_broker, timeout_s / 2))
 
     def _check_database(self) -> None:
@@ -180,7 +180,7 @@ class Servers:
 
     @_logged("select", lambda statement, _: " ".join(str(statement).split()))
     def rows(self, statement: Any, parameters: Mapping[str, Any]) -> list[Any]:
-        """The rows of a statement, as tuples."""
+        """Return the rows of a statement, as tuples."""
         with within(self.timeout_s):
             return self._rows(statement, parameters)
 
@@ -188,9 +188,9 @@ class Servers:
 
     @_logged("read", lambda ids, kept=None: _names({where.stream for where in ids}))
     def read(self, ids: Sequence[MessageId], kept: KeptChunks | None = None) -> list[Message | RelatumError]:
-        """For each id, in order, the message or the `NotFound` or `AccessRefused` error it met.
+        """Return for each id, in order, its message, or the `NotFound` or `AccessRefused` error.
 
-        `kept`: Chunks that were read before and need not be read again; None for none.
+        `kept`: A cache of chunks read before; None for no cache.
         """
         reader = self.reader()
         if len(ids) > 1 or kept is not None:
@@ -202,12 +202,12 @@ class Servers:
 
     @_logged("agree", _names)
     def agreements(self, positions: Mapping[str, Position], kept: KeptChunks) -> dict[str, Agreement]:
-        """Whether streams are those of which a position is known."""
+        """Check whether streams are the ones whose positions are known."""
         return agreements(self.reader(), positions, kept)
 
     @_logged("reach", str)
     def reach(self) -> None:
-        """See that the broker is there and lets this user in."""
+        """Check that the broker answers and admits this user."""
         self.reader()
 
     read_many = _of_reader(StreamReader.read_many)
@@ -234,9 +234,9 @@ _Answer = TypeVar("_Answer")
 
 
 class Flight:
-    """A question that is asked once for all who came before it began.
+    """One request, made once for all callers that came before it began.
 
-    Where it ends with neither result nor error, whoever still wants to know asks again.
+    If it ends with neither result nor error, a caller that still needs the answer asks again.
     """
 
     def __init__(self) -> None:
@@ -246,21 +246,21 @@ class Flight:
         self._over = threading.Event()
 
     def end(self) -> None:
-        """Tell all who wait."""
+        """Wake all waiting callers."""
         self._over.set()
 
     def wait(self, until: float) -> None:
-        """Wait until it ended, no longer than to a moment."""
+        """Wait until it ends, or until a monotonic time."""
         while not self._over.wait(min(LOOK_S, left := left_s(until - time.monotonic()))):
             if left <= 0:
-                raise ReadTimeout("What others ask for as well was not answered in time; it is safe to repeat.")
+                raise ReadTimeout("A shared request was not answered in time; it is safe to repeat.")
 
 
 class Flights:
-    """Asks once for many. Threads share it.
+    """Makes one request for many callers. Thread-safe.
 
-    A question that is under way began before a later caller came, and so proves nothing to that one: the caller waits
-    for the next, with all others who come meanwhile. The first of them asks it.
+    A running request began before a later caller came, and so proves nothing to it: the caller waits for the next one,
+    with all others that come until then. The first of them makes it.
     """
 
     def __init__(self, within_s: float) -> None:
@@ -270,7 +270,7 @@ class Flights:
         self._lock = threading.Lock()
 
     def run(self, about: Hashable, ask: Callable[[], _Answer]) -> _Answer:
-        """What `ask` returns, called here or by another thread that asks `about` the same. Nobody changes it."""
+        """Return what `ask` returns, called here or by another thread for the same `about`. The result is shared."""
         until = time.monotonic() + self._within_s
         while True:
             with self._lock:
@@ -298,7 +298,7 @@ class Flights:
             result = flight.result = ask()
             flight.has_result = True
         except Exception as error:
-            # That the asking thread's own time is over says nothing of the others: one of them asks anew.
+            # The asking thread's own timeout says nothing about the others: one of them asks again.
             if not (isinstance(error, Transient) and has_passed()):
                 flight.error = error
             raise

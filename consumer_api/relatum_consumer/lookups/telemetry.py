@@ -1,4 +1,4 @@
-"""What is told of lookups to OpenTelemetry: a span for each."""
+"""OpenTelemetry spans of lookups, one for each, and counts of lookups."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ from relatum.reading import ReaderStatistics
 _Told: TypeAlias = Callable[[Any], None]
 
 NAMED_MAX: Final = 16
-"""Names of streams, and of keys, that a span tells."""
+"""The most streams, and the most keys, that a span names."""
 
 
 def _nothing_told(_: object) -> None:
@@ -29,11 +29,11 @@ _NOTHING: Final[AbstractContextManager[_Told]] = nullcontext(_nothing_told)
 
 
 def look_up(called: str, stream: str = "") -> AbstractContextManager[_Told]:
-    """A span around a lookup, where somebody wants spans. The block is given what takes note of the result.
+    """Return a span around a lookup if tracing is on. The block gets a function that notes the result.
 
     Args:
         called: The method that was called.
-        stream: The stream it is about, where it is about one.
+        stream: The stream of the lookup, if it has one.
     """
     if not otel.is_on(Part.LOOKUPS):
         return _NOTHING
@@ -50,7 +50,7 @@ def _opened(called: str, more: dict[str, str]) -> Iterator[_Told]:
 
 
 def _came_of_it(result: Any) -> dict[str, Any]:
-    """How much, and how sure that is."""
+    """Describe how many messages were found, and the status."""
     told: dict[str, Any] = {}
     status = getattr(result, "status", None)
     if status is not None:
@@ -66,11 +66,11 @@ def _came_of_it(result: Any) -> dict[str, Any]:
 
 
 def note_sought(sought: Sequence[tuple[KeyDefinition, str]], definitions: Mapping[str, KeyDefinition]) -> None:
-    """Tell the span which keys are asked by; their values only as far as somebody allowed that, and never masked ones.
+    """Note the searched keys in the span; values only as far as they may be shown, and never masked ones.
 
     Args:
-        sought: The keys with the values that are sought.
-        definitions: All that are in force.
+        sought: The keys with the searched values.
+        definitions: All definitions in force.
     """
 
     def attributes() -> dict[str, Any]:
@@ -89,13 +89,12 @@ def note_sought(sought: Sequence[tuple[KeyDefinition, str]], definitions: Mappin
 @reported()
 @dataclass(frozen=True, slots=True)
 class LookupStatistics(ReaderStatistics):
-    """The connections of lookups to the broker, and what was asked.
+    """The broker connections of lookups, and counts of lookups.
 
     Attributes:
-        lookup_s: Seconds that lookups took, those that ended as an error too; waiting for what is asked included.
-            Iterations are not among them.
-        errors: Lookups that ended as an error, by its class.
-        asking: Lookups under way, besides those that wait for a message.
+        lookup_s: Durations of lookups in seconds, failed ones and waiting for messages included, iterations not.
+        errors: Numbers of failed lookups, by the error's class.
+        asking: Running lookups, except those that wait for a message.
         awaiting: Lookups that wait for a message (`wait_related`).
     """
 
@@ -108,10 +107,10 @@ class LookupStatistics(ReaderStatistics):
 
 
 class LookupCounts:
-    """The lookups of one object: what is counted of them. Thread-safe.
+    """Counts the lookups of one `Relations`. Thread-safe.
 
     Args:
-        limit: Of its connections to the broker.
+        limit: The limit of its broker connections.
     """
 
     def __init__(self, limit: int) -> None:
@@ -122,12 +121,12 @@ class LookupCounts:
         self._lock = threading.Lock()
 
     def counted(self) -> "_Counted":
-        """Count what is asked in the block, and how it ends."""
+        """Count a lookup that runs in the block, and how it ends."""
         return _Counted(self)
 
     @contextmanager
     def awaiting(self) -> Iterator[None]:
-        """Wait for a message inside: that takes no connection."""
+        """Count the block as waiting for a message, which takes no connection."""
         self._move(-1, 1)
         try:
             yield
@@ -140,12 +139,12 @@ class LookupCounts:
             self._awaiting += awaiting
 
     def renew(self) -> None:
-        """In a child: what is under way is the parent's."""
+        """Reset the running lookups in a forked child."""
         self._lock = threading.Lock()
         self._asking = self._awaiting = 0
 
     def statistics(self, connections: ReaderStatistics | None = None) -> LookupStatistics:
-        """What was counted, with a reader's connections; None where there is no reader."""
+        """Return the counts with the reader's connections; None if there is no reader."""
         told = asdict(connections or self.connections)
         with self._lock:
             return LookupStatistics(
@@ -158,7 +157,7 @@ class LookupCounts:
 
 
 class _Counted:
-    """A class and not a generator: it stands on the path of every lookup."""
+    """A class, because every lookup passes through it and a generator is slower."""
 
     __slots__ = ("_began", "_counts")
 

@@ -1,11 +1,11 @@
 """The sparse index of times: blocks of messages in the database, by the times that they span.
 
-A block begins and ends at the times of two of its messages, and a block of class c spans at most 4**c microseconds: one
-that holds the moment t begins after t - 4**c, so each class is one short range of the index `time_blocks_lookup`.
+A block begins and ends at the times of two of its messages, and a block of class c spans at most 4**c microseconds. So
+a block that holds the moment t begins after t - 4**c: each class is one short range of the index `time_blocks_lookup`.
 
-A place is a pair (time in microseconds, offset); messages are in the order of their places. Looking backwards is
-looking forwards in a mirror: with the signs of times and offsets changed, the last place before becomes the first one
-after. So all that decides is written once, for `after`.
+A place is a pair (time in microseconds, offset); messages are ordered by place. Searching backwards is searching
+forwards in a mirror: with the signs of times and offsets changed, the last place before becomes the first one after.
+So all decisions are written once, for `after`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -35,14 +35,14 @@ WIDTHS_US: Final = tuple(4**width_class for width_class in WIDTH_CLASSES)
 """The widest block of each class, in microseconds."""
 
 SCAN_BLOCKS_MAX: Final = 16
-"""Blocks read in one go, up to 128 messages each: bounds what a window holds undecided."""
+"""Blocks read at once, up to 128 messages each; it bounds how many undecided messages a window holds."""
 
 _GAP_OFFSETS: Final = 512
-"""Offsets between two blocks that are read over: about what is read in half the time of one more attach."""
+"""A gap between two blocks that is read rather than skipped, in offsets: it takes half as long as another attach."""
 
 
 class Block(NamedTuple):
-    """One row of the index: some messages between two offsets; the earliest and the latest of their times."""
+    """One row of the index: some messages between two offsets, with the earliest and the latest of their times."""
 
     min_us: int
     max_us: int
@@ -50,17 +50,17 @@ class Block(NamedTuple):
     last_offset: int
 
     def mirrored(self) -> "Block":
-        """The block with the signs of times and offsets changed."""
+        """Return the block with the signs of times and offsets changed."""
         return Block(-self.max_us, -self.min_us, -self.last_offset, -self.first_offset)
 
 
 def mirrored(place: Place) -> Place:
-    """The place with the signs of time and offset changed."""
+    """Return the place with the signs of time and offset changed."""
     return -place[0], -place[1]
 
 
 def earliest(block: Block, beyond: Place) -> Place | None:
-    """The earliest place after `beyond` a message of the block can have; None where all come before."""
+    """Return the earliest place after `beyond` that a message of the block can have; None if there is none."""
     time_us, offset = beyond
     if block.min_us > time_us:
         return block.min_us, block.first_offset
@@ -72,9 +72,9 @@ def earliest(block: Block, beyond: Place) -> Place | None:
 
 
 def joined(blocks: Iterable[Block], blocks_max: int) -> list[tuple[int, int, list[Block]]]:
-    """Blocks in the order of their offsets, as runs to read in one go: first offset, last offset, blocks.
+    """Group blocks, ordered by offset, into runs to read at once: first offset, last offset, blocks.
 
-    Blocks whose offsets overlap are in one run; others are added up to `blocks_max`, while little is between them.
+    Overlapping blocks are in one run; others join it, up to `blocks_max`, while the gap between them is small.
     """
     runs: list[tuple[int, int, list[Block]]] = []
     for block in sorted(blocks, key=lambda each: (each.first_offset, each.last_offset)):
@@ -100,7 +100,7 @@ def _in_class(stream_id: str = ":stream_id::int") -> str:
 
 
 def _reaching(low: str, high: str, stream_id: str = ":stream_id::int") -> str:
-    # Offset 0 keeps PostgreSQL from joining it in another way than class by class.
+    # OFFSET 0 makes PostgreSQL join class by class.
     return f"""
         {_CLASSES}
         CROSS JOIN LATERAL (
@@ -133,7 +133,7 @@ BLOCKS_PAGE: Final = sql(
 
 
 def _beside(witness: str, found: str, low: str, high: str) -> sa.TextClause:
-    """The blocks that reach into the time from `t` to a witness: `found` of what each class has beyond `t`."""
+    """Select the blocks that reach into the time from `t` to a witness: `found` over the next block of each class."""
     return sql(
         f"""
         WITH witness AS (
@@ -153,8 +153,9 @@ def _beside(witness: str, found: str, low: str, high: str) -> sa.TextClause:
     )
 
 
-# Backwards, the index has no order of ends. So the block of each class that begins last, and the latest of their ends:
-# that is the time of a message, if perhaps not of the nearest. That it begins before it ends is said for the index.
+# Backwards, the index has no order of ends. So it takes the block of each class that begins last, and the latest of
+# their ends: the time of a message, if perhaps not of the nearest. `b.min_us < t` is redundant, and there for the
+# index.
 _T: Final = ":t::bigint"
 _WITNESS: Final = f"coalesce(witness.time_us, {_T})"
 BLOCKS_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
@@ -163,7 +164,7 @@ BLOCKS_BESIDE: Final[Mapping[Direction, sa.TextClause]] = {
         f"b.min_us < {_T} AND b.max_us < {_T} ORDER BY b.min_us DESC", "max(beyond.max_us)", _WITNESS, _T
     ),
 }
-"""Blocks beside a moment: all that reach into the time up to a message beyond it; all that hold it if there is none."""
+"""Blocks next to a moment: those that reach into the time up to a message beyond it, or hold it if there is none."""
 
 _CLASS_VALUES: Final[dict[str, Any]] = {"classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
 
@@ -176,7 +177,7 @@ def _blocks_of(servers: Servers, statement: sa.TextClause, stream: PresentStream
 def blocks_between(
     servers: Servers, streams: Sequence[PresentStream], low: int, high: int
 ) -> Mapping[int, list[Block]]:
-    """Blocks of streams that have times between two moments, both included, by offsets: by the stream's number."""
+    """Read the blocks with times between two moments, both included, ordered by offset, by stream id."""
     parameters = _CLASS_VALUES | {"stream_ids": [stream.stream_id for stream in streams], "floor": 0}
     found: dict[int, list[Block]] = defaultdict(list)
     for stream_id, *block in servers.rows(BLOCKS_BETWEEN, parameters | {"low": low, "high": high}):
@@ -188,7 +189,7 @@ def blocks_between(
 
 
 class Nearest:
-    """Keeps the nearest of the messages it is shown beyond an edge. Its places are in the direction's coordinates."""
+    """Keeps the nearest message beyond an edge. Places are in the direction's coordinates."""
 
     def __init__(self, edge: Place, direction: Direction, is_meant: Callable[[Message], bool] = lambda _: True) -> None:
         self._is_meant = is_meant
@@ -197,14 +198,14 @@ class Nearest:
         self.beyond = edge if direction == "after" else mirrored(edge)
         self.message: Message | None = None
         self.place: Place | None = None
-        """Where the nearest stands in time; None while there is none."""
+        """The place of the nearest message; None while there is none."""
 
     def turned(self, block: Block) -> Block:
-        """A block in the direction's coordinates, or such a one as it is in the table."""
+        """Convert a block to the direction's coordinates, or back."""
         return block if self.direction == "after" else block.mirrored()
 
     def consider(self, message: Message) -> None:
-        """Look at one message."""
+        """Consider one message."""
         if message.time_us is not None and self._is_meant(message):
             place = message.time_us, message.offset
             place = place if self.direction == "after" else mirrored(place)
@@ -213,7 +214,7 @@ class Nearest:
 
 
 def next_by_blocks(servers: Servers, stream: PresentStream, nearest: Nearest, lost: Lost) -> None:
-    """Show `nearest` the messages of the blocks that can hold the next one in time, the most promising first."""
+    """Pass to `nearest` the messages of the blocks that can hold the next one in time, the most promising first."""
     read: set[Block] = set()
     reached = nearest.beyond[0]
     while True:
@@ -229,7 +230,7 @@ def next_by_blocks(servers: Servers, stream: PresentStream, nearest: Nearest, lo
             if nearest.message is had and block.max_us > nearest.beyond[0] and _begins_in(original, stream, lost):
                 lost.is_sure = True
         read.update(blocks)
-        # Beyond it there is more, or retention has taken the message there.
+        # There is more beyond it, or retention has dropped the message there.
         beyond = [block.min_us for block in blocks if block.min_us > reached]
         if not beyond or (nearest.place is not None and nearest.place[0] <= max(beyond)):
             return
@@ -237,12 +238,12 @@ def next_by_blocks(servers: Servers, stream: PresentStream, nearest: Nearest, lo
 
 
 def _floor(stream: PresentStream, lost: Lost) -> int:
-    """The first offset retained, as far as it is known."""
+    """The first retained offset, as far as known."""
     return lost.floors.get(stream.name, 0)
 
 
 def _begins_in(block: Block, stream: PresentStream, lost: Lost) -> bool:
-    """Whether retention has surely taken a part of the block."""
+    """Whether retention has certainly dropped a part of the block."""
     doubted = any(where.stream == stream.name for where in lost.unread)
     return block.first_offset < _floor(stream, lost) and not doubted
 
@@ -250,7 +251,7 @@ def _begins_in(block: Block, stream: PresentStream, lost: Lost) -> bool:
 def _read(
     servers: Servers, run: Sequence[Block], stream: PresentStream, lost: Lost, consider: Callable[[Message], object]
 ) -> None:
-    """Read the messages between the offsets of blocks, and see that they agree with each; the rest of what expired."""
+    """Read the messages of blocks as far as they are retained, and check that they agree with each block."""
     start, stop = min(block.first_offset for block in run), max(block.last_offset for block in run) + 1
     floor = _floor(stream, lost)
     if stop <= floor:
@@ -278,7 +279,7 @@ def _check_block(
     stream: PresentStream,
     lost: Lost,
 ) -> None:
-    """See that what was read between a block's ends, the offsets and the times of messages, is what the block says."""
+    """Check that the offsets and times read between a block's ends agree with the block."""
     if block.min_us in times and block.max_us in times:
         return
     bounds: StreamBounds = servers.bounds(stream.name)
@@ -290,7 +291,7 @@ def _check_block(
     is_whole = bool(inside) and (inside[0], inside[-1]) == (block.first_offset, block.last_offset)
     if not is_whole and not (bounds.is_sure and (bounds.last is None or bounds.last < block.last_offset)):
         message = (
-            f"only a part of {stream.name!r} from {block.first_offset} to {block.last_offset} came: repeat it later"
+            f"only a part of {stream.name!r} from {block.first_offset} to {block.last_offset} was received: retry later"
         )
         raise StreamUnavailable(message, stream=stream.name)
     raise replaced(stream.name, block.first_offset)
@@ -305,7 +306,7 @@ def read_within(
     lost: Lost,
     consider: Callable[[Message], object],
 ) -> None:
-    """Read the messages of blocks that reach into a span of time."""
+    """Read the messages of blocks that reach into a time span."""
     for _, _, run in joined(held, SCAN_BLOCKS_MAX):
         _read(servers, run, stream, lost, consider)
         for block in run:
@@ -317,9 +318,9 @@ def read_within(
 def offsets_within(
     servers: Servers, stream: PresentStream, low: int, high: int, start: int, *, blocks_max: int
 ) -> tuple[list[Range], int | None]:
-    """Where the messages are from `start` on whose times are from `low` to `high`, both included, as the index has it.
+    """Return the offsets from `start` on of messages whose times are from `low` to `high`, both included.
 
-    Ranges of offsets in their order, with others' messages among them; and where to go on, None behind the last.
+    They are ranges in order, with other messages among them; and the offset to go on from, None after the last one.
     """
     found = _blocks_of(servers, BLOCKS_PAGE, stream, floor=start, low=low, high=high, blocks_max=blocks_max)
     following = found[-1].first_offset if len(found) == blocks_max else None

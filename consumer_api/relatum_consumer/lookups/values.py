@@ -1,4 +1,4 @@
-"""Which values a key has, and how many messages have one by spans of time: by the index, so many rows and no more."""
+"""A key's values, and the number of messages with a value by time spans: from the index, within fixed row limits."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,21 +18,21 @@ from relatum_consumer.lookups.by_key import rows_of, streams_with
 from relatum_consumer.lookups.catalog import Catalog, named, streams_meant
 
 VALUES_MAX: Final = 1_000
-"""Values of a key that are listed at once."""
+"""The most values of a key in one list."""
 
 VALUES_STEPS: Final = 200
-"""Places of the index that are looked at for them beyond their number: those of other virtual hosts, or replaced."""
+"""Extra steps through the index, for values of other virtual hosts or replaced streams."""
 
 TIMES_ROWS_MAX: Final = 50_000
-"""Rows of a value that are looked at to count them by time: less than a tenth of a second, and a page waits for it."""
+"""The most rows of a value that are counted by time: less than a tenth of a second, as a web page waits for it."""
 
 TIMES_SPANS_MAX: Final = 1_000
-"""Spans of time they are counted by."""
+"""The most time spans to count by."""
 
 _LAST: Final = "\U0010ffff"
-"""Sorts behind all that a value may go on with, and is no character itself."""
+"""Sorts after every continuation of a value; it is a noncharacter."""
 
-# The walk begins before the first pair: no row has it.
+# The walk starts before the first pair: no row has it.
 VALUES_OF_KEY: Final = sql(
     f"""
     WITH RECURSIVE walk (value, stream_id, is_meant, step) AS (
@@ -57,21 +57,21 @@ VALUES_OF_KEY: Final = sql(
     SELECT value FROM walk WHERE is_meant LIMIT :most::bigint
     """
 )
-"""Values of `key_id` in present streams of `vhost` from `low` to `high`, in order: `most` of them.
+"""Selects the first `most` values of `key_id` in present streams of `vhost` from `low` to `high`, in order.
 
-A step takes the next pair of value and stream, one probe of each part's index. Where the stream is meant, the next step
-passes over all other streams of the value; else it looks at the next of them. It ends after `steps`.
+A step takes the next pair of value and stream by one probe of each part's index. If the stream is searched, the next
+step skips the value's other streams; otherwise it takes the next of them. The walk ends after `steps`.
 """
 
 
 def values_parameters(vhost: str, key_id: int, prefix: str, most: int) -> dict[str, Any]:
-    """Its parameters, for values that begin with a prefix. Values are compared by their bytes, as UTF-8 has them."""
+    """Return the parameters for values with a prefix. Values are compared by their UTF-8 bytes."""
     steps = most + VALUES_STEPS
     return {"vhost": vhost, "key_id": key_id, "low": prefix, "high": prefix + _LAST, "most": most, "steps": steps}
 
 
 def values(catalog: Catalog, key: str, prefix: str, limit: int) -> tuple[str, ...]:
-    """Values of a key that begin with a prefix."""
+    """Return the values of a key that begin with a prefix."""
     checked_count("limit", limit, most=VALUES_MAX)
     if not isinstance(prefix, str) or not _is_beginning(prefix):
         most = f"{KEY_VALUE_BYTES_MAX:,}"
@@ -92,16 +92,15 @@ def _is_beginning(prefix: str) -> bool:
 
 @lru_cache(maxsize=64)
 def times_of_value(names: int | None, order: Order) -> sa.TextClause:
-    """How many rows of a value there are by spans of time: how long a span is, its first moment, and the rows in it.
+    """Count the rows of a value by time spans: the length of a span, its start, and its rows.
 
-    The whole from the first to the last row is cut into `spans` of one length, in microseconds; those of no row are
-    left out. At most `most` rows are looked at, stream by stream, in each by the order of time: no sort, and none of
-    them is read twice.
+    The time from the first to the last row is cut into `spans` of equal length, in microseconds; empty spans are left
+    out. At most `most` rows are read, stream by stream, each in the order of time, without a sort and only once.
     """
     key_id, value = ":key_id::smallint", ":value::text"
     span = (":since::bigint", ":until::bigint")
     rows = rows_of(order, (key_id, value, "held.stream_id"), span=span, limit=":most::bigint")
-    # Not materialized, a plan that expects few rows would find both ends of the whole anew for each of them.
+    # Without MATERIALIZED, a plan that expects few rows would compute both ends again for each row.
     return sql(
         f"""
         WITH RECURSIVE {streams_with(key_id, value, "")},
@@ -127,7 +126,7 @@ def times_of_value(names: int | None, order: Order) -> sa.TextClause:
 
 @dataclass(frozen=True, slots=True)
 class TimeSpan:
-    """How many messages there are from a moment to before another. `number` is its place among all spans, from 0."""
+    """The number of messages from a moment to before another. `number` is the span's index, from 0."""
 
     number: int
     since: datetime
@@ -137,12 +136,12 @@ class TimeSpan:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When messages with a value were: spans of one length, in order, those without a message left out.
+    """When messages with a value were: spans of equal length, in order, without the empty ones.
 
     Attributes:
-        spans: Those that have messages.
-        count: Messages in all of them.
-        is_whole: Whether that is all; else there are more, and each count is one at least.
+        spans: The spans that have messages.
+        count: The number of messages in all of them.
+        is_whole: Whether all messages were counted; if False, each count is a lower bound.
     """
 
     spans: tuple[TimeSpan, ...]
@@ -160,7 +159,7 @@ def times(
     spans: int,
     order: Order,
 ) -> Times:
-    """Count by time what is recorded of a value."""
+    """Count the recorded messages with a value by time."""
     names = names_of("streams", streams)
     checked_count("spans", spans, most=TIMES_SPANS_MAX)
     check_limit(None, order)
@@ -187,5 +186,5 @@ def times(
 
 
 def _moment(time_us: int) -> datetime:
-    """A moment, no later than the calendar's last."""
+    """Return a moment, capped at the calendar's last."""
     return moment(min(time_us, TIME_US_MAX))

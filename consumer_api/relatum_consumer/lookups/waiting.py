@@ -1,12 +1,12 @@
-"""Lookups that wait: until there is a message, and no longer than asked. Running out of time is an answer.
+"""Lookups that wait until there is a message, or time out with an answer.
 
-All waits of one object ask the index together: one statement for all of them, at a pace that adapts. It says which
-waits to look at more closely, and nothing else: each then probes by itself, as a lookup does. So it may say too much,
-and a wait that it overlooked is told the truth by its own last probe. See docs/adr/0026.
+All waits of one object share one statement on the index, at an adaptive pace. It only says which waits should look
+closer: each then probes by itself, as a lookup does. So it may name too many, and the last probe of a wait corrects an
+omission. See docs/adr/0026.
 
-A wait ends as any lookup does, with a proof where nothing was found. That asks the broker for the streams' ends and
-takes time, too, much of it where bodies are large. So it begins as long before the end as the last one took, and ends
-at most `GRACE_S` behind it. One that does not end in time is no proof: the answer is `unproven` then.
+A wait ends like any lookup, with a proof if nothing was found. The proof asks the broker for the streams' ends, which
+takes long if bodies are large. So it begins as long before the end as the last proof took, and ends at most `GRACE_S`
+after it. If it does not end in time, the answer is `unproven`.
 """
 
 import logging
@@ -33,26 +33,26 @@ from relatum_consumer.lookups.consumed import Consumed
 from relatum_consumer.lookups.servers import Servers
 
 POLL_S_MIN: Final = 0.005
-"""The first pause between two questions to the index for all who wait, in seconds. It doubles up to `POLL_S_MAX`."""
+"""The first pause between two queries of the index for all waits, in seconds. It doubles up to `POLL_S_MAX`."""
 
 POLL_S_MAX: Final = 0.05
-"""The longest such pause, in seconds: about the recorder's own lag."""
+"""The longest pause, in seconds: about the recorder's own lag."""
 
 USELESS_POLL_S_MAX: Final = 0.5
-"""The longest pause of a wait whose value the index has, though only where no message can be read, in seconds."""
+"""The longest pause of a wait whose value is indexed while none of the messages can be read, in seconds."""
 
 _Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """There is nothing to give for so many seconds: whoever iterates pauses, and goes on. No thread need be held."""
+    """A pause: an iteration has nothing for so many seconds. The caller sleeps, and goes on; no thread need be held."""
 
     seconds: float
 
 
 def rested(given: Generator[_Item | Rest, None, None]) -> Generator[_Item, None, None]:
-    """What is given, with pauses in this thread where there is nothing."""
+    """Yield the items, and sleep in this thread during rests."""
     with closing(given):
         for each in given:
             if isinstance(each, Rest):
@@ -63,9 +63,9 @@ def rested(given: Generator[_Item | Rest, None, None]) -> Generator[_Item, None,
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What is waited for: that the index may name a message with one of the values, but not the one it is `beside`.
+    """The condition of a wait: the index may have a message with one of the values, other than `beside`.
 
-    A wait looks in any case at `until`, as of `time.monotonic`.
+    The wait looks in any case at `until`, by `time.monotonic`.
     """
 
     names: tuple[str, ...] | None
@@ -79,8 +79,8 @@ _GIVEN: Final = f"""
       FROM unnest(:set_numbers::int[], :set_names::text[]) AS given (set_number, set_name), relatum.streams s
       WHERE {streams_meant(None)}"""
 
-# By an index each: one condition for all three ways of meaning a stream would compare every name with every other. And
-# the limits inside keep PostgreSQL from joining it in another way than row by row, by the index.
+# By an index each: one condition for all three forms would compare every name with every other. The inner LIMITs make
+# PostgreSQL join row by row, by the index.
 WATCHED: Final = sql(
     f"""
     WITH meant AS MATERIALIZED (
@@ -111,14 +111,14 @@ WATCHED: Final = sql(
     ) AS is_there
     """
 )
-"""The numbers of those waits for which the index has a row: one probe for each value and stream, the first counts.
+"""Selects the numbers of waits that the index has a row for: one probe for each value and stream, up to the first hit.
 
-Sets of streams are given once each, by their names; a name of NULL stands for all that are recorded.
+Sets of streams are given once each, by their names; a name of NULL means all recorded streams.
 """
 
 
 def parameters_of(vhost: str, watches: Sequence[Watch]) -> dict[str, Any]:
-    """The parameters of `WATCHED` for waits, which have their places in the sequence as numbers."""
+    """Return the parameters of `WATCHED`; a wait's number is its index."""
     sets: dict[tuple[str, ...] | None, int] = {}
     rows: list[tuple[int, int, int, str, str, int]] = []
     for number, watch in enumerate(watches):
@@ -136,24 +136,24 @@ def parameters_of(vhost: str, watches: Sequence[Watch]) -> dict[str, Any]:
 
 
 def poll(servers: Servers, vhost: str, watches: Sequence[Watch]) -> Iterable[tuple[int, bool]]:
-    """Ask the index for all who wait: the numbers of those that it may have something for."""
+    """Query the index for all waits, and return the numbers of those that may have a message."""
     return ((number, True) for (number,) in servers.rows(WATCHED, parameters_of(vhost, watches)))
 
 
 GRACE_S: Final = 0.25
-"""Seconds behind the end of a wait in which what was begun may still end: a proof takes a few milliseconds mostly."""
+"""Seconds after a timeout in which a started request may still end: a proof mostly takes a few milliseconds."""
 
 COLD_S: Final = 1.0
-"""Seconds at least for what must be known before anything can be sought: keys and streams, over a new connection."""
+"""Minimum seconds for reading keys and streams over a new connection, before the search can begin."""
 
 CLOSE_S: Final = 0.05
-"""Seconds before its limit from which on a passing error is taken for a question that ran out of time."""
+"""A transient error within so many seconds of the limit counts as the timeout."""
 
 PROOF_FACTOR: Final = 1.5
-"""How much longer than the last one a proof is expected to take."""
+"""The expected duration of a proof, as a multiple of the last one's."""
 
 PROOF_S_MAX: Final = 5.0
-"""The longest time by which a proof begins before the end of a wait; no more than half of the wait either way."""
+"""The most seconds by which a proof begins before the end of a wait; also at most half of the wait."""
 
 logger = logging.getLogger("relatum.relations")
 
@@ -167,18 +167,18 @@ def wait_related(
     order: Order,
     timeout_s: float,
 ) -> "Waiting":
-    """As `related`, waiting for the first of the messages."""
+    """Start a wait for the first message of `related`."""
     checked_seconds("timeout_s", timeout_s)
     return Waiting(catalog, partial(question_of, catalog, message, to, by, limit, order), timeout_s)
 
 
 class Waiting:
-    """One wait: it looks, rests, and looks again, until there is an answer. Without `timeout_s` it looks once.
+    """One wait: it looks, pauses, and looks again, until there is an answer. Without `timeout_s` it looks once.
 
     Attributes:
-        pause_s: Seconds to pause after a look that gave nothing.
-        watch: What to wait for then.
-        is_seen: To be set before the next look: whether the index may name something by now.
+        pause_s: Seconds to pause after a look without an answer.
+        watch: The condition to wait for after the pause.
+        is_seen: Set by the caller before the next look: whether the index may have a message by now.
     """
 
     watch: Watch
@@ -188,7 +188,7 @@ class Waiting:
         self._asked = asked
         self._timeout_s = timeout_s
         self._until = time.monotonic() + timeout_s
-        # Where the last proof took long, this one begins before the end.
+        # If the last proof took long, this one begins before the end.
         self._prove_at = self._until - min(PROOF_FACTOR * catalog.proof_s, PROOF_S_MAX, timeout_s / 2)
         self._question: Question | None = None
         self._known: Answer | None = None
@@ -198,7 +198,7 @@ class Waiting:
         self.is_seen = False
 
     def look(self) -> Answer | None:
-        """Probe the index; what is known, if it names a message or the time is over. None where the wait goes on."""
+        """Probe the index, and return the answer if it has a message or time is over; None to go on waiting."""
         if not self._timeout_s:
             return answer(self._catalog, self._asked())
         if self._question is None:
@@ -217,7 +217,7 @@ class Waiting:
         if found is None:
             self._rest(question)
         elif self._catalog.is_news([*found.unrecorded_streams, *(each.key for each in found.new_keys)]):
-            logger.warning("waited in vain for what is not recorded: %s", found.explanation)
+            logger.warning("a wait timed out for messages that are not recorded: %s", found.explanation)
         return found
 
     def _look(self, question: Question, now: float) -> Answer | None:
@@ -231,7 +231,7 @@ class Waiting:
         return self._known if time.monotonic() >= self._until else None
 
     def _note_proof(self, began: float) -> None:
-        """Remember how long the proof took, or that it took longer than it had."""
+        """Remember how long the proof took, or that it exceeded its time."""
         if began >= self._prove_at:
             self._catalog.proof_s = time.monotonic() - began
 
@@ -242,7 +242,7 @@ class Waiting:
         try:
             found = probe(self._catalog, question)
         except StreamReplaced:
-            # A recorder puts it right, or the proof at the end, made anew, says so.
+            # A recorder will correct the record, or the proof at the end, made anew, reports it.
             self._known = None
             question.being_read.clear()
             return None
@@ -253,12 +253,12 @@ class Waiting:
         next_at = self._until if self._known is not None else self._prove_at
         self.watch, self.pause_s = Watch(question.names, values, question.itself.first, next_at), 0.0
         if self.is_seen:
-            # The index has a row all the time, of a message that retention took or that cannot be read.
+            # The index keeps naming a message that retention dropped or that cannot be read.
             self.pause_s = max(0.0, min(self._useless_pause_s, next_at - time.monotonic()))
             self._useless_pause_s = min(2 * self._useless_pause_s, USELESS_POLL_S_MAX)
 
     def _out_of_time(self, question: Question, error: Transient) -> Answer:
-        """What is known, without asking for more."""
+        """Return what is known, without further requests."""
         streams = self._catalog.recorded(question.names) or question.names
         if not streams:
             raise error

@@ -1,4 +1,4 @@
-"""Reading streams: one message at an offset, many, all from a point on; by the stream protocol."""
+"""Reading streams by the stream protocol: one message at an offset, many, or all from a point on."""
 
 from relatum.ids import BrokerIdentity, Position
 from relatum.reading._address import AnyBroker, Broker, BrokerAddress

@@ -1,4 +1,4 @@
-"""`Broker`, which users pass to whatever connects, and the address that its URLs give: hosts, ports, TLS and login."""
+"""`Broker`, which users pass to connect, and the address its URLs resolve to: hosts, ports, TLS and login."""
 
 import re
 import ssl
@@ -15,48 +15,48 @@ from relatum.reading._password import Asked, HeldPassword, can_be_sent
 from relatum.wire import AuthMechanism
 
 AMQP_TO_STREAM_PORT: Final = 120
-"""How far RabbitMQ's default stream ports lie below its AMQP ports: 5672 and 5552, 5671 and 5551."""
+"""RabbitMQ's default AMQP ports minus its stream ports: 5672 and 5552, 5671 and 5551."""
 
 _PORTS: Final = {"amqp": 5672, "amqps": 5671, "rabbitmq-stream": 5552, "rabbitmq-stream+tls": 5551}
 _TLS: Final = frozenset({"amqps", "rabbitmq-stream+tls"})
 _STREAM: Final = frozenset({"rabbitmq-stream", "rabbitmq-stream+tls"})
 
 _NEXT_URL: Final = re.compile(r"[;,]\s*(?=(?:amqps?|rabbitmq-stream(?:\+tls)?)://|$)", re.IGNORECASE)
-"""What is between several URLs; user names and passwords may hold both characters."""
+"""The separator of several URLs; user names and passwords may contain both characters."""
 
 _BETWEEN: Final = re.compile("[;,]")
 
 
 @dataclass(frozen=True)
 class Broker:
-    """A broker and how to log in to it: pass it as `broker` wherever a URL alone is not enough.
+    """A broker and the login to it: pass it as `broker` if a URL alone is not enough.
 
-    Immutable; compares by value. It can be sent to other processes unless it has an `ssl_context`. `repr` shows no
-    password.
+    Immutable; compares by value. It can be sent to other processes unless it has an `ssl_context`. `repr` does not show
+    the password.
 
     Args:
         url: `amqp://`, `amqps://`, `rabbitmq-stream://` or `rabbitmq-stream+tls://`, with user, password, host, port
-            and virtual host as usual. Query parameters are those of RabbitMQ's URIs that concern the login
-            (`cacertfile`, `certfile`, `keyfile`, `password`, `verify`, `server_name_indication`, `auth_mechanism`) and
-            aiormq's (`cafile`, `capath`, `cadata`, `no_verify_ssl`, `auth`); others are ignored, with one warning. The
-            URLs of several nodes of one cluster are separated by `;` or `,`, each one whole, with the same virtual
-            host: if a node does not answer, the next one is used ([ADR 42](../adr/0042-several-addresses.md)).
+            and virtual host as usual. Query parameters for the login are those of RabbitMQ's URIs (`cacertfile`,
+            `certfile`, `keyfile`, `password`, `verify`, `server_name_indication`, `auth_mechanism`) and aiormq's
+            (`cafile`, `capath`, `cadata`, `no_verify_ssl`, `auth`); others are ignored, with one warning. To name
+            several nodes of one cluster, separate whole URLs with the same virtual host by `;` or `,`: if a node does
+            not answer, the next one is used ([ADR 42](../adr/0042-several-addresses.md)).
         stream_url: `rabbitmq-stream://HOST:PORT` or `rabbitmq-stream+tls://HOST:PORT`, if the stream port is not the
-            AMQP port less 120. It must answer. As many as in `url`, in the same order; not needed beside a stream URL.
-            None (default): the AMQP port less 120, if the same broker answers there.
-        ssl_context: The TLS context. None (default): by the files that the URL names, or the system's authorities; the
+            AMQP port less 120. It must answer. Give as many as in `url`, in the same order. If `url` is a stream URL,
+            it is not needed. None (default): the AMQP port less 120, if the same broker answers there.
+        ssl_context: The TLS context. None (default): the files that the URL names, or the system's authorities. The
             certificate and the host name are verified unless the URL says otherwise.
         auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate. None (default):
-            what the URL says, or "PLAIN".
-        password: The password, in place of the URL's; or a function that returns the current one (a token, say). It is
-            called at each login, one call at a time, in its own thread, for up to 5 s. If it raises or takes longer,
-            the login fails as `BrokerUnavailable` and is tried again; nothing that it raises or returns is shown. None
-            (default): that of the URL.
+            the URL's, or "PLAIN".
+        password: The password, in place of the URL's; or a function that returns the current one (for example a token).
+            Each login calls it in its own thread, one call at a time, for up to 5 s. If it raises or takes longer, the
+            login fails with `BrokerUnavailable` and is retried; no error shows what it raises or returns. None
+            (default): the URL's.
 
     Raises:
-        ConfigurationError: A URL cannot be read, or its options contradict each other or these; options of TLS without
-            TLS; several URLs with different virtual hosts, or not as many as stream URLs. The message shows no
-            password. The files of TLS are read by what connects.
+        ConfigurationError: A URL cannot be parsed; its options contradict each other or these; TLS options without TLS;
+            several URLs with different virtual hosts, or a different number of stream URLs. The message shows no
+            password. TLS files are read later, when connecting.
         InvalidInput: The password is neither text nor a function.
     """
 
@@ -68,7 +68,7 @@ class Broker:
     password: str | Callable[[], str | None] | None = None
 
     def __post_init__(self) -> None:
-        self._address  # noqa: B018 - what cannot be read is an error now
+        self._address  # noqa: B018 - raise errors of the URL now
 
     @property
     def vhost(self) -> str:
@@ -77,7 +77,7 @@ class Broker:
 
     @cached_property
     def _address(self) -> "BrokerAddress":
-        # Made once: each has its own call of the function that returns the password.
+        # Cached, because each address has its own call of the password function.
         address = BrokerAddress.parse(self.url, self.stream_url)
         asked: dict[str, Any] = {"ssl_context": self.ssl_context, "mechanism": self.auth_mechanism}
         address = address.logging_in(**{name: value for name, value in asked.items() if value is not None})
@@ -94,11 +94,12 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """What a `Broker` or a URL resolves to. Neither `repr` nor `str` shows the password.
+    """The address that a `Broker` or a URL resolves to. Neither `repr` nor `str` shows the password.
 
-    A guessed stream port was derived from the AMQP port, and is used only if the same broker answers there; it is None
-    where it cannot be guessed. `others` are other nodes of the same cluster. `password_now` is the user's function, or
-    what an intercepted connection has; the function goes to other processes, of a connection the password of then.
+    A guessed stream port is derived from the AMQP port, and used only if the same broker answers there; None if it
+    cannot be guessed. `others` are other nodes of the same cluster. `password_now` is the user's function, or the
+    current password of an intercepted connection. Pickling keeps the function, or the connection's password at that
+    time.
     """
 
     host: str
@@ -122,18 +123,18 @@ class BrokerAddress:
             raise InvalidInput("password= takes text without NUL characters and halves of surrogate pairs")
         if self.login.is_of_tls and not (self.amqp_tls or self.stream_tls):
             raise ConfigurationError(
-                "options of TLS need a URL with TLS: amqps:// or rabbitmq-stream+tls://, not "
+                "TLS options need a URL with TLS: amqps:// or rabbitmq-stream+tls://, not "
                 f"{'amqp' if self.amqp_port else 'rabbitmq-stream'}://"
             )
         if any(other.vhost != self.vhost for other in self.others):
-            raise ConfigurationError("several URLs of one broker name the same virtual host")
+            raise ConfigurationError("several URLs of one broker must name the same virtual host")
 
     @classmethod
     def of(cls, broker: "AnyBroker") -> "BrokerAddress":
-        """The address that is meant, checked before anything connects: files of TLS exist and fit together.
+        """Resolve `broker`, and check TLS files before anything connects.
 
         Raises:
-            ConfigurationError: the URL cannot be read, or its options cannot be used.
+            ConfigurationError: the URL cannot be parsed, or its options cannot be used.
             InvalidInput: `broker` is neither a URL nor a `Broker`.
         """
         if isinstance(broker, str):
@@ -149,29 +150,29 @@ class BrokerAddress:
 
     @property
     def each(self) -> "tuple[BrokerAddress, ...]":
-        """The addresses, each by itself, in the order in which they were given."""
+        """The single addresses, in the order given."""
         return (replace(self, others=()), *self.others) if self.others else (self,)
 
     def beside(self, others: "Iterable[BrokerAddress]") -> "BrokerAddress":
-        """The same with addresses of other nodes, each once."""
+        """Return this address with those of other nodes added, without duplicates."""
         first = replace(self, others=())
         each = dict.fromkeys(other for given in others for other in given.each)
         return replace(first, others=tuple(other for other in each if other != first))
 
     def logging_in(self, **options: Any) -> "BrokerAddress":
-        """The same, and each of the others, with some options of its login otherwise.
+        """Return this address and its others with some login options changed.
 
         Raises:
-            ConfigurationError: they cannot be together, or the URL has no TLS.
+            ConfigurationError: the options contradict each other, or the URL has no TLS.
         """
         return self._changed(lambda one: replace(one, login=replace(one.login, **options)))
 
     def with_login(self, login: BrokerLogin) -> "BrokerAddress":
-        """The same, and each of the others, with that login. Errors as of `logging_in`."""
+        """Return this address and its others with another login. Errors are those of `logging_in`."""
         return self._changed(lambda one: replace(one, login=login))
 
     def with_password(self, password: str | Callable[[], str | None]) -> "BrokerAddress":
-        """The same, and each of the others with the same user and password, with another one; or one that changes.
+        """Return this address, and its others of the same user and password, with another password or function.
 
         Raises:
             InvalidInput: it is neither text nor a function.
@@ -190,7 +191,7 @@ class BrokerAddress:
         return replace(first, others=tuple(others))
 
     def secret(self) -> str:
-        """The password to log in by now. Where a function returns it, this blocks for 5 s at most.
+        """Return the password to log in with now. A password function may block it for up to 5 s.
 
         Raises:
             BrokerUnavailable: The function raised, or did not return in time.
@@ -201,15 +202,15 @@ class BrokerAddress:
 
     @property
     def password_function(self) -> Asked | None:
-        """The user's function that returns the password; None where there is none."""
+        """The user's password function, if any."""
         return self.password_now if isinstance(self.password_now, Asked) else None
 
     def is_joined_by(self, other: "BrokerAddress") -> bool:
-        """Whether another connection leads to the same broker as the same user; if so, its password counts from now on.
+        """Whether another connection goes to the same broker as the same user; if so, its password is used from now on.
 
-        It does if the addresses are equal. If they differ in the password alone, it does if both connections now have
-        the same one, or if this address's connections are gone: two live ones may be two users, since a token may come
-        with any user name.
+        True if the addresses are equal. If only the passwords differ, true if both connections have the same one now,
+        or if this address's connections are closed. Two live ones may be two users: a token may come with any user
+        name.
         """
         mine, theirs = self.password_now, other.password_now
         if self == other:
@@ -229,12 +230,12 @@ class BrokerAddress:
 
     @property
     def who(self) -> str:
-        """Who logs in, as errors name it."""
+        """The user, as named in errors."""
         return f"the user {self.user!r}" if self.login.mechanism == "PLAIN" else "the client certificate's user"
 
     @classmethod
     def parse(cls, url: str, stream_url: str | None = None) -> Self:
-        """The address in a URL, or the addresses in several; arguments and errors are those of `Broker`."""
+        """Parse a URL, or several; arguments and errors are those of `Broker`."""
         urls = _parted(url)
         stream_urls = [None] * len(urls) if stream_url is None else _parted(stream_url)
         if len(urls) != len(stream_urls):
@@ -251,9 +252,7 @@ class BrokerAddress:
         if stream.stream_port_guessed or address.amqp_port is None:
             raise ConfigurationError("A stream URL beside the broker's URL must be rabbitmq-stream://HOST:PORT.")
         if stream.login.is_of_tls and address.login.is_of_tls and stream.login != address.login:
-            raise ConfigurationError(
-                "The broker's URL and the stream URL have different options of TLS: give them once."
-            )
+            raise ConfigurationError("The broker's URL and the stream URL have different TLS options: give them once.")
         return replace(
             address,
             login=address.login if address.login.is_of_tls else stream.login,
@@ -284,7 +283,7 @@ class BrokerAddress:
 
     @property
     def where(self) -> str:
-        """Host and port, as errors name them."""
+        """Host and port, as named in errors."""
         return f"{self.host}:{self.amqp_port or self.stream_port}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -302,7 +301,7 @@ class BrokerAddress:
 
 
 AnyBroker: TypeAlias = str | Broker | BrokerAddress
-"""What users give as `broker`, a URL or a `Broker`, and the address that components pass on."""
+"""A URL or a `Broker` from users, or the address that components pass on."""
 
 
 def _parted(urls: str) -> list[Any]:
@@ -315,7 +314,7 @@ def _split(url: str) -> tuple[SplitResult, int]:
     scheme = url.partition("://")[0].lower()
     if scheme not in _PORTS:
         raise ConfigurationError(f"A broker's URL begins with one of {', '.join(f'{name}://' for name in _PORTS)}.")
-    # No error shows a part of the URL: it may be one of the password. Those of `urlsplit` would.
+    # Errors show no part of the URL, which may belong to the password. Those of `urlsplit` would.
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -331,13 +330,13 @@ def _split(url: str) -> tuple[SplitResult, int]:
             "The port in the broker's URL is no number from 1 to 65535 (an IPv6 address is written as [::1]:5672)."
         ) from None
     if _BETWEEN.search(parts.hostname or ""):
-        raise ConfigurationError("Of several URLs of a broker, each one is whole: amqp://…;amqp://…")
+        raise ConfigurationError("Each of several URLs of a broker must be whole: amqp://…;amqp://…")
     checked_host(parts.hostname or "localhost", "The broker's URL")
     return parts, port if port is not None else _PORTS[parts.scheme]
 
 
 def _check_quoted(parts: SplitResult) -> None:
-    """Refuse what an unquoted `/`, `?` or `#` in a password makes of a URL: a host that is a part of the password."""
+    """Raise if an unquoted `/`, `?` or `#` in a password made a part of it the host."""
     rest = parts.path + parts.fragment + ("" if "@" in parts.netloc else parts.query)
     if "@" in rest:
         raise ConfigurationError(

@@ -1,7 +1,7 @@
-"""Knowing streams and brokers again: whether a stream is the one that was read, and which broker this is.
+"""Recognizing streams and brokers: whether a stream is the one that was read before, and which broker this is.
 
-A broker is known by the first message of a stream in its virtual host (docs/adr/0043). Any number of recorders may give
-it one at once: the first message wins, and all read that one.
+The first message of a stream in its virtual host identifies a broker (docs/adr/0043). Several recorders may publish one
+at once: the first message wins, and all read that one.
 """
 
 import time
@@ -33,41 +33,40 @@ if TYPE_CHECKING:
     from relatum.reading._reader import StreamReader
 
 CLAIM_S: Final = 5.0
-"""Seconds for giving a broker its id: a stream that somebody has just declared takes some hundredths of one."""
+"""Time limit for giving a broker its id, in seconds; a stream that was just declared takes some hundredths of one."""
 
 _PAUSE_S: Final = 0.05
 
 
 class Agreement(Enum):
-    """How a stream stands to a message that was once read of it."""
+    """How a stream compares with a message that was read from it before."""
 
     SAME = "same"
-    """That message lies there: all before it is as it was, too."""
+    """The message is there, and so are all before it."""
 
     EXPIRED = "expired"
-    """Retention has taken the offset: whether it was this message cannot be said any more, and nothing speaks against
-    it."""
+    """Retention has dropped the offset: whether it was this message is unknown, and nothing contradicts it."""
 
     OTHER = "other"
-    """Something else lies there: the stream was declared again, or lost its tail and its offsets were used again."""
+    """Another message is there: the stream was declared again, or lost its tail and reused its offsets."""
 
     ENDS_BEFORE = "ends before"
-    """The stream ends before the offset, and its leader says so: its tail was lost, or it was declared again and is
+    """The stream ends before the offset, and its leader says so: it lost its tail, or was declared again and is
     shorter."""
 
     UNKNOWN = "unknown"
-    """Nobody may conclude anything: a node that lags, starts, or cannot ask the leader. Wait, and ask again."""
+    """No conclusion is allowed: a node lags, is starting, or cannot ask the leader. Wait, and ask again."""
 
 
 def agreement(reader: "StreamReader", stream: str, position: Position) -> Agreement:
-    """How a stream stands to what lay at an offset.
+    """Compare a stream with a message that was at an offset.
 
-    Only `OTHER` and `ENDS_BEFORE` mean that the stream is not what it was; then what agrees is a prefix, and whoever
-    remembers more positions finds the last one that does by halving.
+    Only `OTHER` and `ENDS_BEFORE` mean that the stream has changed. Then a prefix agrees; a caller with more positions
+    can find its end by bisection.
 
     Raises:
-        StreamNotFound, NotAStream, AccessRefused: The broker says so of the stream.
-        Transient: As of `StreamReader.read`, other than `StreamUnavailable`, which is `UNKNOWN`.
+        StreamNotFound, NotAStream, AccessRefused: The stream cannot be read.
+        Transient: As for `StreamReader.read`, except that `StreamUnavailable` is returned as `UNKNOWN`.
     """
     try:
         found: Message | OffsetNotFound | StreamUnavailable = reader.read(stream, position.offset)
@@ -79,11 +78,11 @@ def agreement(reader: "StreamReader", stream: str, position: Position) -> Agreem
 def agreements(
     reader: "StreamReader", positions: Mapping[str, Position], kept: "KeptChunks | None" = None
 ) -> dict[str, Agreement]:
-    """As `agreement`, of many streams, which are read together. What is kept is not read again."""
+    """As `agreement`, for many streams at once. Kept chunks are not read again."""
     ids = [(stream, position.offset) for stream, position in positions.items()]
     with suppress(StreamUnavailable):
         return _agreements(positions, reader.read_all(ids, kept=kept))
-    # Of one of them; the others may be there.
+    # One of the streams is unavailable; the others may not be.
     return {stream: agreement(reader, stream, position) for stream, position in positions.items()}
 
 
@@ -97,7 +96,7 @@ def _agreements(positions: Mapping[str, Position], found: Iterable[Result]) -> d
 
 
 def agreement_of(position: Position, found: Message | OffsetNotFound | StreamUnavailable) -> Agreement:
-    """As `agreement`, by what reading the position's offset gave: pure, for those who read many at once."""
+    """As `agreement`, given what was read at the position's offset. Pure, for callers that read many at once."""
     if isinstance(found, StreamUnavailable):
         return Agreement.UNKNOWN
     if isinstance(found, OffsetExpired):
@@ -106,19 +105,19 @@ def agreement_of(position: Position, found: Message | OffsetNotFound | StreamUna
         if not found.is_proven:
             return Agreement.UNKNOWN
         last: int | None = found.last
-        # An offset within the stream at which lies no message is the broker's own: it once was a message's.
+        # An offset within the stream without a message is the broker's own: a message was there once.
         return Agreement.ENDS_BEFORE if last is None or last < position.offset else Agreement.OTHER
     is_same = position.agrees(_fingerprint_of(found), found.chunk_ms)
     return Agreement.SAME if is_same else Agreement.OTHER
 
 
 def position_of(message: Message) -> Position:
-    """What lies at a message's offset, to know the stream again."""
+    """Return the position by which a stream is recognized later."""
     return Position(message.offset, _fingerprint_of(message), message.chunk_ms)
 
 
 def _fingerprint_of(message: Message) -> int:
-    """The sum of its `message_id` and body; of a record these alone are decoded, which takes a tenth of the time."""
+    """Return the fingerprint of `message_id` and body; only these are decoded, in a tenth of the time."""
     raw = message.raw
     if raw is None:
         return fingerprint(message.properties.message_id, message.body)
@@ -135,16 +134,16 @@ def _fingerprint_of(message: Message) -> int:
     return fingerprint(property_text(first[0]) if first else None, body)
 
 
-# --- which broker this is --------------------------------------------------------------------------------------------
+# --- the broker's identity -------------------------------------------------------------------------------------------
 
 
 def claimed_identity(reader: "StreamReader") -> BrokerIdentity:
-    """Which broker this is. Where it has no id yet, it is given one.
+    """Return the broker's identity, and give the broker an id if it has none.
 
-    The id is None where this user may not read or declare the stream of it, or something else has its name.
+    The id is None if this user may not read or declare its stream, or if the name is used otherwise.
 
     Raises:
-        Transient: That cannot be said now.
+        Transient: The identity is unknown now.
     """
     known = reader.identity()
     if known.broker_id is not None:
@@ -155,7 +154,7 @@ def claimed_identity(reader: "StreamReader") -> BrokerIdentity:
 
 def _claimed(reader: "StreamReader", link: SocketConnection) -> uuid.UUID | None:
     until = link.deadline = time.monotonic() + left_s(CLAIM_S)
-    # Else whoever declared it is about to publish. An empty stream of several nodes does not prove that it is.
+    # If another client declared it, that client is about to publish. On several nodes, "empty" is not proven.
     publishes_at = until - CLAIM_S / 2
     if IDENTITY_STREAM in reader.missing([IDENTITY_STREAM]):
         declared = link.answer(frames.create, IDENTITY_STREAM, {}).code
@@ -174,18 +173,18 @@ def _claimed(reader: "StreamReader", link: SocketConnection) -> uuid.UUID | None
             is_empty = False
         try:
             if is_empty and time.monotonic() >= publishes_at:
-                # It is read anew then: somebody else may have been faster.
+                # The loop reads again, because another client may have been first.
                 publishes_at = until if _publish(link, str(uuid.uuid4())) else publishes_at
         except AccessRefused:
             return None
         if time.monotonic() >= until:
-            message = f"the stream {IDENTITY_STREAM!r} does not answer: which broker this is cannot be told"
+            message = f"the stream {IDENTITY_STREAM!r} does not answer: the broker's identity is unknown"
             raise StreamUnavailable(message, stream=IDENTITY_STREAM)
         time.sleep(_PAUSE_S)
 
 
 def _publish(link: SocketConnection, text: str) -> bool:
-    """Publish a message, and wait for what became of it; False where the stream cannot take one yet."""
+    """Publish a message, and return whether it was confirmed; False if the stream cannot accept it yet."""
     code = link.answer(frames.declare_publisher, 0, "", IDENTITY_STREAM).code
     if code == Code.ACCESS_REFUSED:
         raise AccessRefused(f"this user may not write to {IDENTITY_STREAM!r}")
@@ -200,7 +199,7 @@ def _publish(link: SocketConnection, text: str) -> bool:
 
 
 def another_broker(stream: str, recorded: BrokerIdentity, connected: BrokerIdentity) -> AnotherBroker:
-    """The error for a stream that was recorded from another broker."""
+    """Return the error for a stream that was recorded from another broker."""
     return AnotherBroker(
         f"the stream {stream!r} was recorded from the broker {recorded}, and this one is {connected}: give each broker "
         f"a database of its own. If this one has taken the other's place: `relatum forget --origin {stream}`",

@@ -1,7 +1,7 @@
-"""What is asked by AMQP 0.9.1: which cluster a guessed stream port must belong to, and whether a name is a queue's.
+"""Requests by AMQP 0.9.1: which cluster a guessed stream port must belong to, and whether a name is a queue's.
 
-A stream port that was not given is a guess, and anybody may listen there. Servers of the stream protocol name their
-cluster before a login: credentials are sent only to the cluster that the AMQP port belongs to.
+A stream port that was not given is a guess, and any server may listen there. Servers of the stream protocol name their
+cluster before the login: credentials are sent only to the cluster that the AMQP port belongs to.
 """
 
 import re
@@ -29,36 +29,36 @@ from relatum.reading._address import BrokerAddress
 from relatum.reading._connecting import BROKERS_MAX, HEARTBEAT_S, all_inside, first_answering, not_reached
 
 GOODBYE_S: Final = 0.5
-"""Seconds the broker has to answer a close by AMQP 0.9.1."""
+"""Time limit in seconds for the broker to answer Connection.Close."""
 
 _NO_VHOST: Final = 530
-"""NOT_ALLOWED: the reply code of a virtual host that is not there or that the user may not use."""
+"""NOT_ALLOWED: the reply code if the virtual host does not exist or the user may not use it."""
 
 _REFUSED: Final = frozenset({403, _NO_VHOST})
-"""Reply codes of a refused user, password or virtual host. Others are transient: a node that stops, for one."""
+"""Reply codes of a refused user, password or virtual host. Others are transient, for example of a stopping node."""
 
 _FULL: Final = "is reached"
-"""Ends the text of a 530 that says "connection limit (10) is reached", of a user, a virtual host or a node."""
+"""Ends the text of a 530 such as "connection limit (10) is reached", of a user, a virtual host or a node."""
 
 _CLOSED_BY_BROKER: Final = re.compile(r"\((\d+)\) (.*)", re.DOTALL)
-"""What pika's errors keep of a Close frame: the reply code and the text."""
+"""Matches the reply code and text of a Close frame in pika's errors."""
 
 _NO_QUEUE: Final = "no queue"
-"""In the text of a 404: the broker knows the name of no queue."""
+"""In the text of a 404: there is no queue of that name."""
 
 _EXCLUSIVE: Final = "exclusive"
-"""In the text of a 405: another connection's own queue, which no stream can be."""
+"""In the text of a 405: the queue is exclusive to another connection, which no stream is."""
 
 _clusters: dict[tuple[str, bool], str] = {}
-"""By host and port of AMQP 0.9.1, and whether it speaks TLS: the name of the cluster there."""
+"""Names of clusters, by host and port of AMQP 0.9.1 and whether the port speaks TLS."""
 
 
 class NamelessCluster(ConfigurationError):
-    """The broker does not name its cluster, so nothing can prove that a guessed stream port belongs to it."""
+    """The broker does not name its cluster, so a guessed stream port cannot be proven to belong to it."""
 
 
 def cluster_meant(address: BrokerAddress, *, timeout_s: float) -> str:
-    """The name of the cluster that must answer on a guessed stream port: asked once.
+    """Return the name of the cluster that must answer on a guessed stream port; it is cached.
 
     Raises:
         NamelessCluster: The broker does not name it.
@@ -70,7 +70,7 @@ def cluster_meant(address: BrokerAddress, *, timeout_s: float) -> str:
         name = given.decode(errors="replace") if isinstance(given, bytes) else given
         if not isinstance(name, str) or not name:
             raise NamelessCluster(
-                "The broker does not say which cluster it is, so the stream port cannot be guessed: give a "
+                "The broker does not name its cluster, so the stream port cannot be guessed: give a "
                 "rabbitmq-stream:// URL."
             )
         if len(_clusters) >= BROKERS_MAX:
@@ -80,15 +80,15 @@ def cluster_meant(address: BrokerAddress, *, timeout_s: float) -> str:
 
 
 def forget_cluster(address: BrokerAddress) -> None:
-    """Ask again next time: another cluster answered, and the broker may have been reinstalled."""
+    """Drop the cached name: another cluster answered, and the broker may have been reinstalled."""
     _clusters.pop((address.where, address.amqp_tls), None)
 
 
 def blocking_connection(address: BrokerAddress, *, timeout_s: float, heartbeat_s: int) -> pika.BlockingConnection:
-    """Open a blocking connection of pika's: to the first of the addresses that answers.
+    """Open a blocking connection of pika to the first address that answers.
 
     Raises:
-        BrokerUnavailable, AccessRefused: None can be opened.
+        BrokerUnavailable, AccessRefused: No connection can be opened.
         TlsRefused: A certificate is refused, or one side does not speak TLS.
         ConfigurationError: The address has no AMQP port, or a TLS file cannot be used.
     """
@@ -117,7 +117,7 @@ def _connect(address: BrokerAddress, within_s: float, timeout_s: float, heartbea
     try:
         with own_connection():
             return pika.BlockingConnection(parameters)
-    # A broker that accepts and never answers ends as an AMQPConnectorException, which is no AMQPError.
+    # A broker that accepts and never answers raises AMQPConnectorException, which is no AMQPError.
     except (AMQPError, AMQPConnectorException, OSError) as error:
         raise _amqp_error(error, address, address.amqp_port) from error
 
@@ -125,7 +125,7 @@ def _connect(address: BrokerAddress, within_s: float, timeout_s: float, heartbea
 @contextmanager
 def in_time(connection: pika.BlockingConnection, timeout_s: float) -> Iterator[None]:
     """End the connection if the block takes longer: pika itself waits for ever."""
-    # As pika's own timer does for brokers that block publishers: only timers of the loop run while it waits.
+    # Like pika's own timer for blocked connections: only timers of its loop run while it waits.
     loop = connection._impl
     end = partial(loop._terminate_stream, ConnectionBlockedTimeout(f"no answer within {seconds_text(timeout_s)}"))
     timer = loop._adapter_call_later(timeout_s, end)
@@ -137,7 +137,7 @@ def in_time(connection: pika.BlockingConnection, timeout_s: float) -> Iterator[N
 
 @contextmanager
 def asking(address: BrokerAddress, timeout_s: float) -> Iterator[pika.BlockingConnection]:
-    """A connection for one question, ended if the answer takes longer."""
+    """Open a connection for one request, and end it if the answer takes longer."""
     connection = blocking_connection(address, timeout_s=timeout_s, heartbeat_s=HEARTBEAT_S)
     with own_connection():
         try:
@@ -150,7 +150,7 @@ def asking(address: BrokerAddress, timeout_s: float) -> Iterator[pika.BlockingCo
 
 
 def _amqp_error(error: BaseException, address: BrokerAddress, port: int) -> RelatumError:
-    """Pika calls every connection that ends while it opens a "probable" refusal: only the broker's word counts."""
+    """Translate an error. Pika calls any failed opening a "probable" refusal: only the broker's reply code counts."""
     closed = _CLOSED_BY_BROKER.search(f"{error} {error!r}")
     if closed is not None and int(closed[1]) in _REFUSED and _FULL not in closed[2]:
         refuses = f"The broker at {address.where} refuses {address.who} in the virtual host {address.vhost!r}"
@@ -161,21 +161,22 @@ def _amqp_error(error: BaseException, address: BrokerAddress, port: int) -> Rela
         )
     if any(isinstance(each, AuthenticationError) for each in all_inside(error)):
         mechanism = address.login.mechanism
-        return ConfigurationError(f"The broker at {address.where} does not offer {mechanism} to log in by.")
+        return ConfigurationError(f"The broker at {address.where} does not offer the mechanism {mechanism}.")
     return not_reached(error, "AMQP 0.9.1", address.host, port)
 
 
 def name_missing(error: StreamNotFound, address: BrokerAddress, timeout_s: float) -> NotFound:
-    """What a stream that a node does not know is: `NotAStream` for a queue of another kind, as AMQP 0.9.1 says.
+    """Classify a name that a node does not know as a stream: `NotAStream` for another kind of queue, by AMQP 0.9.1.
 
-    One question, which the queue itself answers, since only streams take a consumer with an offset: two would find a
-    stream that is deleted and declared again missing first, and there then, like a queue.
+    One request decides, answered by the queue itself, because only streams accept a consumer with an offset. With two
+    requests, a stream that is deleted and declared again between them would be missing first, and then look like a
+    queue.
 
-    Only "no queue" says that there is none: a node that starts, or whose cluster does, answers 404 of streams that are
-    there, too ("home node ... is down or inaccessible"). Texts seen with RabbitMQ 3.10.8 and 4.3.6.
+    Only "no queue" means that it does not exist: a node or cluster that is starting answers 404 for existing streams,
+    too ("home node ... is down or inaccessible"). Texts of RabbitMQ 3.10.8 and 4.3.6.
 
     Raises:
-        StreamUnavailable: There is such a stream after all, or it cannot be said yet.
+        StreamUnavailable: There is such a stream after all, or this is unknown now.
     """
     name = error.stream
     try:

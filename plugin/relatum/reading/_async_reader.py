@@ -1,4 +1,4 @@
-"""The asyncio reader: `StreamReader`, called in threads of its own."""
+"""The asyncio reader: a `StreamReader` whose calls run in its own threads."""
 
 import asyncio
 import sys
@@ -25,16 +25,16 @@ _Taken = TypeVar("_Taken")
 _Arguments = ParamSpec("_Arguments")
 
 SLICE: Final = 50
-"""Items after which other tasks run: messages are decoded where they are used, and so many take about 3 ms."""
+"""Items after which other tasks run: users decode messages as they go, and so many take about 3 ms."""
 
 ASIDE_THREADS: Final = 4
-"""Threads that close the reader and what iterations hold: closing waits for no question."""
+"""Threads that close the reader and iterations, so that closing waits for no request."""
 
 
 def _called(
     method: Callable[Concatenate[StreamReader, _Arguments], _Result],
 ) -> Callable[Concatenate["AsyncStreamReader", _Arguments], Coroutine[Any, Any, _Result]]:
-    """A method of `StreamReader`, called in a thread in its turn: with its arguments and its documentation."""
+    """Wrap a method of `StreamReader` to run in a thread after its turn, with the same arguments and docstring."""
 
     @wraps(method)
     async def called(self: "AsyncStreamReader", /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
@@ -49,16 +49,15 @@ def _called(
 
 
 class AsyncStreamReader(AsyncClosing):
-    """Reads streams with asyncio. An asynchronous context manager; tasks may share one.
+    """Reads streams with asyncio. An asynchronous context manager that tasks may share.
 
-    It holds a `StreamReader` and calls it in threads of its own, `broker_connections_max` at most, and one for each
-    stream that is followed; what `scan` is given is called there, too. Between two parts of an iteration it uses no
-    thread. A cancelled call leaves the reader usable. Use `async with contextlib.aclosing(...)` around iterations that
-    end early.
+    It calls a `StreamReader` in its own threads: `broker_connections_max` at most, and one for each followed stream.
+    The function passed to `scan` runs there, too. Between two parts of an iteration it uses no thread. A cancelled call
+    leaves the reader usable. Use `async with contextlib.aclosing(...)` around iterations that end early.
 
-    Every method may raise `StreamNotFound`, `NotAStream`, `AccessRefused`, and, safe to repeat, `StreamUnavailable`,
-    `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and `ConnectionsInUse` (all
-    `broker_connections_max` were in use all that time).
+    Every method may raise `StreamNotFound`, `NotAStream` or `AccessRefused`, and these, which are safe to retry:
+    `StreamUnavailable`, `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and
+    `ConnectionsInUse` (no connection became free within `timeout_s`).
     """
 
     def __init__(self, reader: StreamReader, timeout_s: float, broker_connections_max: int = CONNECTIONS_MAX) -> None:
@@ -80,7 +79,7 @@ class AsyncStreamReader(AsyncClosing):
         heartbeat_s: int = HEARTBEAT_S,
         broker_connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
-        """A reader that is connected; arguments and errors as of `StreamReader.open`."""
+        """Return a connected reader; arguments and errors are those of `StreamReader.open`."""
         opening = partial(
             StreamReader.open,
             broker,
@@ -98,9 +97,9 @@ class AsyncStreamReader(AsyncClosing):
     def read_many(
         self, ids: Iterable[tuple[str, int]], *, window: int = WINDOW_MESSAGES
     ) -> AsyncGenerator[Result, None]:
-        """The messages of many ids, in the order of the ids; as `StreamReader.read_many`.
+        """Yield the messages of many ids, in the order of the ids; see `StreamReader.read_many`.
 
-        `ids` is iterated in a thread, some way ahead of what was given.
+        A thread iterates `ids`, some way ahead of the messages yielded.
         """
         return self._in_parts(self._reader._many(ids, window), Use.ANSWER)
 
@@ -113,7 +112,7 @@ class AsyncStreamReader(AsyncClosing):
         follow: bool = False,
         idle_timeout_s: float | None = None,
     ) -> AsyncGenerator[Message, None]:
-        """The messages of a stream from a point on, ascending; arguments and errors as of `StreamReader.iterate`."""
+        """Yield the messages of a stream from a point on, ascending; see `StreamReader.iterate`."""
         parts = self._reader._messages_in_parts(stream, start, stop=stop, follow=follow, idle_timeout_s=idle_timeout_s)
         return self._in_parts(parts, Use.FOLLOW if follow else Use.LENT)
 
@@ -130,7 +129,7 @@ class AsyncStreamReader(AsyncClosing):
 
     @property
     def cluster_name(self) -> str | None:
-        """The name of the broker's cluster, as it said when the reader was opened; None where it does not say."""
+        """The name of the broker's cluster, as given when the reader was opened; None if the broker gives none."""
         return self._reader.cluster_name
 
     def batches(
@@ -143,30 +142,30 @@ class AsyncStreamReader(AsyncClosing):
         credit: int = CREDIT,
         idle_s: float = 1.0,
     ) -> AsyncGenerator[RecordBatch | None, None]:
-        """The stream's records in batches, undecoded; arguments and errors as of `StreamReader.batches`."""
+        """Yield the stream's records in batches, undecoded; see `StreamReader.batches`."""
         parts = self._reader._batches_in_parts(stream, start, stop=stop, follow=follow, credit=credit, idle_s=idle_s)
         return self._in_parts(parts, Use.FOLLOW if follow else Use.LENT)
 
     def statistics(self) -> ReaderStatistics:
-        """How many connections to the broker are in use, idle and waited for, and how many there may be."""
+        """Return the broker connections in use, idle and waited for, and their limit."""
         return self._reader.statistics()
 
     async def close(self) -> None:
-        """Close all connections. Calls under way in other tasks may end as `ConnectionLost`."""
+        """Close all connections. Running calls of other tasks may raise `ConnectionLost`."""
         if not self._is_closed:
             self._is_closed = True
             self._threads.shutdown()
             self._following.shutdown()
-            # To its end, whatever becomes of this task.
+            # Shielded: it runs to its end even if this task is cancelled.
             await asyncio.shield(asyncio.wrap_future(self._aside.submit(self._reader.close)))
 
     # --- threads ------------------------------------------------------------------------------------------
 
     async def _enter(self, use: Use) -> None:
-        """Wait for a turn, and with it for a thread that is free or about to be.
+        """Wait for a turn, and so for a thread that is free or about to be.
 
-        An iteration needs a thread to go on and give its connection back. So at most three turns of four are lent to
-        iterations, as their connections are.
+        An iteration needs a thread to go on and to give its connection back. So iterations get at most three of four
+        turns, as they do of the connections.
         """
         check_time()
         turn = self._turns.enter(use)
@@ -190,12 +189,12 @@ class AsyncStreamReader(AsyncClosing):
         try:
             return await in_thread(threads, function)
         except NoThreadInTime as error:
-            raise ReadTimeout(f"The time of the call is over: {error}.") from None
+            raise ReadTimeout(f"The call has timed out: {error}.") from None
 
     async def _in_parts(self, given: Generator[list[_Item], None, None], use: Use) -> AsyncGenerator[_Item, None]:
-        """What an iteration gives, taken in parts, each by one call; between two no thread is used.
+        """Yield the items of an iteration, fetched in parts; between two parts it uses no thread.
 
-        What only asks holds no connection between two parts, and others have its turn.
+        An iteration of requests holds no connection between two parts, and gives its turn to others.
         """
         parts, has_turn, count = Parts(given), False, 0
         threads = self._following if use is Use.FOLLOW else self._threads
@@ -217,7 +216,7 @@ class AsyncStreamReader(AsyncClosing):
                         await asyncio.sleep(0)
         finally:
             try:
-                # To its end, whatever becomes of this task: it gives a connection back.
+                # Shielded: it gives a connection back even if this task is cancelled.
                 await asyncio.shield(asyncio.wrap_future(self._aside.submit(parts.close)))
             finally:
                 if has_turn:

@@ -1,9 +1,9 @@
 """One subscription for a few chunks.
 
-The broker handles a connection's commands in order: a Subscribe with a few credits and an Unsubscribe written together
-are answered by the Subscribe's answer, at most that many chunks, and the Unsubscribe's answer. Chunks that did not come
-before the latter are not there. So each question of the kind "what is at or after" is one round trip, without a
-time-out, and many may be in flight. That nothing came is no proof that nothing is there, though: see `_leaders`.
+The broker handles a connection's commands in order. So a Subscribe with a few credits and an Unsubscribe in one write
+are answered by the Subscribe's answer, at most that many chunks, and the Unsubscribe's answer. Chunks that have not
+come by then are not there. So a question such as "what is at or after this offset" is one round trip, needs no
+time-out, and many can be in flight. Yet if nothing came, this does not prove that nothing is there: see `_leaders`.
 """
 
 from relatum.reading._bounds import moved, refusal
@@ -12,11 +12,11 @@ from relatum.wire import Answer, Chunk, Code, Event, StartSpec, StreamMoved, fra
 
 
 class Attach:
-    """One subscription for a few chunks, and what it brought; nothing here waits, see `until`.
+    """One subscription for a few chunks, and the chunks received. It never waits; see `until`.
 
-    After a Subscribe, or a Credit, the answer to the next command is a barrier: all chunks that were granted and are
-    there have come by then. The Unsubscribe of a pair is such a command; a subscription that may go on has an empty
-    Metadata there, which costs the broker nothing.
+    After a Subscribe or a Credit, the answer to the next command is a barrier: all granted chunks that exist have come
+    by then. In a pair, the Unsubscribe is that command; a subscription that may go on sends an empty Metadata, which
+    costs the broker nothing.
     """
 
     __slots__ = (
@@ -52,7 +52,7 @@ class Attach:
 
     @classmethod
     def once(cls, connection: SocketConnection, stream: str, start: StartSpec, chunks: int = 1) -> "Attach":
-        """Ask for at most that many chunks from a start on, and end there."""
+        """Ask for at most `chunks` chunks from a start on, and end there."""
         attach = cls(connection, stream, start, chunks)
         connection.session.unsubscribe(attach.subscription, attach.barrier)
         attach.is_done = True
@@ -60,8 +60,8 @@ class Attach:
 
     @classmethod
     def to_go_on(cls, connection: SocketConnection, stream: str, start: StartSpec, chunks: int) -> "Attach":
-        """As `once`, but the subscription stays at its barrier until `go_on` or `end`."""
-        # RabbitMQ 4 sends for a Credit only when half of the first credit is there again: so the first is the least,
+        """As `once`, but keep the subscription at its barrier until `go_on` or `end`."""
+        # RabbitMQ 4 sends for a Credit only when half of the first credit is back. So the first credit is the least,
         # else the chunks would not come before the barrier.
         attach = cls(connection, stream, start)
         if chunks > 1:
@@ -71,20 +71,20 @@ class Attach:
         return attach
 
     def go_on(self, chunks: int) -> None:
-        """Ask for so many chunks more."""
+        """Ask for more chunks."""
         self.barrier = self._session.next_correlation()
         self.granted += chunks
         self.is_at_barrier = False
         self._session.send(frames.credit(self.subscription, chunks) + frames.metadata(self.barrier, []))
 
     def end(self) -> None:
-        """Ask for no more: what still comes is dropped."""
+        """Unsubscribe: chunks that still come are dropped."""
         if not self.is_done:
             self.is_done = True
             self._session.unsubscribe(self.subscription)
 
     def take(self, event: Event) -> None:
-        """Take one event, of this subscription or not."""
+        """Handle one event, which may belong to another subscription."""
         if type(event) is Chunk:
             if event.subscription == self.subscription:
                 self.chunks.append(event)
@@ -97,13 +97,13 @@ class Attach:
             raise moved(self.stream)
 
     def check(self) -> None:
-        """Raise what the answer to Subscribe amounts to."""
+        """Raise the error in the answer to Subscribe, if any."""
         if self.code != Code.OK:
             raise refusal(self.stream, self.code)
 
 
 def until(connection: SocketConnection, *attaches: Attach) -> None:
-    """Wait until all that was asked for by subscriptions, and is there, has come."""
+    """Wait until all the existing chunks that subscriptions asked for have come."""
     for awaited in attaches:
         while not awaited.is_at_barrier:
             for event in connection.exchange():

@@ -1,4 +1,4 @@
-"""Where a stream begins and ends, and the errors for streams and offsets that cannot be read."""
+"""A stream's first and last offset, and the errors for streams and offsets that cannot be read."""
 
 from collections.abc import Iterable
 from operator import index
@@ -32,52 +32,52 @@ class _Ends(NamedTuple):
 
 
 class StreamBounds(_Ends):
-    """Offsets of the first and the last message retained; both None where there is none.
+    """Offsets of the first and the last retained message; both None if there is none.
 
     Attributes:
-        is_proven: True where they are the word of the stream's leader: all that was confirmed before the question is
-            between them. False is what one node knows, where the leader cannot be reached from here. It is no part of
-            the pair.
-        is_silence: True where there is none because a leader that may have to wait for replicas showed none for a
-            while: enough for a stream of which nothing is known, no proof that a known message is gone.
+        is_proven: True if they come from the stream's leader: everything that was confirmed before the request is
+            between them. False if they are what one node knows, because the leader is unreachable. It is not a member
+            of the pair.
+        is_silence: True if there is none because a leader that may have to wait for replicas showed none for a while:
+            enough if nothing is known of the stream, but no proof that a known message is gone.
     """
 
     is_proven: bool
     is_silence: bool
 
     def __new__(cls, first: int | None, last: int | None, *, is_proven: bool = False, is_silence: bool = False) -> Self:
-        """Make one; it is not proven unless it is said to be."""
+        """Make bounds, unproven by default."""
         bounds = super().__new__(cls, first, last)
         bounds.is_proven, bounds.is_silence = is_proven, is_silence
         return bounds
 
     @property
     def is_sure(self) -> bool:
-        """Whether a message that was confirmed once, and is not between them, is gone."""
+        """Whether a message that was once confirmed and is not between them is gone."""
         return self.is_proven and not self.is_silence
 
     @property
     def end(self) -> int:
-        """The offset after the last message; 0 where there is none."""
+        """The offset after the last message; 0 if there is none."""
         return 0 if self.last is None else self.last + 1
 
     def holds(self, offset: int) -> bool:
-        """Whether an offset is between them."""
+        """Whether an offset is within the bounds."""
         return self.first is not None and self.last is not None and self.first <= offset <= self.last
 
     def lag(self, position: int) -> int:
-        """How many retained offsets there are from a position on."""
+        """Return how many retained offsets there are from a position on."""
         return max(0, self.end - max(position, self.first or 0))
 
 
 def check_time() -> None:
-    """Raise `ReadTimeout` where the call has no time left."""
+    """Raise `ReadTimeout` if the call has no time left."""
     if has_passed():
-        raise ReadTimeout(f"The time of the call is over ({current()}).")
+        raise ReadTimeout(f"The call has timed out ({current()}).")
 
 
 def check_integers(offsets: Iterable[int]) -> None:
-    """Raise `InvalidInput` for an offset that is no integer; numbers of other libraries (numpy) are taken."""
+    """Raise `InvalidInput` for an offset that is no integer; integers of other libraries (numpy) are accepted."""
     for offset in offsets:
         try:
             is_integer = index(offset) is not None and not isinstance(offset, bool)
@@ -96,7 +96,7 @@ def check_offset(stream: str, offset: int) -> None:
 
 
 def refusal(stream: str, code: int) -> RelatumError:
-    """The error for a stream a command was refused for."""
+    """Return the error for a stream that refused a command."""
     if code == Code.STREAM_DOES_NOT_EXIST:
         return StreamNotFound(f"There is no stream {stream!r}.", stream=stream)
     if code == Code.ACCESS_REFUSED:
@@ -108,29 +108,29 @@ def refusal(stream: str, code: int) -> RelatumError:
 
 
 def moved(stream: str) -> StreamUnavailable:
-    """The error for a stream whose reading the broker ended."""
+    """Return the error for a stream that the broker stopped sending."""
     return StreamUnavailable(f"The stream {stream!r} moved or was deleted.", stream=stream)
 
 
 def not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound:
-    """The error for an offset without a message: expired, past the end, or one the broker used itself."""
+    """Return the error for an offset without a message: expired, past the end, or used by the broker itself."""
     first, last = bounds
     proven = bounds.is_sure
     if first is not None and offset < first:
         message = f"Offset {offset} of {stream!r} has expired: the stream now begins at {first}."
         return OffsetExpired(message, stream=stream, offset=offset, first=first, last=last, is_proven=proven)
-    where = "is empty" if last is None else f"ends at {last}" if offset > last else "has none there"
+    where = "is empty" if last is None else f"ends at {last}" if offset > last else "has no message there"
     if bounds.is_silence:
-        where = "shows none at all now"
+        where = "shows no message now"
     message = f"There is no message at offset {offset}: the stream {stream!r} {where}."
     return OffsetNotFound(message, stream=stream, offset=offset, last=last, is_proven=proven)
 
 
 def bounds_or_error(reader: "StreamReader", stream: str) -> StreamBounds | RelatumError:
-    """A stream's ends, or why this one cannot be read: not there, a queue, no permission, no leader, bad data.
+    """Return a stream's bounds, or why it cannot be read: not there, a queue, no permission, no leader, bad data.
 
     Raises:
-        BrokerUnavailable: It is not about this stream: no other could be asked, either.
+        BrokerUnavailable: The broker is unavailable for all streams.
     """
     try:
         return reader.bounds(stream)
@@ -141,22 +141,22 @@ def bounds_or_error(reader: "StreamReader", stream: str) -> StreamBounds | Relat
 
 
 def ends_of_known(reader: "StreamReader", stream: str) -> StreamBounds:
-    """The ends of a stream of which something was read once, for a caller that is about to forget that.
+    """Return the bounds of a stream that was read before, for a caller that is about to discard its messages.
 
     Raises:
         StreamUnavailable: Its leader shows nothing now, which proves nothing. Wait, and ask again.
-        RelatumError: As of `StreamReader.bounds`.
+        RelatumError: As for `StreamReader.bounds`.
     """
     bounds = reader.bounds(stream)
     if bounds.is_silence:
         raise StreamUnavailable(
             f"the leader of {stream!r} shows no message now: it waits for its replicas, or the stream was declared "
-            "again; the next message tells",
+            "again; the next message will show which",
             stream=stream,
         )
     return bounds
 
 
 def is_of_all(error: RelatumError) -> bool:
-    """Whether an error that one stream met is the broker's, so that the others need not be asked."""
+    """Whether an error of one stream concerns the broker, so that the other streams need not be asked."""
     return isinstance(error, BrokerUnavailable) and not isinstance(error, (StreamUnavailable, ConnectionLost))

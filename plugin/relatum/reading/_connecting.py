@@ -1,11 +1,11 @@
-"""Connecting to a broker: at which of its addresses, and what an error means.
+"""Connecting to a broker: to which of its addresses, and what an error means.
 
-Of several addresses, the one that answered last in this process is tried first, whatever the protocol, so that only one
-caller waits for a silent node. There is no failback: the nodes of a cluster are alike, and a return would end
+Among several addresses, the one that answered last in this process is tried first, for either protocol, so that only
+one caller waits for a silent node. There is no failback: the nodes of a cluster are equal, and a return would end
 connections that work (docs/adr/0042).
 
-Errors of TLS are wrapped by the client libraries' own, and some never arrive: with TLS 1.3 a server refuses a client's
-certificate after the client has finished the handshake, and what the client has sent by then makes the kernel drop the
+The client libraries wrap TLS errors in their own, and some never arrive: with TLS 1.3 a server refuses a client's
+certificate after the client has finished the handshake, and if the client has sent data by then, the kernel drops the
 refusal. The broker's log has it.
 """
 
@@ -38,32 +38,32 @@ from relatum.waiting import LOOK_S, ended, has_passed
 logger = logging.getLogger("relatum.broker")
 
 HEARTBEAT_S: Final = 10
-"""Seconds of heartbeat asked for: a frozen broker is noticed in 1.5 times that."""
+"""The requested heartbeat interval in seconds; a frozen broker is noticed after 1.5 times that."""
 
 CONNECT_S_MIN: Final = 0.5
-"""Seconds a port has to answer at least, however much of the time-out others have taken before."""
+"""The least seconds for a port to answer, however much of the timeout other addresses have used."""
 
 HANDSHAKE_S_MIN: Final = 0.5
-"""Seconds for TLS's handshake at least, however long connecting took."""
+"""The least seconds for the TLS handshake, however long connecting took."""
 
 BROKERS_MAX: Final = 256
-"""Brokers of which something is remembered; more than a process has."""
+"""Brokers whose last address is remembered; more than a process has."""
 
 PASSED_OVER: Final = (BrokerUnavailable, ReadTimeout, AccessRefused, ConfigurationError, ProtocolError)
-"""Errors after which the next address is tried: a node may be there and be set up otherwise."""
+"""Errors after which the next address is tried: a node may be configured differently."""
 
 _Connection = TypeVar("_Connection")
 
-# Changed by single operations of a dictionary: no lock that a fork could leave locked.
+# Changed by single operations of a dictionary: a fork could leave a lock locked.
 _used: dict[BrokerAddress, int] = {}
-"""Which address of a broker answered last."""
+"""The index of each broker's address that answered last."""
 
 
 # --- one of several addresses ----------------------------------------------------------------------------------------
 
 
 def in_turn(address: BrokerAddress) -> list[BrokerAddress]:
-    """The addresses, each by itself, in the order in which to try them now."""
+    """Return the single addresses in the order in which to try them now."""
     each, first = list(address.each), _used.get(address, 0)
     return each[first:] + each[:first]
 
@@ -71,9 +71,9 @@ def in_turn(address: BrokerAddress) -> list[BrokerAddress]:
 def first_answering(
     address: BrokerAddress, within_s: float, connect: Callable[[BrokerAddress, float], _Connection]
 ) -> _Connection:
-    """Connect to the first of the addresses that answers; each has its share of the seconds that are left.
+    """Connect to the first address that answers; each gets its share of the remaining seconds.
 
-    Where none answers, the first error that somebody has to act on is raised, else one for all.
+    If none answers, the first error that needs a fix is raised, else one for all.
     """
     until, addresses, errors = time.monotonic() + within_s, in_turn(address), list[RelatumError]()
     for number, one in enumerate(addresses):
@@ -109,7 +109,7 @@ def _remember(address: BrokerAddress, one: BrokerAddress, errors: list[RelatumEr
 
 
 def open_socket(host: str, port: int, tls: ssl.SSLContext | None, name: str | None, deadline: float) -> socket.socket:
-    """Connect. TLS compares the server's certificate with `name`, None where the context compares none."""
+    """Connect. TLS compares the server's certificate with `name`; None if the context compares none."""
     stream = _connected(host, port, deadline)
     try:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -124,7 +124,7 @@ def open_socket(host: str, port: int, tls: ssl.SSLContext | None, name: str | No
 
 
 def slice_s(until: float, error: OSError | None = None) -> float:
-    """Seconds until the next look at the deadline of the call, which may be brought forward; raises `TimeoutError`."""
+    """Return seconds until the next look at the call's deadline, which may be moved up; raises `TimeoutError`."""
     left_s = until - time.monotonic()
     if left_s <= 0 or has_passed():
         raise TimeoutError("timed out") from error
@@ -132,7 +132,7 @@ def slice_s(until: float, error: OSError | None = None) -> float:
 
 
 def _connected(host: str, port: int, until: float) -> socket.socket:
-    """As `socket.create_connection`: to the first of a host's addresses that answers, each within its share of time."""
+    """Connect to the first of a host's addresses that answers, each within its share of the time."""
     error: OSError = OSError(f"{host} has no address")
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for number, (family, kind, protocol, _, where) in enumerate(addresses):
@@ -176,10 +176,10 @@ def _shake_hands(stream: ssl.SSLSocket, until: float) -> None:
 # --- what an error means ---------------------------------------------------------------------------------------------
 
 _OUT_OF_TIME: Final = (TimeoutError, ReadTimeout, AMQPConnectorStackTimeout, ConnectionOpenAborted)
-"""Ours and the system's, and pika's for an attempt that it has given up."""
+"""Time-outs: ours, the system's, and pika's for an attempt that it has given up."""
 
 _OTHER_PORTS: Final = {5432: "PostgreSQL", 15672: "RabbitMQ's management pages"}
-"""Ports often given by mistake, and whose they usually are."""
+"""Ports often given by mistake, and their usual servers."""
 
 _UNKNOWN_ISSUERS: Final = frozenset({18, 19, 20, 21})
 """OpenSSL's verify codes of a certificate that no trusted authority issued."""
@@ -191,11 +191,11 @@ _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNK
 """OpenSSL's reasons for an answer that is not TLS."""
 
 _PASSING_ALERTS: Final = frozenset({"INTERNAL_ERROR", "USER_CANCELLED", "BAD_RECORD_MAC", "DECODE_ERROR"})
-"""Ends of OpenSSL's reasons for alerts that may pass. Source: RFC 8446, section 6."""
+"""Ends of OpenSSL's reasons for alerts that may be transient. Source: RFC 8446, section 6."""
 
 
 def not_reached(error: BaseException, protocol: str, host: str, port: int) -> TlsRefused | BrokerUnavailable:
-    """The error for a server that was not reached, or not in time, or not by TLS."""
+    """Return the error for a server that was not reached, not in time, or not by TLS."""
     where, found = f"{host}:{port}", list(all_inside(error))
     for each in found:
         if isinstance(each, ssl.SSLError) and (refused := _tls_refusal(each, where)) is not None:
@@ -205,7 +205,7 @@ def not_reached(error: BaseException, protocol: str, host: str, port: int) -> Tl
         return BrokerUnavailable(f"Nothing at {where} answered as {protocol} in time{hint}.")
     reason, why = next((each for each in found if isinstance(each, OSError)), None), ""
     if isinstance(reason, ssl.SSLError):
-        why = f": TLS failed ({reason.reason or 'it hung up'})"
+        why = f": TLS failed ({reason.reason or 'the connection was closed'})"
     elif isinstance(reason, socket.gaierror):
         why = f": the host name {host!r} does not resolve ({reason.strerror or reason})"
     elif reason is not None and reason.errno is not None:
@@ -214,7 +214,7 @@ def not_reached(error: BaseException, protocol: str, host: str, port: int) -> Tl
 
 
 def all_inside(error: BaseException) -> Iterator[BaseException]:
-    """An error, and those inside it, as pika keeps them."""
+    """Yield an error and those inside it, as pika nests them."""
     yield error
     for part in (error.__cause__, getattr(error, "exception", None), *error.args):
         if isinstance(part, BaseException):
@@ -225,9 +225,9 @@ def _tls_refusal(error: ssl.SSLError, where: str) -> TlsRefused | None:
     if isinstance(error, ssl.SSLCertVerificationError):
         message = f"The certificate of {where} is not trusted: {error.verify_message.rstrip('.')}."
         if error.verify_code in _UNKNOWN_ISSUERS:
-            message += " Name who vouches for it: cacertfile= in the URL, an ssl_context, or SSL_CERT_FILE."
+            message += " Name its certificate authority: cacertfile= in the URL, an ssl_context, or SSL_CERT_FILE."
         elif error.verify_code in _OTHER_NAMES:
-            message += " Where that is the broker you mean, name it: server_name_indication= in the URL."
+            message += " If it is the right broker, set server_name_indication= in the URL."
         return TlsRefused(message)
     reason = error.reason or ""
     if reason in _NO_TLS:

@@ -1,4 +1,4 @@
-"""A blocking connection of the stream protocol: a socket, and the session it carries."""
+"""A blocking connection of the stream protocol: a socket and its session."""
 
 import contextlib
 import math
@@ -40,43 +40,43 @@ NOT_BY_STREAMS: Final = (AnotherProtocol, TlsRefused, MechanismNotTaken, Nameles
 """Errors that are final for a stream port that was given; a guessed port with one of them is another server's."""
 
 SILENCE_HEARTBEATS: Final = 1.5
-"""Heartbeats without any byte after which the peer counts as gone; it sends two in each."""
+"""Heartbeat intervals without any byte after which the peer counts as gone; it sends two in each."""
 
 RECEIVE_BYTES: Final = 256 << 10
-"""Bytes taken from the socket at a time: more than a socket buffer usually holds, so one call empties it."""
+"""Bytes read from the socket at once: more than a socket buffer usually holds, so one call empties it."""
 
 SEND_S_MIN: Final = 0.5
-"""Seconds a send may take at least, however short the wait for an answer is."""
+"""The least seconds for a send, however short the wait for an answer is."""
 
 GOODBYE_S: Final = 1.0
-"""Seconds for the last bytes to leave."""
+"""Time limit in seconds for sending the last bytes."""
 
 ATTACHES_MAX: Final = 500
-"""Attaches after which a connection to a broker that leaks is replaced; a new one takes as long as a few."""
+"""Attaches after which a connection to a leaking broker is replaced; a new one takes as long as a few attaches."""
 
 CLOSES_SINCE: Final = (3, 12)
-"""Version from which Unsubscribe surely closes the file it read. RabbitMQ 3.10.8 keeps one open for each attach until
-the connection ends, up to the node's limit, and then the node fails. Source: rabbitmq-server issue 6317, mended in
-patch releases of 3.10 and 3.11 that came after November 2022; those are taken for leaking, too, which costs little."""
+"""The version from which Unsubscribe certainly closes the file that was read. RabbitMQ 3.10.8 keeps one open for each
+attach until the connection ends, up to the node's limit, and then the node fails. Source: rabbitmq-server issue 6317,
+fixed in patch releases of 3.10 and 3.11 after November 2022; those count as leaking, too, which costs little."""
 
-_ENABLE: Final = "Where RabbitMQ runs there, its stream plugin does not: rabbitmq-plugins enable rabbitmq_stream."
+_ENABLE: Final = "If RabbitMQ runs there, enable its stream plugin: rabbitmq-plugins enable rabbitmq_stream."
 
 
 class SocketConnection:
     """One connection, for one thread at a time.
 
     Attributes:
-        session: The session it carries.
-        deadline: When answers must have come, as `time.monotonic` counts; set by the caller.
-        is_usable: False once it failed or timed out: what comes next on the socket is then unknown.
+        session: The session on it.
+        deadline: When answers must have come, by `time.monotonic`; set by the caller.
+        is_usable: False once it failed or timed out: the next bytes on the socket are then unknown.
         is_reused: It was used before, and may have ended since.
-        settled: Exchanges of which all bindings are recovered.
+        settled: Exchanges whose bindings are all recovered.
     """
 
     def __init__(self, stream: socket.socket, login: Login) -> None:
         self._socket = stream
         self._slice_s = LOOK_S
-        # The kernel's time-outs cost nothing; those of Python, which TLS needs, are a system call more each time.
+        # The kernel's time-outs are free; Python's, which TLS needs, cost a system call more each time.
         self._has_kernel_timeouts = not isinstance(stream, ssl.SSLSocket)
         stream.settimeout(None if self._has_kernel_timeouts else LOOK_S)
         if self._has_kernel_timeouts:
@@ -93,7 +93,7 @@ class SocketConnection:
         after_fork(self, SocketConnection._leave)
 
     def _leave(self) -> None:
-        """In a child: the connection is the parent's. Closing our descriptor of it sends nothing."""
+        """Close the descriptor in a forked child, which sends nothing: the connection is the parent's."""
         self.abandon()
 
     @classmethod
@@ -101,11 +101,11 @@ class SocketConnection:
         """Connect to one address, and log in.
 
         Raises:
-            BrokerUnavailable: Nothing answers, or not in time, or not the cluster that is meant.
+            BrokerUnavailable: Nothing answers in time, or another cluster answers.
             AccessRefused: The broker refuses the user or the virtual host.
-            TlsRefused: TLS cannot be, for a reason that it names; nothing of the login was sent.
-            ConfigurationError: A file of TLS cannot be used, the mechanism is not taken, or another kind of server
-                answers (`AnotherProtocol`).
+            TlsRefused: TLS failed; the message says why. Nothing of the login was sent.
+            ConfigurationError: A TLS file cannot be used, the broker does not offer the mechanism, or another kind of
+                server answers (`AnotherProtocol`).
         """
         host, port = address.stream_host, address.stream_port
         if port is None:
@@ -138,14 +138,14 @@ class SocketConnection:
     # --- bytes --------------------------------------------------------------------------------------------
 
     def exchange(self) -> list[Event]:
-        """Send what is to be sent, then wait for bytes and return what they amount to (maybe nothing yet).
+        """Send pending bytes, wait for bytes, and return their events, possibly none yet.
 
-        After `ReadTimeout`, when the deadline has passed, the connection is of no use any more.
+        After `ReadTimeout`, when the deadline has passed, the connection is unusable.
         """
         left_s = self.deadline - time.monotonic()
         try:
             if left_s <= 0:
-                raise TimeoutError  # noqa: TRY301 - it is one time-out, whichever of the three meets it
+                raise TimeoutError  # noqa: TRY301 - handled below, like those of send and receive
             self.flush(left_s)
             data = self._receive(left_s)
         except TimeoutError as error:
@@ -156,7 +156,7 @@ class SocketConnection:
         return self._received(data)
 
     def wait(self, idle_s: float) -> list[Event] | None:
-        """As `exchange`, but None when nothing came for so long; heartbeats go both ways meanwhile.
+        """As `exchange`, but return None if nothing came for `idle_s`; heartbeats are exchanged during the wait.
 
         Raises:
             ConnectionLost: The connection ended, or the broker was silent for longer than its heartbeats allow.
@@ -168,7 +168,7 @@ class SocketConnection:
                 self._keep_alive()
                 self.flush(heartbeat_s or idle_s)
             except OSError as error:
-                # Also where it took too long: part of a frame may have left, and nothing may come behind that.
+                # Also after a time-out: a part of a frame may have been sent, and nothing may follow it.
                 raise self._lost(error) from error
             left_s = idle_at - time.monotonic()
             try:
@@ -185,7 +185,7 @@ class SocketConnection:
                 return self._received(data)
 
     def _receive(self, timeout_s: float) -> memoryview:
-        """What has come, valid until the next call; nothing where the other side hung up. 0 takes what is there."""
+        """Receive bytes, valid until the next call; empty if the peer hung up. 0 takes what has arrived."""
         until = time.monotonic() + timeout_s
         self._wait_for(min(timeout_s, LOOK_S))
         flags = socket.MSG_DONTWAIT if self._has_kernel_timeouts and not timeout_s else 0
@@ -196,7 +196,7 @@ class SocketConnection:
                 self._wait_for(slice_s(until, error))
 
     def _wait_for(self, seconds: float) -> None:
-        """Have the next call wait for so long. To say so costs a system call, so it is said where it changes."""
+        """Set the time-out of the next call. It costs a system call, so it is set only if it changes."""
         if seconds == self._slice_s:
             return
         if not self._has_kernel_timeouts:
@@ -204,7 +204,7 @@ class SocketConnection:
         elif seconds:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
         else:
-            return  # To the kernel, none would be for ever.
+            return  # The kernel takes 0 for no time-out.
         self._slice_s = seconds
 
     def _received(self, data: memoryview) -> list[Event]:
@@ -221,10 +221,10 @@ class SocketConnection:
             raise
 
     def flush(self, timeout_s: float) -> None:
-        """Send what the session has to send.
+        """Send the session's pending bytes.
 
         Raises:
-            TimeoutError: It took longer than allowed, half a second at least; how much has left is not known.
+            TimeoutError: It took longer than `timeout_s`, but at least half a second; how much was sent is unknown.
             OSError: The connection ended.
         """
         outgoing = self.session.take_outgoing()
@@ -242,7 +242,7 @@ class SocketConnection:
                 slice_s(until, error)
 
     def put_by(self, timeout_s: float) -> None:
-        """Send what is to be sent and wait for nothing; a connection that has ended is abandoned."""
+        """Send pending bytes without waiting for an answer; abandon a connection that has ended."""
         if self.is_usable:
             try:
                 self.flush(timeout_s)
@@ -250,7 +250,7 @@ class SocketConnection:
                 self.abandon()
 
     def _keep_alive(self) -> None:
-        """Send a heartbeat when nothing was sent for half of one."""
+        """Send a heartbeat if nothing was sent for half an interval."""
         heartbeat_s = self.session.heartbeat_s
         if heartbeat_s and time.monotonic() - self._sent_at > heartbeat_s / 2:
             self.session.send(frames.heartbeat())
@@ -258,29 +258,29 @@ class SocketConnection:
 
     def _lost(self, error: OSError | None) -> ConnectionLost:
         self.abandon()
-        reason = (error.strerror or str(error)) if error is not None else "it fell silent or hung up"
+        reason = (error.strerror or str(error)) if error is not None else "it was silent or closed the connection"
         return ConnectionLost(f"The stream connection to the broker was lost: {reason}.")
 
-    # --- questions ----------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------
 
     def answer(self, request: Callable[..., bytes], *arguments: Any) -> Answer:
-        """Ask one question, and wait for its answer; what else comes meanwhile is dropped."""
+        """Send one request, and return its answer; other events are dropped."""
         correlation = self.session.next_correlation()
         self.session.send(request(correlation, *arguments))
         return self.answers(correlation)[0]
 
     def answers(self, *correlations: int) -> list[Answer]:
-        """Wait for answers to what was asked; what else comes meanwhile is dropped."""
+        """Wait for the answers to sent requests; other events are dropped."""
         return self.session.answers_to(self.exchange, *correlations)
 
     def next_subscription(self) -> int:
-        """A number for a subscription, which is counted: see `is_worn`."""
+        """Return a number for a subscription, and count it for `is_worn`."""
         self._attaches += 1
         return self.session.take_subscription()
 
     @property
     def is_worn(self) -> bool:
-        """True where the connection should be replaced: the broker holds too many files open for it."""
+        """True if the connection should be replaced: the broker holds too many files open for it."""
         return self._attaches >= ATTACHES_MAX and self.is_of_before(CLOSES_SINCE)
 
     def is_of_before(self, version: tuple[int, ...]) -> bool:
@@ -289,7 +289,7 @@ class SocketConnection:
 
     @property
     def own_node(self) -> NodeAddress:
-        """The node this connection leads to, as it advertises itself."""
+        """The node of this connection, as it advertises itself."""
         properties = self.session.connection_properties
         port = properties.get("advertised_port", "")
         return NodeAddress(properties.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
@@ -297,17 +297,17 @@ class SocketConnection:
     # --- the end ------------------------------------------------------------------------------------------
 
     def hand_over(self) -> socket.socket:
-        """The socket, not blocking from now on, for a loop that exchanges the session's bytes itself."""
+        """Return the socket, non-blocking from now on, for a loop that exchanges the session's bytes itself."""
         self._socket.setblocking(False)
         return self._socket
 
     def abandon(self) -> None:
-        """Close the socket without a Close frame: an answer that comes later would be taken for another's."""
+        """Close the socket without a Close frame: a late answer would be taken for another request's."""
         self.is_usable = self.session.is_open = False
         self._socket.close()
 
     def close(self) -> None:
-        """Say goodbye, best effort, and close."""
+        """Send a Close, best effort, and close the socket."""
         if self.is_usable:
             self.session.leave()
             self._send_last_words()
@@ -319,18 +319,18 @@ class SocketConnection:
 
 
 def _timeval(seconds: float) -> bytes:
-    """A time-out as the kernel takes it."""
+    """Encode a time-out for the kernel."""
     whole = int(seconds)
     return struct.pack("@ll", whole, max(1, round((seconds - whole) * 1_000_000)))
 
 
 def stream_connection(address: BrokerAddress, timeout_s: float, heartbeat_s: int = HEARTBEAT_S) -> SocketConnection:
-    """A connection to the first of the addresses that answers. Errors as of `SocketConnection.open`."""
+    """Return a connection to the first address that answers. Errors are those of `SocketConnection.open`."""
     return first_answering(address, timeout_s, lambda one, share_s: SocketConnection.open(one, share_s, heartbeat_s))
 
 
 def _not_opened(error: BaseException, host: str, port: int) -> BaseException:
-    """The error for a stream connection that could not be opened, as its caller can act on it."""
+    """Translate the error of a stream connection that could not be opened."""
     where = f"{host}:{port}"
     if isinstance(error, AnotherProtocol):
         return AnotherProtocol(f"{where} does not speak RabbitMQ's stream protocol, which usually has port 5552.")

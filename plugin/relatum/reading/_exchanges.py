@@ -1,8 +1,8 @@
-"""What is bound to exchanges, and where they route: questions that crash some brokers, and so are asked with care.
+"""Bindings of exchanges and their routes: requests that crash some brokers, and so are made with care.
 
-A broker that ends the connection over a question has crashed over it, and asking again would crash it again. Where it
-only happened to stop at that moment, asking later is harmless: so the question is not repeated for half a minute, and
-then for twice as long each time.
+If a broker ends the connection during a request, it has crashed over it, and asking again would crash it again; or it
+just stopped at that moment, and asking later is harmless. So the request is not repeated for half a minute, and then
+for twice as long each time.
 """
 
 import threading
@@ -22,31 +22,31 @@ from relatum.waiting import pause
 from relatum.wire import Answer, Code, frames
 
 ROUTE_SINCE: Final = (4, 3)
-"""Version from which Route is known to be safe. In 3.10.8 the one process that serves all stream connections of a node
-evaluates it, with a message that has no content: any exchange that looks into messages (headers, hash by header, recent
-history, JMS topic) crashes it, reached directly, as alternate exchange or through a binding between exchanges. 4.3.6
-evaluates it in the process of the connection, with an empty message. Versions between were not tried."""
+"""The version from which Route is known to be safe. In 3.10.8 the one process that serves all stream connections of a
+node evaluates it, with a message that has no content: any exchange that looks into messages (headers, hash by header,
+recent history, JMS topic) crashes it, reached directly, as alternate exchange or through a binding between exchanges.
+4.3.6 evaluates it in the connection's process, with an empty message. The versions between were not tested."""
 
 RECOVERED_SINCE: Final = (4, 3)
-"""Version from which a broker is known to have its bindings before it lets anybody in. 3.10.8 answers while it recovers
-them: of 40 there were none for up to 0.6 s, then some for 20 to 50 ms, never the same for over 20. Versions between
-were not tried."""
+"""The version from which a broker is known to have its bindings before it admits clients. 3.10.8 answers while it
+recovers them: of 40 there were none for up to 0.6 s, then some for 20 to 50 ms, never the same for over 20 ms. The
+versions between were not tested."""
 
 RECOVERING_S: Final = 0.1
-"""Seconds in which a broker that recovers bindings surely recovers another one."""
+"""Seconds in which a broker that is recovering bindings certainly recovers another one."""
 
 REPEATED_S: Final = (30.0, 3600.0)
-"""Least and most seconds before a question is asked again that lost its connection."""
+"""Least and most seconds before a request that lost its connection is repeated."""
 
 LOST_MAX: Final = 1000
-"""Questions that lost a connection, of which that is remembered; the oldest are forgotten first."""
+"""The most requests remembered for a lost connection; the oldest are dropped first."""
 
 _lock: Final = threading.Lock()
 
 _lost: Final[dict[tuple[str, int | None, str, str], tuple[float, float]]] = {}
-"""By broker, virtual host and exchange: when the question may be asked again, and the pause after that.
+"""By broker, virtual host and exchange: when the request may be repeated, and the pause after that.
 
-Of the whole process: another reader would crash the broker as well.
+Shared by the whole process: another reader would crash the broker as well.
 """
 
 
@@ -68,9 +68,9 @@ def routes(nodes: Nodes, exchange: str, routing_key: str) -> list[str] | None:
 
 @contextmanager
 def _once(address: BrokerAddress, exchange: str) -> Iterator[None]:
-    """Ask about an exchange inside; `BrokerUnavailable` where that lost a connection lately."""
+    """Ask about an exchange in the block; `BrokerUnavailable` if that lost a connection recently."""
     if not exchange:
-        # The default exchange is never asked about; what is asked instead crashes nothing.
+        # The default exchange is never asked about; the request made instead crashes nothing.
         yield
         return
     question = (address.stream_host, address.stream_port, address.vhost, exchange)
@@ -93,7 +93,7 @@ def _once(address: BrokerAddress, exchange: str) -> Iterator[None]:
 
 
 def _routes(connection: SocketConnection, exchange: str, routing_key: str) -> list[str] | None:
-    """The streams that an exchange routes a key to; None where this broker cannot be asked without harm."""
+    """Return the streams that an exchange routes a key to; None if this broker cannot be asked safely."""
     if exchange == "":
         return _named(connection, routing_key)
     if exchange.startswith(BROKERS_OWN) or not _answers_routes(connection):
@@ -106,15 +106,15 @@ def _routes(connection: SocketConnection, exchange: str, routing_key: str) -> li
 
 
 def _answers_routes(connection: SocketConnection) -> bool:
-    """Whether Route is known to do no harm there; a version that cannot be read is not known."""
+    """Whether Route is known to be safe there; False if the version cannot be parsed."""
     parts = connection.session.server_properties.get("version", "").split(".")[:2]
     return len(parts) == 2 and all(part.isdecimal() for part in parts) and tuple(map(int, parts)) >= ROUTE_SINCE
 
 
 def _named(connection: SocketConnection, name: str) -> list[str]:
-    """The stream of that name, if it is one: all that the default exchange can lead to.
+    """Return the stream of that name, if there is one: the default exchange routes to nothing else.
 
-    Never by Route: RabbitMQ 3.10 delivers an empty message where the key is an address of direct reply-to.
+    Route is never used: RabbitMQ 3.10 delivers an empty message if the key is an address of direct reply-to.
     """
     if name.startswith(BROKERS_OWN) or not 1 <= len(name.encode(errors="replace")) <= NAME_BYTES_MAX:
         return []
@@ -122,10 +122,10 @@ def _named(connection: SocketConnection, name: str) -> list[str]:
 
 
 def _partitions(connection: SocketConnection, exchange: str, before: list[str] | None) -> tuple[list[str], bool]:
-    """The streams bound to an exchange, in order, and whether they may be too few: the broker may be recovering others.
+    """Return the streams bound to an exchange, in order, and whether the broker may be recovering more.
 
-    It lists bindings and routes nothing, so exchanges of every kind may be asked about. `before` is what it was a
-    moment ago, where that might have been too few.
+    The request lists bindings and routes nothing, so it is safe for exchanges of every kind. `before` is its last
+    result, if the broker may have been recovering more.
     """
     if not exchange or exchange.startswith(BROKERS_OWN):
         return [], False
@@ -141,7 +141,7 @@ def _partitions(connection: SocketConnection, exchange: str, before: list[str] |
 
 
 def _prove_alive(connection: SocketConnection) -> None:
-    """Exchange something harmless: a connection that is lost afterwards was lost over the question, not while idle."""
+    """Exchange something harmless, so that a connection lost afterwards was lost over the request, not while idle."""
     connection.answer(frames.metadata, [])
     connection.is_reused = False
 

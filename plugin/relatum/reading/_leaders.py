@@ -1,21 +1,22 @@
-"""Where a stream begins and ends, as its leader says.
+"""A stream's first and last offset, as its leader knows them.
 
-A node that has a replica may lag behind, also on a healthy cluster, and its word about an end is worth nothing. So the
-question for a stream's ends carries the question who leads it (Metadata) in the same write. Where the connected node
-leads, that is all; else the leader is asked itself, over a connection of its own that is kept.
+A replica may lag behind, even on a healthy cluster, so its word about an end is worthless. The request for a stream's
+ends therefore includes the request for its leader (Metadata) in the same write. If the connected node leads, that is
+all; else the leader is asked itself, over a connection of its own that is kept.
 
-The leader, too, may have nothing to show at once. A subscription begins at a chunk that is written, and is given it
-when a majority has it: under publishing, the last chunk often is on its way. And a leader that has just started gives
-nothing until a replica has confirmed what it has. So "no chunk" is no answer, and is asked again. A stream is empty
+The leader, too, may have nothing to show at once. A subscription begins at a chunk that is written, and gets it when a
+majority has it: while others publish, the last chunk is often on its way. And a leader that has just started gives
+nothing until a replica has confirmed what it has. So "no chunk" is no answer, and the request is repeated. A stream is
+empty
 
-- where StreamStats says so, from RabbitMQ 3.11 on: it counts what is written, committed or not. Where all is committed
-  and yet no message comes, what retention left are the broker's own notes;
-- on RabbitMQ 3.10, where the leader showed nothing during a look at it: `EMPTY_LOOK_S`, three times that where it
-  should have replicas and Metadata names none, and three times more where the stream had messages before. What was
-  found so is remembered for `EMPTY_TRUST_S`, as long as no connection to the node is lost. And a node that stood alone
-  for a whole look, of which no other was ever heard, commits by itself: nothing is looked for there any more. From
-  others, it is silence (`StreamBounds.is_silence`), which may last as long as replicas take to start: who knows of a
-  message that lay in the stream concludes nothing from it.
+- if StreamStats says so, from RabbitMQ 3.11 on: it counts what is written, committed or not. If all is committed and
+  yet no message comes, retention has left only the broker's own notes;
+- on RabbitMQ 3.10, if the leader showed nothing during a look: `EMPTY_LOOK_S`, three times that if it should have
+  replicas and Metadata names none, and three times more if the stream had messages before. The result is trusted for
+  `EMPTY_TRUST_S`, as long as no connection to the node is lost. A node that was alone for a whole look, without any
+  sign of another node, commits by itself: there, no more looks are needed. From other nodes it is silence
+  (`StreamBounds.is_silence`), which may last until replicas have started: a caller that knows of a message in the
+  stream must conclude nothing from it.
 
 That a stream has no other replica is no reason to believe it sooner: Metadata leaves out replicas that are not up, just
 when a leader has nothing to show yet (measured: for up to 0.3 s after 2 of 12 kills of three nodes).
@@ -43,38 +44,38 @@ from relatum.waiting import pause
 from relatum.wire import FIRST, LAST, Chunk, Code, NodeAddress, frames
 
 STATS_SINCE: Final = (3, 11)
-"""Version from which StreamStats is answered."""
+"""The version from which StreamStats is answered."""
 
 EMPTY_LOOK_S: Final = 1.0
-"""Seconds a stream must show nothing at its leader to be taken for empty, where the leader cannot be asked outright.
+"""Seconds a stream must show nothing at its leader to count as empty, if the leader cannot be asked outright.
 
-A leader shows nothing between its election and the first answer of a replica: 0.3 s at most in 12 kills of three nodes
-on a busy machine, and all that time Metadata named no other replica.
+A leader shows nothing between its election and the first answer of a replica: at most 0.3 s in 12 kills of three nodes
+on a busy machine, and in that time Metadata named no other replica.
 """
 
 EMPTY_FACTOR: Final = 3.0
-"""How much longer is looked where a leader may just have been elected, and where a stream had messages: that one can be
-empty only if it was declared again."""
+"""Factor of a longer look, if a leader may just have been elected, and if a stream had messages: it can be empty only
+if it was declared again."""
 
 EMPTY_TRUST_S: Final = 30.0
-"""Seconds for which an emptiness that was looked at for so long is believed without another such look."""
+"""Seconds for which the result of such a look is trusted."""
 
 PAUSE_S: Final = (0.002, 0.1)
-"""Least and most seconds before a leader is asked again: doubled each time. A chunk is committed within milliseconds, a
+"""Least and most seconds before a leader is asked again; the pause doubles. A chunk is committed within milliseconds, a
 leader elected within a second."""
 
 STREAMS_MAX: Final = 10_000
-"""Streams of which leaders and ends are remembered."""
+"""The most streams whose leaders and ends are remembered."""
 
 BOUNDS_AT_ONCE: Final = 8
-"""Streams whose ends are asked for in one write: two chunks come of each."""
+"""Streams whose ends are asked for in one write: two chunks come for each."""
 
 BOUNDS_OF_LANE: Final = 2
-"""Streams whose ends are asked for over one connection, where others can be had: up to two attaches each."""
+"""Streams whose ends are asked for over one connection if more are available: up to two attaches each."""
 
 
 class LedElsewhere(StreamUnavailable):
-    """The node that was asked does not lead the stream; `leader` does, None while nobody does."""
+    """The node that was asked does not lead the stream; `leader` does, None while there is none."""
 
     leader: NodeAddress | None
 
@@ -82,7 +83,7 @@ class LedElsewhere(StreamUnavailable):
 class NotSettled(StreamUnavailable):
     """The leader has nothing to show yet.
 
-    Fields: `may_be_empty` (not even a first message), `is_alone` (at present, no other node has a replica that is up).
+    Fields: `may_be_empty` (not even a first message), `is_alone` (no other node has a replica that is up now).
     """
 
     may_be_empty: bool
@@ -91,7 +92,7 @@ class NotSettled(StreamUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was found of a stream: the node that led it, whether it was empty, the node's losses then, and when."""
+    """What is known of a stream: its leader, whether it was empty, the node's lost connections then, and when."""
 
     node: Node
     is_empty: bool
@@ -100,7 +101,7 @@ class _Known:
 
 
 class Leaders:
-    """The ends of streams, and which node led which stream when it was asked last. Bounded."""
+    """The ends of streams, and the node that last led each stream. Bounded."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -110,19 +111,19 @@ class Leaders:
         self._alone: dict[Node, int] = {}
 
     def of(self, stream: str) -> Node:
-        """The node that led a stream last; None for the one that is connected, or where it was never asked."""
+        """The node that led a stream last; None for the connected node, or if unknown."""
         if self._nodes.at is not self._at:
-            # What another node led, and whether it was alone, says nothing about this one.
+            # The leaders of another node's time, and whether it was alone, say nothing about this one.
             self._at, self._has_others = self._nodes.at, bool(self._nodes.address.others)
             self._known, self._alone = {}, {}
         known = self._known.get(stream)
         return known.node if known is not None else None
 
     def bounds(self, stream: str) -> StreamBounds:
-        """Ask for a stream's ends until a node gives them that can.
+        """Ask for a stream's ends until a node that can know them answers.
 
         Raises:
-            StreamUnavailable: In all that time the stream had no leader, or one that showed nothing.
+            StreamUnavailable: During the whole time the stream had no leader, or one that showed nothing.
         """
         deadline, pause_s, empty_since, losses = time.monotonic() + self._nodes.limit_s, PAUSE_S[0], None, 0
         node, any_node, hops = self.of(stream), False, 0
@@ -133,7 +134,7 @@ class Leaders:
             except LedElsewhere as elsewhere:
                 self._has_others = True
                 error, empty_since, hops = elsewhere, None, hops + 1
-                # From node to node without a pause once, more often only where two do not agree who leads.
+                # The first hop has no pause; more hops happen only while two nodes disagree about the leader.
                 goes_on = elsewhere.leader is not None and elsewhere.leader != node
                 node, any_node = elsewhere.leader if goes_on else None, False
                 if goes_on and hops % 2:
@@ -141,7 +142,7 @@ class Leaders:
             except NotSettled as unsettled:
                 error, now = unsettled, time.monotonic()
                 self._has_others |= not unsettled.is_alone
-                # A look ends with its connection: the next may lead to another node, and a leader of a moment.
+                # A look ends with its connection: the next one may go to another node, and a new leader.
                 before, losses = losses, self._nodes.losses[node]
                 is_on = unsettled.may_be_empty and losses == before and empty_since is not None
                 empty_since = empty_since if is_on else now if unsettled.may_be_empty else None
@@ -185,10 +186,10 @@ class Leaders:
         return is_recent and (known.node, known.losses) == (node, self._nodes.losses[node])
 
     def _noted(self, stream: str, node: Node, bounds: StreamBounds) -> StreamBounds:
-        """Take in what a node said of a stream that it leads."""
+        """Store what a node said about a stream that it leads."""
         known, is_empty, now = self._known.get(stream), bounds.first is None, time.monotonic()
         if is_empty and known is not None and self._is_trusted(known, node, now):
-            # Believed because of an earlier look: only a new one begins the time anew.
+            # Trusted because of an earlier look: only a new look restarts the time.
             return bounds
         if len(self._known) >= STREAMS_MAX and stream not in self._known:
             self._known.clear()
@@ -202,7 +203,7 @@ class Leaders:
             by_node[self.of(stream)].append(stream)
         found: dict[str, StreamBounds] = {}
         for node, led in by_node.items():
-            # `bounds` waits for such a stream, and asks other nodes.
+            # `bounds` waits for streams left out here, and asks other nodes.
             with suppress(StreamUnavailable, OutOfReach):
                 for part in (led[start : start + BOUNDS_AT_ONCE] for start in range(0, len(led), BOUNDS_AT_ONCE)):
                     for stream, bounds in self._all_at(node, part, kept, lasts).items():
@@ -212,7 +213,7 @@ class Leaders:
     def _all_at(
         self, node: Node, streams: Sequence[str], kept: KeptChunks, lasts: Collection[str]
     ) -> dict[str, StreamBounds]:
-        """The same of a few streams by one node, over a connection for each two of them where there are so many."""
+        """Ask one node for the ends of a few streams, two on each connection if there are many."""
         found: dict[str, StreamBounds] = {}
         most = min(LANES_MAX, math.ceil(len(streams) / BOUNDS_OF_LANE))
         with ExitStack() as stack:
@@ -231,13 +232,13 @@ class Leaders:
 
 
 def _bounds(connection: SocketConnection, stream: str, *, any_node: bool = False) -> StreamBounds:
-    """The first and the last offset, in one round trip where this node leads.
+    """Return the first and the last offset, in one round trip if this node leads.
 
-    `any_node`: True takes this node's word though it does not lead: they are not proven then.
+    `any_node`: True accepts this node's answer although it does not lead: then they are not proven.
 
     Raises:
         LedElsewhere: This node does not lead the stream.
-        NotSettled: It does, and has nothing to show yet: ask again.
+        NotSettled: It leads, and has nothing to show yet: ask again.
     """
     first, last = Attach.once(connection, stream, FIRST), attach_at_end(connection, stream)
     until(connection, first, last)
@@ -249,13 +250,13 @@ def _bounds(connection: SocketConnection, stream: str, *, any_node: bool = False
     if may_be_empty and not any_node and not connection.is_of_before(STATS_SINCE):
         if _has_no_message(connection, stream):
             return StreamBounds(None, None, is_proven=True)
-        # A leader shows nothing until another replica has answered it, however long that takes after an election.
+        # A leader shows nothing until another replica has answered, however long that takes after an election.
         may_be_empty = False
     raise not_settled(last, may_be_empty=may_be_empty)
 
 
 def _ask_ends(connection: SocketConnection, stream: str, *, is_last: bool) -> tuple[Attach | None, Attach]:
-    """Ask for a stream's ends, or for the last one alone; does not wait."""
+    """Ask for a stream's ends, or for the last one alone, without waiting."""
     return None if is_last else Attach.once(connection, stream, FIRST), attach_at_end(connection, stream)
 
 
@@ -264,14 +265,14 @@ def _ends_of(
     pairs: Mapping[str, tuple[Attach | None, Attach]],
     keep: Callable[[str, Chunk], object],
 ) -> dict[str, StreamBounds]:
-    """The ends of those of the streams that this node leads and that have messages to show, in one round trip.
+    """Return the ends of the streams that this node leads and that have messages to show, in one round trip.
 
-    The first is 0 where it was not asked for. `keep` is shown the chunks that came.
+    The first is 0 if it was not asked for. `keep` is called with the chunks received.
     """
     until(connection, *(attach for pair in pairs.values() for attach in pair if attach is not None))
     found: dict[str, StreamBounds] = {}
     for stream, (first, last) in pairs.items():
-        # What is wrong with a stream is found out by asking for that one alone.
+        # The error of a stream is reported when it is asked for alone.
         with suppress(NotFound, AccessRefused, StreamUnavailable):
             check_leading(connection, last, any_node=False)
             shown = _shown(last if first is None else first, last, is_proven=True)
@@ -284,18 +285,18 @@ def _ends_of(
 
 
 def _shown(first: Attach, last: Attach, *, is_proven: bool) -> StreamBounds | None:
-    """A stream's first and last offset, by its first and its last chunk; None where one of them did not come."""
+    """Return a stream's ends by its first and last chunk; None if one of them did not come."""
     first.check()
     last.check()
     if not (first.chunks and last.chunks):
         return None
     end = last.chunks[-1].last_offset
-    # A chunk of batches without a record has none, and may be all there is.
+    # A chunk of empty batches has no message, and may be the only one.
     return StreamBounds(*((first.chunks[0].first_offset, end) if end >= 0 else (None, None)), is_proven=is_proven)
 
 
 def attach_at_end(connection: SocketConnection, stream: str) -> Attach:
-    """Ask for the last chunk, and who leads the stream; does not wait."""
+    """Ask for the last chunk, and for the stream's leader, without waiting."""
     last = Attach(connection, stream, LAST)
     last.end()
     connection.session.send(frames.metadata(last.barrier, [stream]))
@@ -303,7 +304,7 @@ def attach_at_end(connection: SocketConnection, stream: str) -> Attach:
 
 
 def check_leading(connection: SocketConnection, last: Attach, *, any_node: bool) -> None:
-    """Raise `LedElsewhere` where this node does not lead the stream, by what came of `attach_at_end`."""
+    """Raise `LedElsewhere` if this node does not lead the stream, given the result of `attach_at_end`."""
     if last.code not in (Code.OK, Code.STREAM_NOT_AVAILABLE):
         last.check()
     places = places_in(last.answer, last.stream)
@@ -315,16 +316,16 @@ def check_leading(connection: SocketConnection, last: Attach, *, any_node: bool)
 def _has_no_message(connection: SocketConnection, stream: str) -> bool:
     """Whether the leader's log has no message at all, committed or not; from RabbitMQ 3.11 on.
 
-    The broker keeps notes of its own in the log (offsets that readers stored, for example), and retention may
-    leave nothing else. They are counted, and no reader is given them.
+    The broker keeps its own notes in the log (such as offsets that readers stored), and retention may leave nothing
+    else. They are counted, but never delivered.
     """
     before = _stats(connection, stream)
     if before.get("first_chunk_id", 0) < 0:
         return True
     if before.get("committed_chunk_id", -1) != before.get("last_chunk_id"):
         return False
-    # All that is written is committed. So this attach is given the first message, if there is one, unless the
-    # leader was elected anew just now, which sets the committed chunk back.
+    # Everything written is committed. So this attach gets the first message, if there is one, unless a leader was
+    # elected just now, which sets the committed chunk back.
     first = Attach.once(connection, stream, FIRST)
     until(connection, first)
     first.check()
@@ -332,14 +333,14 @@ def _has_no_message(connection: SocketConnection, stream: str) -> bool:
 
 
 def _stats(connection: SocketConnection, stream: str) -> dict[str, int]:
-    """What the leader says of its log; empty where it says nothing."""
+    """Return the leader's statistics of its log; empty if it has none."""
     answer = connection.answer(frames.about, frames.Command.STREAM_STATS, stream)
     return frames.decode_stats(answer.body) if answer.code == Code.OK else {}
 
 
 def not_settled(last: Attach, *, may_be_empty: bool) -> NotSettled:
-    """The error for a leader that has nothing to show yet, by what came of asking for the last chunk."""
-    message = f"The stream {last.stream!r} is starting, or what it has is not committed yet."
+    """Return the error for a leader that has nothing to show yet, given the result of `attach_at_end`."""
+    message = f"The stream {last.stream!r} is starting, or its messages are not committed yet."
     places = places_in(last.answer, last.stream)
     is_alone = not set(places.replicas) - {places.leader}
     return NotSettled(message, stream=last.stream, may_be_empty=may_be_empty, is_alone=is_alone)

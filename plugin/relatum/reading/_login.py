@@ -1,4 +1,4 @@
-"""How to log in to a broker: what TLS trusts and shows, and the SASL mechanism; in code, or as a URL says it."""
+"""The login to a broker: what TLS trusts and presents, and the SASL mechanism; given in code, or by a URL."""
 
 import base64
 import logging
@@ -22,10 +22,10 @@ logger = logging.getLogger("relatum.broker")
 MECHANISMS: Final = ("PLAIN", "EXTERNAL")
 
 NO_SERVER_NAME: Final = "disable"
-"""RabbitMQ's word for "send no server name, and compare none"."""
+"""RabbitMQ's value for "send no server name, and compare none"."""
 
 CONTEXTS_MAX: Final = 64
-"""Contexts that are kept: more than a process has ways to log in."""
+"""The most cached contexts: more than a process has ways to log in."""
 
 UNSENDABLE: Final = "an ssl_context cannot be sent to another process: give files, or their text in PEM"
 
@@ -51,19 +51,19 @@ Source: https://www.rabbitmq.com/docs/uri-query-parameters, the clients' own doc
 """
 
 _warned: Final[set[str]] = set()
-"""Parameters that the log has already said are ignored."""
+"""Ignored parameters that were logged already."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerLogin:
-    """How to log in to a broker. Neither `repr` nor errors show keys and passwords.
+    """The login to a broker. Neither `repr` nor errors show keys and passwords.
 
-    Files are read when a connection is made, again where they have changed. In place of a file its text in PEM will do,
-    for processes on other machines (Spark's executors). An `ssl_context` is used as it is, in place of the files; it is
-    not compared, since each connection may have its own.
+    Files are read when connecting, and again if they have changed. A file may be given as its PEM text, for processes
+    on other machines (Spark's executors). An `ssl_context` replaces the files, and is used as it is; it is not
+    compared, since each connection may have its own.
 
     Raises:
-        ConfigurationError: these cannot be together.
+        ConfigurationError: options contradict each other.
     """
 
     mechanism: AuthMechanism = "PLAIN"
@@ -85,7 +85,7 @@ class BrokerLogin:
             if getattr(self, name) is not None:
                 checked_text(name, getattr(self, name))
         if self.ssl_context is not None and self._has_files:
-            raise ConfigurationError("TLS is told by an ssl_context or by files and options, not by both")
+            raise ConfigurationError("TLS is configured by an ssl_context or by files and options, not by both")
         if self.key is not None and self.certificate is None:
             raise ConfigurationError("a client's key needs its certificate: give both")
         if self.mechanism == "EXTERNAL" and self.ssl_context is None and self.certificate is None:
@@ -100,21 +100,21 @@ class BrokerLogin:
 
     @property
     def is_of_tls(self) -> bool:
-        """Whether anything is asked for that plain connections do not have."""
+        """Whether an option needs TLS."""
         named = self.server_name is not None or self.mechanism == "EXTERNAL"
         return named or self.ssl_context is not None or self._has_files
 
     def server_name_for(self, host: str) -> str | None:
-        """The name to ask a server for, and to compare with its certificate; None for none."""
+        """Return the name to send to a server, and to compare with its certificate; None for none."""
         if self.server_name == NO_SERVER_NAME:
             return None
         return self.server_name or host
 
     def tls_context(self) -> ssl.SSLContext:
-        """The context for connections with TLS; it verifies certificate and host name unless told otherwise.
+        """Return the context for TLS; it verifies certificate and host name unless the options say otherwise.
 
         Raises:
-            ConfigurationError: A file is missing or cannot be used, or the key is another certificate's.
+            ConfigurationError: A file is missing or cannot be used, or the key belongs to another certificate.
         """
         if self.ssl_context is not None:
             return self.ssl_context
@@ -149,7 +149,7 @@ class BrokerLogin:
         return context
 
     def _show_certificate(self, context: ssl.SSLContext, certificate: str) -> None:
-        # A function: without one, OpenSSL asks for an encrypted key's password on the terminal.
+        # A function, because otherwise OpenSSL asks for an encrypted key's password on the terminal.
         password: Callable[[], str] = lambda: self.key_password or ""  # noqa: E731
         with _as_file(certificate) as chain, _as_file(self.key) as key:
             assert chain is not None, "it was given"
@@ -169,20 +169,20 @@ class BrokerLogin:
 
 
 def login_of_query(query: str, *, ssl_context: ssl.SSLContext | None = None, is_clients: bool = False) -> BrokerLogin:
-    """How to log in by a URL's query.
+    """Return the login of a URL's query.
 
     - `ssl_context`: Used in place of the query's files, as aiormq does.
-    - `is_clients`: True where it is a client's own URL, which may hold other parameters: they need no warning.
+    - `is_clients`: True for a client library's own URL: its other parameters need no warning.
 
     Raises:
-        ConfigurationError: A parameter has a value that cannot be, or two contradict each other. Values are not shown.
+        ConfigurationError: A parameter's value is invalid, or two contradict each other. Values are not shown.
     """
     given: dict[str, Any] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name in _PARAMETERS:
             value = _parameter(name, text)
             if given.setdefault(_PARAMETERS[name], value) != value:
-                raise ConfigurationError(f"the broker's URL says two things of {_PARAMETERS[name]!r}, one by {name!r}")
+                raise ConfigurationError(f"the broker's URL gives {_PARAMETERS[name]!r} two values, one by {name!r}")
         elif not is_clients and name not in _warned:
             _warned.add(name)
             known = ", ".join(_PARAMETERS)
@@ -193,7 +193,7 @@ def login_of_query(query: str, *, ssl_context: ssl.SSLContext | None = None, is_
 
 
 def _parameter(name: str, text: str) -> str | bool:
-    """The value of a query parameter, as the field of `BrokerLogin` takes it."""
+    """Return the value of a query parameter for its field of `BrokerLogin`."""
     try:
         if name == "verify":
             return {"verify_peer": True, "verify_none": False}[text]
@@ -202,19 +202,19 @@ def _parameter(name: str, text: str) -> str | bool:
         if name in ("auth", "auth_mechanism"):
             return MECHANISMS[MECHANISMS.index(text.upper())]
         if name == "cadata":
-            # aiormq's: base64 of a certificate in DER, or of PEM text.
+            # As aiormq: base64 of a certificate in DER, or of PEM text.
             data = base64.b64decode(text, validate=True)
             text = data.decode("ascii") if _PEM.encode() in data else ssl.DER_cert_to_PEM_cert(data)
     except (KeyError, ValueError):
         text = ""
     if not text:
-        raise ConfigurationError(f"the URL's parameter {name!r} cannot have that value")
+        raise ConfigurationError(f"the URL's parameter {name!r} has an invalid value")
     return text
 
 
 @lru_cache(CONTEXTS_MAX)
 def _context(login: BrokerLogin, _written: tuple[Any, ...]) -> ssl.SSLContext:
-    """One context for as long as the files stay as they are; the next connection uses a renewed certificate."""
+    """Cache one context while the files stay the same; after a renewal the next connection gets a new one."""
     return login._new_context()
 
 
@@ -223,17 +223,17 @@ def _is_text(given: str) -> bool:
 
 
 def _named(what: str, given: str | None) -> str:
-    """What to call a file in an error; never what is in it."""
+    """Name a file for an error, without its content."""
     if given is None:
         return what
     return f"{what} (PEM text)" if _is_text(given) else f"{what} {given!r}"
 
 
 def _written(what: str, given: str | None) -> tuple[int, int] | None:
-    """When a file was written, and its size; nothing of text.
+    """Return when a file was written, and its size; None for text.
 
     Raises:
-        ConfigurationError: it is not there, or cannot be read.
+        ConfigurationError: it does not exist, or cannot be read.
     """
     if given is None or _is_text(given):
         return None
@@ -252,7 +252,7 @@ def _written(what: str, given: str | None) -> tuple[int, int] | None:
 
 @contextmanager
 def _as_file(given: str | None) -> Iterator[str | None]:
-    """The file of what is a file or text: OpenSSL reads certificates of clients from files alone."""
+    """Give a file, or text as a temporary file: OpenSSL reads client certificates only from files."""
     if given is None or not _is_text(given):
         yield given
         return

@@ -1,4 +1,4 @@
-"""Reading many messages: several attaches in flight, over several connections; then the results in order."""
+"""Reading many messages: attaches in flight over several connections, and results in order."""
 
 import time
 from bisect import bisect_left, bisect_right
@@ -19,28 +19,28 @@ from relatum.reading._pool import Use
 from relatum.wire import Chunk, Code, Event, Start, StartSpec, records_at
 
 ATTACHES_IN_FLIGHT: Final = 8
-"""Attaches under way at once on a connection. The broker works them off one by one; more only hide the way there."""
+"""Attaches in flight on a connection. The broker handles them one by one; more only hide the network's latency."""
 
 LANES_MAX: Final = 4
-"""Connections of one batched read: the broker has a process for each, and an attach takes it milliseconds of one core.
-More than its cores help as well: while one waits for the disk or for us, others do not. See docs/adr/0004."""
+"""Connections of one batched read: the broker has a process for each, and an attach costs it milliseconds of one core.
+More than its cores help as well: while one waits for the disk or for us, others run. See docs/adr/0004."""
 
 LANE_ATTACHES: Final = 3
-"""Attaches under way on each connection before another one is taken: what is near, or little, needs none."""
+"""Attaches in flight on each connection before another one is taken: small or dense reads need only one."""
 
 DENSITIES_MAX: Final = 1024
-"""Streams whose chunk sizes are remembered."""
+"""The most streams whose chunk sizes are remembered."""
 
 
 KEPT_BYTES_MAX: Final = 32 << 20
-"""Bytes of chunks that are kept; the oldest go first. A chunk has 1 MiB at most unless a publisher batches more."""
+"""Bytes of kept chunks; the oldest are dropped first. A chunk has at most 1 MiB unless a publisher batches more."""
 
 
 class KeptChunks:
-    """The chunks that one caller has met, of any streams; valid for one answer, since they are not read again.
+    """The chunks that one caller has read, of any streams; valid for one answer, because they are not read again.
 
-    Who keeps chunks asks in rounds, so streams are read ahead: more messages will be sought, and mostly further on, as
-    what belongs together was published one after the other.
+    A caller that keeps chunks asks in rounds, so streams are read ahead: it will ask for more messages, mostly further
+    on, because messages that belong together were published one after the other.
     """
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
@@ -65,13 +65,13 @@ class KeptChunks:
             self._bytes -= len(dropped.data)
 
     def holding(self, stream: str, offsets: Sequence[int]) -> Iterator[tuple[Chunk, list[int]]]:
-        """The chunks that hold some of the offsets, which ascend, each with those it holds."""
+        """Yield the chunks that hold some of the ascending offsets, each with those it holds."""
         chunks, begin = self._chunks.get(stream, ()), 0
         while chunks and begin < len(offsets):
             place = bisect_right(chunks, offsets[begin], key=_first) - 1
             last = chunks[place].last_offset if place >= 0 else -1
             if offsets[begin] > last:
-                # In none: on to the first offset that may be in the next one.
+                # In no chunk: skip to the first offset that may be in the next one.
                 following = chunks[place + 1].first_offset if place + 1 < len(chunks) else offsets[-1] + 1
                 begin = bisect_left(offsets, following, begin)
                 continue
@@ -86,7 +86,7 @@ def _first(chunk: Chunk) -> int:
 
 @dataclass(slots=True)
 class _Lane:
-    """A connection, taken until the stack is closed, and what is under way on it."""
+    """A connection, held until the stack is closed, and its attaches in flight."""
 
     stack: ExitStack
     connection: SocketConnection
@@ -94,14 +94,14 @@ class _Lane:
 
     @property
     def has_room(self) -> bool:
-        """Whether an attach more may be sent; none over a worn connection."""
+        """Whether one more attach may be sent; False for a worn connection."""
         return len(self.in_flight) < ATTACHES_IN_FLIGHT and not self.connection.is_worn
 
 
 class ManyReader:
     """Reads many ids at the connected node, part by part; between two parts it holds no connection.
 
-    `settle` finds out what a result that is no message amounts to: the leader's answer, another name.
+    `settle` resolves a result that is no message: it asks the leader, or another name.
     """
 
     def __init__(
@@ -116,18 +116,18 @@ class ManyReader:
         self._may_widen = True
 
     def run(self, ids: Iterable[Place], window: int) -> Generator[list[Result], None, None]:
-        """The results in the order of the ids, some at a time; so many ids are planned together."""
+        """Yield the results in the order of the ids, some at a time; `window` ids are planned together."""
         source, rest, size = iter(ids), list[Place](), window
         while places := rest[:size] + list(islice(source, max(0, size - len(rest)))):
             part = self._part = Part(places)
             self._read()
             for results in part.results():
-                # Settling takes a connection: reads that held theirs meanwhile could wait for each other.
+                # Settling takes a connection: reads that still held theirs could wait for each other.
                 yield results if isinstance(results[0], Message) else [self._settle(results[0])]
             rest, size = part.rest + rest[size:], part.following_size(window)
 
     def _read(self) -> None:
-        """Read a part. Nothing stays attached."""
+        """Read a part. No subscription is left behind."""
         self._plans = {
             stream: StreamPlan(offsets, self._density(stream), is_ahead=self._kept is not None)
             for stream, valid in self._part.wanted.items()
@@ -141,7 +141,7 @@ class ManyReader:
                 busy = [lane for lane in self._lanes if lane.in_flight]
                 if not busy:
                     break
-                # In turns: while one is waited for, the broker works on the others, and what it sends is held.
+                # In turns: the broker works on the other lanes while one waits, and their sockets buffer the results.
                 for lane in busy:
                     self._send(beside=lane)
                     lane.connection.deadline = time.monotonic() + self._nodes.limit_s
@@ -150,7 +150,7 @@ class ManyReader:
             self._give_back()
         if not self._part.is_full:
             for stream, offset in self._part.missing():
-                # Whoever settles the results asks the leader why.
+                # The settling caller asks the leader why.
                 message = f"This node has no message at offset {offset} of {stream!r}."
                 self._part.put(stream, offset, StreamNotHere(message, stream=stream, offset=offset))
 
@@ -160,13 +160,13 @@ class ManyReader:
             for lane in lanes:
                 stack.push(lane.stack)
             for lane in lanes:
-                # Their numbers come again on this connection, and the broker refuses one that is still attached.
+                # The broker refuses a number that is still attached when this connection uses it again.
                 for attach, _ in lane.in_flight:
                     attach.end()
                 lane.connection.put_by(self._nodes.limit_s)
 
     def _not_kept(self, stream: str, offsets: list[int]) -> list[int]:
-        """Take what was kept of a stream; the offsets that are left."""
+        """Take a stream's messages from kept chunks, and return the remaining offsets."""
         taken: set[int] = set()
         for chunk, inside in self._kept.holding(stream, offsets) if self._kept is not None else ():
             self._part.put_records(stream, inside, records_at(chunk, inside), chunk.time_ms)
@@ -180,7 +180,7 @@ class ManyReader:
         return densities.setdefault(stream, Density())
 
     def _send(self, beside: _Lane | None = None) -> None:
-        """Send what there is to send, on all lanes but one."""
+        """Send what is pending on all lanes but one."""
         for lane in self._lanes:
             if lane is not beside:
                 lane.connection.put_by(self._nodes.limit_s)
@@ -188,7 +188,7 @@ class ManyReader:
     # --- connections ----------------------------------------------------------------------------------------
 
     def _renew(self) -> None:
-        """Give worn connections back, and have at least one."""
+        """Give worn connections back, and make sure that there is one."""
         for lane in self._lanes.copy():
             if lane.connection.is_worn and not lane.in_flight:
                 self._lanes.remove(lane)
@@ -199,13 +199,13 @@ class ManyReader:
                 self._lanes.append(_Lane(stack.pop_all(), connection))
 
     def _lane(self) -> _Lane:
-        """Where to send the next attach: where the least are under way, on a further connection where that are many.
+        """Return the lane for the next attach: the one with the fewest in flight, or a new one if these are many.
 
-        None is added where others may need what connections there are, or none can be had.
+        No lane is added if other callers may need the free connections, or if none can be opened.
         """
         least = min((lane for lane in self._lanes if lane.has_room), key=lambda lane: len(lane.in_flight))
         if self._may_widen and len(self._lanes) < LANES_MAX and len(least.in_flight) >= LANE_ATTACHES:
-            # The broker has something to do meanwhile.
+            # So that the broker has work while this connects.
             self._send()
             stack = ExitStack()
             connection = self._nodes.further(stack)
@@ -215,7 +215,7 @@ class ManyReader:
                 self._lanes.append(least)
         return least
 
-    # --- attaches and what comes of them ----------------------------------------------------------------------
+    # --- attaches and their chunks ----------------------------------------------------------------------------
 
     def _ask(self) -> None:
         """Send attaches until enough are in flight, each stream in its turn."""
@@ -242,7 +242,7 @@ class ManyReader:
             lane.in_flight = [pair for pair in lane.in_flight if not self._is_over(*pair)]
 
     def _is_over(self, attach: Attach, request: PlannedAttach) -> bool:
-        """Go on with a subscription that is at its barrier and not at its goal; whether it is over."""
+        """Continue a subscription at its barrier that has not reached its goal. Returns whether it is over."""
         if not attach.is_at_barrier:
             return False
         has_more = attach.chunks_seen == attach.granted and attach.code == Code.OK
@@ -253,7 +253,7 @@ class ManyReader:
         return True
 
     def _went_on(self, attach: Attach, request: PlannedAttach) -> bool:
-        """Ask for what a subscription needs beside what was asked for; whether there was any."""
+        """Ask for the further chunks that a subscription needs. Returns whether there were any."""
         if attach.is_done or self._part.is_full or attach.reached is None:
             return False
         ahead = attach.granted - attach.chunks_seen
@@ -277,7 +277,7 @@ class ManyReader:
         try:
             attach.check()
         except StreamNotHere as error:
-            # Handed on one by one: who holds the connections reads them on another node.
+            # One by one: the caller reads them on another node.
             for offset in [*request.offsets, *plan.abandon()]:
                 elsewhere = StreamNotHere(str(error), stream=attach.stream, offset=offset)
                 self._part.put(attach.stream, offset, elsewhere)

@@ -1,4 +1,4 @@
-"""A message of a stream: the same value however it came, and from whichever version."""
+"""A message of a stream: the same value, whichever protocol and broker version it came by."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -24,7 +24,7 @@ from relatum.reading._message_values import Properties, TimeSource
 
 
 class _Unsealed:
-    """The fields of a message, while they are set: by plain assignments, in a third of the time of `Message`'s own."""
+    """The fields of a message while they are set: plain assignments take a third of the time of `Message`'s own."""
 
     __slots__ = ("_body", "_content", "_decode", "_raw", "_time", "chunk_ms", "offset", "stream")
 
@@ -40,14 +40,14 @@ class _Unsealed:
 
 
 class Message(_Unsealed):
-    """A message read from a stream. It does not change; its bytes are decoded when a part is first asked for.
+    """A message read from a stream. Immutable; its bytes are decoded when a part is first used.
 
-    Two messages are equal when they lie at the same place and carry the same headers, properties and body.
+    Two messages are equal if they have the same stream, offset, headers, properties and body.
 
     Attributes:
         stream: The stream's name.
-        offset: Where it lies.
-        chunk_ms: When the broker wrote its chunk, milliseconds since 1970, UTC; None of an AMQP 0.9.1 delivery.
+        offset: The message's offset in the stream.
+        chunk_ms: When the broker wrote its chunk, milliseconds since 1970, UTC; None for an AMQP 0.9.1 delivery.
     """
 
     __slots__ = ()
@@ -72,18 +72,18 @@ class Message(_Unsealed):
 
     @classmethod
     def from_record(cls, stream: str, offset: int, raw: bytes, chunk_ms: int | None = None) -> Self:
-        """The message in a stream's record, undecoded."""
-        # Whoever reads a stream makes one a microsecond: this is most of what that costs.
+        """Return the message of a stream's record, undecoded."""
+        # Called once a microsecond while reading: this is most of the cost of a message.
         message: Any = _Unsealed(stream, offset, raw, chunk_ms)
         message.__class__ = cls
         return message  # type: ignore[no-any-return]
 
     @classmethod
     def from_amqp(cls, stream: str, offset: int, properties: Any, body: bytes) -> Self:
-        """The message of an AMQP 0.9.1 delivery; `properties` has pika's or aiormq's attributes.
+        """Return the message of an AMQP 0.9.1 delivery; `properties` has pika's or aiormq's attributes.
 
         Raises:
-            InvalidInput: one of them cannot be: an offset that is no integer, properties that have no headers.
+            InvalidInput: the offset is no integer, or `properties` has no headers.
         """
         checked_name("stream", stream)
         checked_count("offset", offset, least=0, most=INTEGER_MAX)
@@ -95,62 +95,62 @@ class Message(_Unsealed):
 
     @property
     def id(self) -> MessageId:
-        """Where it lies."""
+        """Its stream and offset."""
         return MessageId(self.stream, self.offset)
 
     @property
     def headers(self) -> Mapping[str, Any]:
-        """Its headers, read-only: str, int, bool, float, aware datetime, None, or bytes that are no UTF-8.
+        """Its headers, read-only: str, int, bool, float, aware datetime, None, or bytes that are not UTF-8.
 
-        What the broker adds (`x-exchange`, `x-routing-key`, `x-stream-offset`, `x-death`, `x-basic-…`) is left out.
+        Headers of the broker (`x-exchange`, `x-routing-key`, `x-stream-offset`, `x-death`, `x-basic-…`) are left out.
         """
         return MappingProxyType(self._parts()[0])
 
     @property
     def properties(self) -> Properties:
-        """Its properties."""
+        """Its AMQP 0.9.1 properties."""
         return self._parts()[1]
 
     @property
     def body(self) -> bytes:
-        """Its body; of what is no AMQP message, all its bytes."""
+        """Its body; all its bytes if it is no AMQP message."""
         if self._content is not None or self._raw is None:
             return self._parts()[2]
         body = self._body
         if body is None:
-            # Whoever asks for the body alone need not pay for the rest.
+            # The body alone can be read without decoding the rest.
             body = body_of_record(self._raw)
             object.__setattr__(self, "_body", body)
         return body
 
     @property
     def is_amqp(self) -> bool:
-        """False for what a stream client wrote without AMQP 1.0's encoding: it has a body and nothing else."""
+        """False if a stream client wrote it without AMQP 1.0 encoding: then it has only a body."""
         return self._parts()[3]
 
     @property
     def raw(self) -> bytes | None:
-        """Its bytes as the stream holds them; None of an AMQP 0.9.1 delivery."""
+        """Its bytes as the stream holds them; None for an AMQP 0.9.1 delivery."""
         return self._raw
 
     @property
     def time_us(self) -> int | None:
-        """Its time, microseconds since 1970, UTC; `time_source` says whose."""
+        """Its time, microseconds since 1970, UTC; None if it has none. See `time_source`."""
         return self._timed()[0]
 
     @property
     def time(self) -> datetime | None:
-        """Its time as an aware datetime."""
+        """Its time as an aware datetime; None if it has none."""
         time_us = self._timed()[0]
         return None if time_us is None else EPOCH + time_us * MICROSECOND
 
     @property
     def time_source(self) -> TimeSource:
-        """Where its time comes from."""
+        """The source of its time."""
         return self._timed()[1]
 
     def _parts(self) -> Parts:
-        # First: another thread that has decoded meanwhile leaves None here, and the content before that.
+        # Read in this order: another thread that decodes sets the content first, and then `_decode` to None.
         decode, content = self._decode, self._content
         if content is None:
             if self._raw is not None:
@@ -199,7 +199,7 @@ def _rebuilt(stream: str, offset: int, raw: bytes | None, chunk_ms: int | None, 
 
 
 def type_and_id_of(message: Message) -> tuple[str | None, str | None]:
-    """The properties `type` and `message_id`, without decoding the others."""
+    """Return the properties `type` and `message_id`, without decoding the others."""
     raw = message.raw
     if raw is None:
         return message.properties.type, message.properties.message_id

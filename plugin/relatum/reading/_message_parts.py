@@ -1,4 +1,4 @@
-"""What a message says, out of a stream's record or an AMQP 0.9.1 delivery; what time it has, and whose. Pure."""
+"""Decoding a message from a stream's record or an AMQP 0.9.1 delivery; its time, and the source of it. Pure."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,12 +24,12 @@ _NOT_HEADERS: Final = frozenset({"x-exchange", "x-routing-key", "x-stream-offset
 _NOT_HEADERS_PREFIX: Final = "x-basic-"
 _QUEUE_ADDRESS: Final = "/queues/"
 _AMQP_BODY: Final = "amqp-1.0"
-"""The `type` RabbitMQ gives AMQP 0.9.1 consumers with bodies that only AMQP 1.0 has: the body is then its encoding."""
+"""The `type` that RabbitMQ sets for AMQP 0.9.1 consumers if a body exists only in AMQP 1.0: it is then encoded."""
 _TYPE: Final = {b"x-basic-type": 0}
 _ABSENT: Final[Any] = object()
 _APPLIED_PROPERTIES: Final = frozenset({"x-basic-type", "x-basic-app-id"})
 _FIELDS: Final = 13
-"""Fields of AMQP 1.0's properties; its header has five. A list of more has others that nobody knows."""
+"""The number of fields of AMQP 1.0's properties; its header has five. A longer list has unknown fields."""
 
 
 _NONE: Final = Properties()
@@ -38,13 +38,13 @@ Parts: TypeAlias = tuple[dict[str, Any], Properties, bytes, bool]
 
 
 def message_time(stamped: Any, timestamp: Any, message_id: Any, chunk_ms: int | None) -> tuple[int | None, TimeSource]:
-    """A message's time, in microseconds, and whose it is.
+    """Return a message's time in microseconds, and its source.
 
     Args:
-        stamped: The header `relatum_time`; anything but a moment's microseconds counts as none.
-        timestamp: The property `timestamp`; it counts in whole seconds, all that AMQP 0.9.1 shows of it.
-        message_id: The property `message_id`; one that no intercepted connection made counts as none.
-        chunk_ms: When the chunk was written; None where that is not known.
+        stamped: The header `relatum_time`; ignored unless it is a moment in microseconds.
+        timestamp: The property `timestamp`; whole seconds count, since AMQP 0.9.1 shows no more.
+        message_id: The property `message_id`; ignored unless an intercepted connection made it.
+        chunk_ms: When the chunk was written; None if unknown.
     """
     if type(stamped) is int and TIME_US_MIN <= stamped <= TIME_US_MAX:
         return stamped, TimeSource.HEADER
@@ -58,7 +58,7 @@ def message_time(stamped: Any, timestamp: Any, message_id: Any, chunk_ms: int | 
 
 
 def whole_second(value: Any) -> datetime | None:
-    """AMQP 0.9.1 knows whole seconds only; deliveries and records must say the same."""
+    """Cut to whole seconds, as AMQP 0.9.1 does, so that deliveries and records agree."""
     if not isinstance(value, datetime):
         return None
     moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
@@ -81,7 +81,7 @@ def body_of_record(raw: bytes) -> bytes:
 
 
 def type_and_id_in(raw: bytes) -> tuple[str | None, str | None]:
-    """The properties `type` and `message_id` of a record, without decoding the others: it costs a fifth of that."""
+    """Return the properties `type` and `message_id` of a record, for a fifth of the cost of decoding all."""
     message_id = None
     annotated, applied = [_ABSENT], [_ABSENT]
     try:
@@ -103,7 +103,7 @@ def type_and_id_in(raw: bytes) -> tuple[str | None, str | None]:
 
 
 def _picked(raw: bytes, start: int, before: list[Any]) -> list[Any]:
-    """The type that a map holds; what was found before, where the map is broken."""
+    """Return the type that a map holds; `before` if the map is broken."""
     found = [_ABSENT]
     try:
         amqp10.pick(raw, start, _TYPE, found)
@@ -118,8 +118,8 @@ def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> Parts:
     annotations: dict[str, Any] = {}
     applied: dict[str, Any] = {}
     for code, start, end in sections:
-        # A section that is broken inside counts as absent, here as in the recorder; the others still serve. A context
-        # manager would take a sixth of the time of all this.
+        # A section that is broken inside counts as absent, here as in the recorder; the others are used. A context
+        # manager would take a sixth of the decoding time.
         try:
             if code == amqp10.APPLICATION_PROPERTIES:
                 applied = amqp10.decode_map(raw, start)
@@ -128,7 +128,7 @@ def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> Parts:
             elif code == amqp10.MESSAGE_ANNOTATIONS:
                 annotations = amqp10.decode_map(raw, start)
             elif code == amqp10.HEADER:
-                # Alone: what reaches out of it is broken, whatever bytes follow.
+                # Sliced, so that a list that exceeds its section is broken, whatever bytes follow.
                 header = amqp10.decode_list(raw[:end], start, _FIELDS)
         except UndecodableMessage:
             pass
@@ -139,10 +139,10 @@ def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> Parts:
 def _properties(
     header: list[Any], listed: list[Any], annotations: dict[str, Any], applied: dict[str, Any]
 ) -> Properties:
-    """Properties from where the versions keep them.
+    """Read properties from where each version stores them.
 
-    RabbitMQ up to 3.12 keeps what AMQP 1.0 has no field for as `x-basic-…` in annotations and application
-    properties, 4.x in the header section, annotations and `group-id` (rabbit_msg_record.erl, mc_amqpl.erl).
+    RabbitMQ up to 3.12 stores what AMQP 1.0 has no field for as `x-basic-…` in annotations and application properties,
+    4.x in the header section, annotations and `group-id` (rabbit_msg_record.erl, mc_amqpl.erl).
     """
     if not (header or listed or annotations) and _APPLIED_PROPERTIES.isdisjoint(applied):
         return _NONE
@@ -167,7 +167,7 @@ def _properties(
 
 def _headers(annotations: dict[str, Any], applied: dict[str, Any]) -> dict[str, Any]:
     headers = {name: header_value(value) for name, value in applied.items() if is_header(name)}
-    # From 3.13 on the broker keeps headers named `x-…` as annotations, and `CC` as `x-cc`.
+    # From 3.13 on the broker stores headers named `x-…` as annotations, and `CC` as `x-cc`.
     for name, value in annotations.items():
         if name.startswith("x-") and is_header(name):
             headers[name] = header_value(value)
@@ -177,18 +177,18 @@ def _headers(annotations: dict[str, Any], applied: dict[str, Any]) -> dict[str, 
 
 
 def is_header(name: str) -> bool:
-    """Whether a name is the publisher's, not one the broker adds."""
+    """Whether a header is the publisher's, not one that the broker adds."""
     return name not in _NOT_HEADERS and not name.startswith(_NOT_HEADERS_PREFIX)
 
 
 def header_value(value: Any) -> Any:
-    """A header's value. The broker turns long text into binary and, by AMQP, back: so text is what is UTF-8."""
+    """Decode a header's value. The broker turns long text into binary, and AMQP back: so UTF-8 counts as text."""
     convert = _CONVERSIONS.get(type(value))
     return value if convert is None else convert(value)
 
 
 def _nested(value: Any, depth: int) -> Any:
-    """A table's or an array's values. Compiled, nothing else ends one that holds itself but the end of the stack."""
+    """Decode a table's or an array's values. The depth limit ends a value that contains itself, also when compiled."""
     if depth > _DEPTH_MAX:
         raise RecursionError("a header is nested too deep")
     if type(value) is dict:
@@ -206,14 +206,14 @@ def _utf8(value: bytes | bytearray) -> str | bytes:
 
 
 def property_text(value: Any) -> str | None:
-    """A property's value as text, as AMQP 0.9.1 shows it."""
+    """Return a property's value as text, as AMQP 0.9.1 shows it."""
     if value is None or type(value) is str:
         return value
     value = header_value(value)
     if value is None or type(value) is str:
         return value
     if isinstance(value, bytes):
-        return None  # No text: each version of the broker shows AMQP 0.9.1 something else, or nothing.
+        return None  # Not text: the versions of the broker show AMQP 0.9.1 different values, or none.
     return str(value)
 
 
@@ -222,21 +222,21 @@ def _integer(value: Any) -> int | None:
 
 
 def reply_to_text(value: Any) -> str | None:
-    """The property `reply_to` as it was published: RabbitMQ 4 keeps it as an address."""
+    """Return the property `reply_to` as published: RabbitMQ 4 stores it as an address."""
     text = property_text(value)
     if text is not None and text.startswith(_QUEUE_ADDRESS):
         return unquote(text[len(_QUEUE_ADDRESS) :])
     return text
 
 
-# --- out of an AMQP 0.9.1 delivery ------------------------------------------------------------------------
+# --- from an AMQP 0.9.1 delivery --------------------------------------------------------------------------
 
 
 def parts_of_delivery(properties: Any, body: bytes) -> Parts:
     given: dict[str, Any] = {each.name: getattr(properties, each.name, None) for each in fields(Properties)}
     stamp = given["timestamp"]
     if isinstance(stamp, int):
-        # Past the year 9999 there is no moment; the broker passes such seconds on all the same.
+        # The broker passes on seconds past the year 9999, which no datetime can hold.
         given["timestamp"] = EPOCH + stamp * SECOND if 0 <= stamp <= TIME_US_MAX // 1_000_000 else None
     if given["type"] == _AMQP_BODY:
         with suppress(UndecodableMessage):
@@ -253,7 +253,7 @@ def parts_of_delivery(properties: Any, body: bytes) -> Parts:
 
 
 _DEPTH_MAX: Final = 1_000
-"""Levels of a header's values; pika's reader ends at some 900."""
+"""The most levels of a header's values; pika's reader ends at about 900."""
 
 _CONVERSIONS: Final[dict[type, Callable[[Any], Any]]] = {
     bytes: _utf8,

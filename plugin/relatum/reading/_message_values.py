@@ -1,4 +1,4 @@
-"""What a message says beside its body: its AMQP properties, and where its time is from."""
+"""The values of a message beside its body: its AMQP properties, and the source of its time."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -6,26 +6,26 @@ from enum import Enum
 
 
 class TimeSource(Enum):
-    """Where a message's time comes from, the first that there is."""
+    """The source of a message's time, in order of precedence."""
 
     HEADER = "header"
     """The header `relatum_time`, microseconds."""
     PROPERTY = "property"
     """The property `timestamp`, seconds."""
     MESSAGE_ID = "message_id"
-    """The property `message_id`, where an intercepted connection made it: microseconds, up to 1.25 too few."""
+    """The property `message_id`, if an intercepted connection made it: microseconds, up to 1.25 too few."""
     CHUNK = "chunk"
-    """When the broker wrote the chunk, milliseconds; AMQP 0.9.1 does not show it."""
+    """When the broker wrote the chunk, milliseconds; not available by AMQP 0.9.1."""
     UNKNOWN = "unknown"
-    """There is none."""
+    """The message has no time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """A message's AMQP 0.9.1 properties, under pika's names. None where the publisher gave none.
+    """A message's AMQP 0.9.1 properties, under pika's names. None if the publisher gave none.
 
     Attributes:
-        delivery_mode: 2 for persistent, else 1: RabbitMQ 4 no longer tells "not persistent" from "not given".
+        delivery_mode: 2 for persistent, else 1: RabbitMQ 4 does not distinguish "not persistent" from "not given".
         timestamp: The publisher's, whole seconds, UTC.
     """
 

@@ -1,4 +1,4 @@
-"""The nodes of a broker as one reader asks them: a connection for each question, to whichever node has the answer.
+"""The nodes of a broker for one reader: a connection for each request, to the node that has the answer.
 
 A node is named as it advertises itself; None is the node that the address leads to, of several addresses the one that
 answered last.
@@ -41,16 +41,16 @@ OUT_OF_REACH_S: Final = 5.0
 """Seconds for which a node that could not be reached is not tried again."""
 
 NODE_CONNECT_S: Final = 2.0
-"""Seconds to reach another node at most. What a node advertises need not be reachable from here."""
+"""The most seconds for reaching another node: what a node advertises may be unreachable from here."""
 
 PLACES_AT_ONCE: Final = 128
-"""Streams in one question for their nodes: 33 kB of names at most."""
+"""Streams in one request for their nodes: at most 33 kB of names."""
 
 CONNECT_S_LEAST: Final = 0.01
-"""Seconds for connecting where a call has none left: 0 would mean something else to sockets."""
+"""Seconds for connecting if a call has none left: sockets take 0 for something else."""
 
 _BY_AMQP: Final = NodeAddress("AMQP 0.9.1", 0)
-"""As a node: a connection of another kind, which is used once and never kept."""
+"""Stands for a node in the pool: an AMQP 0.9.1 connection, which is used once and never kept."""
 
 _Result = TypeVar("_Result")
 Node: TypeAlias = NodeAddress | None
@@ -58,18 +58,18 @@ Question = Callable[[SocketConnection], _Result]
 
 
 class OutOfReach(BrokerUnavailable):
-    """A node cannot be reached from here: behind a load balancer, nodes advertise names that only they know."""
+    """A node cannot be reached from here: behind a load balancer, nodes may advertise internal names."""
 
 
 class Nodes:
-    """The connections of one reader to all nodes. Threads may share it: each question has a connection to itself.
+    """The connections of one reader to all nodes. Thread-safe: each request has a connection to itself.
 
     Attributes:
-        address: Where the broker is.
+        address: The broker's address.
         at: The one of several addresses that answered last.
-        losses: How often a connection to a node was lost.
-        densities: What is known of the chunks of streams.
-        server_properties: What the node said of itself when the reader was opened.
+        losses: How often connections to each node were lost.
+        densities: The chunk sizes of streams, as far as known.
+        server_properties: The node's properties when the reader was opened.
     """
 
     def __init__(
@@ -96,21 +96,21 @@ class Nodes:
         after_fork(self, Nodes._renew)
 
     def _renew(self) -> None:
-        # The thread is the parent's; the next question starts another.
+        # The thread is the parent's; the next request starts another.
         self._lock, self._keeper = threading.Lock(), None
 
     def open(self) -> None:
-        """Connect once, so that what is wrong shows at once."""
+        """Connect once, so that setup errors show at once."""
         with self._held(Use.ANSWER, None, time.monotonic() + self.limit_s) as connection:
             self.server_properties = connection.session.server_properties
 
     @property
     def limit_s(self) -> float:
-        """Seconds that an answer may take; less where the call has less left."""
+        """Seconds that an answer may take; less if the call has less left."""
         return left_s(self._timeout_s)
 
     def statistics(self) -> ReaderStatistics:
-        """The connections, to all nodes."""
+        """Return the numbers of connections to all nodes."""
         return self._pool.statistics()
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def _held(self, use: Use, node: Node, deadline: float) -> Iterator[SocketConnection]:
-        """A connection while the block runs, in its turn; an idle one may have ended since it was used last."""
+        """Hold a connection in its turn while the block runs; a reused one may have ended since."""
         if self._is_closed:
             raise UsedAfterClose("the reader was closed: open another one")
         turns, connection = self._pool.take(node, use, deadline)
@@ -156,7 +156,7 @@ class Nodes:
         """Connect to a node.
 
         Raises:
-            OutOfReach: It was never reached, and is down, or advertises a name that only it knows.
+            OutOfReach: It was never reached, and is down, or advertises a name that is only known elsewhere.
         """
         within_s = max(CONNECT_S_LEAST, left_s(within_s))
         if node is None:
@@ -168,17 +168,17 @@ class Nodes:
                     self.losses[None] += 1
             return connection
         message = (
-            f"The node that advertises {node.host}:{node.port} cannot be reached there from here: it is down, or "
-            "stream.advertised_host and stream.advertised_port in its rabbitmq.conf are to name what can be reached."
+            f"The node that advertises {node.host}:{node.port} is unreachable from here: it is down, or "
+            "stream.advertised_host and stream.advertised_port in its rabbitmq.conf must name a reachable address."
         )
         if time.monotonic() < self._out_of_reach.get(node, 0.0):
             raise OutOfReach(message)
-        # It was named by a node that knows the password already, so nothing is guessed.
+        # A node that knows the password already has named it, so nothing is guessed.
         there = replace(self.at, stream_host=node.host, stream_port=node.port, stream_port_guessed=False)
         try:
             connection = SocketConnection.open(there, min(NODE_CONNECT_S, within_s), self._heartbeat_s)
         except (BrokerUnavailable, ReadTimeout) as error:
-            # A call that ran out of time says nothing about the node.
+            # A call that ran out of time proves nothing about the node.
             check_time()
             if node in self._reached:
                 raise
@@ -188,7 +188,7 @@ class Nodes:
         return connection
 
     def _keep_alive(self) -> None:
-        """Exchange heartbeats on idle connections from now on."""
+        """Start exchanging heartbeats on idle connections."""
         if self._heartbeat_s and self._keeper is None:
             with self._lock:
                 if self._keeper is None and not self._is_closed:
@@ -196,9 +196,9 @@ class Nodes:
                     self._keeper = Keeper(self, Nodes._beat, every_s=every_s, name="relatum-heartbeats")
 
     def _beat(self) -> None:
-        """Exchange heartbeats on the idle connections; one that has ended is dropped."""
+        """Exchange heartbeats on the idle connections, and drop those that have ended."""
         for _ in self._pool.idle:
-            # Taken out for that time: a connection is for one thread at a time.
+            # Taken from the pool, because a connection is for one thread at a time.
             taken = self._pool.take_oldest()
             if taken is None:
                 return
@@ -206,13 +206,13 @@ class Nodes:
             try:
                 connection.wait(0.0)
             except RelatumError:
-                pass  # It is abandoned, and dropped below.
+                pass  # Abandoned, and dropped below.
             finally:
                 self._give_back(None, Use.ANSWER, node, connection)
 
     @contextlib.contextmanager
     def connection(self, use: Use, node: Node = None) -> Iterator[SocketConnection]:
-        """A connection that has not ended while it was idle: long work is not begun anew for that."""
+        """Hold a connection that has not ended while idle, so that long work need not restart for that."""
         deadline = time.monotonic() + self.limit_s
         while True:
             with self._held(use, node, deadline) as connection:
@@ -221,9 +221,9 @@ class Nodes:
                     return
 
     def further(self, stack: contextlib.ExitStack, node: Node = None) -> SocketConnection | None:
-        """A further connection for one caller, until the stack is closed.
+        """Hold a further connection for one caller, until the stack is closed.
 
-        None where others may need the rest, or none can be opened: the caller goes on with what it has.
+        None if other callers may need the rest, or if none can be opened: the caller goes on with what it has.
         """
         if self._pool.has_plenty:
             with contextlib.suppress(Transient, AccessRefused):
@@ -231,15 +231,15 @@ class Nodes:
         return None
 
     def link(self, node: Node) -> SocketConnection:
-        """A connection to a node, logged in, that is the caller's: it is counted nowhere. Errors as of `ask`."""
+        """Return a logged-in connection to a node, which the caller owns and no limit counts. Errors as for `ask`."""
         if self._is_closed:
             raise UsedAfterClose("the reader was closed: open another one")
         return self._open(node, self._timeout_s)
 
-    # --- questions --------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------------------------
 
     def ask(self, question: Question[_Result], node: Node = None) -> _Result:
-        """Ask a node; once more on a new connection if the idle one turns out to have been closed.
+        """Ask a node; repeat on a new connection if an idle one has been closed.
 
         Raises:
             OutOfReach: The node cannot be reached from here.
@@ -251,15 +251,15 @@ class Nodes:
                     try:
                         return question(connection)
                     except ConnectionLost:
-                        # Reading changes nothing, so it can be asked again; but not for ever. What came before the end
-                        # proves nothing: it may be old heartbeats, or of the question before.
+                        # Reading changes nothing, so it can be repeated, within the deadline. Bytes received before the
+                        # end prove nothing: they may be old heartbeats, or belong to the request before.
                         if not connection.is_reused or time.monotonic() >= deadline:
                             raise
         except StreamNotFound as error:
             raise self.named(error) from None
 
     def ask_about(self, stream: str, question: Question[_Result]) -> _Result:
-        """Ask a node that has the stream."""
+        """Ask a node that has a replica of the stream."""
         try:
             return self.ask(question)
         except StreamNotHere:
@@ -269,7 +269,7 @@ class Nodes:
             return self.ask(question, node)
 
     def named(self, error: StreamNotFound) -> NotFound:
-        """`NotAStream` for a queue of another kind, which AMQP 0.9.1 tells apart."""
+        """Return `NotAStream` for another kind of queue, which AMQP 0.9.1 distinguishes."""
         if self.address.amqp_port is None:
             return error
         turns, _ = self._pool.take(_BY_AMQP, Use.ANSWER, time.monotonic() + self.limit_s)
@@ -279,13 +279,13 @@ class Nodes:
         finally:
             self._pool.give_back(turns, Use.ANSWER, _BY_AMQP)
 
-    # --- where streams are ------------------------------------------------------------------------------------------
+    # --- replicas ---------------------------------------------------------------------------------------------------
 
     def other_node(self, stream: str, asked: Node = None) -> Node:
-        """Another node than the one asked, that has a stream and can be reached; None where no other has it.
+        """Return a node other than the one asked that has the stream and can be reached; None if no other has it.
 
         Raises:
-            StreamNotHere: Others have it, and none can be reached.
+            StreamNotHere: Others have it, but none can be reached.
         """
 
         def others(connection: SocketConnection) -> list[NodeAddress]:
@@ -306,7 +306,7 @@ class Nodes:
 
 
 def missing(connection: SocketConnection, streams: list[str]) -> list[str]:
-    """Those of the streams that the broker does not know, in few round trips; it says so of other queues, too."""
+    """Return the streams that the broker does not know, in few round trips; other kinds of queues are among them."""
     found: list[str] = []
     for start in range(0, len(streams), PLACES_AT_ONCE):
         answer = connection.answer(frames.metadata, streams[start : start + PLACES_AT_ONCE])
@@ -316,7 +316,7 @@ def missing(connection: SocketConnection, streams: list[str]) -> list[str]:
 
 
 def other_nodes(places: StreamPlaces, own: NodeAddress) -> list[NodeAddress]:
-    """The nodes with a replica of a stream, other than one: replicas first, they have less to do than leaders."""
+    """Return the other nodes with a replica of a stream; replicas come first, as they have less to do than leaders."""
     if places.code != Code.OK:
         return []
     leader = (places.leader,) if places.leader is not None else ()
@@ -324,7 +324,7 @@ def other_nodes(places: StreamPlaces, own: NodeAddress) -> list[NodeAddress]:
 
 
 def places_in(body: bytes, stream: str) -> StreamPlaces:
-    """Where a stream is, by an answer to Metadata."""
+    """Return the nodes of a stream from an answer to Metadata."""
     for places in frames.decode_metadata(body):
         if places.stream == stream:
             return places
@@ -332,10 +332,10 @@ def places_in(body: bytes, stream: str) -> StreamPlaces:
 
 
 def _is_there(connection: SocketConnection) -> bool:
-    """Whether the other side has not hung up."""
+    """Whether the peer has not hung up."""
     try:
         while connection.wait(0.0) is not None:
-            pass  # Heartbeats, of when this program stood still; its end may be behind them.
+            pass  # Heartbeats that arrived while this program was stopped; the end may follow them.
     except ConnectionLost:
         return False
     except BaseException:

@@ -1,12 +1,12 @@
-"""A password that changes while a process lives: each login asks for the current one, and nothing keeps it.
+"""A password that changes while a process lives: each login asks for the current one, and nothing stores it.
 
-`Asked` wraps a user's function, which may ask a server for a token, and raise, or never return. So it runs in a thread
-of its own, one call at a time, and a login waits for it a few seconds. The message of an error that it raises may hold
-the secret, and is never shown.
+`Asked` wraps a user's function, which may ask a server for a token, raise, or never return. So it runs in a thread of
+its own, one call at a time, and a login waits a few seconds for it. The message of its error may hold the secret, and
+is never shown.
 
-`HeldPassword` is what an intercepted connection would log in by, which changes by aio-pika's `update_secret`, for one;
-reading it costs nothing. Connections that log in alike share one recorder, so several may be read: the last change
-counts, also after its connection is gone.
+`HeldPassword` is the password that an intercepted connection would log in with, which for example aio-pika's
+`update_secret` changes; reading it is free. Connections with equal logins share one recorder, so several may be read:
+the last change counts, even after its connection is gone.
 """
 
 import weakref
@@ -21,11 +21,11 @@ from relatum.processes import after_fork
 from relatum.waiting import Threads, left_s
 
 PASSWORD_S: Final = 5.0
-"""Seconds that a function has to return the password. The login is tried again after it."""
+"""Seconds for the function to return the password. After that the login fails, and is retried."""
 
 
 class Asked:
-    """A function that returns the present password. Two of the same function are equal."""
+    """A function that returns the current password. Two with the same function are equal."""
 
     def __init__(self, function: Callable[[], str | None]) -> None:
         self._function = function
@@ -47,15 +47,13 @@ class Asked:
         if call is None or call.done():
             call = self._call = self._threads.submit(self._function)
         if not wait([call], left_s(PASSWORD_S)).done:
-            raise BrokerUnavailable(
-                f"The function that says the broker's password did not within {seconds_text(PASSWORD_S)}."
-            )
+            raise BrokerUnavailable(f"The broker's password function did not return within {seconds_text(PASSWORD_S)}.")
         if (error := call.exception()) is not None:
-            raise BrokerUnavailable(f"The function that says the broker's password raised {type(error).__name__}.")
+            raise BrokerUnavailable(f"The broker's password function raised {type(error).__name__}.")
         answer = call.result()
         if not can_be_sent(answer):
             raise ConfigurationError(
-                "The function that says the broker's password gave none: it has to return text, without NUL "
+                "The broker's password function returned no password: it must return text, without NUL "
                 f"characters and halves of surrogate pairs, and returned {type(answer).__name__}."
             )
         return str(answer)
@@ -71,14 +69,14 @@ class Asked:
 
 
 class HeldPassword:
-    """The password that a connection would log in by at present.
+    """The password that a connection would log in with now.
 
     Args:
         connection: The connection, held weakly.
-        password: What it logged in by.
-        says: Returns what it would log in by now; None: as before.
-        others: Other objects with such functions, as the parameters of its next connection; held weakly where they can
-            be.
+        password: The password it logged in with.
+        says: Returns the password it would log in with now; None: unchanged.
+        others: Other objects with such functions, such as the parameters of its next connection; held weakly if they
+            can be.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ class HeldPassword:
         self._last: str | None = None
 
     def __call__(self) -> str | None:
-        """The one that changed last; None: none has."""
+        """Return the password that changed last; None if none has."""
         for source in self._sources:
             owner = source.owner()
             now = None if owner is None else source.says(owner)
@@ -102,12 +100,12 @@ class HeldPassword:
 
     @property
     def is_left(self) -> bool:
-        """Whether all of its connections were closed or dropped: nobody changes it any more."""
+        """Whether all of its connections were closed or dropped, so that it cannot change any more."""
         there = (connection() for connection in self._connections)
         return all(each is None or getattr(each, "is_closed", False) is True for each in there)
 
     def join(self, others: "HeldPassword", password: str | None) -> None:
-        """Look at what another connection holds as well; `password`: what counts from now on, None: as before."""
+        """Also read what another connection holds; `password` is used from now on, None: unchanged."""
         self()
         self._connections = [each for each in self._connections if each() is not None] + others._connections
         self._sources = [each for each in self._sources if each.owner() is not None] + others._sources
@@ -116,7 +114,7 @@ class HeldPassword:
 
 @dataclass(slots=True)
 class _Source:
-    """An object that has a password, how to read it, and what was read last."""
+    """An object that has a password, how to read it, and the value read last."""
 
     owner: Callable[[], Any]
     says: Callable[[Any], Any]
@@ -127,10 +125,10 @@ def _weakly(owner: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(owner)
     except TypeError:
-        # pika's parameters: they are few, and whoever connects by them has them for long.
+        # pika's parameters: they are few, and their users keep them for long.
         return lambda: owner
 
 
 def can_be_sent(password: Any) -> bool:
-    """Whether it is a password; asked without an error that would show it."""
+    """Whether it is a valid password, without an error that would show it."""
     return isinstance(password, str) and "\0" not in password and password == password.encode(errors="ignore").decode()

@@ -1,11 +1,11 @@
-"""The connections of one reader: used in turns, kept while idle, bounded over all nodes.
+"""The connections of one reader: used in turns, kept while idle, limited over all nodes.
 
 A turn is the right to have one connection; turns are given in the order of the calls. A call that holds one never waits
-for another, with one exception: the caller of an iteration (`Use.LENT`) may ask something else between two messages. So
-iterations never get the last quarter of the turns: questions end by themselves, and always go on.
+for another, with one exception: the caller of an iteration (`Use.LENT`) may make another request between two messages.
+So iterations never get the last quarter of the turns: requests end by themselves, and always make progress.
 
-Connections in use and idle together are never more than the limit: before another is opened, the one that was idle for
-longest is closed. A followed stream has a connection beside the limit.
+Connections in use and idle together never exceed the limit: before another is opened, the one that was idle longest is
+closed. A followed stream has a connection beside the limit.
 """
 
 import threading
@@ -26,29 +26,29 @@ from relatum.reading._bounds import check_time
 from relatum.waiting import LOOK_S
 
 CONNECTIONS_MAX: Final = 16
-"""Connections a reader has at most unless the caller says otherwise: about what keeps one broker node busy."""
+"""The default limit of a reader's connections: about what keeps one broker node busy."""
 
 CONNECTIONS_KEPT: Final = CONNECTIONS_MAX
-"""Idle connections a reader keeps, of all nodes. With half of them, 64 lookups at once closed one and opened another
-for each thirty; and a login takes as long as ten lookups."""
+"""Idle connections that a reader keeps, of all nodes. With half of them, 64 concurrent lookups closed one and opened
+another for each thirty; and a login takes as long as ten lookups."""
 
 CONNECTIONS_MIN: Final = 2
-"""The least limit: one connection for an iteration, and one for questions that its caller asks."""
+"""The least limit: one connection for an iteration, and one for its caller's requests."""
 
 NEVER_LENT: Final = 4
-"""One part in so many of the turns, at least one, is never given to iterations."""
+"""The divisor of the share of turns that iterations never get; at least one turn."""
 
 
 def check_limit(broker_connections_max: int) -> None:
-    """Raise `InvalidInput` for a limit that is no whole number from 2 on."""
+    """Raise `InvalidInput` for a limit that is no integer from 2 on."""
     checked_count("broker_connections_max", broker_connections_max, least=CONNECTIONS_MIN)
 
 
 class Use(Enum):
-    """What a connection is wanted for."""
+    """The purpose of a connection."""
 
     ANSWER = "answer"
-    """A question, which ends by itself."""
+    """A request, which ends by itself."""
 
     LENT = "lent"
     """An iteration: its caller decides when it goes on."""
@@ -60,15 +60,15 @@ class Use(Enum):
 @reported()
 @dataclass(frozen=True, slots=True)
 class ReaderStatistics:
-    """The connections of a reader to the broker, of all its nodes.
+    """The connections of a reader to all nodes of the broker.
 
     Attributes:
-        limit: How many may be in use, or kept open, at once: `broker_connections_max`.
-        in_use: How many are in use by calls that end by themselves, and by iterations.
-        idle: How many are kept open and not used now.
-        waiting: Calls that wait for one.
+        limit: The most connections in use and idle at once: `broker_connections_max`.
+        in_use: Connections used by calls that end by themselves, and by iterations.
+        idle: Connections kept open and unused now.
+        waiting: Calls that wait for a connection.
         following: Streams followed now (`follow=True`): a connection each, beside the limit.
-        opened: How many were opened so far.
+        opened: Connections opened so far.
     """
 
     limit: Annotated[int, Gauge("relatum_reader_connections_limit", "Connections that may be in use or kept at once")]
@@ -80,16 +80,16 @@ class ReaderStatistics:
 
     @classmethod
     def of_none(cls, limit: int) -> "ReaderStatistics":
-        """Those of a reader that has not been opened."""
+        """Return the statistics of a reader that has not been opened."""
         return cls(limit, in_use=0, idle=0, waiting=0, following=0, opened=0)
 
 
 class Turns:
-    """The turns of one reader, and the calls that wait for one. Threads and tasks may share it."""
+    """The turns of one reader, and the calls that wait for one, from threads or tasks. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        # Reentrant: the garbage collector ends iterations that were dropped, in whichever thread it runs.
+        # Reentrant: the garbage collector may end dropped iterations in any thread, also this one.
         self.lock = threading.RLock()
         self.in_use = self.lent = self.following = 0
         self._lent_max = limit - max(1, limit // NEVER_LENT)
@@ -98,11 +98,11 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """How many calls wait."""
+        """The number of waiting calls."""
         return sum(map(len, self._waiting.values()))
 
     def enter(self, use: Use) -> "Future[None] | None":
-        """Take a turn; where none is free, return a future that is done when the turn has come."""
+        """Take a turn; if none is free, return a future that is done when the turn has come."""
         with self.lock:
             if use is Use.FOLLOW:
                 self.following += 1
@@ -115,7 +115,7 @@ class Turns:
         return None
 
     def leave(self, use: Use) -> None:
-        """Give a turn back: the call that has waited longest, of those that can use it, gets it."""
+        """Give a turn back, to the call that has waited longest among those that can use it."""
         with self.lock:
             if use is Use.FOLLOW:
                 self.following -= 1
@@ -130,7 +130,7 @@ class Turns:
                     turn.set_result(None)
 
     def withdraw(self, use: Use, turn: "Future[None]") -> None:
-        """Wait no longer; a turn that came at the last moment is given back."""
+        """Stop waiting; a turn that has just come is given back."""
         with self.lock:
             if turn.done() and not turn.cancelled():
                 self.leave(use)
@@ -139,7 +139,7 @@ class Turns:
                 self._waiting[use] = deque(each for each in self._waiting[use] if each[1] is not turn)
 
     def none_free(self, waited_s: float) -> ConnectionsInUse:
-        """The error for a turn that did not come in time."""
+        """Return the error for a turn that did not come in time."""
         return ConnectionsInUse(
             f"all {self.limit} connections that this reader may have to the broker are in use, and none became free "
             f"within {seconds_text(max(0.0, waited_s))}: ask less at once, close iterations that are left early, or "
@@ -165,9 +165,9 @@ _Connection = TypeVar("_Connection", bound=_Closable)
 
 
 class Pool(Generic[_Node, _Connection]):
-    """The turns, and the idle connections by node, least recently used first. Threads share it.
+    """The turns, and the idle connections by node, least recently used first. Thread-safe.
 
-    In a child process all turns are free and there is no connection: they are the parent's.
+    In a forked child all turns are free and there is no connection: they are the parent's.
     """
 
     def __init__(self, limit: int = CONNECTIONS_MAX) -> None:
@@ -178,7 +178,7 @@ class Pool(Generic[_Node, _Connection]):
         after_fork(self, Pool._renew)
 
     def _renew(self) -> None:
-        # A turn taken in the parent is given back to the parent's turns.
+        # A turn taken in the parent goes back to the parent's turns.
         self._turns = Turns(self._turns.limit)
         leave_to_parent(*self.idle)
         self._idle, self._out = [], 0
@@ -190,21 +190,21 @@ class Pool(Generic[_Node, _Connection]):
 
     @property
     def has_plenty(self) -> bool:
-        """Whether a call may have a further connection: less than half of them are in use, and nobody waits."""
+        """Whether a call may have a further connection: less than half are in use, and no call waits."""
         return 2 * self._turns.in_use < self._turns.limit and not self._turns.waiting
 
     def statistics(self) -> ReaderStatistics:
-        """The present figures."""
+        """Return the current numbers."""
         turns = self._turns
         return ReaderStatistics(
             turns.limit, turns.in_use, len(self._idle), turns.waiting, turns.following, opened=self._opened
         )
 
     def take(self, node: _Node, use: Use, deadline: float) -> tuple[Turns, _Connection | None]:
-        """Wait for a turn until `deadline`, and take the idle connection to a node that was used last.
+        """Wait for a turn until `deadline`, and take the most recently used idle connection to a node.
 
         Returns:
-            The turns, for `give_back`. None: a connection is to be opened, there is room for it.
+            The turns, for `give_back`, and the connection; None if the caller has to open one, for which there is room.
 
         Raises:
             ConnectionsInUse: No turn came in time.
@@ -223,7 +223,7 @@ class Pool(Generic[_Node, _Connection]):
         return turns, None
 
     def make_room(self) -> None:
-        """Close the idle connections that would be too many with the one about to be opened."""
+        """Close idle connections that would exceed the limit with the one about to be opened."""
         with self._turns.lock:
             count = max(0, self._out + len(self._idle) - self._turns.limit)
             surplus, self._idle = self._idle[:count], self._idle[count:]
@@ -231,7 +231,7 @@ class Pool(Generic[_Node, _Connection]):
             connection.close()
 
     def note_opened(self) -> None:
-        """Count one that was opened."""
+        """Count an opened connection."""
         with self._turns.lock:
             self._opened += 1
 
@@ -255,13 +255,13 @@ class Pool(Generic[_Node, _Connection]):
         return idle < CONNECTIONS_KEPT or idle < turns.in_use - self._out + turns.waiting
 
     def take_oldest(self) -> tuple[_Node, _Connection] | None:
-        """Take the connection that has been idle for longest, without a turn; None where there is none."""
+        """Take the connection that has been idle longest, without a turn; None if there is none."""
         with self._turns.lock:
             self._out += bool(self._idle)
             return self._idle.pop(0) if self._idle else None
 
     def end(self) -> list[_Connection]:
-        """Keep no connection from now on; those that were idle are returned."""
+        """Keep no connection from now on, and return the idle ones."""
         with self._turns.lock:
             self._is_closed = True
             idle, self._idle = self.idle, []
@@ -269,7 +269,7 @@ class Pool(Generic[_Node, _Connection]):
 
 
 def _wait(turns: Turns, use: Use, turn: "Future[None]", deadline: float) -> None:
-    """Wait for a turn, and look at the deadline of the call meanwhile."""
+    """Wait for a turn, and check the call's deadline regularly."""
     asked_at = time.monotonic()
     try:
         while not turn.done():

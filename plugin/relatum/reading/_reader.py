@@ -49,25 +49,25 @@ from relatum.wire import (
 )
 
 IDLE_S: Final = 60.0
-"""Seconds after which a reader that waits for ever looks up; nothing depends on it."""
+"""Seconds between the wake-ups of a reader that waits for ever; any value will do."""
 
 _Item = TypeVar("_Item")
 _Taken = TypeVar("_Taken")
 
 
 class StreamReader(Closing):
-    """Reads streams, blocking. A context manager; threads may share one.
+    """Reads streams, blocking. A thread-safe context manager.
 
-    Every method may raise `StreamNotFound`, `NotAStream`, `AccessRefused`, and, safe to repeat, `StreamUnavailable`,
-    `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and `ConnectionsInUse` (all
-    `broker_connections_max` were in use all that time).
+    Every method may raise `StreamNotFound`, `NotAStream` or `AccessRefused`, and these, which are safe to retry:
+    `StreamUnavailable`, `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and
+    `ConnectionsInUse` (no connection became free within `timeout_s`).
     """
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._leaders = Leaders(nodes)
         self.turns_before: Turns | None = None
-        """Turns that an asyncio reader has its calls wait for, before they come here."""
+        """Turns that calls of an asyncio reader take before they come here."""
 
     @classmethod
     def open(
@@ -78,24 +78,24 @@ class StreamReader(Closing):
         heartbeat_s: int = HEARTBEAT_S,
         broker_connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
-        """A reader that is connected.
+        """Return a connected reader.
 
         Args:
             broker: The broker's URL, or a `Broker`.
-            timeout_s: Seconds until a call without an answer ends as `ReadTimeout`; connecting included.
-            heartbeat_s: Seconds of heartbeat asked for; a broker that is silent for 1.5 times that counts as lost
-                while a reader waits.
-            broker_connections_max: Connections at most, to all nodes of the broker together, in use and kept open; 2
-                or more. A call waits for one, within `timeout_s`, in the order of the calls. Each stream that is
-                followed has one beside that.
+            timeout_s: Seconds after which a call without an answer raises `ReadTimeout`; connecting included.
+            heartbeat_s: The requested heartbeat interval in seconds. While a reader waits, a broker that is silent for
+                1.5 times that counts as lost.
+            broker_connections_max: The most connections to all nodes of the broker together, in use and idle; 2 or
+                more. Calls wait for one within `timeout_s`, in their order. Each followed stream has one more beside
+                these.
 
         Raises:
-            BrokerUnavailable: Nothing answers; where the broker is there, its plugin `rabbitmq_stream` is not enabled.
+            BrokerUnavailable: Nothing answers. If the broker is running, its plugin `rabbitmq_stream` is not enabled.
             AccessRefused: The broker refuses the user or the virtual host.
-            TlsRefused: TLS cannot be, for a reason that it names.
-            ConfigurationError: The URL has no stream port, something else listens there, or a file of TLS cannot be
-                used.
-            InvalidInput: `broker_connections_max` is no number from 2 on.
+            TlsRefused: TLS failed; the message says why.
+            ConfigurationError: The URL has no stream port, another kind of server listens there, or a TLS file cannot
+                be used.
+            InvalidInput: `broker_connections_max` is no integer from 2 on.
         """
         address = BrokerAddress.of(broker)
         check_limit(broker_connections_max)
@@ -108,10 +108,10 @@ class StreamReader(Closing):
         return reader
 
     def read(self, stream: str, offset: int) -> Message:
-        """The message at an offset.
+        """Read the message at an offset.
 
         Raises:
-            OffsetExpired: Retention has dropped it; `first` is the first one retained.
+            OffsetExpired: Retention has dropped it; `first` is the first retained offset.
             OffsetNotFound: The stream ends before it (`last` says where), or the broker used that offset itself.
         """
         checked_name("stream", stream)
@@ -125,7 +125,7 @@ class StreamReader(Closing):
             message = self._nodes.ask(partial(_message_at, stream, offset), self._leaders.of(stream))
             if message is not None:
                 return message
-            # Retention may have taken it since.
+            # Retention may have dropped it since.
             bounds = self._leaders.bounds(stream)
         error = not_there(stream, offset, bounds)
         if bounds.is_proven or isinstance(error, OffsetExpired):
@@ -138,15 +138,15 @@ class StreamReader(Closing):
     def read_many(
         self, ids: Iterable[tuple[str, int]], *, window: int = WINDOW_MESSAGES
     ) -> Generator[Result, None, None]:
-        """The messages of many ids, in the order of the ids; neighbours are read together.
+        """Yield the messages of many ids, in the order of the ids; neighbours are read together.
 
-        Each id gives its message, or the `NotFound` or `AccessRefused` error that says why there is none, as a value.
-        Memory is bounded: at most `window` messages and 64 MiB are held; what comes past that is read again. No
-        connection is held between two results.
+        Each id yields its message, or the `NotFound` or `AccessRefused` error that says why there is none, as a value.
+        Memory is bounded: at most `window` messages and 64 MiB are held; more is read again. No connection is held
+        between two results.
 
         Args:
-            ids: What to read; any order, any number, from any streams; may repeat.
-            window: Ids planned together.
+            ids: The ids to read, of any streams, in any order and number; they may repeat.
+            window: How many ids are planned together.
         """
         return _each(self._many(ids, window))
 
@@ -160,9 +160,9 @@ class StreamReader(Closing):
         return ManyReader(self._nodes, partial(self._settled, {}), kept).run(ids, window)
 
     def _settled(self, begins: dict[str, int], result: Result | StreamNotHere) -> Result:
-        """What a batched read's result that is no message amounts to: the leader's answer, another name.
+        """Resolve a result that is no message: ask the leader, or another name.
 
-        `begins`: First offsets of streams, learned on the way: they only grow, so what is below one has expired.
+        `begins`: First offsets of streams, learned so far. They only grow, so any offset below has expired.
         """
         if isinstance(result, StreamNotFound):
             return self._nodes.named(result)
@@ -181,12 +181,11 @@ class StreamReader(Closing):
             return error
 
     def read_all(self, ids: Iterable[tuple[str, int]], *, kept: KeptChunks | None = None) -> list[Result]:
-        """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
+        """Return what `read_many` yields: for each id, in order, its message or the error that says why there is none.
 
         Args:
             ids: As for `read_many`.
-            kept: Chunks that were read before and are not read again; those that are read now join them. None reads
-                all.
+            kept: A cache of chunks read before, to which the chunks read now are added. None: no cache.
         """
         return list(_each(self._many(ids, WINDOW_MESSAGES, kept)))
 
@@ -199,18 +198,18 @@ class StreamReader(Closing):
         follow: bool = False,
         idle_timeout_s: float | None = None,
     ) -> Generator[Message, None, None]:
-        """The messages of a stream from a point on, ascending.
+        """Yield the messages of a stream from a point on, ascending.
 
         Args:
             stream: The stream's name.
-            start: Where to begin. "last" begins with the last chunk the broker wrote, a moment with the first message
-                written at or after it.
-            stop: The offset to end before; None for none.
-            follow: False ends where the stream ended when this was called; True waits for what is published later.
-            idle_timeout_s: With `follow`, ends when no message came for so many seconds; None waits for ever.
+            start: Where to begin: an offset, "first", "next"; "last" for the last chunk the broker wrote; or a moment,
+                for the first message written at or after it.
+            stop: The offset to end before; None for no end.
+            follow: False ends where the stream ended at the time of the call; True waits for new messages.
+            idle_timeout_s: With `follow`, ends after so many seconds without a message; None waits for ever.
 
         Raises:
-            ReadTimeout: Without `follow`: nothing came for `timeout_s`, though more is in the stream.
+            ReadTimeout: Without `follow`: nothing came for `timeout_s`, though the stream has more.
         """
         return _each(self._messages_in_parts(stream, start, stop=stop, follow=follow, idle_timeout_s=idle_timeout_s))
 
@@ -223,7 +222,7 @@ class StreamReader(Closing):
         return self._messages(scan, idle_timeout_s, Use.FOLLOW if follow else Use.LENT)
 
     def _messages(self, scan: Scan, idle_timeout_s: float | None, use: Use) -> Generator[list[Message], None, None]:
-        """The messages that a scan brings, those that came together in one part."""
+        """Yield the messages of a scan, those that arrived together in one list."""
         idle_s = self._nodes.limit_s if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
         with contextlib.closing(batches_of(self._nodes, self._leaders, scan, idle_s, use)) as parts:
             for part in parts:
@@ -237,16 +236,16 @@ class StreamReader(Closing):
                     return
 
     def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], _Taken | None]) -> list[_Taken]:
-        """What a function makes of the messages from an offset to before another, without a wait between them.
+        """Apply a function to the messages from an offset to before another, and return its results.
 
         Args:
             stream: The stream's name.
             start: The first offset.
             stop: The offset to end before.
-            take: Gives what to keep of a message, None for nothing. It asks this reader nothing.
+            take: Returns what to keep of a message, None for nothing. It must not use this reader.
 
         Raises:
-            ReadTimeout: Nothing came for `timeout_s`, though more is in the stream.
+            ReadTimeout: Nothing came for `timeout_s`, though the stream has more.
         """
         scan = Scan.of(stream, start, stop, follow=False)
         messages = _each(self._messages(scan, None, Use.ANSWER))
@@ -255,34 +254,35 @@ class StreamReader(Closing):
 
     @property
     def cluster_name(self) -> str | None:
-        """The name of the broker's cluster, as it said when the reader was opened; None where it does not say."""
+        """The name of the broker's cluster, as given when the reader was opened; None if the broker gives none."""
         return self._nodes.server_properties.get("cluster_name") or None
 
     def bounds(self, stream: str) -> StreamBounds:
-        """The first and the last offset of a stream; both None while it is empty."""
+        """Return the first and the last offset of a stream; both None while it is empty."""
         return self._leaders.bounds(checked_name("stream", stream))
 
     def all_bounds(
         self, streams: Sequence[str], kept: KeptChunks | None = None, lasts: Collection[str] = ()
     ) -> dict[str, StreamBounds]:
-        """As `bounds`, of those of many streams whose leaders say so at once, asked for together.
+        """Return `bounds` of many streams in one request, as far as their leaders know them at once.
 
-        Ask for each of the others by itself: it is empty, or starting, or led elsewhere, or not there.
+        Streams may be missing from the result: they are empty, starting, led elsewhere, or not there. Ask `bounds` for
+        them.
 
         Args:
-            streams: Their names.
-            kept: What came of their first and last chunks joins these.
-            lasts: Those of which the last offset alone is asked for, which takes half as long; the first of these is 0.
+            streams: The streams' names.
+            kept: A cache, to which the first and last chunks are added.
+            lasts: Streams of which only the last offset is needed, in half the time; their first is 0.
         """
         return self._leaders.all_bounds(checked_names("streams", streams), kept or KeptChunks(), lasts)
 
     def missing(self, streams: Sequence[str]) -> list[str]:
-        """Those of many streams, by name, that the broker surely has not, all asked for together."""
+        """Return those of many streams that the broker certainly does not have, in one request."""
         names = checked_names("streams", streams)
         return self._nodes.ask(lambda connection: missing(connection, list(names)))
 
     def identity(self) -> BrokerIdentity:
-        """Which broker this is; its id is None where no recorder left one, or where it cannot be read from here."""
+        """Return the broker's identity; its id is None if no recorder has left one, or it cannot be read here."""
         known = None
         if not self.missing([IDENTITY_STREAM]):
             with contextlib.suppress(NotFound, AccessRefused):
@@ -290,24 +290,24 @@ class StreamReader(Closing):
         return BrokerIdentity(known, self.cluster_name or "")
 
     def partitions(self, super_stream: str) -> list[str]:
-        """The streams that a name stands for as a super stream, in their order; empty where it is no super stream's.
+        """Return the partitions of a super stream, in order; empty if the name is no super stream's.
 
-        Empty too where there is a stream of that very name: it is meant, whatever is bound to an exchange of the name.
-        Of an exchange that is no super stream: as `bound`.
+        Also empty if a stream has that very name: it takes precedence over an exchange. For an exchange that is no
+        super stream, the same as `bound`.
         """
         found = self.bound(checked_name("super_stream", super_stream))
         return [] if found and self.routes("", super_stream) else found
 
     def bound(self, exchange: str) -> list[str]:
-        """The streams that are bound to an exchange: a super stream's in their order; empty where it is not there."""
+        """Return the streams bound to an exchange, a super stream's in order; empty if there is no such exchange."""
         return _exchanges.bound(self._nodes, checked_name("exchange", exchange))
 
     def routes(self, exchange: str, routing_key: str) -> list[str] | None:
-        """The streams an exchange routes a key to; None where that cannot be asked.
+        """Return the streams that an exchange routes a key to; None if the broker cannot be asked safely.
 
-        "" is the default exchange, which leads to the stream of that name: any broker can be asked by the stream
-        protocol. Other exchanges are asked about from RabbitMQ 4.3 on, since the question takes down the stream plugin
-        of older ones where a headers exchange is reached. A headers exchange routes by headers, so there are none.
+        "" is the default exchange, which routes to the stream of that name: every broker can be asked. Other exchanges
+        can be asked from RabbitMQ 4.3 on: in older brokers the request crashes the stream plugin if it reaches a
+        headers exchange. A headers exchange routes by headers, so it yields no stream.
 
         Raises:
             NotFound: There is no such exchange.
@@ -325,23 +325,21 @@ class StreamReader(Closing):
         credit: int = CREDIT,
         idle_s: float = 1.0,
     ) -> Generator[RecordBatch | None, None, None]:
-        """The stream's records in batches, undecoded: what a recorder reads.
+        """Yield the stream's records in batches, undecoded, as a recorder reads them.
 
-        The broker may send new chunks only for chunks that were handled, that is, after the next batch is asked for.
-        Offsets ascend; there are gaps. Where retention overtook the reader, batches go on further ahead without a
-        word: compare offsets.
+        To ask for the next batch acknowledges the last one, so that the broker may send more chunks. Offsets ascend,
+        with gaps. If retention overtakes the reader, batches silently go on further ahead: compare offsets.
 
         Args:
             stream: The stream's name.
             start: Where to begin.
-            stop: The offset to end before; None for none.
-            follow: True waits for what is published later; False ends where the stream ended when
-                this was called.
-            credit: Chunks the broker may send ahead of those handled.
-            idle_s: Seconds after which None is yielded when nothing came, and again each time.
+            stop: The offset to end before; None for no end.
+            follow: True waits for new messages; False ends where the stream ended at the time of the call.
+            credit: How many chunks the broker may send ahead of the acknowledged ones.
+            idle_s: Yield None after so many seconds without a chunk, and again each time.
 
         Raises:
-            StreamUnavailable: The stream moved or was deleted meanwhile.
+            StreamUnavailable: The stream was moved or deleted.
         """
         return _each(self._batches_in_parts(stream, start, stop=stop, follow=follow, credit=credit, idle_s=idle_s))
 
@@ -358,33 +356,33 @@ class StreamReader(Closing):
                 yield [*part] if part else [None]
 
     def link(self, node: Node) -> SocketConnection:
-        """A connection by the stream protocol for a loop of the caller's own, logged in as the reader is.
+        """Return a logged-in connection of the stream protocol, for a caller with its own loop.
 
         Args:
-            node: The node, as it was advertised; None for the one that the reader is connected to.
+            node: The node, as advertised; None for the one that the reader is connected to.
         """
         return self._nodes.link(node)
 
     def statistics(self) -> ReaderStatistics:
-        """How many connections to the broker are in use, idle and waited for, and how many there may be."""
+        """Return the broker connections in use, idle and waited for, and their limit."""
         found = self._nodes.statistics()
         return found if self.turns_before is None else replace(found, waiting=found.waiting + self.turns_before.waiting)
 
     def close(self) -> None:
-        """Close all connections. Calls under way in other threads may end as `ConnectionLost`."""
+        """Close all connections. Running calls of other threads may raise `ConnectionLost`."""
         self._nodes.close()
         metrics.retire(self)
 
 
 def _each(parts: Generator[Iterable[_Item], None, None]) -> Generator[_Item, None, None]:
-    """What is in the parts, one by one."""
+    """Yield the items of all parts."""
     with contextlib.closing(parts):
         for part in parts:
             yield from part
 
 
 def _message_at(stream: str, offset: int, connection: SocketConnection) -> Message | None:
-    """The message at an offset, in one round trip; None where this node has none there."""
+    """Read the message at an offset in one round trip; None if this node has none there."""
     attach = Attach.once(connection, stream, StartSpec(frames.Start.OFFSET, offset))
     until(connection, attach)
     attach.check()

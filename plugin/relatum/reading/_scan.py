@@ -1,4 +1,4 @@
-"""Reading on from a point: what is wanted, the subscription that brings it, the batches it comes in."""
+"""Reading on from a point: the scan, the subscription that serves it, and the batches it yields."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -34,22 +34,22 @@ from relatum.wire import (
 
 Start = int | datetime | Literal["first", "last", "next"]
 """An offset; a moment (by the broker's clock when it wrote the message); the first message; the first message of the
-last chunk; or what is published from now on."""
+last chunk; or whatever is published from now on."""
 
 CREDIT: Final = 16
-"""Chunks sent ahead unless the caller says otherwise: keeps the socket busy. They wait in its buffers, not in ours."""
+"""Default number of chunks sent ahead: it keeps the socket busy. They wait in its buffers, not in ours."""
 
 CREDIT_MAX: Final = 0x7FFF
 """The most chunks the protocol can grant at once."""
 
 SHORT_SCAN_CREDIT: Final = 2
-"""Chunks a scan with a stop is granted at first: what is sent beyond the stop is wasted, so it grows on the way."""
+"""Chunks granted at first to a scan with a stop: chunks beyond the stop are wasted, so the credit grows on the way."""
 
 NODES_TRIED_MAX: Final = 4
-"""Nodes a scan goes on to, one after the other, because the one before has no replica of the stream."""
+"""The most nodes tried in a row because the one before has no replica of the stream."""
 
 PART_RECORDS: Final = 1000
-"""Records that are given together at most, but for those of one batch."""
+"""The most records yielded together, except those of one batch."""
 
 _NAMED: Final = {"first": frames.FIRST, "last": frames.LAST, "next": frames.NEXT}
 _NO_START: Final = "A start is an offset, a datetime, 'first', 'last' or 'next', not {}."
@@ -59,14 +59,14 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class RecordBatch:
-    """Consecutive records of a stream, as they lie in one chunk.
+    """Consecutive records of a stream from one chunk.
 
     Attributes:
         stream: The stream's name.
-        first_offset: Offset of the first record of the batch.
-        offsets: Offset of each record, ascending.
+        first_offset: The offset of the first record of the batch.
+        offsets: The offset of each record, ascending.
         records: Each record's bytes (AMQP 1.0 sections, or whatever a publisher wrote), for `Message.from_record`; an
-            `UnreadableRecord` where its batch cannot be unpacked.
+            `UnreadableRecord` if its batch cannot be unpacked.
         chunk_ms: When the chunk was written, milliseconds since 1970, UTC.
         epoch: The leader's term.
     """
@@ -83,11 +83,11 @@ class RecordBatch:
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last record of the batch."""
+        """The offset of the last record of the batch."""
         return self.offsets[-1]
 
     def each_message(self) -> list[Message]:
-        """The batch's messages, none of them decoded yet."""
+        """Return the batch's messages, not decoded yet."""
         stream, chunk_ms = self.stream, self.chunk_ms
         pairs = zip(self.offsets, self.records, strict=True)
         return [Message.from_record(stream, offset, record, chunk_ms) for offset, record in pairs]
@@ -95,17 +95,17 @@ class RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What is read of a stream.
+    """A range of a stream to read.
 
     Attributes:
-        stream: Its name.
-        first: Messages below this offset are passed over; 0 for none.
-        time_ms: Chunks written before it are passed over; None for none.
+        stream: The stream's name.
+        first: Messages below this offset are skipped; 0 for none.
+        time_ms: Chunks written before it are skipped; None for none.
         spec: Where the subscription attaches.
         stop: The offset it ends before; None for none.
-        follow: True goes on with what is published later; False ends at what is there.
+        follow: True goes on with new messages; False ends with the existing ones.
         credit: Chunks the broker may send ahead of those handled.
-        any_node: True ends, without `follow`, where a node ends that does not lead the stream.
+        any_node: True ends, without `follow`, at the end known to a node that does not lead the stream.
     """
 
     stream: str
@@ -119,7 +119,7 @@ class Scan:
 
     @classmethod
     def of(cls, stream: str, start: Start, stop: int | None, *, follow: bool, credit: int = CREDIT) -> "Scan":
-        """What a caller asked for, checked; `InvalidInput` for what cannot be."""
+        """Check the arguments of a caller; `InvalidInput` if one is invalid."""
         checked_name("stream", stream)
         if stop is not None:
             try:
@@ -131,7 +131,7 @@ class Scan:
         return cls(stream, *_beginning(start), stop, follow, checked_count("credit", credit, most=CREDIT_MAX))
 
     def end(self, tail: Attach) -> int | None:
-        """The last offset to read, given the last chunk; None where nothing is to be read."""
+        """Return the last offset to read, given the last chunk; None if there is nothing to read."""
         tail.check()
         if self.spec == NEXT:
             return None
@@ -147,17 +147,17 @@ class Scan:
 
 
 def _beginning(start: Start) -> tuple[int, int | None, StartSpec]:
-    """The first offset, the first time, and where to attach."""
+    """Return the first offset, the first time, and where to attach."""
     if isinstance(start, str):
         if start not in _NAMED:
             raise InvalidInput(_NO_START.format(shown(start)))
         return 0, None, _NAMED[start]
     if isinstance(start, datetime):
         moment = start if start.tzinfo is not None else start.replace(tzinfo=UTC)
-        # In whole numbers: as a float, 0.123 s may be a millisecond less.
+        # In integers: as a float, 0.123 s may be a millisecond less.
         time_ms = max(0, (moment - _EPOCH) // _MILLISECOND)
-        # The documentation says the broker attaches at the chunk before the moment, its code at the one after: a
-        # second earlier, what is too early is passed over in both cases.
+        # The documentation says that the broker attaches at the chunk before the moment, its code at the one after. A
+        # second earlier is right in both cases; earlier chunks are skipped.
         return 0, time_ms, StartSpec(frames.Start.TIMESTAMP, max(0, time_ms - 1000))
     if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= INTEGER_MAX:
         raise InvalidInput(_NO_START.format(shown(start)))
@@ -167,7 +167,7 @@ def _beginning(start: Start) -> tuple[int, int | None, StartSpec]:
 def batches_of(
     nodes: Nodes, leaders: Leaders, scan: Scan, idle_s: float, use: Use
 ) -> Generator[list[RecordBatch], None, None]:
-    """The batches of a scan; those that came together in one list, an empty one where nothing came for `idle_s`."""
+    """Yield the batches of a scan, those that arrived together in one list; an empty one after `idle_s` of silence."""
     with closing(_chunks(nodes, leaders, scan, idle_s, use)) as given:
         for chunks in given:
             part: list[RecordBatch] = []
@@ -184,7 +184,7 @@ def batches_of(
 
 
 def _batches_in(chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:
-    """A chunk's records within the scan, in one batch unless unpacking makes it large."""
+    """Yield a chunk's records within the scan, in one batch unless unpacking makes it large."""
     for first, records in split(chunk):
         end = first + len(records)
         if scan.stop is not None and end > scan.stop:
@@ -196,9 +196,9 @@ def _batches_in(chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:
 
 
 def _chunks(nodes: Nodes, leaders: Leaders, scan: Scan, idle_s: float, use: Use) -> Generator[list[Chunk], None, None]:
-    """The chunks of a scan as they come, none of them where none came for `idle_s`.
+    """Yield the chunks of a scan as they arrive; an empty list after `idle_s` of silence.
 
-    A node refuses before the first chunk; then the scan is begun anew where the stream is.
+    A node refuses before the first chunk; then the scan restarts on a node that has the stream.
     """
     stream, node, hops = scan.stream, None, 0
     while True:
@@ -206,7 +206,7 @@ def _chunks(nodes: Nodes, leaders: Leaders, scan: Scan, idle_s: float, use: Use)
             with nodes.connection(use, node) as connection:
                 yield from _chunks_at(connection, scan, idle_s)
         except (LedElsewhere, NotSettled):
-            # Where it is read is where its end is known.
+            # The end must come from the node that is read.
             bounds = leaders.bounds(stream)
             if bounds.first is None:
                 return
@@ -223,7 +223,7 @@ def _chunks(nodes: Nodes, leaders: Leaders, scan: Scan, idle_s: float, use: Use)
 
 
 def _chunks_at(connection: SocketConnection, scan: Scan, idle_s: float) -> Generator[list[Chunk], None, None]:
-    """The same by one node. A chunk is granted anew after it was handled."""
+    """Yield them from one node. A chunk's credit is granted again after it was handled."""
     if scan.follow and scan.stop is not None and scan.stop <= scan.first:
         return
     subscription = Subscription(connection, scan)
@@ -234,7 +234,7 @@ def _chunks_at(connection: SocketConnection, scan: Scan, idle_s: float) -> Gener
             if events is None:
                 yield []
                 continue
-            # What came before an event that is no chunk is given first: it may be an error.
+            # Chunks before another event are delivered first: it may be an error.
             for _, run in groupby(events, key=_is_chunk):
                 if came := [chunk for event in run if (chunk := subscription.take(event)) is not None]:
                     yield came
@@ -248,7 +248,7 @@ def _is_chunk(event: Event) -> bool:
 
 
 class Subscription:
-    """A subscription that lasts, its credit, and where it ends: `is_over` once all that is wanted has come."""
+    """A lasting subscription, its credit, and its end: `is_over` once all wanted chunks have come."""
 
     def __init__(self, connection: SocketConnection, scan: Scan) -> None:
         self._connection = connection
@@ -256,7 +256,7 @@ class Subscription:
         self._scan = scan
         self._end = scan.stop - 1 if scan.follow and scan.stop is not None else None
         self.is_over = False
-        # Asked first, so that the end is known before the first chunk comes; both go out in one write.
+        # Requested first, so that the end is known before the first chunk arrives; both go out in one write.
         self._tail = None if scan.follow else attach_at_end(connection, scan.stream)
         self._number = connection.next_subscription()
         self._correlation = session.next_correlation()
@@ -265,12 +265,12 @@ class Subscription:
         session.send(frames.subscribe(self._correlation, self._number, scan.stream, scan.spec, self._credit))
 
     def take(self, event: Event) -> Chunk | None:
-        """The chunk in an event, if it is one of this subscription's that is wanted.
+        """Return the chunk in an event, if it belongs to this subscription and is wanted.
 
         Raises:
             StreamNotFound, AccessRefused: The broker refuses the subscription.
-            StreamUnavailable: The stream moved or was deleted.
-            LedElsewhere, NotSettled: Where it ends cannot be said here, or not yet.
+            StreamUnavailable: The stream was moved or deleted.
+            LedElsewhere, NotSettled: This node does not know the end, or not yet.
         """
         if self._tail is not None:
             self._take_tail(self._tail, event)
@@ -299,13 +299,13 @@ class Subscription:
             self.is_over = self._end is None
 
     def grant(self) -> None:
-        """Grant anew what was handled, several chunks together: a frame for each would cost a system call each."""
+        """Grant the credit of handled chunks again, several at once: a frame for each would cost a system call."""
         if not self.is_over and self._outstanding * 2 <= self._credit:
             self._credit = min(self._scan.credit, self._credit * 2)
             self._session.send(frames.credit(self._number, self._credit - self._outstanding))
             self._outstanding = self._credit
 
     def close(self) -> None:
-        """End it. What is still under way is for a number nobody has any more: it is dropped as it comes."""
+        """Unsubscribe. Chunks that still come for the old number are dropped."""
         self._session.unsubscribe(self._number)
         self._connection.put_by(GOODBYE_S)

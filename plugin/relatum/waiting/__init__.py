@@ -1,7 +1,7 @@
-"""How long a call may wait, which failures may be repeated and when, and what is said of a server that is away.
+"""How long a call may wait, which failures may be retried and when, and what is logged about an unavailable server.
 
-Whatever waits for a server, or tries again, does so by this room: one deadline for a whole call, one list of errors
-that may be repeated, one back-off, and one line in the log when something goes away and one when it is back.
+Everything that waits for a server or retries uses this package: one deadline for a whole call, one list of retryable
+errors, one back-off, and one log line when a server goes away and one when it is back.
 """
 
 from relatum.waiting._component_loop import ComponentLoop, Duty, LoopThread

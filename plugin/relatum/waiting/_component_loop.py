@@ -1,7 +1,7 @@
-"""The event loop of a component that runs on: one thread that has all its state, and a few that wait for servers.
+"""The event loop of a long-running component: one thread with all its state, and a few that wait for servers.
 
-Recorders, collectors and serial consumers each own one. What they know is touched in the loop's thread alone, so
-nothing is locked; what waits for PostgreSQL, for a broker's answer or for an application's function runs in `threads`.
+Recorders, collectors and serial consumers each own one. Only the loop's thread touches their state, so nothing is
+locked; calls that wait for PostgreSQL, a broker's answer or an application's function run in `threads`.
 See docs/adr/0052.
 """
 
@@ -22,29 +22,29 @@ from relatum.waiting._failures import Outages, Pauses
 from relatum.waiting._threads import Threads, in_thread
 
 HELPERS_MAX: Final = 3
-"""Questions that are asked at once by default: one that waits for a frozen node stops no other."""
+"""Default number of concurrent requests: one that waits for a frozen node does not stop the others."""
 
 _Result = TypeVar("_Result")
 
 
 class LoopThread(threading.Thread):
-    """A thread that runs a component's loop: nothing may block in it."""
+    """A thread that runs a component's loop: nothing in it may block."""
 
 
 class ComponentLoop:
-    """An asyncio loop in a daemon thread of its own.
+    """An asyncio loop in its own daemon thread.
 
-    `call`, `run`, `start` and `stop` are for any thread, all else for the loop's. In a child of the process nothing of
-    it runs, and what it has is the parent's.
+    `call`, `run`, `start` and `stop` may be called from any thread, the rest only in the loop's. In a forked child none
+    of it runs, and its state is the parent's.
 
     Args:
-        name: Of the component, as its threads are named: `relatum-recorder`.
-        logger: Where defects are told: what a callback or a task raises ends neither the loop nor another task.
-        helpers_max: Questions that are asked at once.
-        ending: A deadline of all questions, which is brought forward as the component ends; None for none.
+        name: The component's name, for its threads: `relatum-recorder`.
+        logger: Logs unexpected errors of callbacks and tasks, which end neither the loop nor another task.
+        helpers_max: The most concurrent requests.
+        ending: A deadline of all requests, which is moved up when the component ends; None for none.
 
     Attributes:
-        threads: Where questions are asked.
+        threads: The threads that make requests.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ComponentLoop:
         self._name = name
         self._logger = logger
         self._ending = ending
-        # One thread may come twice: a signal's handler stops what is being stopped.
+        # Reentrant: a signal handler may stop what this thread is stopping.
         self._lock = threading.RLock()
         self._loop: asyncio.SelectorEventLoop | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -64,24 +64,24 @@ class ComponentLoop:
         after_fork(self, ComponentLoop._leave)
 
     def _leave(self) -> None:
-        # To close a copied loop would take the parent's sockets out of the epoll that both have.
+        # To close a copied loop would remove the parent's sockets from the epoll that both share.
         leave_to_parent(self._lock, self._loop, self._tasks, self._results, self._thread)
         self._lock = threading.RLock()
         self._is_stopped, self._thread, self._loop = True, None, None
 
-    # --- from any thread ----------------------------------------------------------------------------------------------
+    # --- called from any thread ---------------------------------------------------------------------------------------
 
     @property
     def is_current(self) -> bool:
-        """Whether this is the loop's own thread."""
+        """Whether the caller is the loop's own thread."""
         return threading.current_thread() is self._thread
 
     def start(self) -> None:
-        """Start the thread; nothing happens where it runs, or was stopped."""
+        """Start the thread; no effect if it runs, or was stopped."""
         with self._lock:
             if self._thread is not None or self._is_stopped:
                 return
-            # By its class: a policy that the application sets is the application's.
+            # The class is named, because an event loop policy belongs to the application.
             self._loop = loop = asyncio.SelectorEventLoop()
             loop.set_exception_handler(self._failed)
             thread = LoopThread(target=self._run, args=(loop,), name=self._name, daemon=True)
@@ -93,7 +93,7 @@ class ComponentLoop:
             self._thread = thread
 
     def call(self, function: Callable[..., object], *args: Any) -> bool:
-        """Call a function soon, in the loop; False where the loop does not run, and it is never called."""
+        """Call a function soon in the loop; False if the loop does not run, and never will call it."""
         if self._loop is None:
             return False
         with suppress(RuntimeError):
@@ -102,14 +102,14 @@ class ComponentLoop:
         return False
 
     def _call(self, function: Callable[..., object], args: tuple[Any, ...]) -> None:
-        # Not in the caller's context: its deadline is not that of what is begun here.
+        # Not in the caller's context: its deadline does not apply here.
         self._context.run(function, *args)
 
     def run(self, function: Callable[..., Coroutine[Any, Any, _Result]], *args: Any) -> "Future[_Result] | None":
-        """Call a coroutine function in the loop; None where the loop does not run.
+        """Call a coroutine function in the loop; None if the loop does not run.
 
-        The future is cancelled where the loop ends first, and cancelling it cancels the call. Not to be waited for in
-        the loop's own thread.
+        The future is cancelled if the loop ends first, and cancelling it cancels the call. Do not wait for it in the
+        loop's own thread.
         """
         result: Future[_Result] = Future()
 
@@ -117,7 +117,7 @@ class ComponentLoop:
             task = self.spawn(self._answer(result, function, args))
             result.add_done_callback(lambda _: self.call(task.cancel) if result.cancelled() else None)
 
-        # Kept until it is done: a loop that ends forgets what it was to call.
+        # Kept until it is done, because a loop that ends drops its pending calls.
         self._results.add(result)
         result.add_done_callback(self._results.discard)
         if self.call(begin):
@@ -133,7 +133,7 @@ class ComponentLoop:
         except asyncio.CancelledError:
             result.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+        except Exception as error:  # noqa: BLE001 - raised to the caller by the future
             if result.set_running_or_notify_cancel():
                 result.set_exception(error)
         else:
@@ -141,10 +141,10 @@ class ComponentLoop:
                 result.set_result(answer)
 
     def stop(self, timeout_s: float) -> bool:
-        """Cancel all tasks and end the loop. Called in the loop or in one of its threads, it does not wait for itself.
+        """Cancel all tasks and end the loop. Called in the loop or one of its threads, it does not wait for itself.
 
         Returns:
-            False where it had not ended after so many seconds.
+            False if it has not ended after `timeout_s`.
         """
         with self._lock:
             is_first, self._is_stopped = not self._is_stopped, True
@@ -152,39 +152,39 @@ class ComponentLoop:
         if thread is None or loop is None:
             return True
         if is_first:
-            # Once: the second would break off what cancels the tasks.
+            # Only once: a second stop would interrupt the cancelling of tasks.
             self.call(loop.stop)
         if self.is_current or self.threads.has(threading.current_thread()):
             return True
         thread.join(timeout_s)
         return not thread.is_alive()
 
-    # --- in the loop --------------------------------------------------------------------------------------------------
+    # --- called in the loop -------------------------------------------------------------------------------------------
 
     def spawn(self, made: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        """Run a coroutine as a task; what it raises is logged as a defect."""
+        """Run a coroutine as a task; its error is logged as unexpected."""
         task = asyncio.get_running_loop().create_task(made)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def call_later(self, seconds: float, function: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
-        """Call a function in the loop after so many seconds, unless the handle is cancelled."""
+        """Call a function in the loop after a delay, unless the handle is cancelled."""
         return asyncio.get_running_loop().call_later(seconds, function, *args)
 
     async def ask(self, function: Callable[..., _Result], *args: Any, threads: Threads | None = None) -> _Result:
-        """Call what waits for a server in a thread, and wait for its result.
+        """Call a function that waits for a server in a thread, and wait for its result.
 
-        `threads`: Other threads than the loop's own, for calls that must not queue behind questions.
+        `threads`: Other threads than the loop's own, for calls that must not queue behind requests.
         """
         return await in_thread(threads or self.threads, function, *args, ending=self._ending)
 
     def repeat(
         self, call: Callable[[], Awaitable[float]], what: str, outages: Outages, longest_s: float = math.inf
     ) -> "Duty":
-        """Do something again and again: `call` returns the seconds until the next time, `math.inf` until it is woken.
+        """Call a function repeatedly; `call` returns the seconds until the next time, `math.inf` to wait for `wake`.
 
-        What it raises is reported to `outages` by the name `what`, and it is tried again after a pause, the longest of
+        Its errors are reported to `outages` under the name `what`, and it is retried after a pause of at most
         `longest_s`.
         """
         return Duty(self, call, what, outages, longest_s)
@@ -192,25 +192,25 @@ class ComponentLoop:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._logger.error("%s has a defect, and goes on", self._name, exc_info=error)
+            self._logger.error("%s hit an unexpected error, and goes on", self._name, exc_info=error)
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error, message = context.get("exception"), context.get("message")
-        self._logger.error("%s has a defect, and goes on: %s", self._name, message, exc_info=error)
+        self._logger.error("%s hit an unexpected error, and goes on: %s", self._name, message, exc_info=error)
 
     async def _cancel_all(self) -> None:
-        # What is begun meanwhile, too: a call that came just now.
+        # In a loop, because new tasks may start during the wait.
         while tasks := list(self._tasks):
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
 
     def _runs_to_its_end(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Run until it is stopped; False where a function of the application raised an exit."""
+        """Run until stopped; False if a function of the application raised an exit."""
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
-            self._logger.exception("%s has a defect, and goes on: an exit", self._name)
+            self._logger.exception("%s ignored an exit raised by a callback, and goes on", self._name)
             return False
         return True
 
@@ -231,7 +231,7 @@ class ComponentLoop:
 
 
 class Duty:
-    """Something a component does again and again; see `ComponentLoop.repeat`."""
+    """Work that a component repeats; see `ComponentLoop.repeat`."""
 
     def __init__(
         self,
@@ -249,11 +249,11 @@ class Duty:
         self._task = loop.spawn(self._repeat())
 
     def wake(self) -> None:
-        """Do it now; once more where it is being done. In the loop."""
+        """Run it now, or once more if it is running. In the loop."""
         self._woken.set()
 
     def cancel(self) -> None:
-        """Do it no more; one under way lets go. In the loop."""
+        """End it; a running call is cancelled. In the loop."""
         self._task.cancel()
 
     async def _repeat(self) -> None:
@@ -262,7 +262,7 @@ class Duty:
             self._woken.clear()
             try:
                 pause_s = await self._call()
-            except Exception as error:  # noqa: BLE001 - said once, and tried again
+            except Exception as error:  # noqa: BLE001 - reported once, and retried
                 self._outages.failed(self._what, error)
                 pause_s = min(pauses.after(error), self._longest_s)
             else:

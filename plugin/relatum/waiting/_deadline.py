@@ -1,11 +1,11 @@
-"""One deadline for a whole call: what it asks of the database and of the broker, and what it waits for, together.
+"""One deadline for a whole call: for its requests to the database and the broker, and its waits, together.
 
-Who is called says `with within(timeout_s):` once. Whatever waits further down, in the same thread or task,
-asks `left_s(its_own_limit)` how long it may: nothing has to be handed through. A thread that works for the call takes
-the deadline with it by `contextvars.copy_context().run`; `in_thread` does so for tasks, and is ended with them.
+The called method sets `with within(timeout_s):` once. Every wait further down, in the same thread or task, asks
+`left_s(its_own_limit)` how long it may take: nothing has to be passed on. A thread that works for the call takes the
+deadline along by `contextvars.copy_context().run`; `in_thread` does so for tasks, and ends with them.
 
-A deadline may be brought forward by another thread: that is how a call that was cancelled, or a component that is to
-stop, lets go of a server that does not answer. Who waits looks every `LOOK_S` seconds.
+Another thread may move a deadline up: so a cancelled call, or a component that stops, lets go of a server that does not
+answer. Waits check their deadline every `LOOK_S` seconds.
 """
 
 import asyncio
@@ -18,23 +18,23 @@ from typing import Final
 from relatum.checks import seconds_text
 
 LOOK_S: Final = 0.1
-"""Seconds within which a wait notices that its deadline was brought forward."""
+"""Seconds within which a wait notices that its deadline was moved up."""
 
 LEAST_S: Final = 0.5
-"""Seconds for one question, at least, of who has less time or none: it is asked once all the same."""
+"""Minimum seconds for a request that has less time or none left: it is made once all the same."""
 
 STOPPED_S: Final = 1.0
-"""Seconds a server has to answer what is to stop."""
+"""Seconds for a server to answer a component that stops."""
 
 _current: "ContextVar[Deadline | None]" = ContextVar("relatum_deadline", default=None)
 
 
 class Deadline:
-    """A moment by which something must have ended. Threads may share it.
+    """A moment by which something must have ended. Thread-safe.
 
     Args:
-        seconds: From now on; None for no end, until one is set by `end_in`.
-        outer: Deadlines that end this one as well.
+        seconds: Seconds from now on; None for no end, until `end_in` sets one.
+        outer: Deadlines that also apply.
 
     Attributes:
         seconds: As given.
@@ -49,14 +49,14 @@ class Deadline:
 
     @property
     def until(self) -> float:
-        """The moment, as `time.monotonic` counts; infinity for none."""
+        """The moment, by `time.monotonic`; infinity for none."""
         until = self._until
         for outer in self._outer:
             until = min(until, outer.until)
         return until
 
     def left_s(self) -> float:
-        """Seconds left; below 0 once it has passed, infinity for no end."""
+        """Return the remaining seconds; below 0 once it has passed, infinity for no end."""
         return self.until - time.monotonic()
 
     @property
@@ -65,15 +65,15 @@ class Deadline:
         return self.left_s() <= 0
 
     def end_in(self, seconds: float) -> None:
-        """Bring it forward, also from another thread; it is never put off."""
+        """Move it up, from any thread; it is never postponed."""
         self._until = min(self._until, time.monotonic() + seconds)
 
     def begin_anew(self) -> None:
-        """Take back what `end_in` has set: what had stopped starts again."""
+        """Undo `end_in`, so that stopped work can start again."""
         self._until = math.inf if self.seconds is None else time.monotonic() + self.seconds
 
     def __str__(self) -> str:
-        """What has run out, for errors: its own time or that of the one around it."""
+        """The time limit that ended the work, for errors: its own or an outer one."""
         first = min(self._outer, key=lambda outer: outer.until, default=self)
         if first.until < self._until:
             return str(first)
@@ -81,10 +81,10 @@ class Deadline:
 
 
 class AfterStop(Deadline):
-    """The moment `STOPPED_S` after something was told to stop: it is no time to wait for a server that is away.
+    """The moment `STOPPED_S` after a stop was requested: a stop must not wait for an unavailable server.
 
     Args:
-        stop: Says so.
+        stop: The event that requests it.
     """
 
     __slots__ = ("_stop",)
@@ -95,21 +95,21 @@ class AfterStop(Deadline):
 
     @property
     def until(self) -> float:
-        """The moment, from when it is seen that it is to stop; infinity before."""
+        """The moment, counted from when the stop is noticed; infinity before."""
         if self._stop.is_set():
             self.end_in(STOPPED_S)
         return self._until
 
 
 class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`
-    """Set the deadline of what is called in the block; one that is set around it holds as well.
+    """Set the deadline of calls in the block; an outer deadline applies as well.
 
-    A class and not a generator: it stands on the path of every look-up. Not around a `yield` to a caller: the deadline
-    would hold for what the caller does meanwhile.
+    A class, because every lookup passes through it and a generator is slower. Do not put it around a `yield` to a
+    caller: the deadline would apply to the caller's code.
 
     Args:
-        seconds: From now on; None for no end of its own, which may be brought forward alone. A `Deadline` is taken as
-            it is, without one around it.
+        seconds: Seconds from now on; None for no limit of its own, but one that can be moved up. A `Deadline` is used
+            as it is, without the outer one.
     """
 
     __slots__ = ("_seconds", "_token")
@@ -124,7 +124,7 @@ class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`
         elif outer is None:
             deadline = Deadline(given)
         elif given is not None and outer.left_s() <= given:
-            deadline = outer  # it comes first in any case
+            deadline = outer  # it ends first in any case
         else:
             deadline = Deadline(given, outer)
         self._token: Token[Deadline | None] = _current.set(deadline)
@@ -135,17 +135,17 @@ class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`
 
 
 def current() -> Deadline | None:
-    """The deadline of the call under way in this thread or task; None for none."""
+    """Return the deadline of the current call in this thread or task; None for none."""
     return _current.get()
 
 
 def left_s(most_s: float = math.inf) -> float:
-    """Seconds that a wait may take: its own limit, or what the call has left if that is less, and never below 0."""
+    """Return how many seconds a wait may take: its own limit, or what the call has left, if less; never below 0."""
     deadline = _current.get()
     return most_s if deadline is None else max(0.0, min(most_s, deadline.left_s()))
 
 
 def has_passed() -> bool:
-    """Whether the call under way has no time left."""
+    """Whether the current call has no time left."""
     deadline = _current.get()
     return deadline is not None and deadline.has_passed

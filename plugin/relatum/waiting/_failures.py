@@ -1,12 +1,12 @@
-"""What is done about failures: which may be repeated and when, and what is logged of them.
+"""Handling failures: which may be retried and when, and what is logged about them.
 
-Work that goes on for ever asks `may_repeat` whether time alone may cure a failure and, where it can wait for an
-operator, `may_be_mended`. All other errors are final for the message they are about: it is named, counted and passed
-on. docs/retries.md lists every loop that repeats something.
+Work that goes on for ever asks `may_repeat` whether time alone may cure a failure and, if it can wait for an operator,
+`may_be_mended`. All other errors are final for their message: it is named, counted and passed on. docs/retries.md lists
+every loop that retries.
 
-Whatever repeats something that failed reports it to its component's `Outages`, and its success as well. A server that
-is away is one warning then, however many wait for it and however often they try, and one line of level INFO when the
-last of them goes on. The same holds for all else that somebody waits for: a stream that is not there, a permission.
+A loop that retries reports failures and successes to its component's `Outages`. An unavailable server is then one
+warning, however many loops wait for it and however often they retry, and one line of level INFO when the last of them
+goes on. The same applies to other causes of waiting: a missing stream, a permission.
 """
 
 import logging
@@ -34,40 +34,39 @@ from relatum.errors import (
 )
 
 BACKOFF_S: Final = (0.05, 5.0)
-"""Least and most seconds before a server that is away is tried again: doubled each time, half of it by chance."""
+"""Least and most seconds before an unavailable server is retried: doubled each time, half of it at random."""
 
 QUESTION_S: Final = 60.0
-"""Most seconds before a question is asked again that was refused: half of it by chance, so 30 at least in the end.
+"""Most seconds before a refused request is retried: half of it at random, so at least 30 in the end.
 
-It also is the longest pause before something is tried again that waits for an operator's mend.
+It is also the longest pause of retries that wait for an operator's fix.
 """
 
 ANSWER_S: Final = 10.0
-"""Seconds after which a server that was asked and says nothing counts as away."""
+"""Seconds without an answer after which a server counts as unavailable."""
 
 STARTING_S: Final = 30.0
-"""Seconds after a broker is back within which a stream that is not there yet is no news."""
+"""Seconds after a broker's return for which a stream that is not there yet is not logged."""
 
 
 _OF_STREAM: Final = (StreamUnavailable, StreamNotFound)
-"""What is said of streams, and of super streams, that a broker which starts has not found yet."""
+"""Errors of streams and super streams that a starting broker has not found yet."""
 
 
 def may_repeat(error: BaseException) -> bool:
-    """Whether what raised an error may be done again as it is: time alone may cure it.
+    """Whether the failed work may be retried unchanged, because time alone may cure it.
 
-    Not so: defects (what is no error of Relatum's), bad input, data that cannot be read or written, conflicts, and
-    what only a person mends (`may_be_mended`).
+    False for unexpected errors (not Relatum's), bad input, data that cannot be read or written, conflicts, and errors
+    that need a person (`may_be_mended`).
     """
     return isinstance(error, Transient)
 
 
 def may_be_mended(error: BaseException) -> bool:
-    """Whether an error is about no message, but about how servers are set up: a person mends it, or nobody does.
+    """Whether an error concerns the setup of servers, not a message, so that a person has to fix it.
 
-    A user without a permission, a schema or a stream that is not there, a queue that takes nothing more: each next
-    message would fail of the same. What runs for ever may wait for it, with pauses up to `QUESTION_S` and a line in the
-    log; what somebody waits for raises it.
+    Examples: a missing permission, schema or stream, or a full queue. Every next message would fail likewise. Work that
+    runs for ever may wait for the fix, with pauses up to `QUESTION_S` and a log line; a call raises the error.
     """
     # A broker's nack says nothing about the message: a queue is full, or a stream has no leader.
     mended = (AccessRefused, ConfigurationError, NotAStream, PublishNacked, PublishUnroutable, StreamNotFound)
@@ -75,10 +74,10 @@ def may_be_mended(error: BaseException) -> bool:
 
 
 def backoff(longest_s: float = BACKOFF_S[1]) -> Iterator[float]:
-    """The pauses between tries, in seconds.
+    """Yield the pauses between retries, in seconds.
 
     Args:
-        longest_s: The longest pause; `QUESTION_S` for questions that were refused, by default that for servers away.
+        longest_s: The longest pause; `QUESTION_S` for refused requests. Default: that for unavailable servers.
     """
     pause = BACKOFF_S[0]
     while True:
@@ -87,19 +86,19 @@ def backoff(longest_s: float = BACKOFF_S[1]) -> Iterator[float]:
 
 
 class Pauses:
-    """The pauses of one loop that repeats: short after what passes by itself, longer and longer after all else."""
+    """The pauses of one loop of retries: short after transient errors, longer and longer after all others."""
 
     def __init__(self) -> None:
         self._passing = backoff()
         self._mended = backoff(QUESTION_S)
 
     def after(self, error: BaseException) -> float:
-        """Seconds to wait after an error."""
+        """Return the seconds to wait after an error."""
         return next(self._passing if may_repeat(error) else self._mended)
 
 
 def ended(error: BaseException) -> str:
-    """What to log of an error that ends some work: its class and message, without a traceback."""
+    """Describe an error for the log by its class and message, without a traceback."""
     kind = "" if isinstance(error, RelatumError) else " (unexpected)"
     return f"{type(error).__name__}{kind}: {error}"
 
@@ -112,12 +111,12 @@ def log_failure(
     level: int = logging.WARNING,
     extra: Mapping[str, object] | None = None,
 ) -> None:
-    """Log what ended some work: what Relatum raises in a line, a defect with its traceback.
+    """Log an error that ended some work: Relatum's in one line, an unexpected one with its traceback.
 
-    What is repeated is told to `Outages` instead, which says it once.
+    Work that is retried reports to `Outages` instead, which logs an outage once.
 
-    - `what`: What that was, with the name of what it was about.
-    - `level`: Of what Relatum raises; INFO where nobody need do anything.
+    - `what`: The work and its subject.
+    - `level`: The level for Relatum's errors; INFO if no action is needed.
     - `extra`: Fields for logs that have some.
     """
     if isinstance(error, RelatumError):
@@ -127,21 +126,21 @@ def log_failure(
 
 
 class Server(StrEnum):
-    """A server that may be away as a whole."""
+    """A server that may be unavailable as a whole."""
 
     BROKER = "RabbitMQ"
     DATABASE = "PostgreSQL"
 
 
 class Outages:
-    """What the parts of a component wait for, logged once for all of them; the first that goes on wakes the others.
+    """What the parts of a component wait for, logged once for all of them. The first part to go on wakes the others.
 
-    No method but `wait` blocks: tasks may use it as well as threads.
+    Only `wait` blocks, so tasks may use it as well as threads.
 
     Args:
         broker: The broker's name in the log, without a password.
         database: The database's name in the log, without a password.
-        stop: Ends all waits; whoever sets it calls `wake` too.
+        stop: Ends all waits; its setter must call `wake`, too.
     """
 
     def __init__(
@@ -154,41 +153,41 @@ class Outages:
         self._stop = stop or threading.Event()
         self._changed = threading.Condition()
         self._waiting: dict[str, Server | str] = {}
-        """What each who cannot go on waits for: a server, or the class of its error where that is its own affair."""
+        """What each part waits for: a server, or the class of its error if it concerns that part alone."""
         self._since: dict[Server, float] = {}
         self._since_own: dict[str, float] = {}
         self._seen_back: set[Server] = set()
-        """Servers that somebody has gone on with while others still wait for them."""
+        """Servers with which a part has gone on while others still wait for them."""
         self._broker_back_at = -STARTING_S
         self._answered: set[Server] = set()
         self._asked: dict[object, tuple[Server, float]] = {}
         self._recoveries = 0
 
     def name(self, server: Server, name: str) -> None:
-        """Name a server that was not known at the start."""
+        """Set a server's name that was unknown at the start."""
         self._names[server] = f"{server.value} {name}".strip()
 
-    # --- told -------------------------------------------------------------------------------------------------------
+    # --- reports ----------------------------------------------------------------------------------------------------
 
     def failed(self, who: str, error: BaseException) -> bool:
-        """Note that somebody cannot go on; a line in the log where that is news.
+        """Note that a part cannot go on; log it if that is new.
 
         Args:
-            who: What does not go on, as it is to be named in the log: "recording of stream 'orders'".
-            error: Why. What is no error of Relatum's is a defect, and logged with its traceback, once.
+            who: The part, as named in the log: "recording of stream 'orders'".
+            error: The cause. An error that is not Relatum's is unexpected, and logged once with its traceback.
 
         Returns:
-            Whether it did not wait before.
+            True if the part did not wait before.
         """
         with self._changed:
             before = self._waiting.get(who)
             what = _cause(error, before)
             if what is Server.BROKER and self._stop.is_set():
-                return False  # what was under way was ended, which says nothing of the broker
+                return False  # a request was ended by the stop, which says nothing about the broker
             if what == before or (isinstance(error, _OF_STREAM) and before is None and self._is_starting()):
                 return False
             self._waiting[who] = what
-            # What it waited for before may be there: the others say so.
+            # The server it waited for before may be back: the other parts decide.
             back = self._back(before)
             if isinstance(what, Server):
                 self._since_own.pop(who, None)
@@ -201,15 +200,15 @@ class Outages:
         if not is_new:
             return before is None
         if isinstance(what, Server):
-            self._logger.warning("%s is away, and is waited for: %s", self._names[what], ended(error))
+            self._logger.warning("%s is away, and will be retried: %s", self._names[what], ended(error))
         elif isinstance(error, RelatumError):
-            self._logger.warning("%s waits, and is tried again: %s", who, ended(error))
+            self._logger.warning("%s is waiting and will retry: %s", who, ended(error))
         else:
-            self._logger.error("%s waits, by a defect, and is tried again", who, exc_info=error)
+            self._logger.error("%s hit an unexpected error and will retry", who, exc_info=error)
         return before is None
 
     def over(self, who: str) -> None:
-        """Note that somebody goes on, or waits no more; a line in the log where nobody waits any more."""
+        """Note that a part goes on, or waits no more; log it if no part waits any more."""
         if who not in self._waiting:
             return
         with self._changed:
@@ -224,13 +223,13 @@ class Outages:
             self._recoveries += 1
             self._changed.notify_all()
         if since is not None:
-            self._logger.info("%s waits no more, after %.0f s", who, time.monotonic() - since)
+            self._logger.info("%s is no longer waiting, after %.0f s", who, time.monotonic() - since)
         self._say_back(back)
 
     def forget(self, who: str) -> None:
-        """Note that somebody has ended, or waits for something else: it does not know whether anything is back.
+        """Note that a part has ended, or waits for something else, without knowing whether a server is back.
 
-        Where it was the last, that is said only if somebody who waited for the same has gone on.
+        If it was the last part, the return is logged only if a part that waited for the same server has gone on.
         """
         if who not in self._waiting:
             return
@@ -243,11 +242,11 @@ class Outages:
         self._say_back(back)
 
     def _is_starting(self) -> bool:
-        """Whether the broker is back only just, or not yet for all who wait: its streams start behind it."""
+        """Whether the broker has just returned, or not for all parts yet: its streams start after it."""
         return Server.BROKER in self._since or time.monotonic() < self._broker_back_at + STARTING_S
 
     def _back(self, what: "Server | str | None") -> tuple[Server, float] | None:
-        """The server, and since when it was away, if nobody waits for it any more; the lock is held."""
+        """Return the server, and since when it was away, if no part waits for it any more. Call with the lock held."""
         if not isinstance(what, Server) or what in self._waiting.values() or what not in self._since:
             return None
         if what is Server.BROKER:
@@ -260,15 +259,15 @@ class Outages:
         if back is not None:
             self._logger.info("%s is back, after %.0f s", self._names[back[0]], time.monotonic() - back[1])
 
-    # --- asked ------------------------------------------------------------------------------------------------------
+    # --- health -----------------------------------------------------------------------------------------------------
 
     def answered(self, *servers: Server) -> None:
-        """Note that servers have answered somebody."""
+        """Note that servers have answered."""
         self._answered.update(servers)
 
     @contextmanager
     def asking(self, server: Server) -> Iterator[None]:
-        """Note, while the block runs, that a server is asked: one that says nothing is away, too, after a while."""
+        """Note a request to a server while the block runs: a server that is silent for long counts as unavailable."""
         key = object()
         self._asked[key] = server, time.monotonic()
         try:
@@ -278,7 +277,7 @@ class Outages:
         self._answered.add(server)
 
     def is_up(self, server: Server) -> bool:
-        """Whether a server has answered whoever asked it last; False before anybody has asked it."""
+        """Whether a server has answered its last request; False before the first one."""
         with self._changed:
             waits = server in self._waiting.values()
         silent_since = time.monotonic() - ANSWER_S
@@ -288,7 +287,7 @@ class Outages:
     # --- waiting ----------------------------------------------------------------------------------------------------
 
     def wait(self, pause_s: float) -> None:
-        """Wait before the next try: so long, or until somebody else finds that something is back, or the stop."""
+        """Wait before a retry: for `pause_s`, or until another part goes on, or until the stop."""
         until = time.monotonic() + pause_s
         with self._changed:
             seen = self._recoveries
@@ -299,18 +298,18 @@ class Outages:
                 self._changed.wait(left)
 
     def wake(self) -> None:
-        """Let all look whether they should stop."""
+        """Wake all waits to check for the stop."""
         with self._changed:
             self._changed.notify_all()
 
 
 def _cause(error: BaseException, before: "Server | str | None") -> "Server | str":
-    """What somebody waits for now, who waited for something before."""
+    """Return what a part waits for now, given what it waited for before."""
     if isinstance(error, DatabaseUnavailable) and (error.reason != "pool" or before is Server.DATABASE):
-        # A pool that others use up says nothing of the server.
+        # An exhausted pool says nothing about the server.
         return Server.DATABASE
     if isinstance(error, StreamUnavailable):
-        # A broker that starts answers before its streams do.
+        # A starting broker answers before its streams do.
         return Server.BROKER if before is Server.BROKER else type(error).__name__
     if isinstance(error, BrokerUnavailable | ReadTimeout):
         return Server.BROKER

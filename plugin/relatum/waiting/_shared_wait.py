@@ -1,4 +1,4 @@
-"""Many who wait for something to appear in the database: one thread asks for all of them together.
+"""Many waits for something to appear in the database, with one thread that asks for all of them.
 
 See docs/adr/0026 and docs/adr/0048.
 """
@@ -21,29 +21,29 @@ PAUSE_S: Final = (0.005, 0.05)
 """The first and the longest pause between two polls, in seconds; it doubles. The longest is about a recorder's lag."""
 
 SHARE: Final = 2
-"""How many times as long as the poll took there is none at least: many waits cost what they cost, and the database is
-there for others, too."""
+"""The least pause after a poll, as a multiple of its duration: many waits must not load the database, which has other
+clients."""
 
 POLL_S: Final = 1.0
-"""Seconds for one poll at most: a server that stands still is asked again, and those who wait end by their own time."""
+"""Time limit of one poll in seconds: a frozen server is asked again, and waits end by their own time limits."""
 
 _Question = TypeVar("_Question")
 _Answer = TypeVar("_Answer")
 
 
 class SharedWait(Generic[_Question, _Answer]):
-    """Waits of many threads and tasks, for which one thread polls while anybody waits. Thread-safe.
+    """Waits of many threads and tasks; one thread polls while there are any. Thread-safe.
 
-    Each waiter has a future of its own, and ends by its own time. No thread is held by a task that waits.
+    Each wait has its own future and time limit. A waiting task holds no thread.
 
-    In a child of the process nobody waits: waits of the parent are the parent's.
+    A forked child starts without waits: those of the parent are the parent's.
 
     Args:
-        poll: Asks for all who wait; called in the polling thread. Of the questions given it names those that have an
-            answer, by their places, each with the answer. A question without one is asked again. What it raises is
-            raised to all who wait, but not that the time of the poll itself was over.
-        name: Of the thread.
-        first_s: Seconds until a new question is asked, at most; 0 where whoever waits has not looked by himself.
+        poll: Asks for all waits, in the polling thread. It yields the index of each question that has an answer, with
+            the answer; other questions are asked again. Its errors are raised to all waits, except a
+            time-out of its own.
+        name: The thread's name.
+        first_s: The most seconds until a new question is asked; 0 if the caller has not asked by itself.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SharedWait(Generic[_Question, _Answer]):
         return len(self._questions)
 
     def ask(self, question: _Question) -> "Future[_Answer | None]":
-        """A future of the answer, None where all are let go. It belongs to one waiter, who cancels it to leave."""
+        """Return a future of the answer, None at `end`. It belongs to one caller, who cancels it to leave."""
         future: Future[_Answer | None] = Future()
         future.add_done_callback(self._leave)
         with self._changed:
@@ -82,7 +82,7 @@ class SharedWait(Generic[_Question, _Answer]):
             if self._thread is not None:
                 self._changed.notify()
             else:
-                # As the interpreter ends there are no threads any more: each wait then lasts for its whole time.
+                # While the interpreter ends, no thread can start: each wait then lasts for its whole time.
                 with contextlib.suppress(RuntimeError):
                     thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                     thread.start()
@@ -95,9 +95,9 @@ class SharedWait(Generic[_Question, _Answer]):
                 self._changed.notify()
 
     def wait(self, question: _Question, until: float) -> _Answer | None:
-        """Wait for the answer in this thread, within the deadline of the call too; None where the time is over.
+        """Wait for the answer in this thread, also within the call's deadline; None after a time-out.
 
-        `until`: The moment to end at, as of `time.monotonic`. What a poll raised is raised here.
+        `until`: The moment to end at, by `time.monotonic`. An error of a poll is raised here.
         """
         return self.result(self.ask(question), until)
 
@@ -106,7 +106,7 @@ class SharedWait(Generic[_Question, _Answer]):
         return await self.result_in_task(self.ask(question), until)
 
     def result(self, future: "Future[_Answer | None]", until: float) -> _Answer | None:
-        """Wait in this thread for what `ask` gave, as `wait` does. The future is done with afterwards."""
+        """Wait in this thread for a future of `ask`, as `wait` does. The future is finished afterwards."""
         try:
             return future.result(max(0.0, left_s(until - time.monotonic())))
         except TimeoutError:
@@ -129,18 +129,18 @@ class SharedWait(Generic[_Question, _Answer]):
         return future.result()
 
     def answer(self, future: "Future[_Answer | None]", answer: _Answer) -> None:
-        """Answer what `ask` gave without a poll, from any thread. A future that is done stays as it is."""
+        """Answer a future of `ask` without a poll, from any thread. A finished future is unchanged."""
         self._resolve(future, partial(future.set_result, answer))
 
     def end(self) -> None:
-        """Let all who wait go, with None as the answer."""
+        """End all waits, with None as the answer."""
         with self._changed:
             waiting = list(self._questions)
         for future in waiting:
             self._resolve(future, partial(future.set_result, None))
 
     def join(self) -> None:
-        """Wait for the poll that is under way, where nobody waits for it any more."""
+        """Wait for a running poll that no wait needs any more."""
         thread = self._thread
         if thread is not None and not self._questions and thread is not threading.current_thread():
             thread.join(POLL_S)
@@ -154,7 +154,7 @@ class SharedWait(Generic[_Question, _Answer]):
                 while self._questions and (left := asked_at + max(self._pause_s, least_s) - time.monotonic()) > 0:
                     self._changed.wait(left)
                 if not self._questions:
-                    # Decided where `ask` would see it: who comes next starts another.
+                    # Decided with the lock held, so that the next `ask` starts another thread.
                     self._thread = None
                     return
                 waiting = list(self._questions.items())
@@ -166,7 +166,7 @@ class SharedWait(Generic[_Question, _Answer]):
                 self._pause_s = PAUSE_S[0] if has_found else min(max(PAUSE_S[0], 2 * self._pause_s), PAUSE_S[1])
 
     def _ask_for(self, futures: "list[Future[_Answer | None]]", questions: list[_Question]) -> bool:
-        """Poll once, and tell those for whom there is an answer; whether there was one."""
+        """Poll once, and answer waits. Returns whether there was an answer."""
         try:
             with within(POLL_S):
                 try:
@@ -175,7 +175,7 @@ class SharedWait(Generic[_Question, _Answer]):
                     if has_passed():
                         return False
                     raise
-        except Exception as error:  # noqa: BLE001 - raised to each who waits
+        except Exception as error:  # noqa: BLE001 - raised to each wait
             for future in futures:
                 mine = copy(error)
                 mine.__cause__ = error
@@ -186,7 +186,7 @@ class SharedWait(Generic[_Question, _Answer]):
         return bool(answers)
 
     def _resolve(self, future: "Future[_Answer | None]", resolve: Callable[[], None]) -> None:
-        """Tell one who waits, unless it was told or has left."""
+        """Finish a future, unless it is finished or cancelled."""
         with self._changed:
             is_waiting = self._questions.pop(future, None) is not None
         if is_waiting and future.set_running_or_notify_cancel():
@@ -198,6 +198,6 @@ def _tell(loop: asyncio.AbstractEventLoop, came: "asyncio.Future[None]", _: "Fut
         if not came.done():
             came.set_result(None)
 
-    # A loop that has ended has nobody to tell.
+    # A loop that has ended has no task to wake.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(tell)

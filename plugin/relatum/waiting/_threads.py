@@ -1,8 +1,8 @@
-"""Blocking calls for tasks: daemon threads that belong to one object, one change to a thread and back for each call.
+"""Blocking calls for tasks: daemon threads that belong to one object, with one switch to a thread and back per call.
 
-`concurrent.futures` joins its threads as the interpreter ends, so a server that does not answer would keep a program
-from ending; `asyncio.to_thread` shares one executor with the application. These threads are left where they are at the
-end, and a change to one and back takes half the time. See docs/adr/0048.
+`concurrent.futures` joins its threads when the interpreter ends, so a server that does not answer would keep a program
+from ending; `asyncio.to_thread` shares one executor with the application. These threads are not joined, and a switch to
+one and back takes half the time. See docs/adr/0048.
 """
 
 import asyncio
@@ -21,41 +21,41 @@ from relatum.processes import after_fork, leave_to_parent
 from relatum.waiting._deadline import LOOK_S, Deadline, current, within
 
 IDLE_S: Final = 10.0
-"""Seconds after which a thread without work ends."""
+"""Seconds after which an idle thread ends."""
 
 OVERDUE_S: Final = 1.0
-"""Seconds after its deadline from which on a call counts as one that never looks at it, and its thread as lost."""
+"""Seconds after its deadline from which a call counts as hanging, and its thread as lost."""
 
 LET_GO_S: Final = 2 * LOOK_S
-"""Seconds that a cancelled task waits at most until its thread has let go of what it held."""
+"""The most seconds that a cancelled task waits for its thread to release what it holds."""
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
 
 class NoThreadInTime(TimeoutError):
-    """No thread became free before the deadline of the call, which was not made."""
+    """No thread became free before the call's deadline; the call was not made."""
 
 
 class _Call(Protocol):
-    """A call that waits for a thread, or has one."""
+    """A call that waits for a thread, or runs in one."""
 
     @property
     def deadline(self) -> Deadline | None:
-        """When it should have ended; None for no such moment."""
+        """The call's deadline; None for none."""
 
     def run(self) -> None:
-        """Make it, unless it was cancelled; it raises nothing."""
+        """Make the call, unless it was cancelled. It never raises."""
 
 
 class Threads:
-    """At most so many daemon threads for calls, started as they are needed; they end when they have long had no work.
+    """Up to `most` daemon threads for calls, started on demand; idle threads end after a while.
 
-    A call takes along the deadline that is set where it is submitted. One that is overdue, because it hangs where
-    nobody looks at a deadline, no longer counts against the limit: another thread takes its place, once for each place.
-    `replaced` counts the threads that were lost so.
+    A call takes along the deadline that is set where it is submitted. An overdue call, which hangs in code that ignores
+    deadlines, no longer counts against the limit: another thread takes its place, for up to `most` lost threads.
+    `replaced` counts the lost threads.
 
-    In a child of the process it begins anew; calls of the parent are the parent's.
+    A forked child starts anew; calls of the parent are the parent's.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -86,7 +86,7 @@ class Threads:
         return call.future
 
     def _take(self, call: _Call) -> bool:
-        """Have a call made; whether it waits until a thread is free."""
+        """Queue a call. Returns whether it has to wait for a thread."""
         with self._lock:
             if self._is_shut:
                 raise RuntimeError("these threads were shut down")
@@ -97,7 +97,7 @@ class Threads:
             if not has_threads:
                 self._unfinished -= 1
             else:
-                # With the lock held: behind what `shutdown` puts there nobody would come to it.
+                # With the lock held: no thread would take a call queued after `shutdown`.
                 self._queue.put(call)
                 if is_waiting and not self._is_watched:
                     self._is_watched = self._start(self._watch)
@@ -114,7 +114,7 @@ class Threads:
         try:
             thread.start()
         except RuntimeError:
-            # There can be no more. As the interpreter ends there are none at all, from Python 3.12 on.
+            # No more threads can start. While the interpreter ends none can, from Python 3.12 on.
             self._calls.pop(thread, None)
             return False
         return True
@@ -133,7 +133,7 @@ class Threads:
                 self._unfinished -= 1
 
     def _next(self, thread: threading.Thread) -> _Call | None:
-        """The next call; None where the thread is to end."""
+        """Return the next call; None if the thread is to end."""
         while True:
             call, is_over = None, False
             with suppress(Empty):
@@ -143,14 +143,14 @@ class Threads:
                 return call
             with self._lock:
                 if is_over:
-                    # For all: each thread that comes to it ends.
+                    # Queued again, so that every thread ends.
                     self._queue.put(None)
                 if is_over or self._unfinished < len(self._calls):
                     del self._calls[thread]
                     return None
 
     def _watch(self) -> None:
-        """While calls wait for a thread, replace those that are lost."""
+        """Replace lost threads while calls wait for one."""
         while True:
             time.sleep(OVERDUE_S / 4)
             with self._lock:
@@ -168,7 +168,7 @@ class Threads:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a thread."""
+        """The number of calls that wait for a thread."""
         return max(0, self._unfinished - len(self._calls))
 
     def has(self, thread: threading.Thread) -> bool:
@@ -176,7 +176,7 @@ class Threads:
         return thread in self._calls or thread in self._lost
 
     def shutdown(self, *, wait: bool = False) -> None:
-        """Take no more calls. Those that were taken are made, and then the threads end; True waits for that."""
+        """Stop accepting calls. Accepted calls still run; then the threads end. `wait=True` waits for that."""
         with self._lock:
             if not self._is_shut:
                 self._is_shut, self._ending = True, list(self._calls)
@@ -187,7 +187,7 @@ class Threads:
             self.join(None)
 
     def join(self, timeout_s: float | None) -> None:
-        """Wait until the threads have ended, once they are shut down: so many seconds at most, None for any number."""
+        """Wait after `shutdown` until the threads have ended, for `timeout_s` at most; None waits for ever."""
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._ending:
             left_s = until - time.monotonic()
@@ -195,12 +195,12 @@ class Threads:
 
 
 def _is_overdue(call: _Call | None) -> bool:
-    """Whether a call should have ended long ago."""
+    """Whether a call is long past its deadline."""
     return call is not None and call.deadline is not None and call.deadline.left_s() < -OVERDUE_S
 
 
 class _Submitted:
-    """A call of which a thread may wait for the result."""
+    """A call whose result a thread may wait for."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.deadline = current()
@@ -212,13 +212,13 @@ class _Submitted:
             return
         try:
             self.future.set_result(self._function())
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - raised to the caller by the future
             self.future.set_exception(error)
-            self = None  # type: ignore[assignment]  # else the error holds this frame, which holds the error
+            self = None  # type: ignore[assignment]  # breaks the cycle of the error and this frame
 
 
 class _Awaited(Generic[_Result]):
-    """A call of which a task waits for the result."""
+    """A call whose result a task waits for."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class _Awaited(Generic[_Result]):
                 timer.cancel()
 
     async def _let_go(self) -> None:
-        """The task was cancelled: wait until the call has ended, for a moment or for as long as it takes."""
+        """After a cancellation, wait until the call has ended, for `LET_GO_S` or for as long as it takes."""
         if not self._came.cancelled():
             if self._came.exception() is None:
                 self._give_back(self._came.result())
@@ -265,7 +265,7 @@ class _Awaited(Generic[_Result]):
             if not self._to_end:
                 await asyncio.wait([self._left], timeout=LET_GO_S)
             while self._to_end and not self._has_ended:
-                # The call goes on also where the task is cancelled once more.
+                # Even if the task is cancelled again, the call must end first.
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([self._left])
 
@@ -274,13 +274,13 @@ class _Awaited(Generic[_Result]):
             return
         try:
             result = self._function()
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - raised to the task by the future
             self._tell(self._fail, error)
         else:
             self._tell(self._succeed, result)
 
     def _begins(self) -> bool:
-        """Whether this is the first to begin it, or to see that it never begins."""
+        """Whether the caller is the first to begin the call, or to give it up."""
         return self._begun.acquire(blocking=False)
 
     def _end(self) -> None:
@@ -304,19 +304,19 @@ class _Awaited(Generic[_Result]):
     def _fail(self, error: BaseException) -> None:
         if self._is_awaited():
             if isinstance(error, StopIteration):
-                # A future takes none; a generator would say the same of one.
+                # A future refuses StopIteration; a generator raises the same RuntimeError.
                 error, error.__cause__ = RuntimeError("the call raised StopIteration"), error
             self._came.set_exception(error)
 
     def _is_awaited(self) -> bool:
-        """Whether the task still waits, as the call has ended; one that was cancelled is told."""
+        """Note that the call has ended, wake a cancelled task, and return whether the result is still wanted."""
         self._has_ended = True
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
         return not self._came.done()
 
     def _give_back(self, result: _Result) -> None:
-        """Nobody takes the result. In a thread: what takes it back may wait, and these may have been shut down."""
+        """Release an unwanted result in a new thread, because that may block, and these may have been shut down."""
         if self._returned is not None:
             threading.Thread(target=self._returned, args=(result,), name="relatum-given-back", daemon=True).start()
 
@@ -329,24 +329,24 @@ async def in_thread(
     returned: Callable[[_Result], object] | None = None,
     to_end: bool = False,
 ) -> _Result:
-    """Call a function in a thread, within the deadline of the task; cancelled, the thread lets go of what it waits for.
+    """Call a function in a thread, within the task's deadline. If the task is cancelled, the thread stops waiting.
 
-    So a task that is cancelled ends `LET_GO_S` later at most: what its call held has been given back by then, unless it
-    hangs where nobody looks at a deadline.
+    A cancelled task ends after `LET_GO_S` at most: by then the call has released what it held, unless it hangs in code
+    that ignores deadlines.
 
     Args:
-        threads: Where to call it; None for the event loop's own threads.
-        function: What to call.
-        args: With what.
+        threads: The threads to use; None for the event loop's own.
+        function: The function to call.
+        args: Its arguments.
         ending: A further deadline of the call; None for none.
-        returned: Takes back, in a thread, what a call returned that was cancelled, if it is one of `threads`; None
-            where it took nothing.
-        to_end: True: a cancelled call in `threads` is waited for until it has ended, however long that takes, since
-            what follows must not overtake it. Default False.
+        returned: Called in a thread with the result of a call that was cancelled, to release it, if `threads` are
+            given; None if there is nothing to release.
+        to_end: True waits for a cancelled call in `threads` until it has ended, however long that takes, because
+            the following work must not overtake it. Default False.
 
     Raises:
         NoThreadInTime: no thread became free before the deadline; the function was not called.
-        RuntimeError: this is one of those very threads, which would wait for itself.
+        RuntimeError: the caller is one of these threads, which would wait for itself.
     """
     deadline = Deadline(None, *(outer for outer in (current(), ending) if outer is not None))
     with within(deadline):
@@ -371,7 +371,7 @@ class Parts(Generic[_Item]):
         self._is_ended = False
 
     def take(self) -> list[_Item] | None:
-        """The next part; None at the end."""
+        """Return the next part; None at the end."""
         try:
             with self._lock:
                 return next(self._given, None)
@@ -380,7 +380,7 @@ class Parts(Generic[_Item]):
                 self.close()
 
     def close(self) -> None:
-        """End it: by the thread that takes a part now, where one does, since a source of ids may hold that for long."""
+        """End the iteration. A thread that takes a part now does it, because a source of ids may block for long."""
         self._is_ended = True
         if self._lock.acquire(blocking=False):
             try:
@@ -390,7 +390,7 @@ class Parts(Generic[_Item]):
 
 
 def pause(seconds: float) -> None:
-    """Sleep, no longer than the call has left: also where its deadline is brought forward meanwhile."""
+    """Sleep, but no longer than the call has left, even if its deadline is moved up during the sleep."""
     until = time.monotonic() + seconds
     deadline = current()
     while (left := until - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""The wire, without input or output: frames, chunks and sessions of the stream protocol, AMQP 1.0's encoding.
+"""The wire formats, without I/O: frames, chunks and sessions of the stream protocol, and AMQP 1.0's encoding.
 
 Two modules are public as a whole, for callers that need many of their names: `amqp10` and `frames`.
 """

@@ -1,9 +1,9 @@
-"""AMQP 1.0 messages, as streams store them: sections found without decoding, decoded when asked for.
+"""AMQP 1.0 messages as streams store them: sections are found without decoding, and decoded on demand.
 
-RabbitMQ stores every message of a stream in AMQP 1.0's encoding, whatever protocol it came by. A reader that only
-needs a header must not pay for the body, and the recorder reads two or three values of each message: so a section
-is found by its descriptor and size, and a map can be searched for wanted names without decoding the others. Bytes that
-are no AMQP 1.0 raise `UndecodableMessage` and nothing else.
+RabbitMQ stores every message of a stream in AMQP 1.0's encoding, whatever protocol published it. A reader that needs
+only a header must not pay for the body, and the recorder reads two or three values of each message. So a section is
+found by its descriptor and size, and a map can be searched for names without decoding other entries. Bytes that are no
+AMQP 1.0 raise `UndecodableMessage` and no other error.
 
 Source: OASIS AMQP 1.0, part 1 (types) and part 3.2 (message format).
 """
@@ -30,12 +30,12 @@ _NESTING_MAX: Final = 64
 """Levels of nested values that are decoded. Deeper ones become `Opaque`: a message may be 2,000 levels deep."""
 
 VALUES_MAX: Final = 131_072
-"""Values one map, list or section may have, nested ones counted; a map's entry is two. What AMQP 0.9.1 can carry of
-headers (131,064 bytes, two an entry) is less; an AMQP 1.0 message may hold sixteen million empty lists of one byte,
-each of which is an object of 64."""
+"""The most values of one map, list or section, nested ones included; a map's entry is two. Headers of AMQP 0.9.1 have
+fewer (131,064 bytes, two an entry); an AMQP 1.0 message may hold sixteen million empty lists of one byte, each of which
+is an object of 64 bytes."""
 
 SECTIONS_MAX: Final = 4096
-"""Sections a message may have; RabbitMQ writes six at most, other publishers a data section for each part of a body."""
+"""The most sections of a message; RabbitMQ writes up to six, others a data section for each part of a body."""
 
 _NULL: Final = 0x40
 _U32: Final = Struct(">I").unpack_from
@@ -53,17 +53,17 @@ _SECTION_NAMES: Final = {
 
 
 Section: TypeAlias = tuple[int, int, int]
-"""Where a section's value lies in the message's bytes: its code, its constructor's position, its end. No named tuple:
-to make one of those takes longer than to find the section, and is a call out of what is compiled."""
+"""A section's code, the position of its value's constructor, and its end. No named tuple: to create one takes longer
+than to find the section, and leaves compiled code."""
 
 _FIXED: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 WIDTHS: Final = [_FIXED.get(code >> 4, -1 if code >> 4 in (0xA, 0xC, 0xE) else -4) for code in range(256)]
-"""By a value's constructor: bytes that follow it; -1 and -4: a size of that many bytes says how many. The
-constructors 0x00 to 0x3f are not in the table's reach; `end_of_value` refuses or follows them."""
+"""The number of bytes after a value's constructor; -1 and -4: a size of that many bytes gives the number. The
+constructors 0x00 to 0x3f are not covered; `end_of_value` refuses or follows them."""
 
 
 def end_of_value(raw: bytes, position: int) -> int:
-    """Where the value whose constructor stands at the position ends."""
+    """Return where the value whose constructor is at the position ends."""
     try:
         code = raw[position]
         if code < 0x40:
@@ -85,7 +85,7 @@ def end_of_value(raw: bytes, position: int) -> int:
 
 
 def _end_of_described(raw: bytes, position: int) -> int:
-    """A described value may be described again: followed in a loop, since depth is a sender's to choose."""
+    """Skip descriptors of descriptors in a loop, because the sender decides how deep they are."""
     while raw[position] == 0:
         descriptor = position + 1
         if raw[descriptor] == 0:
@@ -95,16 +95,16 @@ def _end_of_described(raw: bytes, position: int) -> int:
 
 
 def find_sections(raw: bytes) -> list[Section]:
-    """The message's sections in order, found without decoding them."""
+    """Return the message's sections in order, without decoding them."""
     found: list[Section] = []
     find_head(raw, found)
     return found
 
 
 def find_head(raw: bytes, found: list[Section] | None = None) -> tuple[int, int, int]:
-    """Where the message annotations, the properties and the application properties have their values; -1: not there.
+    """Return the positions of the message annotations, the properties and the application properties; -1 if absent.
 
-    The recorder asks this of every message, so no object is made for each section; `found` gets them if it is given.
+    The recorder calls this for every message, so it makes no object for each section; `found` collects them if given.
     """
     annotations = properties = application = -1
     position, size = 0, len(raw)
@@ -138,7 +138,7 @@ def find_head(raw: bytes, found: list[Section] | None = None) -> tuple[int, int,
 
 
 def _section_code(raw: bytes, position: int) -> tuple[int, int]:
-    """A descriptor in one of its longer forms: a full ulong or a symbol."""
+    """Decode a descriptor in a longer form: a full ulong or a symbol."""
     end = end_of_value(raw, position)
     if raw[position] == 0x80:
         return int.from_bytes(raw[position + 1 : end], "big"), end
@@ -148,11 +148,11 @@ def _section_code(raw: bytes, position: int) -> tuple[int, int]:
 
 
 Entries: TypeAlias = tuple[int, int, int]
-"""The items of a list or map: how many (a map's keys and values both count), the first's position, the end."""
+"""The items of a list or map: their number (a map's keys and values both count), the first one's position, the end."""
 
 
 def entries_of(raw: bytes, position: int, kind: str) -> Entries:
-    """Open a list (`kind` "list") or a map ("map"); more than `VALUES_MAX` is an error with `is_too_much`."""
+    """Open a list (`kind` "list") or a map ("map"); more than `VALUES_MAX` raises an error with `is_too_much`."""
     end = end_of_value(raw, position)
     code = raw[position]
     small, large = (0xC0, 0xD0) if kind == "list" else (0xC1, 0xD1)
@@ -172,12 +172,12 @@ def entries_of(raw: bytes, position: int, kind: str) -> Entries:
 
 
 def pick(raw: bytes, position: int, wanted: dict[bytes, int], found: list[Any]) -> None:
-    """Search a map for wanted names, decoding only their values.
+    """Search a map for names, and decode only their values.
 
-    - `wanted`: Slot by name, in UTF-8.
-    - `found`: Gets each wanted value at its slot; a name that occurs twice leaves its last value.
+    - `wanted`: The slot of each name, in UTF-8.
+    - `found`: Gets each value at its slot; the last value counts if a name occurs twice.
     """
-    # The one form RabbitMQ writes small maps in is opened here: a call and a tuple less for each message.
+    # The form in which RabbitMQ writes small maps is opened here, which saves a call and a tuple for each message.
     if raw[position] == 0xC1 and raw[position + 1] and not raw[position + 2] & 1:
         count, at, end = raw[position + 2], position + 3, position + 2 + raw[position + 1]
     else:
@@ -215,7 +215,7 @@ def pick(raw: bytes, position: int, wanted: dict[bytes, int], found: list[Any]) 
 
 
 def decode_map(raw: bytes, position: int) -> dict[str, Any]:
-    """A map as a dict; keys that are not text are left out, as the broker leaves them out for AMQP 0.9.1."""
+    """Decode a map; entries whose keys are not text are left out, as the broker does for AMQP 0.9.1."""
     count, at, end = entries_of(raw, position, "map")
     values: dict[str, Any] = {}
     room = _Room(VALUES_MAX - count)
@@ -230,7 +230,7 @@ def decode_map(raw: bytes, position: int) -> dict[str, Any]:
 
 
 def decode_list(raw: bytes, position: int, most: int) -> list[Any]:
-    """A list's first values in order, up to the first that is broken."""
+    """Decode a list's first values, up to the first broken one."""
     count, at, _ = entries_of(raw, position, "list")
     values = []
     with suppress(UndecodableMessage):
@@ -241,7 +241,7 @@ def decode_list(raw: bytes, position: int, most: int) -> list[Any]:
 
 
 class _Room:
-    """How many values more a section, or a value, may have: it is taken before objects are made of them."""
+    """How many more values a section or a value may have; taken before objects are made of them."""
 
     __slots__ = ("left",)
 
@@ -255,15 +255,15 @@ class _Room:
 
 
 def decode_value(raw: bytes, position: int, depth: int = 0, room: _Room | None = None) -> tuple[Any, int]:
-    """Any value, and where it ends.
+    """Decode any value, and return it with its end.
 
-    - `depth`: In how many others it lies.
-    - `room`: How many values may lie in it; None for `VALUES_MAX`. One with more is `Opaque`.
+    - `depth`: The number of values around it.
+    - `room`: How many values it may contain; None for `VALUES_MAX`. A value with more becomes `Opaque`.
 
     Returns:
-        Text as `str` (as `bytes` where it is not UTF-8: RabbitMQ 3.10 stores such), symbols as `str`, numbers as `int`
-        or `float`, moments as aware `datetime`, UUIDs as `UUID`, binary as `bytes`, lists, maps and arrays as `list`
-        and `dict`, described values as their value, the rest as `Opaque`.
+        Text as `str` (as `bytes` if it is not UTF-8: RabbitMQ 3.10 stores such), symbols as `str`, numbers as `int` or
+        `float`, timestamps as aware `datetime`, UUIDs as `UUID`, binary as `bytes`, lists, maps and arrays as `list`
+        and `dict`, described values as their value, everything else as `Opaque`.
     """
     end = end_of_value(raw, position)
     code = raw[position]
@@ -281,7 +281,7 @@ def decode_value(raw: bytes, position: int, depth: int = 0, room: _Room | None =
     try:
         return _decode_compound(raw, position, end, depth + 1, room or _Room()), end
     except UndecodableMessage as error:
-        # Its extent is known, so what follows can still be read.
+        # Its end is known, so the following values can still be read.
         kind = "too many values" if getattr(error, "is_too_much", False) else "broken"
         return Opaque(kind, raw[position:end]), end
 
@@ -307,7 +307,7 @@ def _decode_compound(raw: bytes, position: int, end: int, depth: int, room: _Roo
 
 
 def _as_key(value: Any) -> Any:
-    """A map's key in a form Python can hash."""
+    """Return a map's key in a hashable form."""
     try:
         hash(value)
     except TypeError:
@@ -316,7 +316,7 @@ def _as_key(value: Any) -> Any:
 
 
 def body_of(raw: bytes, sections: list[Section]) -> bytes:
-    """The body: data sections joined; the bytes of a value section's text or binary; else the sections as they are."""
+    """Return the body: data sections joined; the bytes of a value section's text or binary; else the raw sections."""
     data = [_binary(raw, start, end) for code, start, end in sections if code == DATA]
     if data:
         return data[0] if len(data) == 1 else b"".join(data)
@@ -336,11 +336,11 @@ def _binary(raw: bytes, start: int, end: int) -> bytes:
         return raw[start + 2 : end]
     if code == 0xB0:
         return raw[start + 5 : end]
-    return raw[start:end]  # Not binary, against the specification: shown as it is.
+    return raw[start:end]  # Not binary, against the specification: returned undecoded.
 
 
 def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any]) -> None:
-    """Read some items of a list by their places; slots past its end, or past a broken one, stay as they are."""
+    """Read some items of a list by index; slots after its end, or after a broken item, are unchanged."""
     count, at, _ = entries_of(raw, position, "list")
     last = max(wanted, default=-1)
     with suppress(UndecodableMessage, IndexError):
@@ -355,7 +355,7 @@ def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any
 
 
 def data_section(body: bytes) -> bytes:
-    """A section of data: all that a message needs. In its short form where it fits."""
+    """Encode a data section, which is a whole message. It uses the short form if the body fits."""
     size = len(body)
     length = b"\xa0%c" % size if size < 256 else b"\xb0" + size.to_bytes(4)
     return b"\0\x53%c" % DATA + length + body

@@ -1,7 +1,7 @@
 """Chunks of a stream: checked, unpacked, and split into records without decoding them. No I/O.
 
 A chunk is what the broker wrote at once: up to 65,535 entries under one header. An entry is one record, or a
-sub-entry batch of records, compressed or not; every record takes one offset, counted from the chunk's first.
+sub-entry batch of records, compressed or not. Every record takes one offset, counted from the chunk's first.
 This is the recorder's hot path: a record costs one length, one slice, one append. Wrong lengths inside a chunk raise
 `ChunkCorrupt`.
 
@@ -21,17 +21,17 @@ from relatum.errors import ChunkCorrupt, ProtocolError
 from relatum.wire._plain_records import plain_records
 
 PIECE_BYTES_MAX: Final = 4 << 20
-"""Bytes of records handed on at one time, about: a compressed batch is cut up piece by piece."""
+"""Approximate bytes of records in one piece: a compressed batch is cut piece by piece."""
 
 PIECE_RECORDS_MAX: Final = 8192
-"""Records handed on at one time, about. A record of one byte is an object of 40, and what readers make of it is one of
-some hundred: 20 kB of gzip may hold four million of them."""
+"""Approximate number of records in one piece. A record of one byte is an object of 40 bytes, and readers make one of
+some hundred bytes of it: 20 kB of gzip may hold four million of them."""
 
 SUB_ENTRY_BYTES_MAX: Final = 64 << 20
-"""Bytes one sub-entry batch may unpack to; a batch travels in one frame of 1 MiB, 64 times is past any real one."""
+"""The most bytes one sub-entry batch may unpack to: 64 times the 1 MiB frame it comes in, beyond any real one."""
 
 _STEP_BYTES: Final = 1 << 20
-"""Bytes that gzip unpacks at one time into the place that is made for them."""
+"""Bytes that gzip unpacks at once into the buffer."""
 
 _CODEC_NAMES: Final = {0: "none", 1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
 _SNAPPY_FRAMED: Final = b"\xff\x06\x00\x00sNaPpY"
@@ -47,9 +47,9 @@ _SUB_ENTRY_BIT: Final = 0x80000000
 
 
 class UnreadableRecord(bytes):
-    """Stands for a record that cannot be unpacked: empty bytes, with the reason why.
+    """Placeholder for a record that cannot be unpacked: empty bytes, with the reason.
 
-    `is_broken` is False where it is no fault of the record: another installation may read it.
+    `is_broken` is False if the record is intact: another installation may be able to read it.
     """
 
     reason: str
@@ -62,16 +62,16 @@ class UnreadableRecord(bytes):
 
 
 class Chunk(NamedTuple):
-    """A chunk whose checksum is right, not split yet.
+    """A chunk with a correct checksum, not split yet.
 
     Attributes:
         subscription: The subscription it was delivered to.
-        first_offset: Offset of its first record.
-        record_count: Records in it, those inside sub-entry batches counted.
-        entry_count: Entries in it; equal to `record_count` where there is no sub-entry batch.
+        first_offset: The offset of its first record.
+        record_count: The number of its records, including those inside sub-entry batches.
+        entry_count: The number of its entries; equal to `record_count` if there is no sub-entry batch.
         time_ms: When the leader wrote it, milliseconds since 1970, UTC.
         epoch: The leader's term; grows with every election.
-        data: The frame it came in.
+        data: The frame that contains it.
         data_start: Where its entries begin in `data`.
         data_end: Where they end.
     """
@@ -88,16 +88,16 @@ class Chunk(NamedTuple):
 
     @property
     def last_offset(self) -> int:
-        """Offset of its last record."""
+        """The offset of its last record."""
         return self.first_offset + self.record_count - 1
 
 
 def decode_deliver(frame: bytes) -> Chunk:
-    """The chunk in a Deliver frame (key and version included, the size not).
+    """Decode the chunk in a Deliver frame (with key and version, without the size).
 
     Raises:
-        ProtocolError: The frame is too short, or of another version.
-        ChunkCorrupt: The header makes no sense or the checksum is wrong.
+        ProtocolError: The frame is too short, or has another version.
+        ChunkCorrupt: The header is invalid or the checksum is wrong.
     """
     try:
         version = frame[3]
@@ -117,17 +117,17 @@ def _checked(frame: bytes, data_start: int, subscription: int, header: tuple[int
     if magic >> 4 != _MAGIC or magic & 0x0F != _VERSION or kind != _USER_CHUNK:
         raise ChunkCorrupt(f"A chunk begins with {magic:#04x}, type {kind}: not a chunk of messages.")
     if data_end > len(frame) or first + records > 1 << 63:
-        raise ChunkCorrupt(f"The chunk at offset {first} has lengths that cannot be.", offset=first)
+        raise ChunkCorrupt(f"The chunk at offset {first} has invalid lengths.", offset=first)
     if zlib.crc32(memoryview(frame)[data_start:data_end]) != checksum:
         raise ChunkCorrupt(f"The chunk at offset {first} has a wrong checksum.", offset=first)
     return Chunk(subscription, first, records, entries, time_ms, epoch, frame, data_start, data_end)
 
 
 def split(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:
-    """The chunk's records as (offset of the first, records), ascending, in pieces of a bounded size.
+    """Yield the chunk's records as (offset of the first, records), ascending, in pieces of a limited size.
 
-    A compressed batch is unpacked when its turn comes, and cut up as its pieces are asked for. A record whose batch
-    cannot be unpacked is an `UnreadableRecord`; it keeps its offset.
+    Each compressed batch is unpacked when its turn comes, and cut piece by piece. A record whose batch cannot be
+    unpacked is an `UnreadableRecord`, and keeps its offset.
     """
     first = chunk.first_offset
     plain = _plain_records(chunk)
@@ -158,19 +158,19 @@ def split(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def small_records(chunk: Chunk) -> list[bytes] | None:
-    """All records of a chunk of few, at once; None where `split` gives them: of many, and of batches."""
+    """Return all records of a small chunk at once; None if it is large or has batches, which `split` handles."""
     return _plain_records(chunk) if chunk.record_count <= PIECE_RECORDS_MAX else None
 
 
 def record_at(chunk: Chunk, offset: int) -> bytes | None:
-    """The record at one offset, None where the chunk does not hold it; the others are passed over, not copied."""
+    """Return the record at an offset, None if it is not in the chunk; other records are skipped, not copied."""
     if not chunk.first_offset <= offset <= chunk.last_offset:
         return None
     return next(records_at(chunk, [offset]))
 
 
 def records_at(chunk: Chunk, offsets: list[int]) -> Iterator[bytes]:
-    """The records at offsets, ascending, that all lie in the chunk; the others are passed over, not copied."""
+    """Yield the records at ascending offsets, which must be in the chunk; other records are skipped, not copied."""
     plain = _plain_records(chunk, offsets)
     if plain is not None:
         yield from plain
@@ -179,7 +179,7 @@ def records_at(chunk: Chunk, offsets: list[int]) -> Iterator[bytes]:
     for entry in _entries(chunk):
         stop = bisect_left(offsets, entry.offsets.stop, given)
         if stop > given:
-            # Only batches that hold what is asked for are unpacked.
+            # Only batches with a wanted offset are unpacked.
             content, ends = _opened(chunk, entry)
             for offset in offsets[given:stop]:
                 place = offset - entry.offsets.start
@@ -195,7 +195,7 @@ def _corrupt(chunk: Chunk) -> ChunkCorrupt:
 
 
 def _plain_records(chunk: Chunk, offsets: list[int] | None = None) -> list[bytes] | None:
-    """The records at some offsets, by default all, of a chunk without sub-entry batches; None where it has some."""
+    """Return the records at some offsets, by default all, of a chunk without sub-entry batches; None if it has some."""
     if chunk.entry_count != chunk.record_count:
         return None
     places = None
@@ -215,7 +215,7 @@ def _plain_records(chunk: Chunk, offsets: list[int] | None = None) -> list[bytes
 
 
 class _Entry(NamedTuple):
-    """An entry of a chunk: its records' offsets, where its content is, how it is packed, its size unpacked."""
+    """An entry of a chunk: its records' offsets, the position of its content, its codec, its unpacked size."""
 
     offsets: range
     start: int
@@ -225,7 +225,7 @@ class _Entry(NamedTuple):
 
 
 def _entries(chunk: Chunk) -> Iterator[_Entry]:
-    """Each entry of a chunk; nothing is unpacked."""
+    """Yield each entry of a chunk, without unpacking."""
     data, data_end = chunk.data, chunk.data_end
     position, offset, stop = chunk.data_start, chunk.first_offset, chunk.first_offset + chunk.record_count
     for _ in range(chunk.entry_count):
@@ -248,7 +248,7 @@ def _entries(chunk: Chunk) -> Iterator[_Entry]:
 
 
 def _opened(chunk: Chunk, entry: _Entry) -> tuple[memoryview | UnreadableRecord, Sequence[int]]:
-    """An entry's records, each behind its length, and where they end there, with a 0 before the first."""
+    """Return an entry's records, each after its length, and where they end there, with a 0 before the first."""
     if entry.codec is None:
         return memoryview(chunk.data)[entry.start - _LENGTH.size : entry.end], (0, _LENGTH.size + entry.size)
     position, unpack = 0, _LENGTH.unpack_from
@@ -271,7 +271,7 @@ def _opened(chunk: Chunk, entry: _Entry) -> tuple[memoryview | UnreadableRecord,
 
 
 def _cut(content: memoryview | UnreadableRecord, ends: Sequence[int], place: int, stop: int) -> list[bytes]:
-    """The records of an entry from one place to before another, copied out of what it was unpacked to."""
+    """Copy the records of an entry from one index to before another out of its unpacked content."""
     if isinstance(content, UnreadableRecord):
         return [content] * (stop - place)
     if stop - place == 1:
@@ -281,11 +281,11 @@ def _cut(content: memoryview | UnreadableRecord, ends: Sequence[int], place: int
     return found[0]
 
 
-# --- sub-entry batches, unpacked into a place of the size they say and never past it ----------------------------------
+# --- sub-entry batches, unpacked into a buffer of their stated size and never beyond it -------------------------------
 
 
 class UnpackError(Exception):
-    """Why a sub-entry batch cannot be unpacked; by nobody, or only by us, here and now."""
+    """A sub-entry batch cannot be unpacked: by any reader, or only in this installation."""
 
     is_broken = True
 
@@ -295,14 +295,14 @@ class NotHereError(UnpackError):
 
 
 def unpacked(codec: int, packed: bytes, size: int) -> bytes | bytearray:
-    """A batch's content, exactly `size` bytes; never unpacks more than it says, nor more than the limit."""
+    """Unpack a batch to exactly `size` bytes; never more than the batch states, nor than the limit."""
     if size > SUB_ENTRY_BYTES_MAX:
         raise NotHereError(f"a sub-entry batch of {size} bytes is over the limit of {SUB_ENTRY_BYTES_MAX}")
     if codec == 0:
         content: bytes | bytearray = packed
         written = len(packed)
     else:
-        # Unpacked in place: what an unpacker makes and joins itself takes twice as much at its end.
+        # Unpacked in place: an unpacker that joins its own pieces needs twice as much memory at the end.
         content = bytearray(size)
         written = _gunzip(packed, content) if codec == 1 else _unpack_by_cramjam(codec, packed, content)
     if written != size:
@@ -311,7 +311,7 @@ def unpacked(codec: int, packed: bytes, size: int) -> bytes | bytearray:
 
 
 def _gunzip(packed: bytes, content: bytearray) -> int:
-    """Unpack into a place; how many bytes, or one more than there is room for."""
+    """Unpack into a buffer; return the number of bytes, or one more than fits."""
     unpacker, written, size = zlib.decompressobj(wbits=31), 0, len(content)
     try:
         while not unpacker.eof and written <= size:
@@ -341,7 +341,7 @@ def _unpack_by_cramjam(codec: int, packed: bytes, content: bytearray) -> int:
 
 @cache
 def _cramjam(name: str) -> Callable[[bytes, bytearray], int] | None:
-    """The codec's `decompress_into`, which stops at the end of its buffer; None where cramjam is not installed."""
+    """Return the codec's `decompress_into`, which stops at the end of its buffer; None without cramjam."""
     try:
         module: Any = importlib.import_module("cramjam")
     except ImportError:

@@ -1,7 +1,7 @@
 """Frames of the RabbitMQ stream protocol: requests are encoded, answers decoded, no I/O.
 
-A frame is `size uint32 | key uint16 | version uint16 | rest`. Whatever bytes come in, only `ProtocolError`
-goes out.
+A frame is `size uint32 | key uint16 | version uint16 | rest`. Whatever the bytes are, decoding raises no other error
+than `ProtocolError`.
 
 Source: PROTOCOL.adoc of RabbitMQ's rabbitmq_stream plugin.
 """
@@ -43,7 +43,7 @@ class Command(IntEnum):
 
 
 class Code(IntEnum):
-    """Codes in answers."""
+    """Response codes in answers."""
 
     OK = 1
     STREAM_DOES_NOT_EXIST = 2
@@ -67,20 +67,20 @@ class Code(IntEnum):
 
 
 RESPONSE_BIT: Final = 0x8000
-"""Set in the key of an answer, except in those to Route and Partitions on RabbitMQ 3.10."""
+"""Bit in the key of an answer; answers to Route and Partitions of RabbitMQ 3.10 lack it."""
 
 FRAME_BYTES_MAX: Final = 1 << 30
-"""Bytes a frame may claim. A chunk may be larger than the tuned frame size, which binds clients only."""
+"""The most bytes of a frame. A chunk may exceed the tuned frame size, which limits only clients."""
 
 HANDSHAKE_FRAME_BYTES_MAX: Final = 1 << 20
-"""Bytes a frame may claim before the connection is open: the protocol's own frame size by default."""
+"""The most bytes of a frame before the connection is open: the protocol's default frame size."""
 
 PUBLISH_BYTES: Final = 4 + 2 + 2 + 1 + 4
-"""Bytes of a Publish frame beside its entries: size, key, version, publisher, count."""
+"""Bytes of a Publish frame without its entries: size, key, version, publisher, count."""
 
 _ENTRY: Final = struct.Struct(">QI")
 ENTRY_BYTES: Final = _ENTRY.size
-"""Bytes of an entry beside its message: publishing id and length."""
+"""Bytes of an entry without its message: publishing id and length."""
 
 _HEAD: Final = struct.Struct(">IHH")
 _HEAD_CORRELATED: Final = struct.Struct(">IHHI")
@@ -102,7 +102,7 @@ class Start(IntEnum):
 
 
 class StartSpec(NamedTuple):
-    """Where a subscription begins, as it goes into Subscribe."""
+    """The start of a subscription as encoded in Subscribe."""
 
     kind: Start
     value: int = 0
@@ -115,7 +115,7 @@ NEXT: Final = StartSpec(Start.NEXT)
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """A node as Metadata advertises it."""
+    """A node as advertised by Metadata."""
 
     host: str
     port: int
@@ -123,7 +123,7 @@ class NodeAddress:
 
 @dataclass(frozen=True, slots=True)
 class StreamPlaces:
-    """Where a stream lies: code `OK` with a leader (None while there is none) and replicas, or why not."""
+    """The nodes of a stream: code `OK` with a leader (None while there is none) and replicas, or an error code."""
 
     stream: str
     code: int
@@ -132,21 +132,21 @@ class StreamPlaces:
 
 
 class Confirmed(NamedTuple):
-    """The broker has stored messages of a publisher, or had stored them before."""
+    """The broker has stored messages of a publisher, now or before."""
 
     publisher: int
     publishing_ids: tuple[int, ...]
 
 
 class Refused(NamedTuple):
-    """The broker did not store messages of a publisher: (publishing id, code) of each."""
+    """The broker has not stored messages of a publisher: (publishing id, code) of each."""
 
     publisher: int
     refusals: tuple[tuple[int, int], ...]
 
 
 class Cursor:
-    """Reads the protocol's types out of a frame; every read past its end is a `ProtocolError`."""
+    """Decodes the protocol's types from a frame; every read beyond its end raises `ProtocolError`."""
 
     __slots__ = ("_data", "_position")
 
@@ -169,7 +169,7 @@ class Cursor:
         return self.unpack(_U32)[0]
 
     def count(self, bytes_each: int) -> int:
-        """The length of an array whose elements take at least `bytes_each` bytes; -1 (none) counts as 0."""
+        """Read the length of an array whose elements take at least `bytes_each` bytes; -1 (none) counts as 0."""
         count = self.uint32()
         if count == 0xFFFFFFFF:
             return 0
@@ -186,7 +186,7 @@ class Cursor:
         return value
 
     def string(self) -> str:
-        """A string; null counts as empty."""
+        """Read a string; null counts as empty."""
         length = self.uint16()
         if length == 0xFFFF:
             return ""
@@ -203,7 +203,7 @@ class Cursor:
 
 
 def string(value: str) -> bytes:
-    """A string with its length; over 32,767 bytes there is no encoding, nor for half a surrogate pair."""
+    """Encode a string with its length; over 32,767 bytes or with half a surrogate pair it is invalid."""
     try:
         encoded = value.encode()
     except UnicodeEncodeError:
@@ -214,27 +214,27 @@ def string(value: str) -> bytes:
 
 
 def frame(command: int, body: bytes = b"") -> bytes:
-    """A frame without a correlation: Credit, Heartbeat, Tune."""
+    """Encode a frame without a correlation: Credit, Heartbeat, Tune."""
     return _HEAD.pack(4 + len(body), command, 1) + body
 
 
 def request(command: int, correlation: int, body: bytes = b"") -> bytes:
-    """A frame the peer answers with the same correlation."""
+    """Encode a frame that the peer answers with the same correlation."""
     return _HEAD_CORRELATED.pack(8 + len(body), command, 1, correlation) + body
 
 
 def about(correlation: int, command: int, *names: str) -> bytes:
-    """A request that consists of names: Open, Route, Partitions, StreamStats; of SaslHandshake none."""
+    """Encode a request of names: Open, Route, Partitions, StreamStats, and SaslHandshake with none."""
     return request(command, correlation, b"".join(map(string, names)))
 
 
 def answer(command: int, correlation: int, code: int) -> bytes:
-    """An answer of ours, to the server's Close."""
+    """Encode our answer to the server's Close."""
     return _HEAD_CORRELATED.pack(10, command | RESPONSE_BIT, 1, correlation) + _U16.pack(code)
 
 
 def table(values: dict[str, str]) -> bytes:
-    """A map of strings."""
+    """Encode a map of strings."""
     return _U32.pack(len(values)) + b"".join(string(name) + string(value) for name, value in values.items())
 
 
@@ -289,22 +289,22 @@ def metadata(correlation: int, streams: list[str]) -> bytes:
 
 
 def declare_publisher(correlation: int, publisher: int, reference: str, stream: str) -> bytes:
-    """Declares publisher 0 to 255 of this connection; the broker drops what a reference has published before."""
+    """Declare publisher 0 to 255 of this connection; the broker drops what its reference has published before."""
     return request(Command.DECLARE_PUBLISHER, correlation, bytes((publisher,)) + string(reference) + string(stream))
 
 
 def query_publisher_sequence(correlation: int, reference: str, stream: str) -> bytes:
-    """Asks for the last publishing id of a reference in a stream."""
+    """Ask for the last publishing id of a reference in a stream."""
     return request(Command.QUERY_PUBLISHER_SEQUENCE, correlation, string(reference) + string(stream))
 
 
 def entry(publishing_id: int, message: bytes) -> bytes:
-    """A message with its publishing id, as `publish` takes it."""
+    """Encode a message with its publishing id, for `publish`."""
     return _ENTRY.pack(publishing_id, len(message)) + message
 
 
 def publish(publisher: int, entries: Sequence[bytes]) -> bytes:
-    """Publishes entries in order."""
+    """Publish entries in order."""
     return frame(Command.PUBLISH, _COUNT.pack(publisher, len(entries)) + b"".join(entries))
 
 
@@ -312,19 +312,19 @@ def publish(publisher: int, entries: Sequence[bytes]) -> bytes:
 
 
 def decode_strings(body: bytes) -> list[str]:
-    """An array of strings: mechanisms, streams of a route, partitions."""
+    """Decode an array of strings: mechanisms, streams of a route, partitions."""
     cursor = Cursor(body)
     return [cursor.string() for _ in range(cursor.count(2))]
 
 
 def decode_table(body: bytes) -> dict[str, str]:
-    """A map of strings: peer properties, connection properties."""
+    """Decode a map of strings: peer properties, connection properties."""
     cursor = Cursor(body)
     return {cursor.string(): cursor.string() for _ in range(cursor.count(4))}
 
 
 def decode_metadata(body: bytes) -> list[StreamPlaces]:
-    """Where each stream asked for lies."""
+    """Decode the nodes of each requested stream."""
     cursor = Cursor(body)
     brokers = {cursor.uint16(): NodeAddress(cursor.string(), cursor.uint32()) for _ in range(cursor.count(8))}
     return [_decode_places(cursor, brokers) for _ in range(cursor.count(10))]
@@ -338,19 +338,19 @@ def _decode_places(cursor: Cursor, brokers: dict[int, NodeAddress]) -> StreamPla
 
 
 def decode_stats(body: bytes) -> dict[str, int]:
-    """Figures of a stream by name; which there are depends on the version."""
+    """Decode statistics of a stream by name; the names depend on the broker's version."""
     cursor = Cursor(body)
     signed = struct.Struct(">q")
     return {cursor.string(): cursor.unpack(signed)[0] for _ in range(cursor.count(10))}
 
 
 def decode_sequence(body: bytes) -> int:
-    """The last publishing id in the answer to QueryPublisherSequence; 0 where there is none."""
+    """Decode the last publishing id in the answer to QueryPublisherSequence; 0 if there is none."""
     return Cursor(body).unpack(_SEQUENCE)[0]
 
 
 def decode_outcome(data: bytes) -> Confirmed | Refused:
-    """A PublishConfirm or PublishError frame (key and version included, the size not)."""
+    """Decode a PublishConfirm or PublishError frame (with key and version, without the size)."""
     key = int.from_bytes(data[:2], "big")
     publisher, count = Cursor(data, 4).unpack(_COUNT)
     start = 4 + _COUNT.size

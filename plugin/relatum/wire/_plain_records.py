@@ -1,17 +1,17 @@
-"""Records of a chunk without sub-entry batches, cut out of it: what every reader does for each message.
+"""Records of a chunk without sub-entry batches: the work of every reader for each message.
 
-Source: as of `relatum.wire._chunk`.
+Source: as for `relatum.wire._chunk`.
 """
 
 
 def plain_records(
     data: bytes, position: int, count: int, places: list[int] | None = None
 ) -> tuple[list[bytes], int] | None:
-    """So many records from a position on, and where they end; None where an entry is a batch.
+    """Return `count` records from a position on, and where they end; None if an entry is a batch.
 
-    A slice that was cut short leaves the end past that of the data: the caller compares it.
+    If the data ends inside the last record, the end is after that of the data: the caller compares it.
 
-    - `places`: Cut only the records at these places, ascending from 0 on, and stop behind the last of them.
+    - `places`: Cut only the records at these indexes, ascending from 0 on, and stop after the last of them.
 
     Raises:
         IndexError: the data ends before the last entry begins.
@@ -23,7 +23,7 @@ def plain_records(
             return records, position
         place, count = places[0], places[-1] + 1
     for at in range(count):
-        # Byte by byte: compiled, that takes a tenth of what `struct` does.
+        # Byte by byte: compiled, this takes a tenth of the time of `struct`.
         if data[position] & 0x80:
             return None
         length = data[position] << 24 | data[position + 1] << 16 | data[position + 2] << 8 | data[position + 3]

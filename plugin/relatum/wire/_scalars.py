@@ -1,4 +1,4 @@
-"""AMQP 1.0's values that hold no others: numbers, moments, text, binary. See `_amqp10`."""
+"""AMQP 1.0's scalar values: numbers, timestamps, text, binary. See `_amqp10`."""
 
 import sys
 from collections.abc import Callable
@@ -11,14 +11,14 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Opaque(NamedTuple):
-    """A value Python has no plain type for: decimals, moments outside `datetime`, values too deep or too many."""
+    """A value without a plain Python type: decimals, timestamps outside `datetime`, values too deep or too many."""
 
     kind: str
     data: bytes
 
 
 def text_of(data: bytes) -> str | bytes:
-    """Text; the bytes themselves where they are not UTF-8."""
+    """Decode text; return the bytes if they are not UTF-8."""
     try:
         return str(data, "utf-8")
     except UnicodeDecodeError:
@@ -34,7 +34,7 @@ def _moment(data: bytes) -> datetime | Opaque:
 
 def _character(data: bytes) -> str | Opaque:
     code = int.from_bytes(data, "big")
-    # Half a surrogate pair is no character, and no text could hold it.
+    # Half a surrogate pair is no character, and no text can hold it.
     if code > sys.maxunicode or 0xD800 <= code <= 0xDFFF:
         return Opaque("char", data)
     return chr(code)
@@ -80,7 +80,7 @@ SCALARS: Final[dict[int, Callable[[bytes], Any]]] = {
     0x94: lambda data: Opaque("decimal", data),
     0x98: lambda data: UUID(bytes=data),
 }
-"""By constructor: what the bytes of a value of fixed width are in Python."""
+"""Decoders of values of fixed width, by constructor."""
 
 TEXTS: Final[dict[int, Callable[[bytes], Any]]] = {
     0xA0: bytes,
@@ -90,4 +90,4 @@ TEXTS: Final[dict[int, Callable[[bytes], Any]]] = {
     0xB1: text_of,
     0xB3: text_of,
 }
-"""By constructor: what the bytes behind the size are in Python."""
+"""Decoders of values of variable width, by constructor; they get the bytes after the size."""

@@ -1,7 +1,7 @@
-"""One connection of the stream protocol as a state machine: bytes in, events out, bytes to send. No I/O.
+"""A connection of the stream protocol as a state machine: bytes in, events out, bytes to send. No I/O.
 
-The session logs in, answers the server's Tune and Close, swallows its heartbeats, numbers requests, and cuts frames
-out of what arrives in time linear in the bytes. Who holds it sends `take_outgoing()` and feeds `receive()`.
+The session logs in, answers the server's Tune and Close, consumes its heartbeats, numbers requests, and cuts frames out
+of the received bytes in linear time. Its owner sends `take_outgoing()` and feeds `receive()`.
 """
 
 import struct
@@ -24,10 +24,10 @@ from relatum.wire._frames import Code, Command, Confirmed, Refused
 CLIENT_PROPERTIES: Final = {"product": "Relatum", "platform": "Python", "connection_name": "relatum"}
 
 EXTERNAL_SINCE: Final = (3, 12, 1)
-"""The first version that is known to take EXTERNAL by the stream protocol.
+"""The first version that is known to accept EXTERNAL by the stream protocol.
 
-Before, a connection that asks for it ends with a crash report in the broker's log (seen with 3.10.8); the last ones of
-3.10 and 3.11 may take it, and are not asked. Source: rabbitmq-server, pull request 8488.
+Before, a connection that asks for it ends with a crash report in the broker's log (seen with 3.10.8). The last versions
+of 3.10 and 3.11 may accept it, and are not asked. Source: rabbitmq-server, pull request 8488.
 """
 
 SUBSCRIPTIONS: Final = 256
@@ -42,11 +42,11 @@ _OUTCOMES: Final = (Command.PUBLISH_CONFIRM, Command.PUBLISH_ERROR)
 
 
 AuthMechanism: TypeAlias = Literal["PLAIN", "EXTERNAL"]
-"""How to log in: with a password, or with the certificate of the TLS connection."""
+"""The SASL mechanism: a password, or the certificate of the TLS connection."""
 
 
 class AnotherCluster(BrokerUnavailable):
-    """Another cluster answers, or one that does not say its name; nothing of a login was sent."""
+    """Another cluster answers, or one that does not give its name; nothing of a login was sent."""
 
 
 class AnotherProtocol(ConfigurationError):
@@ -54,20 +54,20 @@ class AnotherProtocol(ConfigurationError):
 
 
 class MechanismNotTaken(ConfigurationError):
-    """The server does not take that mechanism by the stream protocol."""
+    """The server does not accept the mechanism by the stream protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who logs in, where to, and what is asked for.
+    """The login: its user, its target, and the options to request.
 
     Attributes:
-        user: User name.
-        password: Password; never shown.
-        vhost: Virtual host.
+        user: The user name.
+        password: The password; never shown.
+        vhost: The virtual host.
         mechanism: "PLAIN", or "EXTERNAL" for a client certificate.
-        heartbeat_s: Seconds asked for; the smaller of this and the server's is used. 0 switches heartbeats off.
-        cluster_name: User and password are sent only to the cluster of that name, which servers say before a login.
+        heartbeat_s: The requested interval in seconds; the smaller of this and the server's is used. 0: no heartbeats.
+        cluster_name: User and password are sent only to the cluster of that name, which servers give before a login.
             None: any.
     """
 
@@ -79,14 +79,14 @@ class Login:
     cluster_name: str | None = None
 
     def sasl_response(self) -> bytes:
-        """What SaslAuthenticate carries."""
+        """Return the response for SaslAuthenticate."""
         if self.mechanism == "EXTERNAL":
             return b""
         return f"\0{self.user}\0{self.password}".encode()
 
 
 class Answer(NamedTuple):
-    """The server's answer to the request of that correlation; `body` is what follows the code."""
+    """The server's answer to the request with that correlation; `body` is what follows the code."""
 
     correlation: int
     code: int
@@ -94,21 +94,21 @@ class Answer(NamedTuple):
 
 
 class StreamMoved(NamedTuple):
-    """The server ended all subscriptions to a stream: it moved, or was deleted."""
+    """The server ended all subscriptions to a stream: it was moved or deleted."""
 
     stream: str
     code: int
 
 
 class CreditRefused(NamedTuple):
-    """The server has no such subscription (any more)."""
+    """The server has no such subscription, or no longer."""
 
     subscription: int
     code: int
 
 
 class Damaged(NamedTuple):
-    """A chunk that is damaged came for a subscription; only where `reports_damage` asks for it, else that is raised."""
+    """A damaged chunk came for a subscription; an event only with `reports_damage`, else an error is raised."""
 
     subscription: int
     error: ChunkCorrupt
@@ -117,19 +117,19 @@ class Damaged(NamedTuple):
 Event = Answer | Chunk | StreamMoved | CreditRefused | Confirmed | Refused | Damaged
 
 Exchange: TypeAlias = Callable[[], list[Event]]
-"""Sends what there is to send, and waits for bytes: the events that came of them, maybe none yet."""
+"""Sends pending bytes, waits for bytes, and returns their events, possibly none yet."""
 
 
 class StreamSession:
-    """A connection's state. One user at a time; it holds no socket and reads no clock.
+    """The state of a connection. For one user at a time; it has no socket and reads no clock.
 
     Attributes:
-        server_properties: What the server said of itself (`cluster_name`, `version`, ...), once connected.
-        connection_properties: What it said on opening the virtual host (`advertised_host`, `advertised_port`).
-        heartbeat_s: The heartbeat agreed on, in seconds; 0 means none.
-        send_bytes_max: Bytes a frame of ours may have, as the server said; 0 means no limit.
+        server_properties: The server's properties (`cluster_name`, `version`, ...), once connected.
+        connection_properties: Its properties for the virtual host (`advertised_host`, `advertised_port`).
+        heartbeat_s: The negotiated heartbeat interval in seconds; 0 means none.
+        send_bytes_max: The most bytes of a frame to the server, as it demands; 0 means no limit.
         is_open: True between login and close.
-        reports_damage: True gives a damaged chunk as `Damaged`, and goes on: other streams share the connection.
+        reports_damage: True reports a damaged chunk as `Damaged`, and goes on: other streams share the connection.
     """
 
     def __init__(self, login: Login) -> None:
@@ -151,27 +151,27 @@ class StreamSession:
     # --- bytes --------------------------------------------------------------------------------------------
 
     def take_outgoing(self) -> bytes:
-        """The bytes to send now; they are handed out once."""
+        """Return the pending bytes to send, once."""
         outgoing = bytes(self._outgoing)
         self._outgoing.clear()
         return outgoing
 
     def send(self, frame: bytes) -> None:
-        """Put an encoded frame among the bytes to send."""
+        """Append an encoded frame to the bytes to send."""
         self._outgoing += frame
 
     def next_correlation(self) -> int:
-        """A number for the next request."""
+        """Return a number for the next request."""
         self._correlation = (self._correlation + 1) & 0x7FFFFFFF
         return self._correlation
 
     def take_subscription(self) -> int:
-        """The least id that no subscription has; it is free again when the broker has answered `unsubscribe`.
+        """Return the lowest free subscription id; it is free again when the broker has answered `unsubscribe`.
 
-        Always the least: RabbitMQ keeps a counter for each id of each connection until it restarts (3.10.8).
+        Always the lowest: RabbitMQ keeps a counter for each id of each connection until it restarts (3.10.8).
 
         Raises:
-            BrokerUnavailable: all are taken: the broker has not answered for a long time.
+            BrokerUnavailable: all are in use: the broker has not answered for a long time.
         """
         for number in range(SUBSCRIPTIONS):
             if number not in self._subscriptions:
@@ -181,22 +181,22 @@ class StreamSession:
 
     @property
     def subscription_count(self) -> int:
-        """How many ids are taken: those that are ending, too."""
+        """The number of ids in use, including those that are ending."""
         return len(self._subscriptions)
 
     def unsubscribe(self, number: int, correlation: int | None = None) -> None:
-        """End a subscription. The broker answers in order: what is still under way for its id comes before that."""
+        """End a subscription. The broker answers in order: chunks in flight for its id come before the answer."""
         correlation = self.next_correlation() if correlation is None else correlation
         self._ending[correlation] = number
         self.send(frames.unsubscribe(correlation, number))
 
     def receive(self, data: bytes | memoryview) -> list[Event]:
-        """What the bytes that arrived amount to, in order; frames that are not complete yet are kept.
+        """Return the events in the received bytes, in order; incomplete frames are kept.
 
         Raises:
-            ProtocolError: The bytes are no frames, or frames that make no sense.
+            ProtocolError: The bytes are no frames, or invalid ones.
             ChunkCorrupt: A chunk is damaged.
-            ConnectionLost: The server closed the connection; its reason is in the message.
+            ConnectionLost: The server closed the connection; the message has its reason.
             AnotherProtocol: The server's first bytes are no frame.
         """
         buffer = self._buffer
@@ -260,7 +260,7 @@ class StreamSession:
         return Answer(correlation, code, frame[_ANSWER.size :])
 
     def _command(self, key: int, frame: bytes) -> None:
-        """What the server asks of us: Tune is answered, Close too and then raised, heartbeats need nothing."""
+        """Handle a request of the server: answer Tune, answer Close and raise, ignore heartbeats."""
         if key == Command.TUNE:
             if len(frame) < _TUNE.size:
                 raise ProtocolError("A Tune frame ends too early.")
@@ -287,7 +287,7 @@ class StreamSession:
             AccessRefused: User, password, virtual host or mechanism are refused.
             MechanismNotTaken: The server does not offer the mechanism.
             ProtocolError: The peer does not speak the stream protocol.
-            AnotherCluster: It is not the cluster that is meant; it was told nothing of the login.
+            AnotherCluster: It is another cluster than expected; nothing of the login was sent.
             AnotherProtocol: The peer's first bytes are no frame; nothing of the login was sent.
         """
         properties = self.next_correlation()
@@ -295,8 +295,8 @@ class StreamSession:
         self.server_properties = frames.decode_table(_expect(self._answer_to(exchange, properties), "greets"))
         meant = self._login.cluster_name
         if meant is not None and self.server_properties.get("cluster_name") != meant:
-            raise AnotherCluster(f"What answers the stream protocol there is not the cluster {meant!r}.")
-        # One at a time: RabbitMQ (3.10 and 4.3 alike) hangs up on frames that are written ahead during the login.
+            raise AnotherCluster(f"The server of the stream protocol there is not the cluster {meant!r}.")
+        # One at a time: RabbitMQ (3.10 and 4.3) closes the connection if frames are sent ahead during the login.
         handshake = self.next_correlation()
         self.send(frames.about(handshake, Command.SASL_HANDSHAKE))
         offered = _expect(self._answer_to(exchange, handshake), "offers mechanisms")
@@ -336,7 +336,7 @@ class StreamSession:
         _expect(answer, "logs in")
 
     def answers_to(self, exchange: Exchange, *correlations: int) -> list[Answer]:
-        """Wait for answers; whatever else arrives meanwhile is dropped. For use while nothing is subscribed."""
+        """Wait for answers, and drop other events. Only for use while nothing is subscribed."""
         answers: dict[int, Answer] = {}
         while len(answers) < len(correlations):
             for event in exchange():
@@ -348,14 +348,14 @@ class StreamSession:
         return self.answers_to(exchange, correlation)[0]
 
     def leave(self) -> None:
-        """Put Close among the bytes to send; the answer need not be waited for."""
+        """Append Close to the bytes to send; its answer need not be waited for."""
         if self.is_open:
             self.send(frames.close(self.next_correlation()))
             self.is_open = False
 
 
 def _expect(answer: Answer, what: str) -> bytes:
-    """The body of an answer that must be OK, else the error it amounts to."""
+    """Return the body of an answer that must be OK, or raise its error."""
     if answer.code == Code.OK:
         return answer.body
     if answer.code == Code.ACCESS_REFUSED:
@@ -364,7 +364,7 @@ def _expect(answer: Answer, what: str) -> bytes:
 
 
 def is_before(version: str, release: tuple[int, ...]) -> bool:
-    """Whether a broker is older than a release; one whose version cannot be read counts as a new one."""
+    """Whether a broker is older than a release; one whose version cannot be parsed counts as new."""
     parts = version.split(".")[: len(release)]
     return all(part.isdecimal() for part in parts) and tuple(map(int, parts)) < release
 
@@ -374,7 +374,7 @@ def _vhost_refused(login: Login) -> AccessRefused:
 
 
 def code_name(code: int) -> str:
-    """A code of the protocol in words, for messages."""
+    """Return a code of the protocol in words, for messages."""
     try:
         return Code(code).name.lower().replace("_", " ")
     except ValueError:
