@@ -276,7 +276,7 @@ def test_up_says_which_directory_cannot_be_used(tmp_path: Path, where: str) -> N
     }[where]
     ended = run("up", "-d", str(directory))
     assert ended.returncode == ExitCode.CONFIGURATION
-    said = "identity.json does not hold" if where == "no JSON" else f"{directory}"
+    said = "identity.json is damaged" if where == "no JSON" else f"{directory}"
     assert said in ended.stderr
     assert "cannot be used" in ended.stderr or where == "no JSON"
     assert "Traceback" not in ended.stderr

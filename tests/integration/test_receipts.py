@@ -80,7 +80,7 @@ def test_what_lies_in_no_stream_is_confirmed_without_places(
     for _ in range(2):
         assert relatum.publish(channel, "", name, b"").wait() == ()
     (said,) = [record.getMessage() for record in caplog.records if record.name == "relatum.interception"]
-    assert f"{name!r} is no stream" in said
+    assert f"{name!r} is not a stream" in said
     assert relatum.publish(channel, "", unique_name(), b"", mandatory=False).is_confirmed
 
 

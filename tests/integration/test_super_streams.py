@@ -183,11 +183,11 @@ def test_a_partition_is_added_and_taken_out(hands: Hands, amqp_url: str) -> None
         assert hands.add(name).binding_key == "2"
         assert keys() == ["0", "2"]
         assert hands.add(name, binding_key="1").stream == f"{name}-1"
-        with pytest.raises(SuperStreamConflict, match="binding key '0' already"):
+        with pytest.raises(SuperStreamConflict, match="already has a partition with binding key '0'"):
             hands.add(name, binding_key="0")
         with pytest.raises(InvalidInput, match="one line"):
             hands.add(name, binding_key="a\nb")
-        with pytest.raises(NotFound, match="no partition"):
+        with pytest.raises(NotFound, match="not a partition"):
             hands.unbind(name, f"{name}-7")
         for place in "12":
             hands.unbind(name, f"{name}-{place}", delete=True)

@@ -139,7 +139,7 @@ def test_a_stream_that_this_user_may_not_read_is_not_written(
     name = unique_name("closed")
     declare_stream(owner_url, name)
     with recording(reader_url, engine, name):
-        wait_until(lambda: f"reading of stream {name!r} waits" in caplog.text, what="the refusal is told")
+        wait_until(lambda: f"reading of stream {name!r} is waiting" in caplog.text, what="the refusal is told")
     assert name not in [each.stream for each in status(owner_url, engine.url)]
 
 

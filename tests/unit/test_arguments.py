@@ -179,7 +179,7 @@ def test_local_time_has_the_offset_of_its_own_day(
 )
 def test_what_is_no_time_is_refused_with_the_ways_to_write_one(text: str) -> None:
     """One line, an error of use."""
-    with pytest.raises(typer.BadParameter, match=r"12:03|longer"):
+    with pytest.raises(typer.BadParameter, match=r"12:03|too long"):
         read_moment(text, NOW)
 
 

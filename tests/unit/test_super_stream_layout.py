@@ -27,7 +27,7 @@ def test_partitions_are_named_by_numbers_or_keys() -> None:
     layout = Layout.keyed("orders", ["emea", "apac"])
     assert [(each.place, each.stream) for each in layout] == [(0, "orders-emea"), (1, "orders-apac")]
     assert layout.partition("orders-apac") is layout.partitions[1]
-    with pytest.raises(NotFound, match="'orders-1' is no partition"):
+    with pytest.raises(NotFound, match="'orders-1' is not a partition"):
         layout.partition("orders-1")
     wrong: list[Any] = [0, -1, True, 1.5, "3"]
     for partitions in wrong:

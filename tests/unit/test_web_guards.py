@@ -90,7 +90,7 @@ def test_it_does_not_start_where_anyone_could_look(host: str) -> None:
     with pytest.raises(ConfigurationError, match="RELATUM_WEB_TOKEN"):
         WebOptions(*NOWHERE, host=host)
     for short in ("", "x" * 15, "ü" * 20):
-        with pytest.raises(ConfigurationError, match="16 characters"):
+        with pytest.raises(ConfigurationError, match="16 ASCII characters"):
             WebOptions(*NOWHERE, host=host, token=short)
 
 
