@@ -113,27 +113,6 @@ def test_keys_come_from_bodies_and_from_presets(relatum: Relatum) -> None:
     ends(relatum, ExitCode.USAGE, *(f"keys add{words}" for words in wrong))
 
 
-def test_keys_are_suggested_and_defined(relatum: Relatum, place: Place) -> None:
-    """What tells messages apart and comes again is defined by `--apply`; without it nothing is written."""
-    place.put(*[(b"", {"kind": "order"})] * 3)
-    assert "Nothing" in relatum.ok("suggest", place.stream, "--apply")
-    orders = [(b'{"order": {"id": "o-%05d"}}' % (number // 3), {"n": number}) for number in range(300)]
-    place.put(*orders)
-    (suggestion,) = relatum.json("suggest", place.stream)
-    assert (suggestion["name"], suggestion["source"]) == ("order_id", ["body:$.order.id"])
-    assert relatum.json("keys", "list") == []
-    assert "Defined" in relatum.ok("suggest", place.stream, "--apply")
-    assert [key["source"] for key in relatum.json("keys", "list")] == [["body:$.order.id"]]
-    # Each value once relates nothing yet: it is listed, and not defined.
-    place.put(*[(b"", {"event": f"event-{number:04}"}) for number in range(60)])
-    said = " ".join(relatum.ok("suggest", place.stream, "--apply").split())
-    assert "header:event" in said
-    assert "each value once here: useful when another stream has it too" in said
-    assert "relatum backfill --keys order_id" in said
-    assert [key["name"] for key in relatum.json("keys", "list")] == ["order_id"]
-    ends(relatum, ExitCode.NOT_THERE, "suggest no-such-stream")
-
-
 def test_keys_are_added_listed_and_removed(relatum: Relatum) -> None:
     """Keys are what the command said they are; another meaning of a name is refused."""
     relatum.ok("keys", "add", "order_id", "host")
