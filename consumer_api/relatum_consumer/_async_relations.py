@@ -15,7 +15,6 @@ from relatum.reading import CONNECTIONS_MAX, Broker, Message
 from relatum.store.database import AnyDatabase
 from relatum.waiting import Deadline, NoThreadInTime, Parts, Threads, in_thread, left_s, within
 from relatum_consumer._relations import Relations
-from relatum_consumer.expectations import POLL_S, Expectation, UnmetExpectation
 from relatum_consumer.groups import (
     AsyncSharedGroups,
     Group,
@@ -213,16 +212,6 @@ class AsyncRelations(AsyncClosing):
             shared = self._relations.groups(streams, consumer=consumer, **options)
             return AsyncSharedGroups(self._in_thread, self._end, shared)
         given = self._relations._groups(names_of("streams", streams), **options)
-        return self._in_parts(lambda: given)
-
-    def watch_missing(
-        self, expectation: str | Expectation, *, since: datetime | None = None, poll_s: float = POLL_S
-    ) -> AsyncGenerator[UnmetExpectation, None]:
-        """Yield each message that nothing followed in time, as soon as that is known; see `Relations.watch_missing`.
-
-        Close the iterator if you leave it early (`contextlib.aclosing`).
-        """
-        given = self._relations._watch_missing(expectation, since, poll_s)
         return self._in_parts(lambda: given)
 
     # --- threads ------------------------------------------------------------------------------------------

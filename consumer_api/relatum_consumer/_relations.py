@@ -18,8 +18,7 @@ from relatum.store.database import AnyDatabase, Database
 from relatum.waiting import LOOK_S, SharedWait, pause, within
 from relatum_consumer import _missing
 from relatum_consumer._tracing import Start, trace
-from relatum_consumer._watch_missing import MissingWatch
-from relatum_consumer.expectations import POLL_S, UNMET_MAX, Expectation, MissingReport, UnmetExpectation
+from relatum_consumer.expectations import UNMET_MAX, Expectation, MissingReport
 from relatum_consumer.groups import GroupMethods
 from relatum_consumer.lookups.answer import Answer
 from relatum_consumer.lookups.arguments import Names, Order
@@ -30,7 +29,7 @@ from relatum_consumer.lookups.consumed import Consumed
 from relatum_consumer.lookups.servers import CLOSED, Health, Servers
 from relatum_consumer.lookups.telemetry import LookupCounts, LookupStatistics, look_up
 from relatum_consumer.lookups.values import Times, times, values
-from relatum_consumer.lookups.waiting import Rest, Watch, poll, rested, wait_related
+from relatum_consumer.lookups.waiting import Watch, poll, wait_related
 from relatum_consumer.traces import Trace
 
 POOL_MAX: Final = 1_000
@@ -413,33 +412,6 @@ class Relations(GroupMethods, Closing):
             InvalidInput: an argument is invalid.
         """
         return self._run("missing", _missing.missing, self._catalog, expectation, since, until, limit)
-
-    def watch_missing(
-        self, expectation: str | Expectation, *, since: datetime | None = None, poll_s: float = POLL_S
-    ) -> Generator[UnmetExpectation, None, None]:
-        """Yield each message that nothing followed in time, once, as soon as that is known.
-
-        It never ends by itself. It waits for a recorder that is behind, and for unavailable servers. Its memory is
-        bounded. It does not report a message that is published after its own due time: use `missing` for those.
-
-        Args:
-            expectation: As for `missing`.
-            since: The time of the first message to check. None (default): messages that fall due from now on.
-            poll_s: The interval between two checks in seconds, more than 0. Default 1.
-
-        Returns:
-            An iterator over late and missing messages, and messages for which the answer can never be known. Close it
-            if you leave it early.
-
-        Raises:
-            NotFound, KeyNotDefined, StreamNotFound, TimeNotRecorded, InvalidInput: as for `missing`, during iteration.
-        """
-        return rested(self._watch_missing(expectation, since, poll_s))
-
-    def _watch_missing(
-        self, expectation: str | Expectation, since: datetime | None, poll_s: float
-    ) -> Generator[UnmetExpectation | Rest, None, None]:
-        return MissingWatch(self._catalog, expectation, since, poll_s).found(self._run, str(self._address))
 
     # --- by time ------------------------------------------------------------------------------------------
 

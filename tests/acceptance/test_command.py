@@ -345,7 +345,7 @@ def test_two_commands_and_an_exchange_is_looked_up(own_broker: LocalRabbitMQ, da
 def test_what_is_expected_is_defined_and_what_is_missing_is_told(
     relatum: Relatum, place: Place, other_stream: str
 ) -> None:
-    """Nothing is missing, a recorder is behind, something is missing: 0, 8 and 10; a follower gives JSON lines."""
+    """Nothing is missing, a recorder is behind, something is missing: 0, 8 and 10."""
     two_hours_ago_us = (time.time_ns() // 1_000_000_000 - 7_200) * 1_000_000
 
     def publish(stream: str, value: str) -> None:
@@ -359,7 +359,6 @@ def test_what_is_expected_is_defined_and_what_is_missing_is_told(
     relatum.ok(*f"expect add paid {words} --within 0.001s --grace 0.5s".split())
     ends(relatum, ExitCode.USAGE, f"expect add paid {words} --within 2h")
     # A follower has one expectation and no end; metrics are a follower's.
-    ends(relatum, ExitCode.USAGE, "missing --follow", "missing x --follow --until now", "missing x --metrics-port 9")
     wanted = {"name": "paid", "of": place.stream, "by": "order_id", "follows": other_stream, "within_s": 0.001}
     wanted["grace_s"] = 0.5
     assert relatum.json("expect", "list") == [wanted]
@@ -373,9 +372,5 @@ def test_what_is_expected_is_defined_and_what_is_missing_is_told(
     (report,) = relatum.json("missing", "paid")
     assert (report["status"], report["expectation"], report["missing_count"]) == ("found", wanted, 1)
     assert [(each["value"], each["id"]) for each in report["missing"]] == [("b", {"stream": place.stream, "offset": 1})]
-    with relatum.running("missing", "paid", "--follow", "--since", "yesterday", "--json") as follower:
-        assert follower.stdout is not None
-        told = json.loads(follower.stdout.readline())
-        assert (told["finding"], told["value"]) == ("missing", "b")
     relatum.ok("expect", "remove", "paid")
     ends(relatum, ExitCode.NOT_THERE, "missing paid", "expect remove paid")
