@@ -27,7 +27,7 @@ from relatum_consumer.lookups.arguments import Names, Order, names_of
 from relatum_consumer.lookups.consumed import Consumed
 from relatum_consumer.lookups.servers import CLOSED, Health
 from relatum_consumer.lookups.telemetry import LookupStatistics, look_up
-from relatum_consumer.lookups.waiting import Rest, wait_related
+from relatum_consumer.lookups.waiting import Rest, Waiting
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -169,7 +169,7 @@ class AsyncRelations(AsyncClosing):
         A waiting task holds no thread, so any number of tasks may wait.
         """
         relations = self._relations
-        waiting = wait_related(relations._catalog, message, to, by, limit, order, timeout_s)
+        waiting = Waiting(relations._catalog, message, to, by, limit, order, timeout_s)
         with within(self._timeout_s + timeout_s), look_up("wait_related") as told, relations._counts.counted():
             while (answer := await self._in_thread(waiting.look, threads=self._for_waits)) is None:
                 with relations._counts.awaiting():

@@ -29,7 +29,7 @@ from relatum_consumer.lookups.consumed import Consumed
 from relatum_consumer.lookups.servers import CLOSED, Health, Servers
 from relatum_consumer.lookups.telemetry import LookupCounts, LookupStatistics, look_up
 from relatum_consumer.lookups.values import Times, times, values
-from relatum_consumer.lookups.waiting import Watch, poll, wait_related
+from relatum_consumer.lookups.waiting import Waiting, Watch, poll
 from relatum_consumer.traces import Trace
 
 POOL_MAX: Final = 1_000
@@ -308,7 +308,7 @@ class Relations(GroupMethods, Closing):
         Raises:
             KeyNotDefined, NothingRecorded, StreamNotFound, InvalidInput: as for `related`.
         """
-        waiting = wait_related(self._catalog, message, to, by, limit, order, timeout_s)
+        waiting = Waiting(self._catalog, message, to, by, limit, order, timeout_s)
         with within(self._timeout_s + timeout_s), look_up("wait_related") as told, self._counts.counted():
             while (answer := waiting.look()) is None:
                 with self._counts.awaiting():

@@ -370,8 +370,8 @@ def _names(recorded: Iterable[PresentStream]) -> tuple[tuple[str, ...], dict[str
 def replaced(stream: str, offset: int) -> StreamReplaced:
     """Return the error for a stream that is not the recorded one."""
     return StreamReplaced(
-        f"the stream {stream!r} is not the recorded one: offset {offset} has another message, or none. It "
-        "was declared again, or lost its tail; a recorder will correct the record",
+        f"the stream {stream!r} is not the recorded one: offset {offset} has another message, or none. It was declared "
+        f"again, or lost its tail: `relatum record {stream}` corrects the record",
         stream=stream,
         offset=offset,
     )

@@ -9,7 +9,7 @@ bodies are large, because it asks the broker for the streams' ends. After `GRACE
 """
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -148,22 +148,10 @@ CLOSE_S: Final = 0.05
 """A transient error within so many seconds of the limit counts as the timeout."""
 
 
-def wait_related(
-    catalog: Catalog,
-    message: Message | Consumed,
-    to: Names,
-    by: Names,
-    limit: int | None,
-    order: Order,
-    timeout_s: float,
-) -> "Waiting":
-    """Start a wait for the first message of `related`."""
-    checked_seconds("timeout_s", timeout_s)
-    return Waiting(catalog, partial(question_of, catalog, message, to, by, limit, order), timeout_s)
-
-
 class Waiting:
-    """One wait: it looks, pauses, and looks again, until there is an answer. Without `timeout_s` it looks once.
+    """One wait for a message related to `message`: it looks, pauses, and looks again, until there is an answer.
+
+    With a `timeout_s` of 0 it looks once.
 
     Attributes:
         pause_s: Seconds to pause after a look without an answer.
@@ -173,10 +161,19 @@ class Waiting:
 
     watch: Watch
 
-    def __init__(self, catalog: Catalog, asked: Callable[[], Question], timeout_s: float) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        message: Message | Consumed,
+        to: Names,
+        by: Names,
+        limit: int | None,
+        order: Order,
+        timeout_s: float,
+    ) -> None:
         self._catalog = catalog
-        self._asked = asked
-        self._timeout_s = timeout_s
+        self._asked = partial(question_of, catalog, message, to, by, limit, order)
+        self._timeout_s = checked_seconds("timeout_s", timeout_s)
         self._until = time.monotonic() + timeout_s
         self._question: Question | None = None
         self._is_checked = False
