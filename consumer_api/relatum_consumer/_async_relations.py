@@ -26,7 +26,7 @@ from relatum_consumer.lookups.answer import Answer
 from relatum_consumer.lookups.arguments import Names, Order, names_of
 from relatum_consumer.lookups.consumed import Consumed
 from relatum_consumer.lookups.servers import CLOSED, Health
-from relatum_consumer.lookups.telemetry import LookupStatistics, look_up
+from relatum_consumer.lookups.telemetry import LookupStatistics
 from relatum_consumer.lookups.waiting import Rest, Waiting
 
 _Item = TypeVar("_Item")
@@ -170,9 +170,9 @@ class AsyncRelations(AsyncClosing):
         """
         relations = self._relations
         waiting = Waiting(relations._catalog, message, to, by, limit, order, timeout_s)
-        with within(self._timeout_s + timeout_s), look_up("wait_related") as told, relations._counts.counted():
+        with relations._lookups.counted("wait_related", self._timeout_s + timeout_s) as told:
             while (answer := await self._in_thread(waiting.look, threads=self._for_waits)) is None:
-                with relations._counts.awaiting():
+                with relations._lookups.awaiting():
                     await asyncio.sleep(left_s(waiting.pause_s))
                     waiting.is_seen = bool(await relations._waits.wait_in_task(waiting.watch, waiting.watch.until))
             told(answer)

@@ -6,7 +6,7 @@ from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from relatum import otel
 from relatum.errors import RelatumError
@@ -14,8 +14,11 @@ from relatum.keys import KeyDefinition, masked_places, units_of
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, reported
 from relatum.otel import Description, Part
 from relatum.reading import ReaderStatistics
+from relatum.waiting import within
 
 _Told: TypeAlias = Callable[[Any], None]
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 NAMED_MAX: Final = 16
 """The most streams, and the most keys, that a span names."""
@@ -106,23 +109,50 @@ class LookupStatistics(ReaderStatistics):
     awaiting: Annotated[int, Gauge("relatum_lookups_awaiting", "Lookups that wait for a message")]
 
 
-class LookupCounts:
-    """Counts the lookups of one `Relations`. Thread-safe.
+class Lookups:
+    """Runs the lookups of one `Relations` within its time limit, traced and counted. Thread-safe.
 
     Args:
-        limit: The limit of its broker connections.
+        timeout_s: The limit of a lookup, in seconds.
+        connections_max: The limit of its broker connections.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.connections = ReaderStatistics.of_none(limit)
+    def __init__(self, timeout_s: float, connections_max: int) -> None:
+        self.timeout_s = timeout_s
+        self._no_connections = ReaderStatistics.of_none(connections_max)
         self._lookup_s = Histogram()
         self._errors: Counts[str] = Counts()
         self._asking = self._awaiting = 0
         self._lock = threading.Lock()
 
-    def counted(self) -> "_Counted":
-        """Count a lookup that runs in the block, and how it ends."""
-        return _Counted(self)
+    def run(
+        self,
+        called: str,
+        function: Callable[_Arguments, _Result],
+        *args: _Arguments.args,
+        **options: _Arguments.kwargs,
+    ) -> _Result:
+        """Return what a function returns that was called as the method `called`."""
+        with self.counted(called, self.timeout_s) as told:
+            result = function(*args, **options)
+            told(result)
+            return result
+
+    @contextmanager
+    def counted(self, called: str, within_s: float | None) -> Iterator[_Told]:
+        """Run the block as a lookup. It gets a function that notes the result."""
+        began = time.perf_counter()
+        self._move(1, 0)
+        try:
+            with within(within_s), look_up(called) as told:
+                yield told
+        except RelatumError as error:
+            with self._lock:
+                self._errors[type(error).__name__] += 1
+            raise
+        finally:
+            self._lookup_s.observe(time.perf_counter() - began)
+            self._move(-1, 0)
 
     @contextmanager
     def awaiting(self) -> Iterator[None]:
@@ -145,33 +175,11 @@ class LookupCounts:
 
     def statistics(self, connections: ReaderStatistics | None = None) -> LookupStatistics:
         """Return the counts with the reader's connections; None if there is no reader."""
-        told = asdict(connections or self.connections)
         with self._lock:
             return LookupStatistics(
-                **told,
+                **asdict(connections or self._no_connections),
                 lookup_s=self._lookup_s.observed(),
                 errors=dict(self._errors),
                 asking=self._asking,
                 awaiting=self._awaiting,
             )
-
-
-class _Counted:
-    """A class, because every lookup passes through it and a generator is slower."""
-
-    __slots__ = ("_began", "_counts")
-
-    def __init__(self, counts: LookupCounts) -> None:
-        self._counts = counts
-
-    def __enter__(self) -> None:
-        self._counts._move(1, 0)
-        self._began = time.perf_counter()
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        counts = self._counts
-        counts._lookup_s.observe(time.perf_counter() - self._began)
-        counts._move(-1, 0)
-        if isinstance(error, RelatumError):
-            with counts._lock:
-                counts._errors[type(error).__name__] += 1
