@@ -170,12 +170,12 @@ class AsyncRelations(AsyncClosing):
         """
         relations = self._relations
         waiting = Waiting(relations._catalog, message, to, by, limit, order, timeout_s)
-        with relations._lookups.counted("wait_related", self._timeout_s + timeout_s) as told:
+        with relations._lookups.counted("wait_related", self._timeout_s + timeout_s) as note:
             while (answer := await self._in_thread(waiting.look, threads=self._for_waits)) is None:
                 with relations._lookups.awaiting():
                     await asyncio.sleep(left_s(waiting.pause_s))
                     waiting.is_seen = bool(await relations._waits.wait_in_task(waiting.watch, waiting.watch.until))
-            told(answer)
+            note(answer)
             return answer
 
     def read_many(

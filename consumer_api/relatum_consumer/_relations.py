@@ -292,12 +292,12 @@ class Relations(GroupMethods, Closing):
             KeyNotDefined, NothingRecorded, StreamNotFound, InvalidInput: as for `related`.
         """
         waiting = Waiting(self._catalog, message, to, by, limit, order, timeout_s)
-        with self._lookups.counted("wait_related", self._lookups.timeout_s + timeout_s) as told:
+        with self._lookups.counted("wait_related", self._lookups.timeout_s + timeout_s) as note:
             while (answer := waiting.look()) is None:
                 with self._lookups.awaiting():
                     pause(waiting.pause_s)
                     waiting.is_seen = bool(self._waits.wait(waiting.watch, waiting.watch.until))
-            told(answer)
+            note(answer)
             return answer
 
     # --- what is connected ---------------------------------------------------------------------------------

@@ -126,9 +126,9 @@ class GroupMethods:
             KeyNotDefined, StreamNotFound: as for `groups`.
             InvalidInput: an argument is invalid, or there are more than 100,000 such groups.
         """
-        with self._lookups.counted("incomplete_groups", None) as told:
+        with self._lookups.counted("incomplete_groups", None) as note:
             found = look_ups.incomplete(self._catalog, streams, older_than, complete=complete)
-            told(found)
+            note(found)
             return found
 
     # --- one group ----------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-"""OpenTelemetry spans of lookups, one for each, and counts of lookups."""
+"""Runs lookups within their time limit, with OpenTelemetry spans and counts."""
 
 import threading
 import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final, ParamSpec, TypeAlias, TypeVar
 
@@ -16,7 +16,7 @@ from relatum.otel import Description, Part
 from relatum.reading import ReaderStatistics
 from relatum.waiting import within
 
-_Told: TypeAlias = Callable[[Any], None]
+_NoteResult: TypeAlias = Callable[[Any], None]
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -24,48 +24,37 @@ NAMED_MAX: Final = 16
 """The most streams, and the most keys, that a span names."""
 
 
-def _nothing_told(_: object) -> None:
-    return None
-
-
-_NOTHING: Final[AbstractContextManager[_Told]] = nullcontext(_nothing_told)
-
-
-def look_up(called: str, stream: str = "") -> AbstractContextManager[_Told]:
-    """Return a span around a lookup if tracing is on. The block gets a function that notes the result.
+@contextmanager
+def look_up(called: str, stream: str = "") -> Iterator[_NoteResult]:
+    """Open a span around a lookup if there is tracing. The block gets a function that notes the result.
 
     Args:
         called: The method that was called.
         stream: The stream of the lookup, if it has one.
     """
-    if not otel.is_on(Part.LOOKUPS):
-        return _NOTHING
-    return _opened(called, {"messaging.destination.name": stream} if stream else {})
 
-
-@contextmanager
-def _opened(called: str, more: dict[str, str]) -> Iterator[_Told]:
     def describe() -> Description:
-        return Description(f"relatum {called}", {"messaging.system": "rabbitmq", "relatum.lookup": called} | more)
+        attributes = {"messaging.system": "rabbitmq", "relatum.lookup": called}
+        return Description(f"relatum {called}", attributes | ({"messaging.destination.name": stream} if stream else {}))
 
     with otel.span(Part.LOOKUPS, describe) as span:
-        yield lambda result: span.tell(lambda: _came_of_it(result))
+        yield lambda result: span.tell(lambda: _outcome(result))
 
 
-def _came_of_it(result: Any) -> dict[str, Any]:
+def _outcome(result: Any) -> dict[str, Any]:
     """Describe how many messages were found, and the status."""
-    told: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     status = getattr(result, "status", None)
     if status is not None:
-        told["relatum.status"] = str(status)
+        attributes["relatum.status"] = str(status)
     if hasattr(result, "messages") and isinstance(result, Sized):
-        told["messaging.batch.message_count"] = len(result)
+        attributes["messaging.batch.message_count"] = len(result)
     streams: Sequence[str] = getattr(result, "streams", ())
     if len(streams) == 1:
-        told["messaging.destination.name"] = streams[0]
+        attributes["messaging.destination.name"] = streams[0]
     elif streams:
-        told["relatum.streams"] = streams[:NAMED_MAX]
-    return told
+        attributes["relatum.streams"] = streams[:NAMED_MAX]
+    return attributes
 
 
 def note_sought(sought: Sequence[tuple[KeyDefinition, str]], definitions: Mapping[str, KeyDefinition]) -> None:
@@ -76,17 +65,17 @@ def note_sought(sought: Sequence[tuple[KeyDefinition, str]], definitions: Mappin
         definitions: All definitions in force.
     """
 
-    def attributes() -> dict[str, Any]:
-        told: dict[str, Any] = {"relatum.keys": list(dict.fromkeys(key.name for key, _ in sought))[:NAMED_MAX]}
+    def describe() -> dict[str, Any]:
+        attributes: dict[str, Any] = {"relatum.keys": list(dict.fromkeys(key.name for key, _ in sought))[:NAMED_MAX]}
         allowed = [(key, value) for key, value in sought if otel.shows_values_of(key.name)]
         if allowed:
             masked = masked_places(definitions.values()).keys()
             for key, value in allowed:
                 if masked.isdisjoint(units_of(key.components)):
-                    told.setdefault(f"relatum.key.{key.name}", []).append(value)
-        return told
+                    attributes.setdefault(f"relatum.key.{key.name}", []).append(value)
+        return attributes
 
-    otel.note(Part.LOOKUPS, attributes)
+    otel.note(Part.LOOKUPS, describe)
 
 
 @reported()
@@ -133,19 +122,19 @@ class Lookups:
         **options: _Arguments.kwargs,
     ) -> _Result:
         """Return what a function returns that was called as the method `called`."""
-        with self.counted(called, self.timeout_s) as told:
+        with self.counted(called, self.timeout_s) as note:
             result = function(*args, **options)
-            told(result)
+            note(result)
             return result
 
     @contextmanager
-    def counted(self, called: str, within_s: float | None) -> Iterator[_Told]:
+    def counted(self, called: str, within_s: float | None) -> Iterator[_NoteResult]:
         """Run the block as a lookup. It gets a function that notes the result."""
         began = time.perf_counter()
         self._move(1, 0)
         try:
-            with within(within_s), look_up(called) as told:
-                yield told
+            with within(within_s), look_up(called) as note:
+                yield note
         except RelatumError as error:
             with self._lock:
                 self._errors[type(error).__name__] += 1
