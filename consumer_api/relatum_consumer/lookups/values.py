@@ -9,10 +9,11 @@ import sqlalchemy as sa
 
 from relatum.checks import checked_count
 from relatum.errors import InvalidInput
-from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX
+from relatum.keys import moment
+from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum_consumer.lookups.arguments import Names, Order, check_limit, moment_of, names_of, span_of
+from relatum_consumer.lookups.arguments import Names, Order, check_limit, names_of, span_of
 from relatum_consumer.lookups.by_key import rows_of, streams_with
 from relatum_consumer.lookups.catalog import Catalog, named, streams_meant
 
@@ -177,8 +178,13 @@ def times(
     statement = times_of_value(None if names is None else len(names), order)
     rows = catalog.servers.rows(statement, parameters | named(names))
     found = tuple(
-        TimeSpan(number, moment_of(first + number * width), moment_of(first + (number + 1) * width), count)
+        TimeSpan(number, _moment(first + number * width), _moment(first + (number + 1) * width), count)
         for width, first, number, count in rows
     )
     count = sum(span.count for span in found)
     return Times(found, count, count < TIMES_ROWS_MAX)
+
+
+def _moment(time_us: int) -> datetime:
+    """Return a moment, capped at the calendar's last."""
+    return moment(min(time_us, TIME_US_MAX))
