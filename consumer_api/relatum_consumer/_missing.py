@@ -1,6 +1,5 @@
 """Which messages of a stream were not followed in time: messages are read in order, and checked in batches."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, NamedTuple
