@@ -52,7 +52,6 @@ COMMANDS: Final = {
     "web": Listed("web", LOOK_UP, "Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C."),
     "mcp": Listed("web", LOOK_UP, "Serve lookups to an agent over stdin and stdout (Model Context Protocol)."),
     "keys": Listed("keys", RECORD, "Define relationship keys, list and remove them."),
-    "suggest": Listed("suggest", RECORD, "Suggest keys, from a sample of streams."),
     "tap": Listed("tap", RECORD, "Copy each message of exchanges into a stream; publishers do not change."),
     "untap": Listed("tap", RECORD, "Stop copying exchanges. Streams and recorded rows stay, unless `--delete`."),
     "record": Listed("record", RECORD, "Record streams: catch up, then follow their ends, until SIGTERM or Ctrl-C."),

@@ -1,23 +1,17 @@
 """`relatum missing` and `relatum expect`: messages that were not followed in time, and the expectations."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
-from datetime import datetime
 from typing import Annotated, Any, Final
 
 import typer
 
-from relatum import metrics
 from relatum_cli.exits import ExitCode
 from relatum_cli.find import open_relations
-from relatum_cli.log_lines import LogLevel
 from relatum_cli.moments import parse_span
 from relatum_cli.options import (
     Commands,
     Given,
     Level,
-    MetricsHost,
-    MetricsPort,
     ServerOptions,
     Since,
     Until,
@@ -26,7 +20,7 @@ from relatum_cli.options import (
     shared,
 )
 from relatum_cli.show import answer, moment_text, print_json, print_table, say, show
-from relatum_consumer import MissingReport, Relations, UnmetExpectation
+from relatum_consumer import MissingReport, UnmetExpectation
 from relatum_consumer.expectations import (
     GRACE_S,
     Expectation,
@@ -53,32 +47,16 @@ def missing(
     until: Until = None,
     limit: int = option(20, "Show at most this many of each kind.", "--limit", "-n", min=1),
     timeout: float = option(60.0, "Seconds for each expectation.", min=1),
-    follow: bool = option(False, "Keep running, and print each as soon as it is late or missing.", "--follow", "-f"),
-    metrics_port: MetricsPort = 0,
-    metrics_host: MetricsHost = "127.0.0.1",
     log_level: Level = None,
     given: Given,
 ) -> None:
     """List the messages that were not followed in time, as expected.
 
     Checks the expectation NAME, or all. Exits with 0 (no message is missing or late), 10 (some are), 8 (due messages
-    are not recorded yet) or 11 (a part can never be known). Messages that are not due yet do not count. `--follow`
-    runs until Ctrl-C. `--json` prints one document, a list with a report for each expectation; with
-    `--follow` JSON lines, one message each.
+    are not recorded yet) or 11 (a part can never be known). Messages that are not due yet do not count. `--json` prints
+    one document, a list with a report for each expectation.
     """
-    if follow and (name is None or until is not None):
-        raise typer.BadParameter("--follow takes the NAME of one expectation, and no --until")
-    if metrics_port and not follow:
-        raise typer.BadParameter("--metrics-port is for --follow")
-    if follow:
-        # Report outages, and their ends, on stderr.
-        log_level = log_level or LogLevel.INFO
     with open_relations(given, log_level, timeout_s=timeout) as relations:
-        if follow and name is not None:
-            if metrics_port:
-                metrics.serve(metrics_port, metrics_host)
-            _follow(relations, name, since, given.as_json)
-            return
         names = [each.name for each in relations.expectations()] if name is None else [name]
         reports = [relations.missing(each, since=since, until=until, limit=limit) for each in names]
     if given.as_json:
@@ -88,15 +66,6 @@ def missing(
     code = max((_CODES[report.status] for report in reports), key=list(_CODES.values()).index, default=ExitCode.OK)
     if code:
         raise typer.Exit(code)
-
-
-def _follow(relations: Relations, name: str, since: datetime | None, as_json: bool) -> None:
-    with closing(relations.watch_missing(name, since=since)) as found:
-        for unmet in found:
-            if as_json:
-                print_json(unmet, one_line=True)
-            else:
-                say(" ".join(_cells(unmet)))
 
 
 def _print(reports: Sequence[MissingReport]) -> None:

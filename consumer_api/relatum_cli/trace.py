@@ -1,4 +1,4 @@
-"""`relatum trace`: the messages connected with a message or a value, as a tree, a flowchart or JSON."""
+"""`relatum trace`: the messages connected with a message or a value, as a tree or JSON."""
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from relatum.errors import KeyNotDefined
 from relatum.ids import MessageId
 from relatum_cli.find import LookupOptions, end_with, incomplete_lines, one_or_all, open_relations
 from relatum_cli.options import KeyNames, LookIn, Since, Until, argument, option
-from relatum_cli.show import console, counted, first_few, message_document, note, print_json, say
+from relatum_cli.show import console, counted, first_few, message_document, print_json, say
 
 if TYPE_CHECKING:
     from relatum_consumer import Relations, Trace
@@ -45,7 +45,6 @@ def trace(
     fan_out: int = option(200, "Follow values that at most this many messages have.", min=1),
     since: Since = None,
     until: Until = None,
-    as_mermaid: bool = option(False, "Print a flowchart for Mermaid.", "--mermaid"),
     given: LookupOptions,
 ) -> None:
     """Show all messages connected with one, or with a value, and what caused what.
@@ -55,8 +54,6 @@ def trace(
     Exits with 0 (found), 6 (nothing else is connected), 8 (not recorded yet: there may be more) or 11 (unproven).
     `--json` prints one document.
     """
-    if as_mermaid and given.as_json:
-        raise typer.BadParameter("give --mermaid or --json, not both")
     if is_message and not _is_offset(value):
         raise typer.BadParameter("--message takes a stream and an offset")
     with open_relations(given, given.log_level) as relations:
@@ -72,9 +69,6 @@ def trace(
     if given.as_json:
         messages = [message_document(message) | {"hop": found.hops[message.id]} for message in found]
         print_json(found.to_document() | {"messages": messages})
-    elif as_mermaid:
-        print(found.to_mermaid(), end="", flush=True)
-        note("\n".join(_lines(found)))
     else:
         start = next((str(where) for where, hop in found.hops.items() if hop == 0), f"{name} = {' | '.join(value)}")
         console.print(tree(found, start), soft_wrap=not console.is_terminal)

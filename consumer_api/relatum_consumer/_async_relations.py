@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
 from contextlib import closing
-from datetime import datetime
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -15,7 +14,6 @@ from relatum.reading import CONNECTIONS_MAX, Broker, Message
 from relatum.store.database import AnyDatabase
 from relatum.waiting import Deadline, NoThreadInTime, Parts, Threads, in_thread, left_s, within
 from relatum_consumer._relations import Relations
-from relatum_consumer.expectations import POLL_S, Expectation, UnmetExpectation
 from relatum_consumer.groups import (
     AsyncSharedGroups,
     Group,
@@ -27,8 +25,8 @@ from relatum_consumer.lookups.answer import Answer
 from relatum_consumer.lookups.arguments import Names, Order, names_of
 from relatum_consumer.lookups.consumed import Consumed
 from relatum_consumer.lookups.servers import CLOSED, Health
-from relatum_consumer.lookups.telemetry import LookupStatistics, look_up
-from relatum_consumer.lookups.waiting import Rest, wait_related
+from relatum_consumer.lookups.telemetry import LookupStatistics
+from relatum_consumer.lookups.waiting import Rest, Waiting
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -170,13 +168,13 @@ class AsyncRelations(AsyncClosing):
         A waiting task holds no thread, so any number of tasks may wait.
         """
         relations = self._relations
-        waiting = wait_related(relations._catalog, message, to, by, limit, order, timeout_s)
-        with within(self._timeout_s + timeout_s), look_up("wait_related") as told, relations._counts.counted():
+        waiting = Waiting(relations._catalog, message, to, by, limit, order, timeout_s)
+        with relations._lookups.counted("wait_related", self._timeout_s + timeout_s) as note:
             while (answer := await self._in_thread(waiting.look, threads=self._for_waits)) is None:
-                with relations._counts.awaiting():
+                with relations._lookups.awaiting():
                     await asyncio.sleep(left_s(waiting.pause_s))
                     waiting.is_seen = bool(await relations._waits.wait_in_task(waiting.watch, waiting.watch.until))
-            told(answer)
+            note(answer)
             return answer
 
     def read_many(
@@ -213,16 +211,6 @@ class AsyncRelations(AsyncClosing):
             shared = self._relations.groups(streams, consumer=consumer, **options)
             return AsyncSharedGroups(self._in_thread, self._end, shared)
         given = self._relations._groups(names_of("streams", streams), **options)
-        return self._in_parts(lambda: given)
-
-    def watch_missing(
-        self, expectation: str | Expectation, *, since: datetime | None = None, poll_s: float = POLL_S
-    ) -> AsyncGenerator[UnmetExpectation, None]:
-        """Yield each message that nothing followed in time, as soon as that is known; see `Relations.watch_missing`.
-
-        Close the iterator if you leave it early (`contextlib.aclosing`).
-        """
-        given = self._relations._watch_missing(expectation, since, poll_s)
         return self._in_parts(lambda: given)
 
     # --- threads ------------------------------------------------------------------------------------------

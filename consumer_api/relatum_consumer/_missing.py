@@ -1,6 +1,5 @@
 """Which messages of a stream were not followed in time: messages are read in order, and checked in batches."""
 
-from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -8,13 +7,12 @@ from typing import Any, Final, NamedTuple
 from relatum.checks import checked_count, meant
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
-from relatum.keys import KeyDefinition, moment
 from relatum.limits import TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, StreamBounds, UnreadableRecord
 from relatum.store.coverage import TIME
 from relatum.store.database import sql
 from relatum.store.parts import part_may_hold_values
-from relatum_consumer._known_spans import ALWAYS, Known, known, still
+from relatum_consumer._known_spans import ALWAYS, known, still
 from relatum_consumer.expectations import (
     DEFINED,
     Expectation,
@@ -26,7 +24,7 @@ from relatum_consumer.expectations import (
 )
 from relatum_consumer.lookups.answer import Status
 from relatum_consumer.lookups.answering import ANSWER_MESSAGES_MAX, again_if_replaced
-from relatum_consumer.lookups.arguments import span_of
+from relatum_consumer.lookups.arguments import moment_of, span_of
 from relatum_consumer.lookups.catalog import Catalog, PresentStream
 from relatum_consumer.lookups.time_index import offsets_within
 
@@ -43,11 +41,6 @@ SPAN_S: Final = 86_400
 """Default seconds of due times to check: a day."""
 
 _NOBODY: Final = -1
-
-
-def moment_of(time_us: int) -> datetime:
-    """Return microseconds since 1970 as a moment, capped at the calendar's ends."""
-    return moment(max(TIME_US_MIN, min(time_us, TIME_US_MAX)))
 
 
 class _Asked(NamedTuple):
@@ -99,49 +92,122 @@ kind of join.
 """
 
 
-class Judge:
-    """Checks messages of streams, and reports each that was not followed in time.
+def defined(catalog: Catalog) -> tuple[Expectation, ...]:
+    """Return the expectations of the virtual host, ordered by name."""
+    rows: list[Any] = catalog.servers.rows(DEFINED, {"vhost": catalog.vhost})
+    return tuple(Expectation(*row) for row in rows)
 
-    Args:
-        catalog: Keys and streams.
-        expectation: The expectation.
-        by: Its key.
-        followed: What is known of the following streams.
-        tell: Called with each message that was not followed in time.
 
-    Attributes:
-        checked: The number of messages with a value.
-        without_value: The number of messages without one.
-        unreadable: The number of batches that cannot be unpacked.
-        has_lost: Whether retention may have dropped messages before they were checked.
+def _expectation_named(catalog: Catalog, name: str | Expectation) -> Expectation:
+    """Return the expectation of a name; an `Expectation` is returned as it is.
+
+    Raises:
+        NotFound: no expectation of that name is defined in this virtual host.
+    """
+    if isinstance(name, Expectation):
+        return name
+    if not isinstance(name, str):
+        raise InvalidInput(f"an expectation is named by text, not by {type(name).__name__}")
+    found = {each.name: each for each in defined(catalog)}
+    if name not in found:
+        raise not_defined(name, catalog.vhost, meant(name, found))
+    return found[name]
+
+
+def missing(
+    catalog: Catalog, name: str | Expectation, since: datetime | None, until: datetime | None, limit: int
+) -> MissingReport:
+    """Report the messages that did not meet an expectation."""
+    checked_count("limit", limit, most=ANSWER_MESSAGES_MAX)
+    low, high = span_of(since, until)
+    expectation = _expectation_named(catalog, name)
+    return again_if_replaced(catalog, lambda: _Check(catalog, expectation, limit).report(low, high))
+
+
+class _Check:
+    """One check of an expectation: reads the messages of a span, and finds those that were not followed in time.
+
+    All findings are counted; of each kind the first `limit` are kept.
     """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        expectation: Expectation,
-        by: KeyDefinition,
-        followed: Known,
-        tell: Callable[[UnmetExpectation], None],
-    ) -> None:
+    def __init__(self, catalog: Catalog, expectation: Expectation, limit: int) -> None:
         self._catalog = catalog
-        self._within_us = expectation.within_us
-        self._grace_us = expectation.grace_us
-        self._by = by
-        self._followed = followed
-        self._tell = tell
+        self._expectation = expectation
+        self._limit = limit
+        self._by = catalog.definition(expectation.by)
+        catalog.check_names([expectation.of, expectation.follows])
+        # In this order, because a message may be followed a moment later.
+        self._of = known(catalog, expectation.of, (TIME,))
+        self._followed = known(catalog, expectation.follows, (self._by.key_id, TIME))
         self._batch: list[_Asked] = []
-        self.checked = self.without_value = self.unreadable = 0
-        self.has_lost = False
+        self._found: dict[ExpectationResult, list[UnmetExpectation]] = {each: [] for each in ExpectationResult}
+        self._counts = dict.fromkeys(ExpectationResult, 0)
+        self._reasons: set[Reason] = set()
+        self._checked = self._without_value = self._unreadable = 0
+        self._has_lost = False
+        """Whether retention may have dropped messages before they were checked."""
 
-    def judge(self, of: Known, low: int, high: int) -> None:
+    def report(self, since: int | None, until: int | None) -> MissingReport:
+        """Check the messages of times from `since` to before `until`."""
+        of, end = self._of, self._of.asked_us if until is None else until
+        begin = self._default_begin(end) if since is None else since
+        self._check(begin, end - 1)
+        # A default span starts with what is retained, so nothing in it is lost.
+        status = self._status(begin, end, has_lost=self._has_lost and since is not None)
+        unrecorded: set[str] = set()
+        if status is Status.NOT_RECORDED_YET:
+            unrecorded = of.unrecorded_streams(self._catalog) | self._followed.unrecorded_streams(self._catalog)
+        is_open = status in (Status.NOT_RECORDED_YET, Status.UNPROVEN)
+        return MissingReport(
+            expectation=self._expectation,
+            status=status,
+            since=moment_of(begin),
+            until=moment_of(end),
+            late=self._first(ExpectationResult.LATE),
+            missing=self._first(ExpectationResult.MISSING),
+            not_known=self._first(ExpectationResult.NOT_KNOWN),
+            late_count=self._counts[ExpectationResult.LATE],
+            missing_count=self._counts[ExpectationResult.MISSING],
+            not_known_count=self._counts[ExpectationResult.NOT_KNOWN],
+            checked=self._checked,
+            without_value=self._without_value,
+            unreadable=self._unreadable,
+            streams=tuple(sorted(of.firsts)),
+            unrecorded_streams=tuple(sorted(unrecorded)),
+            new_keys=self._followed.evidence.named_new_keys(self._catalog, [self._by.key_id]) if is_open else (),
+        )
+
+    def _default_begin(self, end: int) -> int:
+        """Return the default start of a span: due a day ago, or where the known span starts."""
+        expectation, spans = self._expectation, self._of.spans
+        begin = end - expectation.within_us - SPAN_S * 1_000_000
+        return max(begin, (spans[-1][0] if spans else ALWAYS) + expectation.grace_us + 1, TIME_US_MIN)
+
+    def _status(self, begin: int, end: int, *, has_lost: bool) -> Status:
+        if self._counts[ExpectationResult.LATE] or self._counts[ExpectationResult.MISSING]:
+            return Status.FOUND
+        of, grace_us = self._of, self._expectation.grace_us
+        # Messages that are not due change nothing, nor does what is known of them.
+        due = min(end - 1, of.asked_us - self._expectation.within_us - grace_us - 1)
+        is_known = due < begin or of.holds(begin - grace_us, due + grace_us)
+        is_known = is_known and not (self._unreadable or has_lost)
+        is_behind = bool(of.behind) and due + grace_us >= of.until
+        if Reason.UNPROVEN in self._reasons or not (is_known or is_behind):
+            return Status.UNPROVEN
+        if Reason.BEHIND in self._reasons or not is_known:
+            return Status.NOT_RECORDED_YET
+        return Status.ABSENT
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    def _check(self, low: int, high: int) -> None:
         """Check all messages of times from `low` to `high`, both included."""
-        for stream in of.recorded:
-            begun = self._read(stream, of.firsts[stream.name], low, high)
+        for stream in self._of.recorded:
+            begun = self._read(stream, self._of.firsts[stream.name], low, high)
             if begun is not None:
                 # The broker silently moves a reader forward to the first retained offset.
                 bounds: StreamBounds = self._catalog.servers.bounds(stream.name)
-                self.has_lost = self.has_lost or bounds.first is None or bounds.first > begun
+                self._has_lost = self._has_lost or bounds.first is None or bounds.first > begun
         self._settle()
 
     def _read(self, stream: PresentStream, first: int, low: int, high: int) -> int | None:
@@ -161,19 +227,21 @@ class Judge:
 
     def _look(self, stream_id: int, low: int, high: int, message: Message) -> None:
         if isinstance(message.raw, UnreadableRecord):
-            self.unreadable += 1
+            self._unreadable += 1
             return
         time_us = message.time_us
         if time_us is None or not low <= time_us <= high:
             return
         values = self._by.values_of(message)
         if not values:
-            self.without_value += 1
+            self._without_value += 1
             return
-        self.checked += 1
-        due_us = min(time_us + self._within_us, TIME_US_MAX)
+        self._checked += 1
+        due_us = min(time_us + self._expectation.within_us, TIME_US_MAX)
         # If there are several values, each must be followed.
         self._batch += [_Asked(message.id, stream_id, value, time_us, due_us) for value in values]
+
+    # --- judging ------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         """Check the batch against the index."""
@@ -192,23 +260,24 @@ class Judge:
                 "own_offsets": [each.id.offset for each in batch],
                 "stream_ids": list(stream_ids) or [_NOBODY],
                 "key_id": self._by.key_id,
-                "grace_us": self._grace_us,
+                "grace_us": self._expectation.grace_us,
             },
         )
         if rows:
             self._followed = still(self._catalog, self._followed, self._by)
         for number, stream_id, offset, time_us in sorted(rows):
             came = None if stream_id is None else (MessageId(stream_ids[stream_id], offset), time_us)
-            self._tell(self._found(batch[number], came))
+            self._keep(self._unmet(batch[number], came))
 
-    def _found(self, asked: _Asked, came: tuple[MessageId, int] | None) -> UnmetExpectation:
+    def _unmet(self, asked: _Asked, came: tuple[MessageId, int] | None) -> UnmetExpectation:
         why: Reason | None = None
+        grace_us = self._expectation.grace_us
         # Everything written until `due_us` by the slowest clock must be known, and from where the search began: before
         # a span are the messages written before its first one, by a clock that may be ahead of the slowest.
-        known_us = asked.due_us + self._grace_us
+        known_us = asked.due_us + grace_us
         if known_us >= self._followed.asked_us:
             finding, why = ExpectationResult.NOT_KNOWN, Reason.NOT_DUE
-        elif self._followed.holds(asked.time_us - 2 * self._grace_us, known_us):
+        elif self._followed.holds(asked.time_us - 2 * grace_us, known_us):
             finding = ExpectationResult.MISSING if came is None else ExpectationResult.LATE
         else:
             is_behind = self._followed.behind and known_us >= self._followed.until
@@ -224,128 +293,15 @@ class Judge:
             None if came is None else moment_of(came[1]),
         )
 
-
-def defined(catalog: Catalog) -> tuple[Expectation, ...]:
-    """Return the expectations of the virtual host, ordered by name."""
-    rows: list[Any] = catalog.servers.rows(DEFINED, {"vhost": catalog.vhost})
-    return tuple(Expectation(*row) for row in rows)
-
-
-def expectation_named(catalog: Catalog, name: str | Expectation) -> Expectation:
-    """Return the expectation of a name; an `Expectation` is returned as it is.
-
-    Raises:
-        NotFound: no expectation of that name is defined in this virtual host.
-    """
-    if isinstance(name, Expectation):
-        return name
-    if not isinstance(name, str):
-        raise InvalidInput(f"an expectation is named by text, not by {type(name).__name__}")
-    found = {each.name: each for each in defined(catalog)}
-    if name not in found:
-        raise not_defined(name, catalog.vhost, meant(name, found))
-    return found[name]
-
-
-def streams_of(catalog: Catalog, expectation: Expectation, key_id: int) -> tuple[Known, Known]:
-    """Return what is known of the messages to be followed, and of the following ones."""
-    catalog.check_names([expectation.of, expectation.follows])
-    of = known(catalog, expectation.of, (TIME,))
-    # In this order, because a message may be followed a moment later.
-    return of, known(catalog, expectation.follows, (key_id, TIME))
-
-
-def missing(
-    catalog: Catalog, name: str | Expectation, since: datetime | None, until: datetime | None, limit: int
-) -> MissingReport:
-    """Report the messages that did not meet an expectation."""
-    checked_count("limit", limit, most=ANSWER_MESSAGES_MAX)
-    low, high = span_of(since, until)
-    expectation = expectation_named(catalog, name)
-    return again_if_replaced(catalog, partial(_missing, catalog, expectation, low, high, limit))
-
-
-def _missing(
-    catalog: Catalog, expectation: Expectation, since: int | None, until: int | None, limit: int
-) -> MissingReport:
-    by = catalog.definition(expectation.by)
-    of, followed = streams_of(catalog, expectation, by.key_id)
-    end = of.asked_us if until is None else until
-    begin = _begin(expectation, of, end) if since is None else since
-    found = _Findings(limit)
-    judge = Judge(catalog, expectation, by, followed, found.take)
-    judge.judge(of, begin, end - 1)
-    # Messages that are not due change nothing, nor does what is known of them.
-    grace = expectation.grace_us
-    due = min(end - 1, of.asked_us - expectation.within_us - grace - 1)
-    is_known = due < begin or of.holds(begin - grace, due + grace)
-    # A default span starts with what is retained, so nothing in it is lost.
-    has_lost = judge.has_lost and since is not None
-    is_behind = bool(of.behind) and due + grace >= of.until
-    status = found.status(is_known=is_known and not judge.unreadable and not has_lost, is_behind=is_behind)
-    unrecorded_streams: set[str] = set()
-    is_open = status in (Status.NOT_RECORDED_YET, Status.UNPROVEN)
-    new_keys = followed.evidence.named_new_keys(catalog, [by.key_id]) if is_open else ()
-    if status is Status.NOT_RECORDED_YET:
-        for each in (of, followed):
-            unrecorded_streams.update(each.unrecorded_streams(catalog))
-    return MissingReport(
-        expectation=expectation,
-        status=status,
-        since=moment_of(begin),
-        until=moment_of(end),
-        late=found.of(ExpectationResult.LATE),
-        missing=found.of(ExpectationResult.MISSING),
-        not_known=found.of(ExpectationResult.NOT_KNOWN),
-        late_count=found.counts[ExpectationResult.LATE],
-        missing_count=found.counts[ExpectationResult.MISSING],
-        not_known_count=found.counts[ExpectationResult.NOT_KNOWN],
-        checked=judge.checked,
-        without_value=judge.without_value,
-        unreadable=judge.unreadable,
-        streams=tuple(sorted(of.firsts)),
-        unrecorded_streams=tuple(sorted(unrecorded_streams)),
-        new_keys=new_keys,
-    )
-
-
-def _begin(expectation: Expectation, of: Known, end: int) -> int:
-    """Return the default start of a span: due a day ago, or where the known span starts."""
-    begin = end - expectation.within_us - SPAN_S * 1_000_000
-    first = of.spans[-1][0] if of.spans else ALWAYS
-    return max(begin, first + expectation.grace_us + 1, TIME_US_MIN)
-
-
-class _Findings:
-    """The findings: all are counted, and the first ones kept, up to the limit."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._held: dict[ExpectationResult, list[UnmetExpectation]] = {finding: [] for finding in ExpectationResult}
-        self._reasons: set[Reason] = set()
-        self.counts = dict.fromkeys(ExpectationResult, 0)
-
-    def take(self, unmet: UnmetExpectation) -> None:
-        self.counts[unmet.finding] += 1
+    def _keep(self, unmet: UnmetExpectation) -> None:
+        self._counts[unmet.finding] += 1
         if unmet.why is not None:
             self._reasons.add(unmet.why)
-        held = self._held[unmet.finding]
-        held.append(unmet)
-        if len(held) > 2 * self._limit:
-            held[:] = self._first(held)
+        found = self._found[unmet.finding]
+        found.append(unmet)
+        if len(found) > 2 * self._limit:
+            found[:] = self._first(unmet.finding)
 
-    def of(self, finding: ExpectationResult) -> tuple[UnmetExpectation, ...]:
-        return tuple(self._first(self._held[finding]))
-
-    def _first(self, held: Sequence[UnmetExpectation]) -> list[UnmetExpectation]:
-        return sorted(held, key=lambda each: (each.time, each.id))[: self._limit]
-
-    def status(self, *, is_known: bool, is_behind: bool) -> Status:
-        """Return the status of the report."""
-        if self.counts[ExpectationResult.LATE] or self.counts[ExpectationResult.MISSING]:
-            return Status.FOUND
-        if Reason.UNPROVEN in self._reasons or not (is_known or is_behind):
-            return Status.UNPROVEN
-        if Reason.BEHIND in self._reasons or not is_known:
-            return Status.NOT_RECORDED_YET
-        return Status.ABSENT
+    def _first(self, finding: ExpectationResult) -> tuple[UnmetExpectation, ...]:
+        """Return the first messages with a finding, by time, stream and offset."""
+        return tuple(sorted(self._found[finding], key=lambda each: (each.time, each.id))[: self._limit])

@@ -1,9 +1,9 @@
 """Find the messages that belong together, blocking."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, ParamSpec, Self, TypeVar
+from typing import Any, Final, Self
 from weakref import WeakSet
 
 from relatum import metrics
@@ -18,8 +18,7 @@ from relatum.store.database import AnyDatabase, Database
 from relatum.waiting import LOOK_S, SharedWait, pause, within
 from relatum_consumer import _missing
 from relatum_consumer._tracing import Start, trace
-from relatum_consumer._watch_missing import MissingWatch
-from relatum_consumer.expectations import POLL_S, UNMET_MAX, Expectation, MissingReport, UnmetExpectation
+from relatum_consumer.expectations import UNMET_MAX, Expectation, MissingReport
 from relatum_consumer.groups import GroupMethods
 from relatum_consumer.lookups.answer import Answer
 from relatum_consumer.lookups.arguments import Names, Order
@@ -28,16 +27,13 @@ from relatum_consumer.lookups.by_time import around, beside, window
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.consumed import Consumed
 from relatum_consumer.lookups.servers import CLOSED, Health, Servers
-from relatum_consumer.lookups.telemetry import LookupCounts, LookupStatistics, look_up
+from relatum_consumer.lookups.telemetry import Lookups, LookupStatistics, look_up
 from relatum_consumer.lookups.values import Times, times, values
-from relatum_consumer.lookups.waiting import Rest, Watch, poll, rested, wait_related
+from relatum_consumer.lookups.waiting import Waiting, Watch, poll
 from relatum_consumer.traces import Trace
 
 POOL_MAX: Final = 1_000
 """The most connections to PostgreSQL of one `Relations`; PostgreSQL's own default is 100 for all its clients."""
-
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 
 
 class Relations(GroupMethods, Closing):
@@ -82,9 +78,8 @@ class Relations(GroupMethods, Closing):
         if database_connections_max is not None:
             checked_count("database_connections_max", database_connections_max, most=POOL_MAX)
         self._database = Database(database, refusing=CLOSED, connections_max=database_connections_max)
-        self._timeout_s = timeout_s
         check_limit(broker_connections_max)
-        self._counts = LookupCounts(broker_connections_max)
+        self._lookups = Lookups(timeout_s, broker_connections_max)
         open_reader = partial(
             StreamReader.open, self._address, timeout_s=timeout_s, broker_connections_max=broker_connections_max
         )
@@ -95,31 +90,18 @@ class Relations(GroupMethods, Closing):
         # collector.
         self._waits: SharedWait[Watch, bool] = SharedWait(partial(poll, self._servers, self._address.vhost))
         after_fork(self, Relations._renew)
-        metrics.report(self._counts, owner=self)
+        metrics.report(self._lookups, owner=self)
 
     def _renew(self) -> None:
         """Forget the parent's open groups after a fork. The other parts handle the fork themselves."""
         leave_to_parent(*self._sharing)
-        self._counts.renew()
+        self._lookups.renew()
         self._sharing = WeakSet()
-
-    def _run(
-        self,
-        called: str,
-        function: Callable[_Arguments, _Result],
-        *args: _Arguments.args,
-        **options: _Arguments.kwargs,
-    ) -> _Result:
-        """Call a function within `timeout_s`, traced and counted."""
-        with within(self._timeout_s), look_up(called) as told, self._counts.counted():
-            result = function(*args, **options)
-            told(result)
-            return result
 
     def statistics(self) -> LookupStatistics:
         """Return the broker connections in use, idle and waited for, and counts of lookups, without any I/O."""
         reader = self._servers.opened
-        return self._counts.statistics(None if reader is None else reader.statistics())
+        return self._lookups.statistics(None if reader is None else reader.statistics())
 
     @classmethod
     def open(cls, broker: str | Broker, database: AnyDatabase, **options: Any) -> Self:
@@ -144,7 +126,7 @@ class Relations(GroupMethods, Closing):
         return relations
 
     def _reach(self) -> None:
-        self._run("open", self._servers.check)
+        self._lookups.run("open", self._servers.check)
 
     def health(self, *, timeout_s: float = 2.0) -> Health:
         """Check whether both servers answer now, for a service's readiness; lookups that wait do not delay it.
@@ -167,7 +149,7 @@ class Relations(GroupMethods, Closing):
         self._servers.close()
         self._waits.end()
         self._database.close()
-        metrics.retire(self._counts)
+        metrics.retire(self._lookups)
 
     # --- by key -------------------------------------------------------------------------------------------
 
@@ -208,7 +190,7 @@ class Relations(GroupMethods, Closing):
             StreamNotFound: a stream of `to` was deleted, or is unknown to the database and the broker.
             InvalidInput: an argument is invalid, or more than 100,000 messages match without `limit`.
         """
-        return self._run("related", related, self._catalog, message, to, by, limit, order, complete=complete)
+        return self._lookups.run("related", related, self._catalog, message, to, by, limit, order, complete=complete)
 
     def find(
         self,
@@ -242,7 +224,7 @@ class Relations(GroupMethods, Closing):
             StreamNotFound: a stream was deleted, or is unknown to the database and the broker.
             InvalidInput: an argument is invalid, or more than 100,000 messages match without `limit`.
         """
-        return self._run(
+        return self._lookups.run(
             "find", find, self._catalog, key, value, streams, since, until, limit, order, complete=complete
         )
 
@@ -275,7 +257,7 @@ class Relations(GroupMethods, Closing):
             KeyNotDefined, InvalidRelationshipKey, StreamNotFound: as for `find`.
             InvalidInput: an argument is invalid.
         """
-        return self._run("times", times, self._catalog, key, value, streams, since, until, spans, order)
+        return self._lookups.run("times", times, self._catalog, key, value, streams, since, until, spans, order)
 
     def wait_related(
         self,
@@ -309,13 +291,13 @@ class Relations(GroupMethods, Closing):
         Raises:
             KeyNotDefined, NothingRecorded, StreamNotFound, InvalidInput: as for `related`.
         """
-        waiting = wait_related(self._catalog, message, to, by, limit, order, timeout_s)
-        with within(self._timeout_s + timeout_s), look_up("wait_related") as told, self._counts.counted():
+        waiting = Waiting(self._catalog, message, to, by, limit, order, timeout_s)
+        with self._lookups.counted("wait_related", self._lookups.timeout_s + timeout_s) as note:
             while (answer := waiting.look()) is None:
-                with self._counts.awaiting():
+                with self._lookups.awaiting():
                     pause(waiting.pause_s)
                     waiting.is_seen = bool(self._waits.wait(waiting.watch, waiting.watch.until))
-            told(answer)
+            note(answer)
             return answer
 
     # --- what is connected ---------------------------------------------------------------------------------
@@ -363,7 +345,7 @@ class Relations(GroupMethods, Closing):
             StreamNotFound: a stream was deleted, or is unknown to the database and the broker.
             InvalidInput: an argument is invalid.
         """
-        return self._run(
+        return self._lookups.run(
             "trace",
             trace,
             self._catalog,
@@ -382,7 +364,7 @@ class Relations(GroupMethods, Closing):
 
     def expectations(self) -> tuple[Expectation, ...]:
         """Return the expectations defined for this virtual host, ordered by name."""
-        return self._run("expectations", _missing.defined, self._catalog)
+        return self._lookups.run("expectations", _missing.defined, self._catalog)
 
     def missing(
         self,
@@ -412,34 +394,7 @@ class Relations(GroupMethods, Closing):
             TimeNotRecorded: the times of a stream of the expectation are not recorded.
             InvalidInput: an argument is invalid.
         """
-        return self._run("missing", _missing.missing, self._catalog, expectation, since, until, limit)
-
-    def watch_missing(
-        self, expectation: str | Expectation, *, since: datetime | None = None, poll_s: float = POLL_S
-    ) -> Generator[UnmetExpectation, None, None]:
-        """Yield each message that nothing followed in time, once, as soon as that is known.
-
-        It never ends by itself. It waits for a recorder that is behind, and for unavailable servers. Its memory is
-        bounded. It does not report a message that is published after its own due time: use `missing` for those.
-
-        Args:
-            expectation: As for `missing`.
-            since: The time of the first message to check. None (default): messages that fall due from now on.
-            poll_s: The interval between two checks in seconds, more than 0. Default 1.
-
-        Returns:
-            An iterator over late and missing messages, and messages for which the answer can never be known. Close it
-            if you leave it early.
-
-        Raises:
-            NotFound, KeyNotDefined, StreamNotFound, TimeNotRecorded, InvalidInput: as for `missing`, during iteration.
-        """
-        return rested(self._watch_missing(expectation, since, poll_s))
-
-    def _watch_missing(
-        self, expectation: str | Expectation, since: datetime | None, poll_s: float
-    ) -> Generator[UnmetExpectation | Rest, None, None]:
-        return MissingWatch(self._catalog, expectation, since, poll_s).found(self._run, str(self._address))
+        return self._lookups.run("missing", _missing.missing, self._catalog, expectation, since, until, limit)
 
     # --- by time ------------------------------------------------------------------------------------------
 
@@ -476,7 +431,7 @@ class Relations(GroupMethods, Closing):
             StreamNotFound: the stream was deleted, or is unknown to the database and the broker.
             InvalidInput: an argument is invalid, or the message has no time.
         """
-        return self._run(
+        return self._lookups.run(
             "after", beside, self._catalog, "after", moment, stream, by, inclusive=inclusive, complete=complete
         )
 
@@ -493,7 +448,7 @@ class Relations(GroupMethods, Closing):
 
         With `inclusive`, it takes the message with the highest offset among several of an equal time.
         """
-        return self._run(
+        return self._lookups.run(
             "before", beside, self._catalog, "before", moment, stream, by, inclusive=inclusive, complete=complete
         )
 
@@ -507,7 +462,7 @@ class Relations(GroupMethods, Closing):
         same time at a higher offset count as later: the first of them is taken if none comes before. Arguments, result
         and errors are those of `after`.
         """
-        return self._run("nearest", beside, self._catalog, "nearest", moment, stream, by, complete=complete)
+        return self._lookups.run("nearest", beside, self._catalog, "nearest", moment, stream, by, complete=complete)
 
     def window(
         self,
@@ -533,7 +488,9 @@ class Relations(GroupMethods, Closing):
             InvalidInput: an argument is invalid, or there are more than 100,000 messages.
             TimeNotRecorded, KeyNotDefined, StreamNotFound: as for `after`.
         """
-        return self._run("window", window, self._catalog, moment, stream, before_s, after_s, by, complete=complete)
+        return self._lookups.run(
+            "window", window, self._catalog, moment, stream, before_s, after_s, by, complete=complete
+        )
 
     def around(
         self,
@@ -563,7 +520,9 @@ class Relations(GroupMethods, Closing):
             StreamNotFound: a stream was deleted, or is unknown to the database and the broker.
             InvalidInput: an argument is invalid, or there are more than 100,000 messages and no limit.
         """
-        return self._run("around", around, self._catalog, moment, streams, before_s, after_s, limit, complete=complete)
+        return self._lookups.run(
+            "around", around, self._catalog, moment, streams, before_s, after_s, limit, complete=complete
+        )
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -595,14 +554,14 @@ class Relations(GroupMethods, Closing):
 
     def keys(self) -> tuple[KeyDefinition, ...]:
         """Return the key definitions in force, ordered by name; at most a second old."""
-        return self._run("keys", self._catalog.keys)
+        return self._lookups.run("keys", self._catalog.keys)
 
     def streams(self) -> tuple[str, ...]:
         """Return the names of the recorded streams, in order; at most a second old.
 
         They include a super stream's partitions, not the super stream itself.
         """
-        return self._run("streams", self._catalog.all_streams)
+        return self._lookups.run("streams", self._catalog.all_streams)
 
     def values(self, key: str, prefix: str = "", *, limit: int = 10) -> tuple[str, ...]:
         """Return the first recorded values of a key with a prefix, in order, without duplicates, in canonical form.
@@ -619,4 +578,4 @@ class Relations(GroupMethods, Closing):
             KeyNotDefined: no key of that name is defined.
             InvalidInput: an argument is invalid, or the key is composite.
         """
-        return self._run("values", values, self._catalog, key, prefix, limit)
+        return self._lookups.run("values", values, self._catalog, key, prefix, limit)

@@ -25,9 +25,6 @@ GRACE_S_MAX: Final = 86_400.0
 UNMET_MAX: Final = 1_000
 """Default number of messages of each kind in a report."""
 
-POLL_S: Final = 1.0
-"""Default seconds between two checks of `watch_missing`."""
-
 
 @dataclass(frozen=True, slots=True)
 class Expectation:

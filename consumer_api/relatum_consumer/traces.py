@@ -13,12 +13,6 @@ from relatum.reading import Message
 from relatum_consumer.lookups.answer import Covered, Status
 from relatum_consumer.lookups.proof import Uncovered
 
-_LABEL_MAX: Final = 60
-"""The most characters of a value in a graph; longer values are cut."""
-
-_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
-"""Shown in a graph instead of an unprintable character."""
-
 _SEVERITY: Final = (
     Status.UNPROVEN,
     Status.NOT_RECORDED_YET,
@@ -180,23 +174,6 @@ class Trace(Covered):
         """Ids of messages that name no other one in the trace, by time: the origins, and unlinked messages."""
         return tuple(message.id for message in self.messages if message.id not in self._causes)
 
-    def to_mermaid(self) -> str:
-        """Draw a flowchart for Mermaid: messages as boxes, shared values rounded, arrows from cause to effect."""
-        names = {message.id: f"m{n}" for n, message in enumerate(self)}
-        lines = ["flowchart LR"]
-        for message in self:
-            time = "no time" if message.time is None else message.time.isoformat(sep=" ", timespec="milliseconds")
-            lines.append(f'  {names[message.id]}["{_label(str(message.id), time)}"]')
-        for n, shared in enumerate(self.shared):
-            lines.append(f'  v{n}("{_label(f"{shared.key} = {shared.value}")}")')
-            lines += [f"  v{n} -.- {names[where]}" for where in shared.ids]
-        for n, edge in enumerate(self.edges):
-            cause = f"u{n}" if edge.cause is None else names[edge.cause]
-            if edge.cause is None:
-                lines.append(f'  {cause}("{_label(f"{edge.key} = {edge.value}", "not found")}")')
-            lines.append(f'  {cause} -- "{_label(edge.key)}" --> {names[edge.effect]}')
-        return "\n".join([*lines, ""])
-
     def to_json(self) -> str:
         """Return the trace without the messages' bodies as a JSON document."""
         return json.dumps(self.to_document(), ensure_ascii=False)
@@ -216,15 +193,3 @@ def _ends(pairs: Any) -> dict[MessageId, dict[MessageId, None]]:
     for one, other in pairs:
         found.setdefault(one, {})[other] = None
     return found
-
-
-def _label(*lines: str) -> str:
-    """Quote text for Mermaid: characters that could be markup become numeric entities."""
-    cut = (line if len(line) <= _LABEL_MAX else line[: _LABEL_MAX - 1] + "…" for line in lines)
-    return "<br/>".join("".join(map(_entity, line)) for line in cut)
-
-
-def _entity(character: str) -> str:
-    if character.isalnum() or character in " =@.:-_+,…":
-        return character
-    return f"#{ord(character if character.isprintable() else _REPLACEMENT)};"

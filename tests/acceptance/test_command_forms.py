@@ -35,8 +35,6 @@ migrate --current
 migrate
 keys add late
 keys list
-suggest STREAM
-suggest STREAM --apply
 tap EXCHANGE --stream TAPPED
 tap --list
 untap EXCHANGE

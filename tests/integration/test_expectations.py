@@ -1,39 +1,26 @@
-"""What is missing: late, missing and not known are never confused, and followers tell of each once.
+"""What is missing: late, missing and not known are never confused.
 
 What follows what, of streams and super streams, by chance: test_expectation_oracle.
 """
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import pytest
 
-from relatum import metrics
 from relatum.errors import InvalidInput, KeyNotDefined, NotFound, StreamNotFound, TimeNotRecorded
 from relatum.keys import moment as at
 from relatum.reading import StreamReader
 from relatum.recording import backfill, set_record_time
 from relatum.store.catalog import add_keys, remove_key
-from relatum_consumer import (
-    AsyncRelations,
-    Expectation,
-    ExpectationResult,
-    MissingReport,
-    Reason,
-    Relations,
-    Status,
-    UnmetExpectation,
-)
+from relatum_consumer import Expectation, MissingReport, Reason, Relations, Status, UnmetExpectation
 from relatum_consumer.expectations import add_expectations, defined_expectations, remove_expectation
-from tests.support import recording, unique_name, wait_recorded, wait_until
-from tests.support.place import FailingPlace, Place
-from tests.support.relations import FACES, open_relations
+from tests.support import wait_until
+from tests.support.place import Place
+from tests.support.relations import open_relations
 
 KEYS = ["order_id"]
 SECOND = 1_000_000
@@ -51,7 +38,7 @@ class Shop:
     place: Place
     orders: str
     payments: str
-    asked: Relations | None = None
+    relations: Relations
 
     def order(self, *said: Said) -> None:
         """Publish orders."""
@@ -64,12 +51,6 @@ class Shop:
     def record(self) -> None:
         """Record both, to their ends."""
         self.place.record(self.orders, self.payments)
-
-    @property
-    def relations(self) -> Relations:
-        """The face to ask by."""
-        assert self.asked is not None
-        return self.asked
 
     def expects(self, within_s: float, grace_s: float = 1) -> Expectation:
         """That an order is paid in time."""
@@ -235,101 +216,3 @@ def test_one_who_reads_sees_expectations_and_defines_none(place: Place) -> None:
         assert connection.execute("SELECT count(*) FROM relatum.expectations").fetchone() == (0,)
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute("DELETE FROM relatum.expectations")
-
-
-# --- followers: each message is told of once, as it falls due, whatever happens meanwhile ---------------------
-
-
-@contextmanager
-def watching(
-    place: Place, expectation: str | Expectation, face: str = "blocking"
-) -> Iterator[tuple[FailingPlace, Callable[[], UnmetExpectation]]]:
-    """A follower through one of `FACES`: the lines to its servers, and what waits for the next message it tells of."""
-    with closing(FailingPlace(place, face)) as failing:
-        relations: Any = (AsyncRelations if failing.is_async else Relations)(failing.broker, failing.database)
-        failing.at_end(relations.close)
-        found = relations.watch_missing(expectation, poll_s=0.02, since=at(BASE_US))
-        failing.at_end(found.aclose if failing.is_async else found.close)
-        yield failing, lambda: failing.go(anext(found) if failing.is_async else next(found))
-
-
-@pytest.fixture
-def busy(place: Place, other_stream: str) -> Iterator[Shop]:
-    """A shop that is recorded all the time, from a moment on at which the key is defined; nobody asks of it."""
-    with recording(place.amqp, place.engine, place.stream, other_stream, keys=KEYS):
-        for stream in (place.stream, other_stream):
-            wait_recorded(place.amqp, place.engine, stream)
-        yield Shop(place, place.stream, other_stream)
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_each_is_told_of_once_as_it_falls_due(busy: Shop, face: str) -> None:
-    """What was due, and what falls due; nothing of it again."""
-    expectation = replace(busy.expects(2), name=unique_name("paid"))
-    busy.pay(("b", BASE_US + 9 * SECOND), ("c", BASE_US + SECOND))
-    busy.order(("a", BASE_US), ("b", BASE_US + 1), ("c", BASE_US))
-    with watching(busy.place, expectation, face) as (_, take):
-        first, second = take(), take()
-        assert [(each.value, str(each.finding)) for each in (first, second)] == [("a", "missing"), ("b", "late")]
-        assert second.came is not None
-        now_us = time.time_ns() // 1_000
-        busy.order(("falls due", now_us), ("is paid", now_us))
-        busy.pay(("is paid", now_us + SECOND))
-        due = take()
-        assert (due.value, due.finding) == ("falls due", ExpectationResult.MISSING)
-        assert datetime.now(UTC) > due.due
-        # Paid after it was told of: that is not told.
-        last_us = time.time_ns() // 1_000
-        busy.pay(("falls due", last_us))
-        busy.order(("last", last_us))
-        assert take().value == "last"
-        page, label = metrics.exposition(), f'expectation="{expectation.name}"'
-        assert f'relatum_expectation_unmet_total{{{label},finding="missing"}} 3.0' in page
-        assert f"relatum_expectation_checked_total{{{label}}}" in page
-        assert f"relatum_expectation_lag_seconds{{{label}}}" in page
-
-
-def test_nothing_is_told_while_clocks_may_differ(busy: Shop) -> None:
-    """One is told of when it is surely due; one that was paid a little before it is none."""
-    now_us = time.time_ns() // 1_000
-    busy.pay(("paid", now_us - SECOND))
-    busy.order(("paid", now_us), ("unpaid", now_us + 1))
-    with watching(busy.place, busy.expects(0.2, grace_s=2)) as (_, take):
-        due = take()
-        assert (due.value, due.finding) == ("unpaid", ExpectationResult.MISSING)
-        assert datetime.now(UTC) >= due.due + timedelta(seconds=2)
-
-
-def test_what_is_too_much_for_one_step_is_told_of_in_several(busy: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each once, also where many have the same time."""
-    monkeypatch.setattr("relatum_consumer._watch_missing.UNMET_AT_ONCE", 3)
-    early = [(f"e{n}", BASE_US + n * SECOND) for n in range(20)]
-    together = [(f"t{n}", BASE_US + 50 * SECOND) for n in range(10)]
-    busy.order(*early, *together)
-    with watching(busy.place, busy.expects(2)) as (_, take):
-        assert sorted(take().value for _ in range(30)) == sorted(value for value, _ in early + together)
-        busy.order(("last", time.time_ns() // 1_000))
-        assert take().value == "last"
-
-
-@pytest.mark.parametrize("face", FACES)
-@pytest.mark.parametrize("away", ["broker", "database"])
-def test_a_server_that_is_away_is_waited_for(busy: Shop, face: str, away: str) -> None:
-    """The follower goes on where it was: nothing is passed over, and nothing told of again."""
-    busy.order(("a", BASE_US))
-    with watching(busy.place, busy.expects(2), face) as (lines, take), ExitStack() as outage:
-        assert take().value == "a"
-        outage.enter_context(lines.fault(f"{away} refused"))
-        busy.order(("b", time.time_ns() // 1_000))
-        back = threading.Timer(0.5, outage.close)
-        back.start()
-        assert take().value == "b"
-        back.join()
-
-
-def test_what_a_person_must_mend_is_raised(busy: Shop) -> None:
-    """An expectation or a stream that is not there."""
-    nowhere = replace(busy.expects(2), follows="nobody-knows-it")
-    for expectation, error in (("nobody-knows-it", NotFound), (nowhere, StreamNotFound)):
-        with watching(busy.place, expectation) as (_, take), pytest.raises(error):
-            take()

@@ -37,7 +37,6 @@ from tests.support import (
     wait_until,
 )
 from tests.support.groups import group_id, ids, of_group, shuffled, whole_group
-from tests.support.leases import record_as
 from tests.support.place import Place
 from tests.support.proxy import Proxy
 
@@ -256,49 +255,6 @@ def test_the_key_must_be_defined(place: Place, relations: Relations) -> None:
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The lines about groups; a recorder that waits for a busy machine has its own."""
     return [each.getMessage() for each in caplog.records if each.name == "relatum.groups"]
-
-
-def test_who_waits_for_what_nobody_records_is_told(
-    place: Place, relations: Relations, streams: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Once for each stream, recorded in part or not at all; where a recorder is at work there is nothing to tell."""
-    part, never = streams
-    place.put_recorded(*whole_group(1, 2), to=part)
-    assert given(relations, streams) == ids(1)
-    assert not told(caplog)
-    place.put(*whole_group(2, 3), to=part)
-    place.put(*whole_group(3, 2), to=never)
-    with relations.groups(streams, consumer="billing") as groups:
-        assert [list(groups), list(groups)] == [[], []]
-    assert told(caplog) == [
-        f"{count} messages of the stream {name!r} are not recorded, and it has no recorder: run `relatum record {name}`"
-        for name, count in ((part, 3), (never, 2))
-    ]
-    caplog.clear()
-    record_as(place.engine, "somebody")
-    assert given(relations, part, "other") == ids(1)
-    assert not told(caplog)
-
-
-def test_who_follows_is_told_when_it_lasts(
-    place: Place, relations: Relations, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once, without an end of the reading."""
-    monkeypatch.setattr("relatum_consumer.groups._shared_groups.UNRECORDED_S", (0.3, 60.0))
-    place.put_recorded(*whole_group(1, 2))
-    place.put(*whole_group(2, 1))
-    found = []
-    with relations.groups(place.stream, consumer="billing", follow=True) as groups:
-        thread = threading.Thread(target=lambda: found.extend(groups))
-        thread.start()
-        wait_until(lambda: told(caplog), what="it is told")
-        place.record()
-        wait_until(lambda: len(found) == 2, what="what is recorded at last is given")
-        groups.close()
-        thread.join(90)
-        with pytest.raises(StopIteration):
-            next(groups)
-    assert len(told(caplog)) == 1
 
 
 async def test_the_asyncio_face_shares_with_the_blocking_one(place: Place) -> None:

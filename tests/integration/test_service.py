@@ -250,23 +250,6 @@ def test_what_cannot_be_proven_or_read_in_time_is_no_error_and_no_absence(
         proxy.mode = "pass"
 
 
-def test_a_proof_begins_earlier_where_the_last_one_took_long(
-    relations: Relations, message: Message, proxy: Proxy
-) -> None:
-    """On a line on which it takes half a second, a wait is told the absence in the end, and ends in time each time."""
-    proxy.bytes_per_s = 30 * SLOW
-    found: list[tuple[Any, float]] = []
-
-    def is_proven() -> bool:
-        found.append(waited(relations, message, 1.5))
-        return found[-1][0].status is Status.ABSENT
-
-    wait_until(is_proven, what="the proof")
-    assert {answer.status for answer, _ in found} <= {Status.UNPROVEN, Status.ABSENT}
-    assert all(took_s >= 1.5 for _, took_s in found)
-    in_a_try(lambda: waited(relations, message, 1.5)[1] < 1.5 + AT_MOST_S - WAIT_S, what="an answer in time")
-
-
 @pytest.mark.parametrize("name", READERS)
 def test_readers_keep_the_deadline_of_the_call_around_them(place: Place, name: str) -> None:
     """A silent broker ends each question in time; and what was cut short is never taken for the end of a stream."""

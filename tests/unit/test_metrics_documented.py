@@ -81,16 +81,3 @@ def test_the_board_shows_what_there_is(metrics: list[Metric]) -> None:
         for labels, name in GROUPED.findall(expression):
             known = OF_PROMETHEUS.union(by_series[name].labels)
             assert known.issuperset(labels.replace(" ", "").split(",")), expression
-
-
-def test_the_alerts_of_the_pages_ask_for_what_there_is(metrics: list[Metric]) -> None:
-    """Each name exists, and has the labels that an alert chooses by, and those that it tells."""
-    by_series = {series: metric for metric in metrics for series in series_of(metric)}
-    rules = re.findall(r"- alert: \w+\n(?: {8,}.*\n)+", (ROOT / "docs" / "expectations.md").read_text())
-    assert len(rules) == 2
-    for rule in rules:
-        (expression,) = re.findall(r"^ {8}expr: (.+)$", rule, re.MULTILINE)
-        (name,) = NAME.findall(expression)
-        chosen = re.findall(r"[{,]\s*(\w+)=~?\"", expression) + re.findall(r"\$labels\.(\w+)", rule)
-        assert chosen, rule
-        assert set(chosen) <= OF_PROMETHEUS.union(by_series[name].labels), rule

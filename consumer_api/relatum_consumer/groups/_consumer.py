@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Final
 
+from relatum.checks import checked_name
 from relatum.errors import AccessRefused, ConfigurationError, NotAStream, NotFound, StreamNotFound
 from relatum.metrics import Counter, Gauge, reported
 from relatum.reading import StreamBounds
 from relatum.store.coverage import Range, merged, missing
 from relatum.store.database import sql
 from relatum_consumer.groups._assembly import GroupOrder, Member
-from relatum_consumer.groups._options import Beginning, GroupOptions, check_name
+from relatum_consumer.groups._options import Beginning, GroupOptions
 from relatum_consumer.lookups.answer import UnreadableStream
 from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.proof import all_ends
@@ -245,7 +246,7 @@ HOLDERS: Final = sql(
 
 def consumer_status(catalog: Catalog, name: str) -> GroupConsumerStatus:
     """Return the status of a consumer."""
-    check_name("a consumer's name", name)
+    checked_name("name", name)
     consumer = by_name(catalog, name)
     if consumer is None:
         raise NotFound(f"there is no group consumer {name!r}: its first member creates it")

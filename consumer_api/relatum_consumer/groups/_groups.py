@@ -1,13 +1,12 @@
 """The methods of `Relations` that read groups."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from datetime import timedelta
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Unpack, overload
 from weakref import WeakSet
 
 from relatum.membership import GroupPosition
 from relatum.reading import BrokerAddress
-from relatum.waiting import within
 from relatum_consumer.groups import _one_group as look_ups
 from relatum_consumer.groups._assembly import GroupOrder
 from relatum_consumer.groups._consumer import GroupConsumerStatus, consumer_names, consumer_status
@@ -24,11 +23,8 @@ from relatum_consumer.groups._shared_groups import SharedGroups
 from relatum_consumer.lookups.answer import Answer
 from relatum_consumer.lookups.arguments import Names, names_of
 from relatum_consumer.lookups.catalog import Catalog
-from relatum_consumer.lookups.telemetry import look_up
+from relatum_consumer.lookups.telemetry import Lookups
 from relatum_consumer.lookups.waiting import Rest, rested
-
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 
 
 class GroupMethods:
@@ -36,7 +32,7 @@ class GroupMethods:
 
     _catalog: Catalog
     _address: BrokerAddress
-    _timeout_s: float
+    _lookups: Lookups
     _sharing: "WeakSet[SharedGroups]"
 
     # --- many groups --------------------------------------------------------------------------------------
@@ -130,9 +126,9 @@ class GroupMethods:
             KeyNotDefined, StreamNotFound: as for `groups`.
             InvalidInput: an argument is invalid, or there are more than 100,000 such groups.
         """
-        with look_up("incomplete_groups") as told:
+        with self._lookups.counted("incomplete_groups", None) as note:
             found = look_ups.incomplete(self._catalog, streams, older_than, complete=complete)
-            told(found)
+            note(found)
             return found
 
     # --- one group ----------------------------------------------------------------------------------------
@@ -156,7 +152,7 @@ class GroupMethods:
             KeyNotDefined, StreamNotFound: as for `groups`.
             NothingRecorded: you named no stream, and none of this virtual host is recorded.
         """
-        return self._finish("group", look_ups.group, self._catalog, group_id, streams, order, complete=complete)
+        return self._lookups.run("group", look_ups.group, self._catalog, group_id, streams, order, complete=complete)
 
     def grouped(self, group_id: str, sequence: int, *, streams: Names = None, complete: bool = False) -> Answer:
         """Return the messages with one number of a group: one, or several if there are duplicates, oldest first.
@@ -174,7 +170,9 @@ class GroupMethods:
             InvalidGroup: the id or the number is invalid.
             KeyNotDefined, StreamNotFound: as for `groups`.
         """
-        return self._finish("grouped", look_ups.grouped, self._catalog, group_id, sequence, streams, complete=complete)
+        return self._lookups.run(
+            "grouped", look_ups.grouped, self._catalog, group_id, sequence, streams, complete=complete
+        )
 
     def group_position(self, group_id: str, *, streams: Names = None, complete: bool = True) -> GroupPosition:
         """Return how far a group has come, for a publisher that continues it after a failure.
@@ -195,13 +193,15 @@ class GroupMethods:
             KeyNotDefined, StreamNotFound: as for `groups`.
             NothingRecorded: you named no stream, and none of this virtual host is recorded.
         """
-        return self._finish("group_position", look_ups.position, self._catalog, group_id, streams, complete=complete)
+        return self._lookups.run(
+            "group_position", look_ups.position, self._catalog, group_id, streams, complete=complete
+        )
 
     # --- sharing groups -----------------------------------------------------------------------------------
 
     def group_consumers(self) -> tuple[str, ...]:
         """Return the names of the consumers that share groups in this virtual host, in order."""
-        return self._finish("group_consumers", consumer_names, self._catalog)
+        return self._lookups.run("group_consumers", consumer_names, self._catalog)
 
     def group_consumer_status(self, name: str) -> GroupConsumerStatus:
         """Return a consumer's status: its groups by state, its members, its streams with their lag.
@@ -214,7 +214,7 @@ class GroupMethods:
         Raises:
             NotFound: no consumer has read under that name.
         """
-        return self._finish("group_consumer_status", consumer_status, self._catalog, name)
+        return self._lookups.run("group_consumer_status", consumer_status, self._catalog, name)
 
     def _newest_groups(self, streams: Names = None, *, before: str | None = None, limit: int = 100) -> GroupPage:
         """Return a page of recorded groups, complete or not, for the web page and the command.
@@ -223,17 +223,4 @@ class GroupMethods:
         their ids, which begin with their creation time. `before` is `next` of the previous page. A `limit` of 0 returns
         only the unrecorded ranges. If streams are named, a page may have fewer groups than `limit` and yet a next page.
         """
-        return self._finish("newest_groups", look_ups.newest, self._catalog, streams, before, limit)
-
-    def _finish(
-        self,
-        called: str,
-        function: Callable[_Arguments, _Result],
-        *args: _Arguments.args,
-        **options: _Arguments.kwargs,
-    ) -> _Result:
-        """Call a function within the time limit of one call."""
-        with within(self._timeout_s), look_up(called) as told:
-            result = function(*args, **options)
-            told(result)
-            return result
+        return self._lookups.run("newest_groups", look_ups.newest, self._catalog, streams, before, limit)

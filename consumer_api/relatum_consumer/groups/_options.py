@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
-from relatum.checks import checked_choice, checked_count, checked_seconds
+from relatum.checks import checked_choice, checked_count, checked_name, checked_seconds
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
 from relatum_consumer.groups._assembly import GroupOrder, Member
@@ -42,9 +42,6 @@ class GroupArguments(SharingArguments, total=False):
     complete: bool
 
 
-NAME_CHARACTERS_MAX: Final = 255
-"""Characters of a consumer's or member's name, as RabbitMQ allows for names."""
-
 LEASE_S: Final = 15.0
 """Seconds until a claim that is not renewed expires, by default."""
 
@@ -69,7 +66,7 @@ class GroupConsumer:
     group, until it acknowledges the group; the groups of a dead member pass to others when its leases have expired.
 
     Attributes:
-        name: The consumer's name, up to 255 characters; unique in a virtual host.
+        name: The consumer's name, up to 255 bytes; unique in a virtual host.
         member: This member's name. Default: None, which makes a new one. A process restarted under its previous name
             gets its groups back at once, without waiting for the leases. No two members may run under one name.
         lease_s: Seconds after which other members may claim the groups of a dead member; from 1. Default: 15. The
@@ -92,22 +89,16 @@ class GroupConsumer:
     deliveries_max: int | None = None
 
     def __post_init__(self) -> None:
-        check_name("a consumer's name", self.name)
+        checked_name("name", self.name)
         if self.member is not None:
-            check_name("member=", self.member)
+            checked_name("member", self.member)
         checked_seconds("lease_s", self.lease_s, least=LEASE_S_MIN)
         checked_count("prefetch", self.prefetch, most=PREFETCH_MAX)
         if self.deliveries_max is not None:
             most, otherwise = DELIVERIES_MAX, ", or None for no limit"
             checked_count("deliveries_max", self.deliveries_max, most=most, otherwise=otherwise)
         if self.dead_letter_stream is not None:
-            check_name("dead_letter_stream=", self.dead_letter_stream)
-
-
-def check_name(what: str, name: Any) -> None:
-    """Check a name."""
-    if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARACTERS_MAX or "\0" in name:
-        raise InvalidInput(f"{what} must be text of 1 to {NAME_CHARACTERS_MAX} characters")
+            checked_name("dead_letter_stream", self.dead_letter_stream)
 
 
 def consumer_of(given: str | GroupConsumer) -> GroupConsumer:

@@ -24,9 +24,8 @@ from relatum_consumer.groups._group import Group
 from relatum_consumer.groups._options import GroupOptions
 from relatum_consumer.groups._reading import conflict, floor_of, read_groups
 from relatum_consumer.groups._scanning import Scanner
-from relatum_consumer.groups._view import group_key
 from relatum_consumer.lookups.catalog import Catalog
-from relatum_consumer.lookups.proof import ends_of, evidence
+from relatum_consumer.lookups.proof import ends_of
 from relatum_consumer.lookups.waiting import Rest
 
 logger = logging.getLogger("relatum.groups")
@@ -42,10 +41,6 @@ MESSAGES_AT_ONCE: Final = 10_000
 
 DEAD_LETTERS_S: Final = 1.0
 """The least number of seconds until refused dead letters are published again."""
-
-UNRECORDED_S: Final = (5.0, 60.0)
-"""Seconds until a member without groups checks for streams without a recorder, and between two such checks: each asks
-the broker for the ends of streams."""
 
 NEVER_ACKNOWLEDGED: Final = "never_acknowledged"
 """The reason for giving up a group that was delivered as often as its consumer allows."""
@@ -116,9 +111,6 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         """Groups and conflicts that were read, to be delivered, raised or given up at their turn."""
         self._idle = Idle(options.idle_timeout_s, POLL_S_MAX)
         self._pauses = Pauses()
-        self._unrecorded: set[str] = set()
-        """Streams without a recorder that were already reported by a warning."""
-        self._look_for_unrecorded_at = time.monotonic() + UNRECORDED_S[0]
         self._counts = dict.fromkeys(("given", "redelivered", "acknowledged", "given_up"), 0)
         self._keeper: Keeper | None = None
         of_one_process(self, "a group consumer")
@@ -153,15 +145,11 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
         is_end = not self._options.follow or self._idle.is_over
         try:
             found = self._next()
-            if found is None:
-                self._warn_of_unrecorded(is_end=is_end)
         except (Transient, StreamReplaced) as error:
             # With follow=True, the member waits until the servers are back and a recorder has repaired the stream.
             if not self._options.follow or has_passed():
                 raise
             self._outages.failed(self._who, error)
-            # Recorders' leases may have expired, too: until they are renewed, a stream may only seem unrecorded.
-            self._look_for_unrecorded_at = time.monotonic() + UNRECORDED_S[1]
             found = None
         else:
             self._outages.over(self._who)
@@ -368,26 +356,3 @@ class SharedGroups(Closing, Iterator[SharedGroup]):
             self._claims.forget(claim)
             text = "the group %s of %s could not be released, and becomes free when its lease expires: %s"
             logger.info(text, claim.group_id, self._who, ended(error))
-
-    # --- what is not recorded -----------------------------------------------------------------------------
-
-    def _warn_of_unrecorded(self, *, is_end: bool) -> None:
-        """Warn once for each stream without a recorder: groups with messages in it are not delivered."""
-        now = time.monotonic()
-        if now < self._look_for_unrecorded_at and not is_end:
-            return
-        self._look_for_unrecorded_at = now + UNRECORDED_S[1]
-        try:
-            known = evidence(self._catalog, self._options.names, [group_key(self._catalog)])
-            streams = known.unrecorded_streams(self._catalog)
-        except RelatumError:
-            return  # The next query for groups will raise it, too. A warning must not end the iteration.
-        for stream in streams:
-            if stream not in self._unrecorded:
-                self._unrecorded.add(stream)
-                logger.warning(
-                    "%d messages of the stream %r are not recorded, and it has no recorder: run `relatum record %s`",
-                    sum(gap.stop - gap.start for gap in known.uncovered if gap.stream == stream),
-                    stream,
-                    stream,
-                )

@@ -19,12 +19,10 @@ from relatum.errors import (
     StreamNotFound,
     StreamReplaced,
     StreamUnavailable,
-    Transient,
 )
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX, MESSAGE_BYTES
-from relatum.reading import KeptChunks, Message, StreamBounds
-from relatum.store.coverage import last_position
+from relatum.reading import KeptChunks, Message
 from relatum_consumer.lookups.answer import Answer, Hit, Status, UnreadableStream
 from relatum_consumer.lookups.catalog import Catalog, replaced
 from relatum_consumer.lookups.proof import Evidence, coverage_by_stream, evidence_together
@@ -44,7 +42,7 @@ def again_if_replaced(catalog: Catalog, ask: Callable[[], _Result], *, leaves_ou
     `leaves_out`: True leaves out a stream that still is not the recorded one; for calls without named streams.
 
     Raises:
-        StreamReplaced: a stream is not the recorded one; the error says why if that can be found out.
+        StreamReplaced: a stream is not the recorded one.
     """
     try:
         return ask()
@@ -54,33 +52,8 @@ def again_if_replaced(catalog: Catalog, ask: Callable[[], _Result], *, leaves_ou
         try:
             return ask()
         except StreamReplaced as error:
-            if leaves_out and catalog.leave_out(error):
-                continue
-            became = _became(catalog, error.stream)
-            if not became:
+            if not (leaves_out and catalog.leave_out(error)):
                 raise
-            raise StreamReplaced(f"the stream {error.stream!r} {became}", stream=error.stream) from error
-
-
-def _became(catalog: Catalog, stream: str) -> str:
-    """Say what happened to a stream that is not the recorded one, and what to do; empty if unknown.
-
-    A stream that begins with a message younger than the last recorded one was declared again.
-    """
-    try:
-        rows = coverage_by_stream(catalog.servers, catalog.streams([stream]))
-        last = last_position(row for ranges in rows.values() for row in ranges)
-        bounds: StreamBounds = catalog.servers.bounds(stream)
-        if last is None or last.chunk_ms is None or bounds.first is None:
-            return ""
-        first = catalog.servers.read([MessageId(stream, bounds.first)])[0]
-    except (NotFound, AccessRefused, Transient):
-        return ""
-    if not isinstance(first, Message) or first.chunk_ms is None:
-        return ""
-    if first.chunk_ms > last.chunk_ms:
-        return f"was deleted and declared again: record the new stream with `relatum record {stream}`"
-    return f"has lost its tail: record it from there with `relatum record {stream}`; publish lost messages again"
 
 
 _SPARE: Final = 64

@@ -7,7 +7,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from relatum.checks import checked_count, checked_name
 from relatum.errors import InvalidInput
-from relatum.keys import InvalidValue, timestamp_us
+from relatum.keys import InvalidValue, moment, timestamp_us
+from relatum.limits import TIME_US_MAX, TIME_US_MIN
 
 Names: TypeAlias = str | Sequence[str] | None
 """A name, several names, or None."""
@@ -41,14 +42,19 @@ def check_limit(limit: int | None, order: Order) -> None:
         raise InvalidInput(f"order= takes one of {', '.join(get_args(Order))}")
 
 
-def time_us_of(moment: Any) -> int:
+def time_us_of(given: Any) -> int:
     """Return a moment in microseconds since 1970, UTC."""
-    if not isinstance(moment, datetime):
-        raise InvalidInput(f"a moment is a datetime, not {type(moment).__name__}")
+    if not isinstance(given, datetime):
+        raise InvalidInput(f"a moment is a datetime, not {type(given).__name__}")
     try:
-        return timestamp_us(moment)
+        return timestamp_us(given)
     except InvalidValue as error:
         raise InvalidInput(f"no moment between the years 1 and 9999: {error.reason}") from error
+
+
+def moment_of(time_us: int) -> datetime:
+    """Return microseconds since 1970 as a moment, capped at the calendar's ends."""
+    return moment(max(TIME_US_MIN, min(time_us, TIME_US_MAX)))
 
 
 def span_of(since: datetime | None, until: datetime | None) -> tuple[int | None, int | None]:
@@ -59,9 +65,9 @@ def span_of(since: datetime | None, until: datetime | None) -> tuple[int | None,
     return low, high
 
 
-def _bound(argument: str, moment: datetime | None) -> int | None:
+def _bound(argument: str, given: datetime | None) -> int | None:
     try:
-        return None if moment is None else time_us_of(moment)
+        return None if given is None else time_us_of(given)
     except InvalidInput as error:
         raise InvalidInput(f"{argument}=: {error}") from error
 

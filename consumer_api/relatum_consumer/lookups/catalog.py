@@ -147,10 +147,7 @@ class Catalog:
         self.servers = servers
         self.vhost = vhost
         self._snapshot: _Snapshot | None = None
-        # Duration in seconds of the last proof at the end of a wait.
-        self.proof_s = 0.0
         self._is_being_read = False
-        self._told: set[str] = set()
         self._identity = BrokerIdentity(None, "")
         self._identify_at = 0.0
         self._others: tuple[_Snapshot | None, Mapping[str, BrokerIdentity]] = (None, {})
@@ -161,12 +158,6 @@ class Catalog:
     def forget(self) -> None:
         """Drop the snapshot, so that the next use reads it."""
         self._snapshot = None
-
-    def is_news(self, names: Iterable[str]) -> bool:
-        """Whether some of these partly recorded streams or new keys were not logged before."""
-        new = set(names) - self._told
-        self._told |= new
-        return bool(new)
 
     def _current(self, *, fresh: bool = False) -> _Snapshot:
         snapshot = self._snapshot
@@ -379,8 +370,8 @@ def _names(recorded: Iterable[PresentStream]) -> tuple[tuple[str, ...], dict[str
 def replaced(stream: str, offset: int) -> StreamReplaced:
     """Return the error for a stream that is not the recorded one."""
     return StreamReplaced(
-        f"the stream {stream!r} is not the recorded one: offset {offset} has another message, or none. It "
-        "was declared again, or lost its tail; a recorder will correct the record",
+        f"the stream {stream!r} is not the recorded one: offset {offset} has another message, or none. It was declared "
+        f"again, or lost its tail: `relatum record {stream}` corrects the record",
         stream=stream,
         offset=offset,
     )

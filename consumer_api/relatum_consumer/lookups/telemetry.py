@@ -1,12 +1,12 @@
-"""OpenTelemetry spans of lookups, one for each, and counts of lookups."""
+"""Runs lookups within their time limit, with OpenTelemetry spans and counts."""
 
 import threading
 import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from relatum import otel
 from relatum.errors import RelatumError
@@ -14,55 +14,47 @@ from relatum.keys import KeyDefinition, masked_places, units_of
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, reported
 from relatum.otel import Description, Part
 from relatum.reading import ReaderStatistics
+from relatum.waiting import within
 
-_Told: TypeAlias = Callable[[Any], None]
+_NoteResult: TypeAlias = Callable[[Any], None]
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 NAMED_MAX: Final = 16
 """The most streams, and the most keys, that a span names."""
 
 
-def _nothing_told(_: object) -> None:
-    return None
-
-
-_NOTHING: Final[AbstractContextManager[_Told]] = nullcontext(_nothing_told)
-
-
-def look_up(called: str, stream: str = "") -> AbstractContextManager[_Told]:
-    """Return a span around a lookup if tracing is on. The block gets a function that notes the result.
+@contextmanager
+def look_up(called: str, stream: str = "") -> Iterator[_NoteResult]:
+    """Open a span around a lookup if there is tracing. The block gets a function that notes the result.
 
     Args:
         called: The method that was called.
         stream: The stream of the lookup, if it has one.
     """
-    if not otel.is_on(Part.LOOKUPS):
-        return _NOTHING
-    return _opened(called, {"messaging.destination.name": stream} if stream else {})
 
-
-@contextmanager
-def _opened(called: str, more: dict[str, str]) -> Iterator[_Told]:
     def describe() -> Description:
-        return Description(f"relatum {called}", {"messaging.system": "rabbitmq", "relatum.lookup": called} | more)
+        attributes = {"messaging.system": "rabbitmq", "relatum.lookup": called}
+        return Description(f"relatum {called}", attributes | ({"messaging.destination.name": stream} if stream else {}))
 
     with otel.span(Part.LOOKUPS, describe) as span:
-        yield lambda result: span.tell(lambda: _came_of_it(result))
+        yield lambda result: span.tell(lambda: _outcome(result))
 
 
-def _came_of_it(result: Any) -> dict[str, Any]:
+def _outcome(result: Any) -> dict[str, Any]:
     """Describe how many messages were found, and the status."""
-    told: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     status = getattr(result, "status", None)
     if status is not None:
-        told["relatum.status"] = str(status)
+        attributes["relatum.status"] = str(status)
     if hasattr(result, "messages") and isinstance(result, Sized):
-        told["messaging.batch.message_count"] = len(result)
+        attributes["messaging.batch.message_count"] = len(result)
     streams: Sequence[str] = getattr(result, "streams", ())
     if len(streams) == 1:
-        told["messaging.destination.name"] = streams[0]
+        attributes["messaging.destination.name"] = streams[0]
     elif streams:
-        told["relatum.streams"] = streams[:NAMED_MAX]
-    return told
+        attributes["relatum.streams"] = streams[:NAMED_MAX]
+    return attributes
 
 
 def note_sought(sought: Sequence[tuple[KeyDefinition, str]], definitions: Mapping[str, KeyDefinition]) -> None:
@@ -73,17 +65,17 @@ def note_sought(sought: Sequence[tuple[KeyDefinition, str]], definitions: Mappin
         definitions: All definitions in force.
     """
 
-    def attributes() -> dict[str, Any]:
-        told: dict[str, Any] = {"relatum.keys": list(dict.fromkeys(key.name for key, _ in sought))[:NAMED_MAX]}
+    def describe() -> dict[str, Any]:
+        attributes: dict[str, Any] = {"relatum.keys": list(dict.fromkeys(key.name for key, _ in sought))[:NAMED_MAX]}
         allowed = [(key, value) for key, value in sought if otel.shows_values_of(key.name)]
         if allowed:
             masked = masked_places(definitions.values()).keys()
             for key, value in allowed:
                 if masked.isdisjoint(units_of(key.components)):
-                    told.setdefault(f"relatum.key.{key.name}", []).append(value)
-        return told
+                    attributes.setdefault(f"relatum.key.{key.name}", []).append(value)
+        return attributes
 
-    otel.note(Part.LOOKUPS, attributes)
+    otel.note(Part.LOOKUPS, describe)
 
 
 @reported()
@@ -106,23 +98,50 @@ class LookupStatistics(ReaderStatistics):
     awaiting: Annotated[int, Gauge("relatum_lookups_awaiting", "Lookups that wait for a message")]
 
 
-class LookupCounts:
-    """Counts the lookups of one `Relations`. Thread-safe.
+class Lookups:
+    """Runs the lookups of one `Relations` within its time limit, traced and counted. Thread-safe.
 
     Args:
-        limit: The limit of its broker connections.
+        timeout_s: The limit of a lookup, in seconds.
+        connections_max: The limit of its broker connections.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.connections = ReaderStatistics.of_none(limit)
+    def __init__(self, timeout_s: float, connections_max: int) -> None:
+        self.timeout_s = timeout_s
+        self._no_connections = ReaderStatistics.of_none(connections_max)
         self._lookup_s = Histogram()
         self._errors: Counts[str] = Counts()
         self._asking = self._awaiting = 0
         self._lock = threading.Lock()
 
-    def counted(self) -> "_Counted":
-        """Count a lookup that runs in the block, and how it ends."""
-        return _Counted(self)
+    def run(
+        self,
+        called: str,
+        function: Callable[_Arguments, _Result],
+        *args: _Arguments.args,
+        **options: _Arguments.kwargs,
+    ) -> _Result:
+        """Return what a function returns that was called as the method `called`."""
+        with self.counted(called, self.timeout_s) as note:
+            result = function(*args, **options)
+            note(result)
+            return result
+
+    @contextmanager
+    def counted(self, called: str, within_s: float | None) -> Iterator[_NoteResult]:
+        """Run the block as a lookup. It gets a function that notes the result."""
+        began = time.perf_counter()
+        self._move(1, 0)
+        try:
+            with within(within_s), look_up(called) as note:
+                yield note
+        except RelatumError as error:
+            with self._lock:
+                self._errors[type(error).__name__] += 1
+            raise
+        finally:
+            self._lookup_s.observe(time.perf_counter() - began)
+            self._move(-1, 0)
 
     @contextmanager
     def awaiting(self) -> Iterator[None]:
@@ -145,33 +164,11 @@ class LookupCounts:
 
     def statistics(self, connections: ReaderStatistics | None = None) -> LookupStatistics:
         """Return the counts with the reader's connections; None if there is no reader."""
-        told = asdict(connections or self.connections)
         with self._lock:
             return LookupStatistics(
-                **told,
+                **asdict(connections or self._no_connections),
                 lookup_s=self._lookup_s.observed(),
                 errors=dict(self._errors),
                 asking=self._asking,
                 awaiting=self._awaiting,
             )
-
-
-class _Counted:
-    """A class, because every lookup passes through it and a generator is slower."""
-
-    __slots__ = ("_began", "_counts")
-
-    def __init__(self, counts: LookupCounts) -> None:
-        self._counts = counts
-
-    def __enter__(self) -> None:
-        self._counts._move(1, 0)
-        self._began = time.perf_counter()
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        counts = self._counts
-        counts._lookup_s.observe(time.perf_counter() - self._began)
-        counts._move(-1, 0)
-        if isinstance(error, RelatumError):
-            with counts._lock:
-                counts._errors[type(error).__name__] += 1

@@ -4,14 +4,12 @@ All waits of one object share one statement on the index, at an adaptive pace. I
 closer: each then probes by itself, as a lookup does. So it may name too many, and the last probe of a wait corrects an
 omission. See docs/adr/0026.
 
-A wait ends like any lookup, with a proof if nothing was found. The proof asks the broker for the streams' ends, which
-takes long if bodies are large. So it begins as long before the end as the last proof took, and ends at most `GRACE_S`
-after it. If it does not end in time, the answer is `unproven`.
+A wait ends like any lookup, with a proof if nothing was found. The proof takes a few milliseconds, and longer where
+bodies are large, because it asks the broker for the streams' ends. After `GRACE_S` the answer is `unproven`.
 """
 
-import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -149,31 +147,11 @@ COLD_S: Final = 1.0
 CLOSE_S: Final = 0.05
 """A transient error within so many seconds of the limit counts as the timeout."""
 
-PROOF_FACTOR: Final = 1.5
-"""The expected duration of a proof, as a multiple of the last one's."""
-
-PROOF_S_MAX: Final = 5.0
-"""The most seconds by which a proof begins before the end of a wait; also at most half of the wait."""
-
-logger = logging.getLogger("relatum.relations")
-
-
-def wait_related(
-    catalog: Catalog,
-    message: Message | Consumed,
-    to: Names,
-    by: Names,
-    limit: int | None,
-    order: Order,
-    timeout_s: float,
-) -> "Waiting":
-    """Start a wait for the first message of `related`."""
-    checked_seconds("timeout_s", timeout_s)
-    return Waiting(catalog, partial(question_of, catalog, message, to, by, limit, order), timeout_s)
-
 
 class Waiting:
-    """One wait: it looks, pauses, and looks again, until there is an answer. Without `timeout_s` it looks once.
+    """One wait for a message related to `message`: it looks, pauses, and looks again, until there is an answer.
+
+    With a `timeout_s` of 0 it looks once.
 
     Attributes:
         pause_s: Seconds to pause after a look without an answer.
@@ -183,15 +161,21 @@ class Waiting:
 
     watch: Watch
 
-    def __init__(self, catalog: Catalog, asked: Callable[[], Question], timeout_s: float) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        message: Message | Consumed,
+        to: Names,
+        by: Names,
+        limit: int | None,
+        order: Order,
+        timeout_s: float,
+    ) -> None:
         self._catalog = catalog
-        self._asked = asked
-        self._timeout_s = timeout_s
+        self._asked = partial(question_of, catalog, message, to, by, limit, order)
+        self._timeout_s = checked_seconds("timeout_s", timeout_s)
         self._until = time.monotonic() + timeout_s
-        # If the last proof took long, this one begins before the end.
-        self._prove_at = self._until - min(PROOF_FACTOR * catalog.proof_s, PROOF_S_MAX, timeout_s / 2)
         self._question: Question | None = None
-        self._known: Answer | None = None
         self._is_checked = False
         self._useless_pause_s = POLL_S_MIN
         self.pause_s = 0.0
@@ -201,39 +185,23 @@ class Waiting:
         """Probe the index, and return the answer if it has a message or time is over; None to go on waiting."""
         if not self._timeout_s:
             return answer(self._catalog, self._asked())
+        ends_at = self._until + GRACE_S
         if self._question is None:
-            with within(max(self._until + GRACE_S - time.monotonic(), COLD_S)):
+            with within(max(ends_at - time.monotonic(), COLD_S)):
                 self._question = self._asked()
-        question, began = self._question, time.monotonic()
-        until = self._until + GRACE_S
+        question, now = self._question, time.monotonic()
         try:
-            with within(until - began):
-                found = self._look(question, began)
+            with within(ends_at - now):
+                if now >= self._until or not question.wanted:
+                    return answer(self._catalog, question)
+                found = self._probed(question)
         except Transient as error:
-            if time.monotonic() < until - CLOSE_S:
+            if time.monotonic() < ends_at - CLOSE_S:
                 raise
-            self._note_proof(began)
             return self._out_of_time(question, error)
         if found is None:
             self._rest(question)
-        elif self._catalog.is_news([*found.unrecorded_streams, *(each.key for each in found.new_keys)]):
-            logger.warning("a wait timed out for messages that are not recorded: %s", found.explanation)
         return found
-
-    def _look(self, question: Question, now: float) -> Answer | None:
-        is_over = self._known is None and (now >= self._prove_at or not question.wanted)
-        found = answer(self._catalog, question) if is_over else self._probed(question)
-        if found is not None:
-            if found.hits or not question.wanted:
-                return found
-            self._note_proof(now)
-            self._known = found
-        return self._known if time.monotonic() >= self._until else None
-
-    def _note_proof(self, began: float) -> None:
-        """Remember how long the proof took, or that it exceeded its time."""
-        if began >= self._prove_at:
-            self._catalog.proof_s = time.monotonic() - began
 
     def _probed(self, question: Question) -> Answer | None:
         if not self._is_checked:
@@ -242,19 +210,17 @@ class Waiting:
         try:
             found = probe(self._catalog, question)
         except StreamReplaced:
-            # A recorder will correct the record, or the proof at the end, made anew, reports it.
-            self._known = None
+            # A recorder will correct the record, or the proof at the end reports it.
             question.being_read.clear()
             return None
         return question.named(recorded_answer(self._catalog, question.names, found)) if found.hits else None
 
     def _rest(self, question: Question) -> None:
         values = tuple((each.key_id, each.value) for each in question.wanted)
-        next_at = self._until if self._known is not None else self._prove_at
-        self.watch, self.pause_s = Watch(question.names, values, question.itself.first, next_at), 0.0
+        self.watch, self.pause_s = Watch(question.names, values, question.itself.first, self._until), 0.0
         if self.is_seen:
             # The index keeps naming a message that retention dropped or that cannot be read.
-            self.pause_s = max(0.0, min(self._useless_pause_s, next_at - time.monotonic()))
+            self.pause_s = max(0.0, min(self._useless_pause_s, self._until - time.monotonic()))
             self._useless_pause_s = min(2 * self._useless_pause_s, USELESS_POLL_S_MAX)
 
     def _out_of_time(self, question: Question, error: Transient) -> Answer:
