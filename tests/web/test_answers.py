@@ -5,7 +5,6 @@ writes the file anew, and the change log says it.
 """
 
 import json
-import logging
 import os
 from pathlib import Path
 from typing import Final
@@ -97,24 +96,6 @@ def test_postgresql_refuses_what_it_would_write(reader_url: str) -> None:
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(statement_text)
-
-
-def test_a_user_who_may_write_is_told_of(world: World, reader_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The log says that it may, and how a user is made who may not; nothing is said of one of the role."""
-
-    def told() -> list[str]:
-        return [record.getMessage() for record in caplog.records if "IN ROLE relatum_reader" in record.getMessage()]
-
-    with asking(world.page()) as page:
-        wait_until(lambda: page.get("/alive").status_code == 200 and bool(told()), what="it is told")
-    assert len(told()) == 1
-    assert caplog.records[0].levelno == logging.WARNING
-    caplog.clear()
-    with asking(world.page(database=reader_url)) as page:
-        # What it asks first is asked before this.
-        assert page.get("/api/health").status_code == 200
-        assert page.get("/api/keys").status_code == 200
-    assert told() == []
 
 
 # --- behind a pgbouncer that hands out sessions by transaction --------------------------------------------
