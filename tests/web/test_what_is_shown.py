@@ -224,7 +224,6 @@ def test_no_page_and_no_answer_has_a_masked_value(place: Place, masked: str, own
         "/search": [f"?key={key}&{of_key}" for key in ("card", "again", "at", "number", "paid_by", "shop")],
         "/search/times": [f"?key={key}&{of_key}" for key in ("card", "number", "shop")],
         "/trace": [f"?{of_message}", f"?{of_message}&fan_out=1", "?key=shop&value=north"],
-        "/trace/csv": [f"?{of_message}"],
         "/message": [f"?{of_message}", f"?{of_message}&view=text", f"?{of_message}&view=hex"],
         "/message/body": [f"?{of_message}"],
         "/stream": [f"?stream={masked}"],
@@ -299,12 +298,12 @@ def test_a_conversation_has_no_masked_value_in_any_form(talks: Talks) -> None:
     """Neither in edges nor in values, tables and titles; its digest still leads to all that share it."""
     with asking(talks.page(masked_keys=("card", "order_id", "cause", "id", "place"))) as page:
         query = f"stream={talks.orders}&offset=0"
-        forms = [page.get(f"{path}?{query}").text for path in ("/api/trace", "/trace", "/trace/csv")]
+        forms = [page.get(f"{path}?{query}").text for path in ("/api/trace", "/trace")]
         secrets = [SECRET, "onerror=hacked", "HYPERLINK", "nobody"]
         assert [text for text in secrets for form in forms if text in form] == []
         answer = page.get(f"/api/trace?{query}").json()
         shared = next(each for each in answer["shared"] if each["key"] == "card")
-        assert (shared["value"][0], shared["value"] in forms[2]) == ("~", True)
+        assert (shared["value"][0], shared["value"] in forms[1]) == ("~", True)
         link = next(each for each in links(page, f"/trace?{query}") if each.startswith("/?key=card&of_stream="))
         assert len(page.get(f"/api/search{link[1:]}").json()["results"]) >= 1
         stopped = page.get("/api/trace?key=order_id&value=talk-200&fan_out=7").json()["stopped"]
