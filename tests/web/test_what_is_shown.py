@@ -1,18 +1,15 @@
-"""What the pages say of a few streams: gone ones, keys' letters, a NUL, links to traces; and what they mask."""
+"""What the pages say of a few streams: gone ones, keys' letters, a NUL; and what they mask."""
 
 import re
 from typing import Any
 from urllib.parse import urlencode
 
-import pytest
 import sqlalchemy as sa
 
-from relatum.errors import ConfigurationError
 from relatum.keys import KeyDefinition
 from relatum.store.catalog import add_keys
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations
-from relatum_consumer.web import WebOptions
 from tests.acceptance._command import Relatum
 from tests.support import delete_stream
 from tests.support.place import Place
@@ -121,64 +118,6 @@ def test_a_text_with_a_nul_is_shown_as_text(place: Place, own: Asking) -> None:
     body = own.get(f"/api{at(place.stream, 0)}").json()["body"]
     assert (body["kind"], body["part"]) == ("text", "before\0after")
     assert "before⟨0⟩after" in own.get(at(place.stream, 0)).text
-
-
-# --- links to traces elsewhere ----------------------------------------------------------------------------
-
-ID = "4bf92f3577b34da6a3ce929d0e0e4736"
-URL = "https://jaeger.example/trace/{trace_id}?from=relatum&x=1"
-HEADERS: list[tuple[dict[str, Any], str | None]] = [
-    ({"traceparent": f"00-{ID}-00f067aa0ba902b7-01"}, ID),
-    ({"b3": f"{ID[:16]}-00f067aa0ba902b7-1"}, ID[:16]),
-    ({"X-B3-TraceId": ID}, ID),
-    ({"X-B3-TraceId": '"><script>alert(1)</script>'}, None),
-    ({"X-B3-TraceId": "../../login"}, None),
-    ({"X-B3-TraceId": "{trace_id}"}, None),
-    ({"traceparent": "junk"}, None),
-    ({}, None),
-]
-
-
-def test_a_message_links_to_its_trace_where_somebody_said_where(place: Place, own: Asking) -> None:
-    """What is no id becomes no part of an address and no markup; a masked id is in no link; the policy stays."""
-    place.put(*((b"", headers) for headers, _ in HEADERS))
-    place.record(keys=["traceparent"])
-    with asking(page_of(place, trace_url=URL)) as page:
-        for offset, (_, trace_id) in enumerate(HEADERS):
-            answer = page.get(at(place.stream, offset))
-            if trace_id is None:
-                assert "jaeger.example" not in answer.text
-            else:
-                href = URL.replace("{trace_id}", trace_id).replace("&", "&amp;")
-                assert f'<a class="button" rel="noopener noreferrer" href="{href}">Trace</a>' in answer.text
-            assert "<script>alert" not in answer.text
-            assert "jaeger" not in answer.headers["Content-Security-Policy"]
-    assert ">Trace</a>" not in own.get(at(place.stream, 0)).text
-    with asking(page_of(place, trace_url=URL, masked_keys=("traceparent",))) as page:
-        answer = page.get(at(place.stream, 0))
-        assert (answer.status_code, ID in answer.text) == (200, False)
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "https://jaeger.example/trace/",
-        "javascript:alert('{trace_id}')",
-        "//jaeger.example/{trace_id}",
-        "/trace/{trace_id}",
-        "https://{trace_id}.example/",
-        "https:///{trace_id}",
-        "https://user:secret@jaeger.example/{trace_id}",
-        "https://jaeger.example/{trace_id}/{span_id}",
-        'https://jaeger.example/{trace_id}" onclick="x',
-        "https://jaeger.example/ {trace_id}",
-        "https://[jaeger/{trace_id}",
-    ],
-)
-def test_a_pattern_that_cannot_be_is_an_error_at_the_start(pattern: str) -> None:
-    """It says what one is."""
-    with pytest.raises(ConfigurationError, match=r"https://jaeger.example/trace/\{trace_id\}"):
-        WebOptions("amqp://localhost", "postgresql://localhost", trace_url=pattern)
 
 
 # --- masked keys, by definition or by an option: nothing that a page gives out has their values ----------
