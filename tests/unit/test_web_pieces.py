@@ -1,8 +1,7 @@
-"""The page's pieces by themselves: bodies, bars, rates, trees. No input or output."""
+"""The page's pieces by themselves: bodies, bars, trees. No input or output."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,7 +19,6 @@ from relatum_consumer.web.bodies import (
 )
 from relatum_consumer.web.coverage_bar import coverage_bar as bar
 from relatum_consumer.web.messages import KeyValue
-from relatum_consumer.web.rates import Rates
 from relatum_consumer.web.rendering import span_text, visible
 from relatum_consumer.web.tree import CAUSE, CAUSED, SAME, Link, places, rows_of
 
@@ -125,21 +123,7 @@ def test_any_coverage_is_drawn_whole_and_bounded(covered: list[tuple[int, int]],
         assert any(piece.kind == "hole" and piece.start < end and start < piece.end for piece in pieces)
 
 
-# --- rates, and text of others ----------------------------------------------------------------------------
-
-
-def test_a_rate_is_of_the_last_minute_that_somebody_looked() -> None:
-    """None at first; then the difference, over a minute at most; anew where the stream is another one."""
-    now = 100.0
-    rates = Rates(lambda: now)
-    assert rates.of("s", 10) is None
-    now = 110.0
-    assert rates.of("s", 110) == pytest.approx(10.0)
-    for now in (150.0, 180.0, 240.0):  # noqa: B007
-        rate: Any = rates.of("s", 110)
-    assert rate == pytest.approx(0.0)
-    assert rates.of("s", 5) is None
-    assert rates.of("s", None) is None
+# --- text of others ----------------------------------------------------------------------------------
 
 
 def test_what_is_not_seen_is_written_as_its_number() -> None:

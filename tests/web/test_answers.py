@@ -15,7 +15,6 @@ import pytest
 from psycopg import sql
 
 from relatum_consumer.web import servers
-from relatum_consumer.web.rates import Rates
 from tests.support import wait_until
 from tests.support.forms import form, in_words
 from tests.support.pgbouncer import holds_statements, pgbouncer
@@ -34,8 +33,6 @@ def test_answers_keep_their_form(page: Asking, world: World, monkeypatch: pytest
     # A busy machine is no server that is away: not from now on, and not any more if it was taken for one.
     monkeypatch.setattr(servers, "ANSWER_S", 30.0)
     wait_until(lambda: page.get("/api/health").status_code == 200, what="both servers answer")
-    # A rate is known from the second look on.
-    monkeypatch.setattr(Rates, "of", lambda *_: 1.5)
     found: dict[str, dict[str, set[str]]] = {}
     document = page.get("/api/openapi.json").json()
     assert set(document["paths"]) == set(examples(world))

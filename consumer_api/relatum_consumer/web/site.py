@@ -22,7 +22,6 @@ from relatum_consumer import AsyncRelations
 from relatum_consumer.web.links import Links
 from relatum_consumer.web.masking import Masking
 from relatum_consumer.web.options import WebOptions
-from relatum_consumer.web.rates import Rates
 from relatum_consumer.web.servers import Server, Servers
 
 _READ_ONLY: Final = "-c default_transaction_read_only=on"
@@ -67,7 +66,6 @@ class Site:
     def __init__(self, options: WebOptions, links: Links) -> None:
         self.options = options
         self.links = links
-        self.rates = Rates()
         self.masking = Masking(options.masked_keys, bodies=options.mask_bodies, show_bodies=options.show_bodies)
         self.address = BrokerAddress.of(options.broker)
         database = read_only(options.database, options.timeout_s + _ORPHANED_S)
