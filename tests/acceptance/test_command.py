@@ -396,7 +396,7 @@ def test_what_is_expected_is_defined_and_what_is_missing_is_told(
     (report,) = relatum.json("missing", "paid")
     assert (report["status"], report["expectation"], report["missing_count"]) == ("found", wanted, 1)
     assert [(each["value"], each["id"]) for each in report["missing"]] == [("b", {"stream": place.stream, "offset": 1})]
-    with relatum.running("missing", "paid", "--follow", "--since", "yesterday", "--json") as follower:
+    with relatum.running("missing", "paid", "--follow", "--since", "-1d", "--json") as follower:
         assert follower.stdout is not None
         told = json.loads(follower.stdout.readline())
         assert (told["finding"], told["value"]) == ("missing", "b")
