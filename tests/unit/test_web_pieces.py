@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from relatum_consumer.trace_tree import CAUSE, CAUSED, SAME, KeyValue, Link, places, rows_of
 from relatum_consumer.web.bodies import (
     HEX_BYTES_MAX,
     hex_lines,
@@ -18,9 +19,7 @@ from relatum_consumer.web.bodies import (
     text_of,
 )
 from relatum_consumer.web.coverage_bar import coverage_bar as bar
-from relatum_consumer.web.messages import KeyValue
 from relatum_consumer.web.rendering import span_text, visible
-from relatum_consumer.web.tree import CAUSE, CAUSED, SAME, Link, places, rows_of
 
 # --- bodies -----------------------------------------------------------------------------------------------
 

@@ -17,13 +17,13 @@ from starlette.types import Scope
 from relatum.checks import size_text
 from relatum.keys import KeyDefinition
 from relatum.recording import StreamStatus
+from relatum_consumer.trace_tree import Tree
 from relatum_consumer.web.bodies import hex_lines, indented
 from relatum_consumer.web.coverage_bar import CoveragePiece, coverage_bar
 from relatum_consumer.web.links import FOR_PROGRAMS, Links
 from relatum_consumer.web.masking import Masking
 from relatum_consumer.web.messages import KeyValue
 from relatum_consumer.web.problems import Problem
-from relatum_consumer.web.tree import Tree
 
 HUES: Final = 8
 """How many colours keys have, each with a letter."""
@@ -81,7 +81,7 @@ class Rendering:
             "indented": indented,
             "size": size_text,
             "span": span_text,
-            "tree": Tree,
+            "tree": lambda answer: Tree(answer.messages, answer.hops, answer.edges, answer.shared),
             "typed_time": lambda moment: f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%S}",
             "utc": _utc,
             "visible": _isolated,
