@@ -10,7 +10,6 @@ import psycopg
 import pytest
 
 from relatum.store.catalog import add_keys
-from tests.support import wait_until
 from tests.support.groups import group_id
 from tests.support.place import Place
 from tests.support.web import Asking, at
@@ -122,36 +121,6 @@ def test_a_composite_key_is_asked_for_by_its_parts(page: Asking) -> None:
 
 
 _FIELD = {"autocomplete": "off", "spellcheck": "false"}
-
-
-def test_a_search_of_many_shows_when_they_were(page: Asking, world: World) -> None:
-    """Spans whose counts are those of the searches that they lead to, on the page where it is not all that there is."""
-    asked = f"key=host&value=busy&stream={world.orders}&limit=100"
-    times = page.get(f"/api/search/times?{asked}").json()
-    assert (times["count"], times["is_whole"]) == (MANY, True)
-    assert [each["count"] for each in times["spans"]] == [60, 60, 60, 50]
-    for each in times["spans"]:
-        span = urlencode({"since": each["since"], "until": each["until"]})
-        narrow = page.get(f"/api/search?{asked}&{span}").json()
-        assert (len(narrow["results"]), narrow["next"]) == (each["count"], None)
-    # What takes longer than the page waits for it is not shown.
-    shown: list[str] = []
-
-    def is_drawn() -> bool:
-        shown[:] = [page.get(f"/?{asked}").text]
-        return "choose a bar" in shown[0]
-
-    wait_until(is_drawn, what="the bars come in time")
-    links = [attributes["href"] or "" for tag, attributes in harmless(shown[0]).elements if tag == "a"]
-    narrow = [each for each in links if "&since=" in each]
-    assert len(narrow) == len(times["spans"])
-    assert "50 messages from 2023-11-14 22:13:2" in shown[0]
-    for path in (narrow[0], f"/?{asked}0"):
-        assert "choose a bar" not in page.get(path).text
-    half = page.get(f"/api/search/times?{asked}&since=2023-11-14T22:13:21Z&until=2023-11-14T22:13:23Z").json()
-    assert half["count"] == 120
-    of_one = page.get(f"/api/search/times?key=host&of_stream={world.orders}&of_offset={world.first_of_many}").json()
-    assert of_one["count"] == MANY
 
 
 def test_values_are_listed_as_they_begin(page: Asking) -> None:
@@ -457,13 +426,6 @@ def examples(world: World) -> dict[str, list[str]]:
     """What each path of the API is asked."""
     return {
         "/search": ["/search?key=host&value=busy", "/search?key=order_id&value=late", "/search"],
-        "/search/times": [
-            "/search/times?key=host&value=busy",
-            f"/search/times?key=host&of_stream={world.orders}&of_offset={world.first_of_many}&stream={world.orders}",
-            "/search/times?key=order_id&value=nobody",
-            "/search/times?key=host&value=busy&stream=none",
-            "/search/times",
-        ],
         "/around": [f"/around?stream={world.orders}&offset=0&limit=3", "/around?moment=2026-01-01", "/around"],
         "/trace": [f"/trace?stream={world.orders}&offset=0", "/trace?key=host&value=busy", "/trace"],
         "/message": ["/message", *(at(world.orders, n) for n in range(len(BODIES)))],

@@ -224,33 +224,12 @@ def test_a_search_has_an_address_of_what_was_typed(tab: Page) -> None:
 
 
 @seen(width=360, has_touch=True)
-def test_a_phone_has_cards_instead_of_columns_and_bars_that_narrow_a_search(tab: Page) -> None:
-    """Each message is a card whose lines are named, and pages lead on; a bar's name says how many are when."""
+def test_a_phone_has_cards_instead_of_columns(tab: Page) -> None:
+    """Each message is a card whose lines are named, and pages lead on."""
     tab.goto("/?key=host&value=busy&limit=200")
     assert tab.locator("tbody tr").first.evaluate("row => getComputedStyle(row).display") == "block"
     tab.get_by_role("link", name="Next page").tap()
     expect(tab.locator("tbody tr")).to_have_count(MANY - 200)
-    bar = tab.get_by_role("link", name=re.compile(r"^50 messages from 2023-11-14 22:13:2.* UTC$"))
-
-    def is_drawn() -> bool:
-        tab.goto("/?key=host&value=busy&limit=100")
-        return bar.count() == 1
-
-    # What takes longer than the page waits for it is not shown.
-    wait_until(is_drawn, what="the bars come in time")
-    # Who wants none of the sixty is past them at one go.
-    tab.get_by_role("link", name="Skip the bars").focus()
-    tab.keyboard.press("Enter")
-    tab.keyboard.press("Tab")
-    assert tab.evaluate("!!document.activeElement.closest('table')")
-    bar.focus()
-    box = bar.bounding_box()
-    assert box is not None
-    assert 0 < box["x"] < box["x"] + box["width"] <= 360
-    tab.keyboard.press("Enter")
-    expect(tab.get_by_text("50 messages ·")).to_be_visible()
-    expect(tab.locator("tbody tr")).to_have_count(50)
-    expect(tab.get_by_text("choose a bar")).to_have_count(0)
     # All pages have a name there: those behind the menu the menu's own.
     tab.goto("/contexts")
     expect(tab.locator("nav summary")).to_have_text("Contexts")

@@ -161,7 +161,6 @@ def test_no_page_and_no_answer_has_a_masked_value(place: Place, masked: str, own
     of_message, of_key = f"stream={masked}&offset=0", f"of_stream={masked}&of_offset=0"
     asked = {
         "/search": [f"?key={key}&{of_key}" for key in ("card", "again", "at", "number", "paid_by", "shop")],
-        "/search/times": [f"?key={key}&{of_key}" for key in ("card", "number", "shop")],
         "/trace": [f"?{of_message}", f"?{of_message}&fan_out=1", "?key=shop&value=north"],
         "/message": [f"?{of_message}", f"?{of_message}&view=text", f"?{of_message}&view=hex"],
         "/message/body": [f"?{of_message}"],
