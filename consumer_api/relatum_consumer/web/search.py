@@ -12,11 +12,10 @@ from relatum.errors import InvalidInput
 from relatum.reading import Message
 from relatum_consumer import Answer, Status
 from relatum_consumer.lookups.answer import Covered
-from relatum_consumer.web.cursors import cursor_of, read_cursor
 from relatum_consumer.web.endpoint import endpoint
 from relatum_consumer.web.live import LiveAsked, live
 from relatum_consumer.web.messages import MessageRow, covered, given_value, message_rows, sought_text, values_of
-from relatum_consumer.web.parameters import Asked, Moment, Number, Several, parsed
+from relatum_consumer.web.parameters import Asked, Moment, Number, Several, cursor_of, parsed, read_cursor
 from relatum_consumer.web.site import Site
 
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -101,7 +100,7 @@ async def _page(
     A cursor is a moment, the number of its messages on earlier pages, and the number of all messages on earlier pages.
     Messages without a time come last: their cursors have no moment, and skip all earlier messages.
     """
-    moment, shown, total = read_cursor(asked.cursor, datetime, int, int) or (None, 0, 0)
+    moment, shown, total = read_cursor(asked.cursor, tuple[Moment | None, Number, Number]) or (None, 0, 0)
     since, until, is_by_time = asked.since, asked.until, moment is not None and asked.order == "oldest"
     if is_by_time:
         since = moment
