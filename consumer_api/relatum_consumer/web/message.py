@@ -11,7 +11,6 @@ from typing import Final, Literal
 from pydantic import Field
 from starlette.responses import Response
 
-from relatum.checks import size_text
 from relatum.errors import RelatumError
 from relatum.keys import KeyDefinition
 from relatum.membership import membership
@@ -19,7 +18,7 @@ from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message
 from relatum_consumer.web.bodies import BodyKind, image_type, kind_of, text_of, whole_characters
 from relatum_consumer.web.collectors import message_id_of, outcome_of
-from relatum_consumer.web.endpoint import Known, endpoint, file_of, gathered, words_of
+from relatum_consumer.web.endpoint import endpoint, file_of, gathered, words_of
 from relatum_consumer.web.messages import (
     KeyValue,
     MessageRow,
@@ -33,7 +32,7 @@ from relatum_consumer.web.messages import (
 from relatum_consumer.web.parameters import Number
 from relatum_consumer.web.problems import Problem, Refused
 from relatum_consumer.web.site import Site
-from relatum_consumer.web.streams import StreamAsked, ends, statuses
+from relatum_consumer.web.streams import StreamAsked, ends
 
 RELATED_SHOWN: Final = 6
 """The most related messages shown for a key. If there are more, the nearest in time are shown, with a link to all."""
@@ -196,23 +195,6 @@ def _body(site: Site, found: Message, asked: MessageAsked) -> Body:
     return Body(kind_of(body), len(body), start, end, is_hex, part)
 
 
-async def _known(site: Site, asked: MessageAsked) -> tuple[Known, ...]:
-    """Return what one server knows of a message without the other; if both answer, the ends of its stream."""
-    if not site.servers.away:
-        return await ends(site, asked)
-    if not site.servers.broker.error:
-        found = await site.relations.read(asked.stream, asked.offset)
-        words = f"RabbitMQ has the message: {size_text(len(found.body))}. PostgreSQL knows which values are masked, so "
-        return ((words + "without it headers and body are not shown.", None),)
-    facts: list[Known] = []
-    for each in await statuses(site, [asked.stream]):
-        by = [key for key, ranges in each.covered.items() if any(low <= asked.offset < high for low, high in ranges)]
-        words = f"recorded by {', '.join(by)}" if by else "not recorded"
-        facts.append((f"PostgreSQL says that the offset {asked.offset:,} is {words}.", None))
-        facts.append((f"What is recorded of {each.stream}", site.links.stream(each.stream)))
-    return tuple(facts) or ((f"Nothing is recorded of {asked.stream}.", None),)
-
-
 async def _following(site: Site, found: Message) -> int | None:
     """Return the offset of the next message; None if there is none, or the broker cannot answer."""
     try:
@@ -275,6 +257,6 @@ endpoint(
     template="message.html",
     page="message",
     tool="read",
-    known=_known,
+    known=ends,
     files={"body": _body_file, "image": _image},
 )(message)
