@@ -27,24 +27,17 @@ class Listed(NamedTuple):
         module: The module of this package with the function, or the `typer.Typer`, of the command's name.
         panel: The heading above it in the list.
         help: The first paragraph of the command's own help.
-        settings: The command's `context_settings` for Click. Default: none.
     """
 
     module: str
     panel: str
     help: str
-    settings: dict[str, Any] = {}  # noqa: RUF012 - nobody writes to it
 
-
-_NEGATIVE: Final = {"ignore_unknown_options": True}
-"""For a command with arguments such as -5m, which is a moment, not an option."""
 
 COMMANDS: Final = {
     "find": Listed("find", LOOK_UP, "Find the messages whose KEY has this VALUE."),
     "related": Listed("find", LOOK_UP, "Find the messages that share a key with a message, or are next to it in time."),
-    "around": Listed(
-        "find", LOOK_UP, "Show what happened around a MOMENT, in all recorded streams, by time.", _NEGATIVE
-    ),
+    "around": Listed("find", LOOK_UP, "Show what happened around a MOMENT, in all recorded streams, by time."),
     "trace": Listed("trace", LOOK_UP, "Show all messages connected with one, or with a value, and what caused what."),
     "read": Listed("read", LOOK_UP, "Read messages at offsets, without the database."),
     "expect": Listed("missing", LOOK_UP, "Define which messages must be followed by others: see `relatum missing`."),
@@ -82,7 +75,8 @@ def load(name: str) -> Any:
     if isinstance(found, typer.Typer):
         around.add_typer(found, name=name, help=listed.help, no_args_is_help=True)
     else:
-        around.command(name, context_settings=listed.settings)(found)
+        # The MOMENT of `around` may be -5m, which is no option.
+        around.command(name, context_settings={"ignore_unknown_options": name == "around"})(found)
     return typer.main.get_group(around).get_command(None, name)  # type: ignore[arg-type]
 
 
