@@ -1,6 +1,6 @@
 """`relatum read` and `relatum outcome`: messages at offsets, and the outcomes of messages in collectors."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -80,21 +80,11 @@ def _document(outcome: "Outcome") -> dict[str, Any]:
     return with_properties(outcome, "is_final") | {"others": others}
 
 
+_OUTCOME: Final = "collector type stream offset attempts collected_at forwarded_at finished_at reason"
+
+
 def print_outcome(outcome: "Outcome") -> None:
     """Print one outcome as text."""
-    facts = (
-        {}
-        if outcome.collector is None
-        else {
-            "collector": outcome.collector,
-            "type": outcome.type,
-            "place": f"{outcome.stream}@{outcome.offset}",
-            "attempts": outcome.attempts,
-            "collected": outcome.collected_at,
-            "forwarded": outcome.forwarded_at,
-            "finished": outcome.finished_at,
-        }
-    )
-    if outcome.collector is not None and outcome.reason is not None:
-        facts["reason"] = outcome.reason
-    print_facts(f"{outcome.message_id}: {outcome.status.value}", facts.items())
+    names = () if outcome.collector is None else _OUTCOME.split()
+    facts = [(name.replace("_", " "), getattr(outcome, name)) for name in names]
+    print_facts(f"{outcome.message_id}: {outcome.status.value}", facts)

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from relatum.checks import size_text
-from relatum.collecting import CollectorStatus, SourceStatus, collector_status
+from relatum.collecting import CollectorStatus, collector_status
 from relatum.recording import StreamEvent, StreamStatus
 from relatum.recording import status as status_of
 from relatum.store.catalog import check_recorded
 from relatum.store.translation import translated_errors
 from relatum_cli.options import Given, ServerOptions, argument, option
-from relatum_cli.show import lease_text, moment_text, print_facts, print_json, ranges_text, say
+from relatum_cli.show import lease_text, moment_text, print_facts, print_json, ranges_text, say, show
 
 
 def status(
@@ -36,7 +36,7 @@ def status(
             say("There is no collector yet: its first member creates it.")
         else:
             for each in collectors:
-                print_facts(each.collector, _collector_facts(each))
+                _print_collector(each)
         return
     found = _recorded(given, streams or [])
     if given.as_json:
@@ -102,24 +102,14 @@ def _event_text(event: StreamEvent) -> str:
     return f"{moment_text(event.at)}{offsets} {'; '.join(filter(None, (event.detail, event.remedy)))}"
 
 
-def _collector_facts(status: CollectorStatus) -> Iterator[tuple[str, Any]]:
-    for state, count in status.counts.items():
-        yield f"messages {state}", count
-    if status.oldest_unfinished_at is not None:
-        yield "oldest not finished", status.oldest_unfinished_at
-    for of_type, count in sorted(status.unattended.items()):
-        yield f"without a running executor: {of_type}", count
-    for source in status.sources:
-        yield f"stream {source.stream}", _source_text(source)
-    for member in status.members:
-        lease = lease_text(member)
-        yield f"member {member.member}", f"{member.holder}, {', '.join(member.types) or 'no type'}, {lease}"
-    yield "finished messages are kept", "for ever" if status.keep_s is None else f"{status.keep_s:,} s"
-
-
-def _source_text(source: SourceStatus) -> str:
-    if source.position is None:
-        return "not followed"
-    lag = "" if source.lag_offsets is None else f", lag {source.lag_offsets:,} offsets"
-    follower = source.follower or "none at the moment"
-    return f"position {source.position:,}{lag}, followed by {follower}, {source.passed_over:,} passed over"
+def _print_collector(status: CollectorStatus) -> None:
+    facts: list[tuple[str, Any]] = [(f"messages {state}", count) for state, count in status.counts.items()]
+    facts.append(("oldest not finished", status.oldest_unfinished_at))
+    facts += [(f"without a running executor: {each}", count) for each, count in sorted(status.unattended.items())]
+    facts.append(("finished messages are kept", "for ever" if status.keep_s is None else f"{status.keep_s:,} s"))
+    print_facts(status.collector, facts)
+    if status.sources:
+        show(status.sources, "stream position lag_offsets follower passed_over")
+    if status.members:
+        types = {"types": lambda each: ", ".join(each.types)}
+        show(status.members, {"member": "member", "holder": "holder", **types, "lease": lease_text})
