@@ -1,16 +1,29 @@
-"""`relatum status`: the state of recording and of collectors."""
+"""`relatum status` and `relatum outcome`: the state of recording, of collectors and of their messages."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
+
+import typer
 
 from relatum.checks import size_text
 from relatum.collecting import CollectorStatus, collector_status
+from relatum.outcomes import Outcome, Outcomes, OutcomeStatus
 from relatum.recording import StreamEvent, StreamStatus
 from relatum.recording import status as status_of
 from relatum.store.catalog import check_recorded
 from relatum.store.translation import translated_errors
-from relatum_cli.options import Given, ServerOptions, argument, option
-from relatum_cli.show import lease_text, moment_text, print_facts, print_json, ranges_text, say, show
+from relatum_cli.exits import ExitCode
+from relatum_cli.options import DatabaseOptions, Given, Json, ServerOptions, argument, option
+from relatum_cli.show import (
+    lease_text,
+    moment_text,
+    print_facts,
+    print_json,
+    ranges_text,
+    say,
+    show,
+    with_properties,
+)
 
 
 def status(
@@ -113,3 +126,51 @@ def _print_collector(status: CollectorStatus) -> None:
     if status.members:
         types = {"types": lambda each: ", ".join(each.types)}
         show(status.members, {"member": "member", "holder": "holder", **types, "lease": lease_text})
+
+
+# --- outcomes ---------------------------------------------------------------------------------------------
+
+
+def outcome(
+    *,
+    message_ids: list[str] = argument("The messages' ids.", "ID…"),
+    collector: str | None = option(None, "Only their outcomes in this collector."),
+    given: DatabaseOptions,
+    as_json: Json = False,
+) -> None:
+    """Show what became of messages that collectors took.
+
+    Each is unknown, collected, forwarded, succeeded, failed or dead, with times and reason. Exits with 10 if one failed
+    or is dead, else with 6 if one is unknown, else with 8 if one is not final yet, else with 0. An unknown collector
+    exits with 6, too. `--json` prints one document, the list of outcomes.
+    """
+    with Outcomes(given.database_url) as outcomes:
+        found = list(outcomes.of_many(message_ids, collector=collector).values())
+    if as_json:
+        print_json([_document(each) for each in found])
+    else:
+        for first in found:
+            for each in (first, *first.others):
+                print_outcome(each)
+    statuses = {each.status for each in found}
+    if statuses & {OutcomeStatus.FAILED, OutcomeStatus.DEAD}:
+        raise typer.Exit(ExitCode.UNSUCCESSFUL)
+    if OutcomeStatus.UNKNOWN in statuses:
+        raise typer.Exit(ExitCode.NOT_THERE)
+    if not all(status.is_final for status in statuses):
+        raise typer.Exit(ExitCode.NOT_YET)
+
+
+def _document(outcome: Outcome) -> dict[str, Any]:
+    others = [_document(each) for each in outcome.others]
+    return with_properties(outcome, "is_final") | {"others": others}
+
+
+_OUTCOME: Final = "collector type stream offset attempts collected_at forwarded_at finished_at reason"
+
+
+def print_outcome(outcome: Outcome) -> None:
+    """Print one outcome as text."""
+    names = () if outcome.collector is None else _OUTCOME.split()
+    facts = [(name.replace("_", " "), getattr(outcome, name)) for name in names]
+    print_facts(f"{outcome.message_id}: {outcome.status.value}", facts)

@@ -1,18 +1,17 @@
 """`relatum trace`: the messages connected with a message or a value, as a tree, a flowchart or JSON."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import typer
 
 from relatum.errors import KeyNotDefined
+from relatum.reading import Message
 from relatum_cli.find import LookupOptions, end_with, incomplete_lines, one_or_all, open_relations
 from relatum_cli.options import KeyNames, LookIn, Since, Until, argument, option
 from relatum_cli.show import counted, first_few, message_document, note, print_json, say
-
-if TYPE_CHECKING:
-    from relatum.reading import Message
-    from relatum_consumer import Relations, Trace
+from relatum_consumer import Relations, Trace
+from relatum_consumer.trace_tree import Tree
 
 _WORDS: Final = {
     "found": "found: there is no more, within these bounds",
@@ -80,8 +79,8 @@ def trace(
 
 
 def _traced(
-    relations: "Relations", name: str, value: list[str], options: dict[str, Any], *, is_message: bool
-) -> "Trace":
+    relations: Relations, name: str, value: list[str], options: dict[str, Any], *, is_message: bool
+) -> Trace:
     """Return the trace from a key's value if the key exists, else from the message at an offset."""
     if not is_message:
         try:
@@ -96,7 +95,7 @@ def _is_offset(value: list[str]) -> bool:
     return len(value) == 1 and value[0].isascii() and value[0].isdigit()
 
 
-def _lines(found: "Trace") -> list[str]:
+def _lines(found: Trace) -> list[str]:
     """Return lines with the counts, where the trace stopped, and its status."""
     lines = [f"{counted(len(found), 'message')}, {counted(max(found.hops.values(), default=0), 'hop')}"]
     lines += [
@@ -116,7 +115,7 @@ def _lines(found: "Trace") -> list[str]:
     return [*lines, found.explanation] if found.explanation else lines
 
 
-def _words(found: "Trace") -> str:
+def _words(found: Trace) -> str:
     """Return the status in words. Unrecorded offsets are mostly at the end of a stream that is being written."""
     if found.new_keys and found.status == "found":
         return f"{_WORDS['found']}, by the older keys"
@@ -135,10 +134,8 @@ def _words(found: "Trace") -> str:
 _CONNECTED: Final = {"same": "same {0.key} = {0.value}", "caused": "▶ {0.key}", "cause": "◀ {0.key}"}
 
 
-def tree_lines(found: "Trace", start: str) -> Iterator[str]:
+def tree_lines(found: Trace, start: str) -> Iterator[str]:
     """Yield the lines of a tree: each message once, on the shortest path from the start."""
-    from relatum_consumer.trace_tree import Tree
-
     tree = Tree(found.messages, [found.hops[each.id] for each in found], found.edges, found.shared)
     yield start
     for branch in tree.branches:
@@ -154,6 +151,6 @@ def tree_lines(found: "Trace", start: str) -> Iterator[str]:
         yield f"  {found.messages[number].id} names {key.key} = {key.value}: not found"
 
 
-def _shown(message: "Message") -> str:
+def _shown(message: Message) -> str:
     moment = "no time" if message.time is None else message.time.isoformat(sep=" ", timespec="milliseconds")
     return f"{message.id}  {moment}"
