@@ -331,19 +331,6 @@ def test_it_can_be_read_without_scripts(tab: Page, world: World) -> None:
     tab.goto("about:blank")
 
 
-@seen(width=718, theme="dark")
-def test_the_theme_is_the_systems_and_what_is_printed_is_dark_on_light(tab: Page) -> None:
-    """On paper no column is cut off, and nothing that only a screen has is there."""
-    tab.goto("/?key=host&value=busy")
-    assert tab.evaluate("getComputedStyle(document.body).color") == "rgb(232, 237, 242)"
-    tab.emulate_media(media="print")
-    assert tab.evaluate("getComputedStyle(document.body).color") == "rgb(23, 32, 42)"
-    expect(tab.get_by_role("navigation")).to_be_hidden()
-    last = tab.locator("td").nth(5).bounding_box()
-    assert last is not None
-    assert last["x"] + last["width"] <= 718
-
-
 def test_times_are_the_readers_and_utc_is_at_hand(tab: Page) -> None:
     """In the zone of the browser, with UTC as the title, and as the text where one likes; it is remembered."""
     tab.goto("/?key=host&value=busy&limit=1")
