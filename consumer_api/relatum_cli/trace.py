@@ -78,9 +78,7 @@ def trace(
     end_with(found.status)
 
 
-def _traced(
-    relations: Relations, name: str, value: list[str], options: dict[str, Any], *, is_message: bool
-) -> Trace:
+def _traced(relations: Relations, name: str, value: list[str], options: dict[str, Any], *, is_message: bool) -> Trace:
     """Return the trace from a key's value if the key exists, else from the message at an offset."""
     if not is_message:
         try:

@@ -92,8 +92,7 @@ class Tree:
         self.places = places(times, next((times[each] for each in self.starts), None))
         number_of = {MessageId(each.stream, each.offset): number for number, each in enumerate(messages)}
         links = [
-            Link(SAME, KeyValue(each.key, each.value), tuple(number_of[where] for where in each.ids))
-            for each in shared
+            Link(SAME, KeyValue(each.key, each.value), tuple(number_of[where] for where in each.ids)) for each in shared
         ]
         self.unknown: list[tuple[KeyValue, int]] = []
         named: dict[tuple[MessageId | None, KeyValue], list[int]] = {}

@@ -148,7 +148,7 @@ def test_a_time_is_read_as_it_is_meant(text: str, meant: datetime) -> None:
 )
 def test_what_is_no_time_is_refused_with_the_ways_to_write_one(text: str) -> None:
     """One line, an error of use."""
-    with pytest.raises(typer.BadParameter, match="12:03|span of time"):
+    with pytest.raises(typer.BadParameter, match=r"12:03|span of time"):
         read_moment(text, NOW)
 
 

@@ -344,7 +344,7 @@ def test_times_are_the_readers_and_utc_is_at_hand(tab: Page) -> None:
 
 
 def test_a_list_is_renewed_and_outlives_its_server(browser: Browser, world: World) -> None:
-    """Who walks a list by keyboard is not put back to its beginning; without an answer it says so, and goes on later."""
+    """Who walks it by keyboard is not put back to its beginning; without an answer it says so, and goes on later."""
     with WebServer(world.page(port=0)) as server:
         url, port = server.url.rstrip("/"), urlsplit(server.url).port
         context = looking(browser, url)
