@@ -9,7 +9,7 @@ from relatum.errors import InvalidInput
 from relatum_cli.moments import parse_span
 from relatum_cli.options import Commands, argument, option
 from relatum_cli.placed import LIST_MAX, Asked, Limit, Partition, Place
-from relatum_cli.show import Cells, answer, print_facts, print_json, show
+from relatum_cli.show import Cells, answer, print_json, show
 
 affinity = Commands()
 
@@ -52,9 +52,8 @@ def show_set(*, name: str = argument("The set's name.", "NAME"), given: Asked) -
         found = sets.inspect(name)
     if given.as_json:
         print_json(found)
-        return
-    facts = {"partition": found.partition, "state": _state(found), "epoch": found.epoch}
-    print_facts(found.name, [*facts.items(), ("opened", found.opened_at), ("last used", found.used_at)])
+    else:
+        show([found], _COLUMNS)
 
 
 @affinity.command()

@@ -27,26 +27,19 @@ class Listed(NamedTuple):
         module: The module of this package with the function, or the `typer.Typer`, of the command's name.
         panel: The heading above it in the list.
         help: The first paragraph of the command's own help.
-        settings: The command's `context_settings` for Click. Default: none.
     """
 
     module: str
     panel: str
     help: str
-    settings: dict[str, Any] = {}  # noqa: RUF012 - nobody writes to it
 
-
-_NEGATIVE: Final = {"ignore_unknown_options": True}
-"""For a command with arguments such as -5m, which is a moment, not an option."""
 
 COMMANDS: Final = {
     "find": Listed("find", LOOK_UP, "Find the messages whose KEY has this VALUE."),
     "related": Listed("find", LOOK_UP, "Find the messages that share a key with a message, or are next to it in time."),
-    "around": Listed(
-        "find", LOOK_UP, "Show what happened around a MOMENT, in all recorded streams, by time.", _NEGATIVE
-    ),
+    "around": Listed("find", LOOK_UP, "Show what happened around a MOMENT, in all recorded streams, by time."),
     "trace": Listed("trace", LOOK_UP, "Show all messages connected with one, or with a value, and what caused what."),
-    "read": Listed("read", LOOK_UP, "Read messages at offsets, without the database."),
+    "read": Listed("find", LOOK_UP, "Read messages at offsets, without the database."),
     "expect": Listed("missing", LOOK_UP, "Define which messages must be followed by others: see `relatum missing`."),
     "missing": Listed("missing", LOOK_UP, "List the messages that were not followed in time, as expected."),
     "web": Listed("web", LOOK_UP, "Serve a page and a JSON API for lookups, until SIGTERM or Ctrl-C."),
@@ -61,7 +54,7 @@ COMMANDS: Final = {
     "forget": Listed("record", RECORD, "Delete all that was recorded of streams; the streams themselves stay."),
     "status": Listed("status", RECORD, "Show how far each stream is recorded, and what happened to it."),
     "groups": Listed("groups", ORDER, "List incomplete groups, or all; show one group, or a consumer of groups."),
-    "outcome": Listed("read", ORDER, "Show what became of messages that collectors took."),
+    "outcome": Listed("status", ORDER, "Show what became of messages that collectors took."),
     "contexts": Listed("contexts", ORDER, "Place serialization contexts, move them between partitions, verify order."),
     "affinity": Listed("affinity", ORDER, "List, show, close and move affinity sets."),
     "super-stream": Listed("super_stream", ORDER, "Declare, describe and delete super streams; show where keys go."),
@@ -81,7 +74,8 @@ def load(name: str) -> Any:
     if isinstance(found, typer.Typer):
         around.add_typer(found, name=name, help=listed.help, no_args_is_help=True)
     else:
-        around.command(name, context_settings=listed.settings)(found)
+        # The MOMENT of `around` may be -5m, which is no option.
+        around.command(name, context_settings={"ignore_unknown_options": name == "around"})(found)
     return typer.main.get_group(around).get_command(None, name)  # type: ignore[arg-type]
 
 

@@ -1,19 +1,23 @@
-"""`relatum find`, `related` and `around`: lookups by key and by time, and what other commands need for lookups."""
+"""`relatum find`, `related`, `around` and `read`: lookups by key, time and offset, and what other lookups need."""
 
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
+from relatum.ids import MessageId
+from relatum.reading import Message, StreamReader
 from relatum_cli.exits import ExitCode
 from relatum_cli.log_lines import LogFormat, LogLevel, set_up_logging
 from relatum_cli.moments import FORMS, parse_moment, parse_span
 from relatum_cli.options import (
     LOOK_IN,
+    BrokerOptions,
     Complete,
     Given,
+    Json,
     KeyNames,
     Level,
     LookIn,
@@ -25,9 +29,7 @@ from relatum_cli.options import (
     shared,
 )
 from relatum_cli.show import first_few, message_document, print_json, print_messages, say
-
-if TYPE_CHECKING:
-    from relatum_consumer import Answer, Relations, Trace
+from relatum_consumer import Answer, Relations, Trace
 
 CODES: Final = {
     "found": ExitCode.OK,
@@ -138,13 +140,37 @@ def around(
     _print(answer, given.as_json)
 
 
-def open_relations(servers: ServerOptions, log_level: LogLevel | None = None, **options: Any) -> "Relations":
+def read(
+    *,
+    stream: str = argument("The stream."),
+    offsets: list[int] = argument("The messages' offsets.", "OFFSET…", min=0),
+    given: BrokerOptions,
+    as_json: Json = False,
+) -> None:
+    """Read messages at offsets, without the database.
+
+    An offset without a message exits with code 6; the messages before it are printed. `--json` prints JSON
+    lines, one message each.
+    """
+    found: list[Message] = []
+    try:
+        with StreamReader.open(given.broker) as reader:
+            for result in reader.read_many([MessageId(stream, offset) for offset in offsets]):
+                if isinstance(result, Exception):
+                    raise result
+                if as_json:
+                    print_json(message_document(result), one_line=True)
+                else:
+                    found.append(result)
+    finally:
+        if found:
+            print_messages(found)
+
+
+def open_relations(servers: ServerOptions, log_level: LogLevel | None = None, **options: Any) -> Relations:
     """Open lookups for a command, and set up logging at a level; None leaves Python's default."""
     if log_level is not None:
         set_up_logging(LogFormat.TEXT, log_level)
-    # Imported here, so that a command's help needs no database driver.
-    from relatum_consumer import Relations
-
     return Relations(servers.broker, servers.database_url, **options)
 
 
@@ -159,13 +185,13 @@ def end_with(status: str) -> None:
         raise typer.Exit(code)
 
 
-def incomplete_lines(found: "Answer | Trace") -> list[str]:
+def incomplete_lines(found: Answer | Trace) -> list[str]:
     """Return lines that say what could not be read."""
     lines = [f"could not be read: {first_few(found.unread)}"] if found.unread else []
     return [*lines, *(f"left out: {each.stream}: {each.reason}" for each in found.unreadable_streams)]
 
 
-def _print(answer: "Answer", as_json: bool) -> None:
+def _print(answer: Answer, as_json: bool) -> None:
     if as_json:
         print_json(_document(answer))
     else:
@@ -176,7 +202,7 @@ def _print(answer: "Answer", as_json: bool) -> None:
     end_with(answer.status)
 
 
-def _lines(answer: "Answer") -> list[str]:
+def _lines(answer: Answer) -> list[str]:
     lines = []
     if not answer:
         rest = "; --complete reads that part" if answer.status == "not_recorded_yet" else ""
@@ -188,7 +214,7 @@ def _lines(answer: "Answer") -> list[str]:
     return [*lines, *incomplete_lines(answer), f"in {first_few(answer.streams)}"]
 
 
-def _document(answer: "Answer") -> dict[str, Any]:
+def _document(answer: Answer) -> dict[str, Any]:
     names = ("status", "expired", "deleted", "unread", "unreadable_streams", "missing_keys")
     return {
         **{name: getattr(answer, name) for name in names},

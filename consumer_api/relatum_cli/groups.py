@@ -162,20 +162,11 @@ def _last_text(position: GroupPosition) -> str:
 def _print_consumer(status: GroupConsumerStatus, as_json: bool) -> None:
     if as_json:
         print_json(status)
-    else:
-        print_facts(status.consumer, _consumer_facts(status))
-
-
-def _consumer_facts(status: GroupConsumerStatus) -> Iterator[tuple[str, Any]]:
+        return
     streams = "all recorded ones" if status.streams is None else ", ".join(status.streams)
-    yield "reads", f"{streams}, in {status.order} order"
-    for state, count in status.counts.items():
-        yield f"groups {state}", count
-    yield "oldest not acknowledged", status.oldest_waiting_at
-    yield "oldest not complete", status.oldest_open_at
-    for member in status.members:
-        yield f"member {member.holder}", f"{member.claimed:,} claimed, {lease_text(member)}"
-    for source in status.sources:
-        to = "not scanned yet" if source.scanned_to is None else f"scanned up to {source.scanned_to:,}"
-        lag = "the broker does not know it" if source.lag_offsets is None else f"lag {source.lag_offsets:,} offsets"
-        yield f"stream {source.stream}", f"{to}, {lag}"
+    counts = [(f"groups {state}", count) for state, count in status.counts.items()]
+    oldest = ("oldest not acknowledged", status.oldest_waiting_at), ("oldest not complete", status.oldest_open_at)
+    print_facts(status.consumer, [("reads", f"{streams}, in {status.order} order"), *counts, *oldest])
+    if status.members:
+        show(status.members, {"member": "holder", "claimed": "claimed", "lease": lease_text})
+    show(status.sources, "stream scanned_to lag_offsets")

@@ -6,6 +6,10 @@ from typing import Annotated, Any, Final
 import typer
 
 from relatum.keys import PRESETS, KeyDefinition, KeyType, preset
+from relatum.recording import set_record_time
+from relatum.store.catalog import add_keys, backfill_command, key_definitions, mask_key, remove_key
+from relatum.store.catalog import set_record_time as switch_record_time
+from relatum.store.translation import translated_errors
 from relatum_cli.options import Commands, DatabaseOptions, Json, ServerOptions, argument, option
 from relatum_cli.show import Cells, moment_text, note, print_json, say, show
 
@@ -40,8 +44,6 @@ def add(
     A bare NAME is a header; if a property has the same name, a hint on stderr says so. `--json` prints one
     document: the list of the keys as stored.
     """
-    from relatum.store.catalog import add_keys, backfill_command
-
     wanted = [key for name in presets or () for key in preset(name)]
     if not names and not wanted:
         raise typer.BadParameter("give a key's NAME, or --preset LIBRARY")
@@ -70,9 +72,6 @@ def _document(key: KeyDefinition) -> dict[str, Any]:
 @keys.command("list")
 def list_keys(*, given: DatabaseOptions, as_json: Json = False) -> None:
     """List the keys in force, oldest first. `--json` prints one document, the list."""
-    from relatum.store.catalog import key_definitions
-    from relatum.store.translation import translated_errors
-
     with given.engine() as engine, translated_errors(), engine.connect() as connection:
         found = key_definitions(connection)
     columns: Cells = {
@@ -93,8 +92,6 @@ def remove(*, name: KeyName, given: DatabaseOptions) -> None:
 
     A masked key can be removed only after `keys mask NAME --off`: nothing would hide its values any more.
     """
-    from relatum.store.catalog import remove_key
-
     with given.engine() as engine:
         remove_key(engine, name)
     say(f"{name} is no longer recorded.")
@@ -108,8 +105,6 @@ def mask(
 
     Pages follow within two seconds.
     """
-    from relatum.store.catalog import mask_key
-
     with given.engine() as engine:
         mask_key(engine, name, on=on)
     say(f"{name} is {'masked' if on else 'no longer masked'}.")
@@ -128,9 +123,6 @@ def time(
     If nothing of the stream is recorded yet, `--broker` is needed to check that the stream exists; code 6 if it does
     not.
     """
-    from relatum.recording import set_record_time
-    from relatum.store.catalog import set_record_time as switch_record_time
-
     if servers.broker_url and vhost in (None, servers.vhost):
         set_record_time(servers.broker, servers.database_url, stream, on=on)
     else:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from relatum.contexts import Move, MoveProgress, SerializationContexts
 from relatum_cli.options import Json, ServerOptions, argument, shared
-from relatum_cli.show import Cells, counted, note, print_json, progress_bars, say, show, with_properties
+from relatum_cli.show import Cells, counted, progress_bars, say, show, with_properties
 
 T = TypeVar("T", bound=SerializationContexts)
 
@@ -43,23 +43,12 @@ class Asked(Place):
         with progress_bars(f"{what}s") as update:
 
             def on_progress(progress: MoveProgress) -> None:
-                if not self.as_json:
-                    update("moving", progress.contexts_done, progress.contexts_all)
-                    _note_ended(progress.move, what)
+                update("moving", progress.contexts_done, progress.contexts_all)
 
             moves = move(*arguments, progress=on_progress)
-        if self.as_json:
-            print_json([move_document(each) for each in moves])
-        elif not moves:
-            say("Nothing had to move.")
-        else:
-            pauses = sorted(each.pause_s or 0.0 for each in moves)
-            moved = counted(sum(each.contexts for each in moves), what)
-            times = f"{pauses[len(pauses) // 2] * 1e3:,.0f} ms (median), at most {pauses[-1] * 1e3:,.0f} ms"
-            say(f"{moved} in {counted(len(moves), 'move')}; paused for {times}.")
-            for each in moves:
-                if each.aborting:
-                    say(f"Move {each.move_id} was aborted: its {what}s are in {each.source}.")
+        print_moves(moves, as_json=self.as_json, empty="Nothing had to move.")
+        if moves and not self.as_json:
+            say(f"{counted(sum(each.contexts for each in moves), what)} in {counted(len(moves), 'move')}.")
 
 
 def move_document(move: Move) -> dict[str, Any]:
@@ -67,7 +56,7 @@ def move_document(move: Move) -> dict[str, Any]:
     return with_properties(move, "pause_s", "is_attended")
 
 
-def print_moves(moves: Sequence[Move], *, as_json: bool = False) -> None:
+def print_moves(moves: Sequence[Move], *, as_json: bool = False, empty: str = "No move is in progress.") -> None:
     """Print moves."""
     columns: Cells = {
         "move": lambda move: str(move.move_id),
@@ -76,26 +65,14 @@ def print_moves(moves: Sequence[Move], *, as_json: bool = False) -> None:
         "to": "target",
         "state": lambda move: str(move.state) + (", going back" if move.aborting and not move.state.is_ended else ""),
         "started": "started_at",
-        "pause": _pause_text,
+        "pause": lambda move: None if move.pause_s is None else f"{move.pause_s * 1e3:,.0f} ms",
         "held by": _holder_text,
     }
     whole = ("move", "contexts", "state", "pause")
-    empty = "No move is in progress."
     show(moves, columns, as_json=as_json, empty=empty, whole=whole, document_of=move_document)
-
-
-def _pause_text(move: Move) -> str:
-    """Return how long a move's contexts were paused."""
-    return "–" if move.pause_s is None else f"{move.pause_s * 1e3:,.0f} ms"
 
 
 def _holder_text(move: Move) -> str | None:
     if move.state.is_ended:
         return None
     return move.holder if move.is_attended else "none"
-
-
-def _note_ended(move: Move, what: str) -> None:
-    if move.state.is_ended:
-        line = f"move {move.move_id}: {counted(move.contexts, what)}, {move.source} to {move.target}"
-        note(f"{line}, {move.state}, {_pause_text(move)}")

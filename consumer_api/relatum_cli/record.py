@@ -1,16 +1,32 @@
-"""`relatum record`, `backfill`, `verify`, `prune` and `forget`: recording of streams.
-
-Clients of the servers are imported when a command runs, so that its help is fast.
-"""
+"""`relatum record`, `backfill`, `verify`, `prune` and `forget`: recording of streams."""
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
+from relatum import metrics
+from relatum.collecting import forget_finished
+from relatum.contexts import forget_placements
 from relatum.errors import AccessRefused, CoverageConflict, NotFound, RelatumError, StreamNotFound
 from relatum.limits import RECORDER_CONNECTIONS_MAX
+from relatum.reading import StreamReader
+from relatum.recording import (
+    BackfillProgress,
+    BackfillReport,
+    Recorder,
+    StreamVerified,
+    VerifyReport,
+    forget_origin,
+    repair,
+)
+from relatum.recording import backfill as run_backfill
+from relatum.recording import forget as run_forget
+from relatum.recording import prune as run_prune
+from relatum.recording import verify as run_verify
+from relatum.recording.forgetting import check_free
+from relatum.recording.verifying import meant_streams
 from relatum_cli.exits import ExitCode, stop_signals
 from relatum_cli.log_lines import LogFormat, LogLevel, set_up_logging
 from relatum_cli.options import (
@@ -25,9 +41,6 @@ from relatum_cli.options import (
     option,
 )
 from relatum_cli.show import Cells, answer, confirm, counted, note, print_json, progress_bars, say, show
-
-if TYPE_CHECKING:
-    from relatum.recording import BackfillProgress, BackfillReport, StreamVerified, VerifyReport
 
 DIFFERENCES_SHOWN: Final = 20
 """The most differences printed for each stream as text."""
@@ -52,9 +65,6 @@ def record(
     On both signals, it finishes its current batch first. It waits while the broker or the database is unavailable.
     Several recorders of the same streams share them: if one dies, the others take over its streams within seconds.
     """
-    from relatum import metrics
-    from relatum.recording import Recorder
-
     set_up_logging(log_format, log_level)
     options: dict[str, Any] = {"holder": holder, "database_connections_max": database_connections}
     recorder = Recorder(servers.broker, servers.database_url, streams, keys=keys or (), **options)
@@ -79,10 +89,6 @@ def backfill(
     replaced, does not stop the others: the command exits with its error's code. `--json` prints one document, a list
     of the streams: stream, messages, rows, from_offset, to_offset, seconds.
     """
-    from relatum.reading import StreamReader
-    from relatum.recording import backfill as run_backfill
-    from relatum.recording.verifying import meant_streams
-
     broker, url = given.broker, given.database_url
     with given.engine() as engine, StreamReader.open(broker) as reader:
         meant = meant_streams(engine, reader, broker.vhost, streams or None)
@@ -90,7 +96,7 @@ def backfill(
     reports: list[BackfillReport] = []
     with stop_signals() as stop, progress_bars("offsets") as update:
 
-        def on_progress(progress: "BackfillProgress") -> None:
+        def on_progress(progress: BackfillProgress) -> None:
             begin = progress.from_offset
             update(progress.stream, progress.at_offset - begin, progress.to_offset - begin)
 
@@ -135,9 +141,6 @@ def verify(
     exits with its error's code. `--json` prints one document: ok, exact, seed, streams (each with its
     differences), and with --repair dry_run and repaired (what was or would be done).
     """
-    from relatum.recording import repair
-    from relatum.recording import verify as run_verify
-
     broker, url = given.broker, given.database_url
     report = run_verify(broker, url, streams or None, sample=sample, seed=seed)
     done = repair(report, url, vhost=broker.vhost, dry_run=dry_run) if repair_rows and not report.ok else None
@@ -151,7 +154,7 @@ def verify(
     _end_verified(report, streams or ())
 
 
-def _end_verified(report: "VerifyReport", names: Sequence[str]) -> None:
+def _end_verified(report: VerifyReport, names: Sequence[str]) -> None:
     """End with the code for differences, a stream that cannot be read, or a named one that was never recorded."""
     if any(stream.difference_count for stream in report.streams):
         raise typer.Exit(ExitCode.DIFFERENT)
@@ -162,7 +165,7 @@ def _end_verified(report: "VerifyReport", names: Sequence[str]) -> None:
         raise typer.Exit(ExitCode.NOT_THERE)
 
 
-def _print_verified(report: "VerifyReport") -> None:
+def _print_verified(report: VerifyReport) -> None:
     columns: Cells = {
         "stream": "stream",
         "messages": "messages",
@@ -182,13 +185,13 @@ def _print_verified(report: "VerifyReport") -> None:
         note(f"{name}: not compared: {error}")
 
 
-def _found_text(stream: "StreamVerified") -> str:
+def _found_text(stream: StreamVerified) -> str:
     if stream.difference_count:
         return counted(stream.difference_count, "difference")
     return "no difference" if stream.is_recorded else "never recorded"
 
 
-def _print_differences(stream: "StreamVerified") -> None:
+def _print_differences(stream: StreamVerified) -> None:
     kinds = Counter(each.kind for each in stream.differences)
     counts = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
     say(f"{stream.stream}: {counts}")
@@ -219,10 +222,6 @@ def prune(*, streams: StreamNames = None, batch_rows: BatchRows = 10_000, given:
 
     `--json` prints one document: rows deleted by stream; "" counts rows that belong to no recorded stream.
     """
-    from relatum.collecting import forget_finished
-    from relatum.contexts import forget_placements
-    from relatum.recording import prune as run_prune
-
     broker, url = given.broker, given.database_url
     report = run_prune(broker, url, streams or None, batch_rows=batch_rows)
     if not streams:
@@ -263,10 +262,6 @@ def forget(
     `--json` prints one document, the list of streams with the rows of each table, and what still uses a stream; it
     needs `--yes` or `--dry-run`.
     """
-    from relatum.recording import forget as run_forget
-    from relatum.recording import forget_origin
-    from relatum.recording.forgetting import check_free
-
     url, vhost = given.database_url, given.vhost
     if origin:
         forgotten = forget_origin(url, streams, vhost=vhost)

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Final
 
 INTERRUPTED: Final = 130
@@ -18,34 +17,21 @@ INTERRUPTED: Final = 130
 
 def main() -> None:
     """Run the command with the process's arguments, and end the process."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        # SIGINT is ignored, as in a script's background job, or another handler is set.
-        _run()
-        return
-    signal.signal(signal.SIGINT, _leave)
-    before = sys.excepthook
-
-    def quietly(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(kind, KeyboardInterrupt):
-            _leave()
-        before(kind, error, trace)
-
-    # Set before the import of Typer, whose hook calls the previous one.
-    sys.excepthook = quietly
-    sys.unraisablehook = _unraisable
+    # Otherwise SIGINT is ignored, as in a script's background job, or another handler is set.
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
+        signal.signal(signal.SIGINT, _leave)
+        sys.unraisablehook = _unraisable
     try:
-        _run(interruptible=True)
+        from relatum_cli.app import main as run
+
+        # The application calls it once the command is imported.
+        run(_interruptible if is_default else None)
     except KeyboardInterrupt:
         _leave()
     finally:
-        signal.signal(signal.SIGINT, _leave)
-
-
-def _run(*, interruptible: bool = False) -> None:
-    from relatum_cli.app import main as run
-
-    # The application calls it once the command is imported.
-    run(_interruptible if interruptible else None)
+        if is_default:
+            signal.signal(signal.SIGINT, _leave)
 
 
 def _interruptible() -> None:

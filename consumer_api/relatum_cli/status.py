@@ -1,16 +1,29 @@
-"""`relatum status`: the state of recording and of collectors."""
+"""`relatum status` and `relatum outcome`: the state of recording, of collectors and of their messages."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
+
+import typer
 
 from relatum.checks import size_text
-from relatum.collecting import CollectorStatus, SourceStatus, collector_status
+from relatum.collecting import CollectorStatus, collector_status
+from relatum.outcomes import Outcome, Outcomes, OutcomeStatus
 from relatum.recording import StreamEvent, StreamStatus
 from relatum.recording import status as status_of
 from relatum.store.catalog import check_recorded
 from relatum.store.translation import translated_errors
-from relatum_cli.options import Given, ServerOptions, argument, option
-from relatum_cli.show import lease_text, moment_text, print_facts, print_json, ranges_text, say
+from relatum_cli.exits import ExitCode
+from relatum_cli.options import DatabaseOptions, Given, Json, ServerOptions, argument, option
+from relatum_cli.show import (
+    lease_text,
+    moment_text,
+    print_facts,
+    print_json,
+    ranges_text,
+    say,
+    show,
+    with_properties,
+)
 
 
 def status(
@@ -36,7 +49,7 @@ def status(
             say("There is no collector yet: its first member creates it.")
         else:
             for each in collectors:
-                print_facts(each.collector, _collector_facts(each))
+                _print_collector(each)
         return
     found = _recorded(given, streams or [])
     if given.as_json:
@@ -102,24 +115,62 @@ def _event_text(event: StreamEvent) -> str:
     return f"{moment_text(event.at)}{offsets} {'; '.join(filter(None, (event.detail, event.remedy)))}"
 
 
-def _collector_facts(status: CollectorStatus) -> Iterator[tuple[str, Any]]:
-    for state, count in status.counts.items():
-        yield f"messages {state}", count
-    if status.oldest_unfinished_at is not None:
-        yield "oldest not finished", status.oldest_unfinished_at
-    for of_type, count in sorted(status.unattended.items()):
-        yield f"without a running executor: {of_type}", count
-    for source in status.sources:
-        yield f"stream {source.stream}", _source_text(source)
-    for member in status.members:
-        lease = lease_text(member)
-        yield f"member {member.member}", f"{member.holder}, {', '.join(member.types) or 'no type'}, {lease}"
-    yield "finished messages are kept", "for ever" if status.keep_s is None else f"{status.keep_s:,} s"
+def _print_collector(status: CollectorStatus) -> None:
+    facts: list[tuple[str, Any]] = [(f"messages {state}", count) for state, count in status.counts.items()]
+    facts.append(("oldest not finished", status.oldest_unfinished_at))
+    facts += [(f"without a running executor: {each}", count) for each, count in sorted(status.unattended.items())]
+    facts.append(("finished messages are kept", "for ever" if status.keep_s is None else f"{status.keep_s:,} s"))
+    print_facts(status.collector, facts)
+    if status.sources:
+        show(status.sources, "stream position lag_offsets follower passed_over")
+    if status.members:
+        types = {"types": lambda each: ", ".join(each.types)}
+        show(status.members, {"member": "member", "holder": "holder", **types, "lease": lease_text})
 
 
-def _source_text(source: SourceStatus) -> str:
-    if source.position is None:
-        return "not followed"
-    lag = "" if source.lag_offsets is None else f", lag {source.lag_offsets:,} offsets"
-    follower = source.follower or "none at the moment"
-    return f"position {source.position:,}{lag}, followed by {follower}, {source.passed_over:,} passed over"
+# --- outcomes ---------------------------------------------------------------------------------------------
+
+
+def outcome(
+    *,
+    message_ids: list[str] = argument("The messages' ids.", "ID…"),
+    collector: str | None = option(None, "Only their outcomes in this collector."),
+    given: DatabaseOptions,
+    as_json: Json = False,
+) -> None:
+    """Show what became of messages that collectors took.
+
+    Each is unknown, collected, forwarded, succeeded, failed or dead, with times and reason. Exits with 10 if one failed
+    or is dead, else with 6 if one is unknown, else with 8 if one is not final yet, else with 0. An unknown collector
+    exits with 6, too. `--json` prints one document, the list of outcomes.
+    """
+    with Outcomes(given.database_url) as outcomes:
+        found = list(outcomes.of_many(message_ids, collector=collector).values())
+    if as_json:
+        print_json([_document(each) for each in found])
+    else:
+        for first in found:
+            for each in (first, *first.others):
+                print_outcome(each)
+    statuses = {each.status for each in found}
+    if statuses & {OutcomeStatus.FAILED, OutcomeStatus.DEAD}:
+        raise typer.Exit(ExitCode.UNSUCCESSFUL)
+    if OutcomeStatus.UNKNOWN in statuses:
+        raise typer.Exit(ExitCode.NOT_THERE)
+    if not all(status.is_final for status in statuses):
+        raise typer.Exit(ExitCode.NOT_YET)
+
+
+def _document(outcome: Outcome) -> dict[str, Any]:
+    others = [_document(each) for each in outcome.others]
+    return with_properties(outcome, "is_final") | {"others": others}
+
+
+_OUTCOME: Final = "collector type stream offset attempts collected_at forwarded_at finished_at reason"
+
+
+def print_outcome(outcome: Outcome) -> None:
+    """Print one outcome as text."""
+    names = () if outcome.collector is None else _OUTCOME.split()
+    facts = [(name.replace("_", " "), getattr(outcome, name)) for name in names]
+    print_facts(f"{outcome.message_id}: {outcome.status.value}", facts)

@@ -1,20 +1,17 @@
 """`relatum trace`: the messages connected with a message or a value, as a tree or JSON."""
 
-from collections import defaultdict, deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import typer
-from rich.tree import Tree
 
 from relatum.errors import KeyNotDefined
-from relatum.ids import MessageId
+from relatum.reading import Message
 from relatum_cli.find import LookupOptions, end_with, incomplete_lines, one_or_all, open_relations
 from relatum_cli.options import KeyNames, LookIn, Since, Until, argument, option
-from relatum_cli.show import console, counted, first_few, message_document, print_json, say
-
-if TYPE_CHECKING:
-    from relatum_consumer import Relations, Trace
+from relatum_cli.show import counted, first_few, message_document, print_json, say
+from relatum_consumer import Relations, Trace
+from relatum_consumer.trace_tree import Tree
 
 _WORDS: Final = {
     "found": "found: there is no more, within these bounds",
@@ -71,14 +68,11 @@ def trace(
         print_json(found.to_document() | {"messages": messages})
     else:
         start = next((str(where) for where, hop in found.hops.items() if hop == 0), f"{name} = {' | '.join(value)}")
-        console.print(tree(found, start), soft_wrap=not console.is_terminal)
-        say("\n".join(_lines(found)))
+        say("\n".join((*tree_lines(found, start), *_lines(found))))
     end_with(found.status)
 
 
-def _traced(
-    relations: "Relations", name: str, value: list[str], options: dict[str, Any], *, is_message: bool
-) -> "Trace":
+def _traced(relations: Relations, name: str, value: list[str], options: dict[str, Any], *, is_message: bool) -> Trace:
     """Return the trace from a key's value if the key exists, else from the message at an offset."""
     if not is_message:
         try:
@@ -93,7 +87,7 @@ def _is_offset(value: list[str]) -> bool:
     return len(value) == 1 and value[0].isascii() and value[0].isdigit()
 
 
-def _lines(found: "Trace") -> list[str]:
+def _lines(found: Trace) -> list[str]:
     """Return lines with the counts, where the trace stopped, and its status."""
     lines = [f"{counted(len(found), 'message')}, {counted(max(found.hops.values(), default=0), 'hop')}"]
     lines += [
@@ -113,7 +107,7 @@ def _lines(found: "Trace") -> list[str]:
     return [*lines, found.explanation] if found.explanation else lines
 
 
-def _words(found: "Trace") -> str:
+def _words(found: Trace) -> str:
     """Return the status in words. Unrecorded offsets are mostly at the end of a stream that is being written."""
     if found.new_keys and found.status == "found":
         return f"{_WORDS['found']}, by the older keys"
@@ -129,46 +123,26 @@ def _words(found: "Trace") -> str:
 
 # --- the tree ---------------------------------------------------------------------------------------------
 
-
-def tree(found: "Trace", start: str) -> Tree:
-    """Return the tree: each message once, on the shortest path from the start."""
-    links = _links(found)
-    root = Tree(start)
-    first = [where for where, hop in found.hops.items() if hop == 0]
-    placed = dict.fromkeys(first)
-    line: deque[tuple[Tree, MessageId]] = deque((root, where) for where in first)
-    if not first:
-        placed = dict.fromkeys(where for where, hop in found.hops.items() if hop == 1)
-        line.extend((root.add(_shown(found, where, "")), where) for where in placed)
-    while line:
-        branch, where = line.popleft()
-        for label, others, is_arrow in links[where]:
-            new = [each for each in others if each not in placed]
-            prefix, below = (label, branch) if is_arrow else ("", branch)
-            if not is_arrow and (new or not others):
-                below = branch.add(label)
-            for each in new:
-                placed[each] = None
-                line.append((below.add(_shown(found, each, prefix)), each))
-    return root
+_CONNECTED: Final = {"same": "same {0.key} = {0.value}", "caused": "▶ {0.key}", "cause": "◀ {0.key}"}
 
 
-def _links(found: "Trace") -> dict[MessageId, list[tuple[str, Sequence[MessageId], bool]]]:
-    """Return each message's links: label, linked messages (none for an unknown cause), and whether it is an arrow."""
-    links: dict[MessageId, list[tuple[str, Sequence[MessageId], bool]]] = defaultdict(list)
-    for edge in found.edges:
-        if edge.cause is None:
-            links[edge.effect].append((f"◀ {edge.key} = {edge.value}: not found", (), False))
-        else:
-            links[edge.cause].append((f"▶ {edge.key}: ", [edge.effect], True))
-            links[edge.effect].append((f"◀ {edge.key}: ", [edge.cause], True))
-    for shared in found.shared:
-        for where in shared.ids:
-            links[where].append((f"{shared.key} = {shared.value}", shared.ids, False))
-    return links
+def tree_lines(found: Trace, start: str) -> Iterator[str]:
+    """Yield the lines of a tree: each message once, on the shortest path from the start."""
+    tree = Tree(found.messages, [found.hops[each.id] for each in found], found.edges, found.shared)
+    yield start
+    for branch in tree.branches:
+        is_value = branch.key is not None and branch.kind == "same"
+        if is_value:
+            yield f"  {_CONNECTED['same'].format(branch.key)}"
+        for stem, below in branch.stems:
+            for row in (stem, *below):
+                label = "" if row.key is None or (is_value and row is stem) else _CONNECTED[row.kind].format(row.key)
+                indent = "  " * (1 + is_value + row.depth)
+                yield f"{indent}{label}{label and ': '}{_shown(found.messages[row.message])}"
+    for key, number in tree.unknown:
+        yield f"  {found.messages[number].id} names {key.key} = {key.value}: not found"
 
 
-def _shown(found: "Trace", where: MessageId, prefix: str) -> str:
-    time = found.message(where).time
-    moment = "no time" if time is None else time.isoformat(sep=" ", timespec="milliseconds")
-    return f"{prefix}{where}  {moment}"
+def _shown(message: Message) -> str:
+    moment = "no time" if message.time is None else message.time.isoformat(sep=" ", timespec="milliseconds")
+    return f"{message.id}  {moment}"

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 _WATCH_S: Final = 0.5
 """Seconds between two checks whether the page still runs."""
 
-TRACE_URL: Final = "Link messages to their traces, such as https://jaeger.example/trace/{trace_id}."
-
 
 @dataclass(frozen=True)
 class Shown:
@@ -31,7 +29,6 @@ class Shown:
     mask: list[str] | None = option(None, "Show this key's values as digests; repeatable.", metavar="KEY")
     mask_bodies: bool = option(False, "Show no bodies.", "--mask-bodies")
     show_bodies: bool = option(False, "Show bodies of messages with a masked value, too.", "--show-bodies")
-    trace_url: str | None = option(None, TRACE_URL, metavar="URL")
 
     def options(self, servers: ServerOptions, **others: Any) -> WebOptions:
         """Return the options of the page."""
@@ -41,7 +38,6 @@ class Shown:
             masked_keys=tuple(self.mask or ()),
             mask_bodies=self.mask_bodies,
             show_bodies=self.show_bodies,
-            trace_url=self.trace_url,
             **others,
         )
 

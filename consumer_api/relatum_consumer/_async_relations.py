@@ -129,7 +129,6 @@ class AsyncRelations(AsyncClosing):
 
     related = _called(Relations.related)
     find = _called(Relations.find)
-    times = _called(Relations.times)
     trace = _called(Relations.trace)
     after = _called(Relations.after)
     before = _called(Relations.before)

@@ -28,7 +28,7 @@ from relatum_consumer.lookups.catalog import Catalog
 from relatum_consumer.lookups.consumed import Consumed
 from relatum_consumer.lookups.servers import CLOSED, Health, Servers
 from relatum_consumer.lookups.telemetry import Lookups, LookupStatistics, look_up
-from relatum_consumer.lookups.values import Times, times, values
+from relatum_consumer.lookups.values import values
 from relatum_consumer.lookups.waiting import Waiting, Watch, poll
 from relatum_consumer.traces import Trace
 
@@ -227,37 +227,6 @@ class Relations(GroupMethods, Closing):
         return self._lookups.run(
             "find", find, self._catalog, key, value, streams, since, until, limit, order, complete=complete
         )
-
-    def times(
-        self,
-        key: str,
-        value: Any,
-        *,
-        streams: Names = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        spans: int = 60,
-        order: Order = "oldest",
-    ) -> Times:
-        """Count the recorded messages with a key's value in equal time spans, from the first message to the last.
-
-        It reads only the index, at most 50,000 rows, so it proves nothing: messages that retention has dropped count
-        until their rows are pruned; messages that are not recorded yet or have no time do not count.
-
-        Args:
-            key: The key's name.
-            value: As for `find`.
-            streams: As for `find`.
-            since: As for `find`.
-            until: As for `find`.
-            spans: The number of spans, 1 to 1,000. Default 60.
-            order: Which messages of each stream to count if there are more: the "oldest" (default) or "newest" by time.
-
-        Raises:
-            KeyNotDefined, InvalidRelationshipKey, StreamNotFound: as for `find`.
-            InvalidInput: an argument is invalid.
-        """
-        return self._lookups.run("times", times, self._catalog, key, value, streams, since, until, spans, order)
 
     def wait_related(
         self,

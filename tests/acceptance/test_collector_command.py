@@ -82,7 +82,7 @@ def test_status_shows_collectors(relatum: Relatum, stream: str) -> None:
     assert source["follower"] == member["holder"]
     assert relatum.json("status", "--collector", "billing") == [status]
     shown = relatum.ok("status", "--collector", "billing")
-    assert "lag 4 offsets" in shown
+    assert f"{stream}\t6\t4\t" in shown
     assert "invoice" in shown
     assert relatum.run("status", "--collector", "nobody").returncode == ExitCode.NOT_THERE
 

@@ -117,7 +117,7 @@ def test_a_move_that_was_left_is_seen_and_gone_on_with(
     assert f"move {numbers[0]}" in refused.stderr
     [aborted] = relatum.json("contexts", "abort", super_stream, numbers[0], "--reason", "no room")
     assert (aborted["state"], aborted["reason"]) == ("aborted", "no room")
-    assert "1 context in 1 move;" in relatum.ok("contexts", "resume", super_stream)
+    assert "1 context in 1 move." in relatum.ok("contexts", "resume", super_stream)
     latest = relatum.ok("contexts", "moves", super_stream, "--latest", "2")
     assert latest.index("switched") < latest.index("aborted")
     assert [contexts.assignment_of(name).partition[-1] for name in "ab"] == ["0", "1"]

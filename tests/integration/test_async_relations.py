@@ -79,7 +79,6 @@ async def test_two_threads_serve_all_methods_at_once(recorded: Place) -> None:
             *[many() for _ in range(8)],
             *[groups() for _ in range(8)],
             few.find("order_id", 1),
-            few.times("order_id", 1),
             few.values("order_id"),
             few.keys(),
             few.streams(),

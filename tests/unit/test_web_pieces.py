@@ -1,15 +1,13 @@
-"""The page's pieces by themselves: bodies, bars, rates, tables, trees. No input or output."""
+"""The page's pieces by themselves: bodies, bars, trees. No input or output."""
 
-import csv
-import io
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as some
 
+from relatum_consumer.trace_tree import CAUSE, CAUSED, SAME, KeyValue, Link, places, rows_of
 from relatum_consumer.web.bodies import (
     HEX_BYTES_MAX,
     hex_lines,
@@ -21,10 +19,7 @@ from relatum_consumer.web.bodies import (
     text_of,
 )
 from relatum_consumer.web.coverage_bar import coverage_bar as bar
-from relatum_consumer.web.messages import KeyValue
-from relatum_consumer.web.rates import Rates
-from relatum_consumer.web.rendering import csv_text, span_text, visible
-from relatum_consumer.web.tree import CAUSE, CAUSED, SAME, Link, places, rows_of
+from relatum_consumer.web.rendering import span_text, visible
 
 # --- bodies -----------------------------------------------------------------------------------------------
 
@@ -127,59 +122,13 @@ def test_any_coverage_is_drawn_whole_and_bounded(covered: list[tuple[int, int]],
         assert any(piece.kind == "hole" and piece.start < end and start < piece.end for piece in pieces)
 
 
-# --- rates, and text of others ----------------------------------------------------------------------------
-
-
-def test_a_rate_is_of_the_last_minute_that_somebody_looked() -> None:
-    """None at first; then the difference, over a minute at most; anew where the stream is another one."""
-    now = 100.0
-    rates = Rates(lambda: now)
-    assert rates.of("s", 10) is None
-    now = 110.0
-    assert rates.of("s", 110) == pytest.approx(10.0)
-    for now in (150.0, 180.0, 240.0):  # noqa: B007
-        rate: Any = rates.of("s", 110)
-    assert rate == pytest.approx(0.0)
-    assert rates.of("s", 5) is None
-    assert rates.of("s", None) is None
+# --- text of others ----------------------------------------------------------------------------------
 
 
 def test_what_is_not_seen_is_written_as_its_number() -> None:
     """Marks that turn text around, and control characters, are shown and do nothing."""
     assert visible("a\u202eb\nc\u200bd") == "a⟨202e⟩b⟨a⟩c⟨200b⟩d"
     assert visible("Bücher 東京 <b>") == "Bücher 東京 <b>"
-
-
-# --- tables -----------------------------------------------------------------------------------------------
-
-
-@given(some.lists(some.lists(some.text() | some.sampled_from(["=1", "@a", "a;=b", "\t-1", "x\n +2"]), min_size=2)))
-@example([['"@', ""]])
-@example([["x", ';"=1;"']])
-def test_no_cell_of_a_table_is_a_formula(rows: list[list[str]]) -> None:
-    """Neither as it is read by its commas, nor by the separators of other spreadsheets; nothing else is changed."""
-    text = csv_text(["=head"], rows)
-    read = list(csv.reader(io.StringIO(text, newline="")))
-    assert read[0] == ["'=head"]
-    assert [[cell.replace("'", "") for cell in row] for row in read[1:]] == [
-        [cell.replace("'", "") for cell in row] for row in rows
-    ]
-    for separator in ";\t,":
-        for cell in text.replace("\n", separator).replace("\r", separator).split(separator):
-            assert not cell.strip(' "').startswith(("=", "+", "-", "@"))
-
-
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
-def test_a_quote_before_a_formula_hides_none(separator: str) -> None:
-    """A spreadsheet with another separator drops the quotes that CSV adds: what is left is no formula, either."""
-    text = csv_text(["a", "b"], [["x", ';"=1;"'], ["x", '\t"@a\t"'], ["x", '"=1']])
-    read = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-    assert [cell for row in read for cell in row if cell.startswith(("=", "@"))] == []
-
-
-def test_numbers_of_a_table_are_numbers() -> None:
-    """Below nothing, too; text that begins as they do is text."""
-    assert csv_text(["a"], [[-1, "-1", "1"]]) == "a\r\n-1,'-1,1\r\n"
 
 
 # --- conversations ---------------------------------------------------------------------------------------

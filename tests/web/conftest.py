@@ -293,7 +293,7 @@ def views(world: World) -> dict[str, str]:
         "contexts": "/contexts",
         "super-stream": f"/contexts/super-stream?name={world.placed}",
         "live": "/live",
-        "live-refused": "/live?key=nope",
+        "live-refused": "/live?stream=nope",
         "not-found": "/nothing",
     }
 

@@ -5,7 +5,6 @@ writes the file anew, and the change log says it.
 """
 
 import json
-import logging
 import os
 from pathlib import Path
 from typing import Final
@@ -16,7 +15,6 @@ import pytest
 from psycopg import sql
 
 from relatum_consumer.web import servers
-from relatum_consumer.web.rates import Rates
 from tests.support import wait_until
 from tests.support.forms import form, in_words
 from tests.support.pgbouncer import holds_statements, pgbouncer
@@ -35,8 +33,6 @@ def test_answers_keep_their_form(page: Asking, world: World, monkeypatch: pytest
     # A busy machine is no server that is away: not from now on, and not any more if it was taken for one.
     monkeypatch.setattr(servers, "ANSWER_S", 30.0)
     wait_until(lambda: page.get("/api/health").status_code == 200, what="both servers answer")
-    # A rate is known from the second look on.
-    monkeypatch.setattr(Rates, "of", lambda *_: 1.5)
     found: dict[str, dict[str, set[str]]] = {}
     document = page.get("/api/openapi.json").json()
     assert set(document["paths"]) == set(examples(world))
@@ -97,24 +93,6 @@ def test_postgresql_refuses_what_it_would_write(reader_url: str) -> None:
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(statement_text)
-
-
-def test_a_user_who_may_write_is_told_of(world: World, reader_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The log says that it may, and how a user is made who may not; nothing is said of one of the role."""
-
-    def told() -> list[str]:
-        return [record.getMessage() for record in caplog.records if "IN ROLE relatum_reader" in record.getMessage()]
-
-    with asking(world.page()) as page:
-        wait_until(lambda: page.get("/alive").status_code == 200 and bool(told()), what="it is told")
-    assert len(told()) == 1
-    assert caplog.records[0].levelno == logging.WARNING
-    caplog.clear()
-    with asking(world.page(database=reader_url)) as page:
-        # What it asks first is asked before this.
-        assert page.get("/api/health").status_code == 200
-        assert page.get("/api/keys").status_code == 200
-    assert told() == []
 
 
 # --- behind a pgbouncer that hands out sessions by transaction --------------------------------------------

@@ -1,7 +1,5 @@
-"""The conversation: its document, its page, its files; what is masked, what bounds it, what it weighs."""
+"""The conversation: its document and its page; what is masked, what bounds it, what it weighs."""
 
-import csv
-import io
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +8,8 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import pytest
 
 from tests.support.web import Asking, asking
-from tests.web.conftest import COMMON, FORMULA, HOSTILE, Talks
-from tests.web.test_api import harmless, links
+from tests.web.conftest import COMMON, FORMULA, Talks
+from tests.web.test_api import harmless
 
 WEIGHT_MAX = 200_000
 """Bytes of the page of a conversation of 200 messages, with all that it loads."""
@@ -108,25 +106,6 @@ def test_nothing_connected_is_said_with_what_is_known(talk: Asking, talks: Talks
         shown = talk.get(f"/trace?{query}")
         assert shown.status_code == 200
         harmless(shown.text)
-
-
-# --- files ------------------------------------------------------------------------------------------------
-
-
-def test_files_have_all_of_it_and_run_nowhere(talk: Asking, talks: Talks) -> None:
-    """A table in which nothing is a formula."""
-    answer = talk.answer("/trace", stream=talks.orders, offset=0)
-    table = talk.get(f"/trace/csv?stream={talks.orders}&offset=0")
-    rows = list(csv.DictReader(io.StringIO(table.text, newline="")))
-    assert [row["offset"] for row in rows] == [str(each["offset"]) for each in answer["messages"]]
-    assert {row["key:order_id"] for row in rows} == {f"o-{HOSTILE}", f"'{FORMULA}", ""}
-    assert {row["stream"] for row in rows} == {talks.orders, f"'{talks.payments}", talks.mails}
-    assert next(row["caused_by"] for row in rows if row["key:id"] == "b") == f"{talks.orders}@0"
-    assert table.headers["Content-Disposition"] == 'attachment; filename="conversation.csv"'
-    assert table.headers["Content-Security-Policy"].startswith("sandbox; default-src 'none'")
-    assert table.headers["X-Content-Type-Options"] == "nosniff"
-    query = f"stream={talks.orders}&offset=0"
-    assert {f"/api/trace?{query}", f"/trace/csv?{query}"} <= set(links(talk, f"/trace?{query}"))
 
 
 # --- how much ---------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_a_page_without_its_database_says_so_in_each_view(
         texts = shown(page, world, "PostgreSQL")
         assert "The keys cannot be listed now" in texts["search-empty"]
         assert f"messages 0 to {MANY + 12:,}" in texts["stream"]
-        assert "RabbitMQ has the message" in texts["message-json"]
+        assert f"messages 0 to {MANY + 12:,}" in texts["message-json"]
         assert page.get("/").status_code == 200
         assert page.get("/api/live").status_code >= 400
         assert page.get("/api/health").json()["error"]["code"] == "not_well"
@@ -109,8 +109,6 @@ def test_a_page_without_its_broker_shows_what_the_database_knows(
             assert 'class="key hue' in texts["search-empty"]
             assert f"recorded up to {MANY + 11:,}" in texts["streams"]
             assert f"recorded: 0–{MANY + 11:,}" in texts["stream"]
-            assert "recorded by " in texts["message-json"]
-            assert f"PostgreSQL has recorded {MANY:,}" in texts["search-many"]
             assert "not counted: RabbitMQ does not answer" in texts["missing"]
             assert "books" in texts["collectors"]
             assert world.placed in texts["contexts"]

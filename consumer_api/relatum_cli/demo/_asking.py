@@ -4,22 +4,16 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from relatum.reading import Message, StreamReader
-from relatum_cli.demo._data import FLIGHTS, PLANES, WEATHER, WITHIN_S, Data, Expected, Row
+from relatum_cli.demo._data import FLIGHTS, PLANES, WEATHER, Data, Expected, Row
 from relatum_cli.demo._publish import Servers
 from relatum_consumer import Answer, Relations, Status
-from relatum_consumer.expectations import Expectation, MissingReport, add_expectations
 
 REPEATS = 20
 """How often Relatum answers a question for the median time; the scan runs once."""
-
-REPORTS_MAX = 100_000
-"""The limit of compared weather reports, above their number."""
-
 
 _HEADERS: Final = {"tailnum": ("tailnum",), "origin": ("origin",), "airport_hour": ("origin", "time_hour")}
 
@@ -85,8 +79,7 @@ def said(answer: Answer) -> Found:
     return None if answer.status is Status.ABSENT else f"({answer.status})"
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
+class Timed(NamedTuple):
     """The answer to a question, and how long Relatum and the scan took."""
 
     question: Question
@@ -95,8 +88,7 @@ class Timed:
     scan_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(NamedTuple):
     """An answer that differs from the rows."""
 
     message: str
@@ -137,7 +129,8 @@ class Asking:
         """Return the latest flight that departed and has all answers: a scan for it reads the most."""
 
         def has_answers(row: Row) -> bool:
-            return not _is_cancelled(row) and all(each.expected(self._expected, row) for each in QUESTIONS)
+            is_cancelled = b'"dep_time": null' in row.body
+            return not is_cancelled and all(each.expected(self._expected, row) for each in QUESTIONS)
 
         return next(filter(has_answers, self._flights[::-1]))
 
@@ -173,35 +166,8 @@ class Asking:
                     asked += 1
         return asked
 
-    def check_departures(self) -> MissingReport:
-        """Check which weather reports no flight of their hour followed in time, within the period of the flights."""
-        weather, flights = self._servers.stream(WEATHER), self._servers.stream(FLIGHTS)
-        expectation = Expectation(self._servers.stream("departures"), weather, "airport_hour", flights, WITHIN_S)
-        add_expectations(self._servers.database, expectation, vhost=self._servers.broker.vhost)
-        since, until = (self._flights[number].headers["relatum_time"] for number in (0, -1))
-        report = self._relations.missing(expectation, since=_moment(since), until=_moment(until), limit=REPORTS_MAX)
-        unmet = [*report.late, *report.missing, *report.not_known]
-        answered = {
-            str(message.properties.message_id) if isinstance(message, Message) else str(each.id): each.finding.value
-            for each, message in zip(unmet, self._relations.read_many(each.id for each in unmet), strict=True)
-        }
-        expected = self._expected.unmet(since, until)
-        for name in sorted(expected.keys() | answered.keys()):
-            self._compare(name, expectation.meaning, expected.get(name), answered.get(name))
-        return report
-
     def _check(self, question: Question, row: Row, answered: Found, by: str = "Relatum") -> None:
-        expected = question.expected(self._expected, row)
-        self._compare(row.message_id, question.words, expected and expected.message_id, answered, by)
-
-    def _compare(self, message: str, question: str, expected: Found, answered: Found, by: str = "Relatum") -> None:
+        row_expected = question.expected(self._expected, row)
+        expected = row_expected and row_expected.message_id
         if answered != expected:
-            self.differences.append(Difference(message, question, expected, answered, by))
-
-
-def _is_cancelled(row: Row) -> bool:
-    return b'"dep_time": null' in row.body
-
-
-def _moment(time_us: int) -> datetime:
-    return datetime.fromtimestamp(time_us / 1e6, UTC)
+            self.differences.append(Difference(row.message_id, question.words, expected, answered, by))

@@ -143,24 +143,6 @@ class Expected:
     def previous_flight(self, flight: Row) -> Row | None:
         return self._previous[flight.message_id]
 
-    def unmet(self, since: int, until: int) -> dict[str, str]:
-        """Return "late" or "missing" for each report of a span without a flight in time, by `message_id`."""
-        reports = [row for row in self._reports if since <= row.headers["relatum_time"] < until]
-        waiting = {(row.headers["origin"], row.headers["time_hour"]): row for row in reports}
-        unmet = {row.message_id: "missing" for row in reports}
-        # Flights are ordered by time: the first one not before its report decides.
-        for flight in self._flights:
-            hour = flight.headers["origin"], flight.headers["time_hour"]
-            report = waiting.get(hour)
-            if report is None or flight.headers["relatum_time"] < report.headers["relatum_time"]:
-                continue
-            del waiting[hour]
-            if flight.headers["relatum_time"] - report.headers["relatum_time"] <= WITHIN_S * 1e6:
-                del unmet[report.message_id]
-            else:
-                unmet[report.message_id] = "late"
-        return unmet
-
 
 def _last_before(rows: Sequence[Row], flight: Row) -> Row | None:
     count = bisect_left(rows, flight.headers["relatum_time"], key=lambda row: row.headers["relatum_time"])

@@ -57,14 +57,13 @@ def make_application(options: WebOptions) -> Starlette:
     @asynccontextmanager
     async def lifespan(application: Starlette) -> AsyncIterator[None]:
         application.state.site = site = Site(options, links)
-        beside = [asyncio.create_task(each) for each in (site.tell_rights(), site.servers.watch())]
+        watching = asyncio.create_task(site.servers.watch())
         try:
             async with over_http(site) if options.mcp else nullcontext() as application.state.mcp:
                 yield
         finally:
-            for each in beside:
-                each.cancel()
-            await asyncio.wait(beside)
+            watching.cancel()
+            await asyncio.wait([watching])
             await site.close()
 
     async def http_problem(request: Request, error: Exception) -> Response:

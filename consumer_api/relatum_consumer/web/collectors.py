@@ -1,7 +1,6 @@
 """Collectors: members, positions, and the outcomes of messages with the reasons of failures."""
 
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import Final, Literal
 
@@ -11,9 +10,8 @@ from relatum.collecting import CollectedAt, CollectorStatus, collected, collecto
 from relatum.errors import InvalidInput, NotFound
 from relatum.outcomes import Outcome, Outcomes, OutcomeStatus
 from relatum.reading import Message
-from relatum_consumer.web.cursors import cursor_of, read_cursor
 from relatum_consumer.web.endpoint import endpoint
-from relatum_consumer.web.parameters import Asked, Nothing, Number
+from relatum_consumer.web.parameters import Asked, Moment, Nothing, Number, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
 
 _KEPT_S: Final = 3.0
@@ -76,7 +74,7 @@ class CollectorAnswer:
 )
 async def collector(site: Site, asked: CollectorAsked) -> CollectorAnswer:
     await site.keys()  # loads what is masked
-    after = read_cursor(asked.cursor, datetime, int, int)
+    after = read_cursor(asked.cursor, tuple[Moment | None, Number, Number])
     page = await site.in_thread(
         collected,
         site.database,

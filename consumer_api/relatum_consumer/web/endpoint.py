@@ -43,9 +43,6 @@ _FAULT: Final = Problem(
 PATIENCE_S: Final = 3.0
 """How long a page waits for optional parts, such as suggestions for its form, in seconds."""
 
-BESIDE_S: Final = 0.5
-"""How long a page waits for what is shown beside the answer, in seconds."""
-
 _NAMED_MAX: Final = 20
 """The most keys or streams that an error names."""
 
@@ -69,7 +66,6 @@ class Endpoint:
         tool: The name of the tool for agents; empty for none.
         is_asked: Whether the parameters ask for an answer; if not, the page shows an empty form.
         unasked: Returns `start`, the first content of a page with an empty form.
-        beside: Returns `beside` for a page whose answer has a `next`; the page gets None if it takes too long.
         known: Returns the known facts for a page whose answer is missing or needs an unavailable server.
         narrower: What to ask for instead of a question that timed out.
         files: Functions that return files about the same question, by the last part of their paths.
@@ -86,7 +82,6 @@ class Endpoint:
     tool: str = ""
     is_asked: Callable[[Any], bool] = lambda _: True
     unasked: Callable[[Site], Awaitable[Any]] | None = None
-    beside: Callable[[Site, Any], Coroutine[Any, Any, Any]] | None = None
     known: Callable[[Site, Any], Awaitable[tuple[Known, ...]]] | None = None
     narrower: str = "Ask for less: a shorter span of time, fewer streams."
     files: Mapping[str, Callable[[Site, Any], Awaitable[Response]]] = field(default_factory=dict)
@@ -169,7 +164,7 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
         site: Site = request.app.state.site
         typed = {name: request.query_params.getlist(name) for name in request.query_params}
         asked: Any = None
-        answer = beside = start = problem = None
+        answer = start = problem = None
         began = time.monotonic()
         # While a server is unavailable, an answer that needs it times out sooner.
         limit_s = ANSWER_S if await site.away() else None
@@ -183,8 +178,6 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
         except Exception as error:  # noqa: BLE001
             problem = await why(endpoint, site, error, began)
         took_s = time.monotonic() - began
-        if answer is not None and endpoint.beside is not None and answer.next is not None:
-            beside = await _in_patience(endpoint.beside(site, asked), BESIDE_S)
         known: tuple[Known, ...] = ()
         is_known = problem is not None and (problem.status in (404, 410) or bool(site.servers.away))
         if is_known and asked is not None and endpoint.known is not None:
@@ -197,7 +190,6 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             "given": lambda name: typed.get(name, [""])[0],
             "asked": asked,
             "answer": answer,
-            "beside": beside,
             "start": start,
             "problem": problem,
             "known": known,
@@ -226,9 +218,9 @@ def _again(site: Site, path: str, typed: Mapping[str, list[str]], **changes: obj
     return site.links.to(path, **{**typed, "cursor": None, **changes})
 
 
-async def _in_patience(asked: Awaitable[_Value], patience_s: float = PATIENCE_S) -> _Value | None:
+async def _in_patience(asked: Awaitable[_Value]) -> _Value | None:
     """Return an optional part of a page; None if it fails or takes too long."""
-    with within(patience_s), suppress(RelatumError):
+    with within(PATIENCE_S), suppress(RelatumError):
         return await asked
     return None
 

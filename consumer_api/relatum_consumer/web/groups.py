@@ -15,10 +15,9 @@ from relatum.waiting import within
 from relatum_consumer import GroupConsumerStatus
 from relatum_consumer.groups import GroupReport
 from relatum_consumer.lookups.proof import Uncovered
-from relatum_consumer.web.cursors import cursor_of, read_cursor
 from relatum_consumer.web.endpoint import endpoint, words_of
 from relatum_consumer.web.messages import MessageRow, message_rows, shown_value
-from relatum_consumer.web.parameters import Asked, Number, Several
+from relatum_consumer.web.parameters import Asked, Number, Several, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
 
 GROUPS_KEPT_S: Final = 10.0
@@ -116,7 +115,7 @@ async def groups(site: Site, asked: GroupsAsked) -> GroupsAnswer:
     page: Sequence[GroupReport]
     cursor = incomplete = contradictory = None
     if asked.show == "all":
-        after = read_cursor(asked.cursor, str, int)
+        after = read_cursor(asked.cursor, tuple[str, Number])
         # The cursor names a message of the last group: the group's id may be secret, and cursors are parts of links.
         before = None if after is None else await _id_at(site, MessageId(*after))
         newest = await site.relations._newest_groups(asked.stream or None, before=before, limit=asked.limit)

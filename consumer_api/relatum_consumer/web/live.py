@@ -1,14 +1,12 @@
 """The recorded messages that arrived last."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from pydantic import Field
 
-from relatum.errors import InvalidInput, KeyNotDefined, NotFound
-from relatum.keys import InvalidValue, described
+from relatum.errors import NotFound
 from relatum.reading import Agreement, Message, agreement_of
 from relatum.recording.overview import RecordedEnd, recorded_ends
 from relatum_consumer.web.endpoint import endpoint, gathered
@@ -24,8 +22,6 @@ OFFSETS_LOOKED: Final = 200
 
 
 class LiveAsked(Asked):
-    key: str = Field("", description="Only messages that have a value of this key …")
-    value: Several = Field((), description="… and this value; for a composite key, its values in order.")
     stream: Several = Field((), description="Streams and super streams; all by default.")
     limit: int = Field(50, ge=1, le=500, description="The most messages.")
 
@@ -51,37 +47,17 @@ async def live(site: Site, asked: LiveAsked) -> LiveAnswer:
 
 async def _live(site: Site, asked: LiveAsked) -> LiveAnswer:
     await site.keys()
-    is_wanted = _wanted(site, asked)
     ask = partial(site.in_thread, recorded_ends, site.database, site.address.vhost, asked.stream, check=True)
     ends = await site.lately(("ends", asked.stream), KEPT_S, ask)
     looked = ends[:STREAMS_LOOKED]
     read = await gathered((partial(_latest, site, end) for end in looked), STREAMS_LOOKED)
-    found = [each for messages in read for each in messages if is_wanted(each)]
+    found = [each for messages in read for each in messages]
     found.sort(key=lambda message: (message.chunk_ms or 0, message.stream, message.offset), reverse=True)
     return LiveAnswer(
         results=message_rows(site, found[: asked.limit]),
         streams=tuple(end.stream for end in looked),
         streams_count=len(ends),
     )
-
-
-def _wanted(site: Site, asked: LiveAsked) -> Callable[[Message], bool]:
-    """Return the predicate for messages: with the value, with any value of the key, or all messages."""
-    if not asked.key:
-        if asked.value:
-            raise InvalidInput("key is missing: the name of the key whose value it is")
-        return lambda _: True
-    definition = site.definitions.get(asked.key)
-    if definition is None:
-        raise KeyNotDefined(f"no key {asked.key!r} is defined", key=asked.key)
-    if not asked.value:
-        return lambda message: bool(definition.values_of(message))
-    try:
-        value = definition.canonical_query(asked.value if definition.is_composite else asked.value[0])
-    except InvalidValue as error:
-        reason = described(error.reason)
-        raise InvalidInput(f"no message can carry this value of the key {asked.key!r}: {reason}") from error
-    return lambda message: value in definition.values_of(message)
 
 
 async def _latest(site: Site, end: RecordedEnd) -> list[Message]:

@@ -155,11 +155,8 @@ async def over_stdio(options: WebOptions) -> None:
     site = Site(options, Links())
     server = _server_of(site)
     try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(site.tell_rights)
-            async with stdio_server() as (reading, writing):
-                await server.run(reading, writing, server.create_initialization_options())
-            group.cancel_scope.cancel()
+        async with stdio_server() as (reading, writing):
+            await server.run(reading, writing, server.create_initialization_options())
     finally:
         with anyio.CancelScope(shield=True):
             await site.close()

@@ -1,7 +1,6 @@
 """A message: headers, properties, body, related messages by key, and its neighbours in the stream."""
 
 import asyncio
-import re
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,16 +11,14 @@ from typing import Final, Literal
 from pydantic import Field
 from starlette.responses import Response
 
-from relatum.checks import size_text
 from relatum.errors import RelatumError
-from relatum.keys import KeyDefinition, bases_of, preset
+from relatum.keys import KeyDefinition
 from relatum.membership import membership
 from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message
 from relatum_consumer.web.bodies import BodyKind, image_type, kind_of, text_of, whole_characters
 from relatum_consumer.web.collectors import message_id_of, outcome_of
-from relatum_consumer.web.endpoint import Known, endpoint, file_of, gathered, words_of
-from relatum_consumer.web.masking import Masking
+from relatum_consumer.web.endpoint import endpoint, file_of, gathered, words_of
 from relatum_consumer.web.messages import (
     KeyValue,
     MessageRow,
@@ -32,11 +29,10 @@ from relatum_consumer.web.messages import (
     properties_of,
     values_of,
 )
-from relatum_consumer.web.options import TRACE_ID
 from relatum_consumer.web.parameters import Number
 from relatum_consumer.web.problems import Problem, Refused
 from relatum_consumer.web.site import Site
-from relatum_consumer.web.streams import StreamAsked, ends, statuses
+from relatum_consumer.web.streams import StreamAsked, ends
 
 RELATED_SHOWN: Final = 6
 """The most related messages shown for a key. If there are more, the nearest in time are shown, with a link to all."""
@@ -94,8 +90,7 @@ class MessageAnswer:
     """A message, and the messages related to it by each key.
 
     `chunk_time` is when the broker wrote it. `previous_offset` and `next_offset` are its neighbours in the stream:
-    offsets have gaps. `outcome` is its least advanced outcome in collectors; None if no collector has it. `trace_url`
-    leads to its trace if the page is configured with a URL for traces.
+    offsets have gaps. `outcome` is its least advanced outcome in collectors; None if no collector has it.
     """
 
     stream: str
@@ -112,7 +107,6 @@ class MessageAnswer:
     related: tuple[RelatedByKey, ...]
     is_in_group: bool
     outcome: OutcomeStatus | None
-    trace_url: str | None
 
 
 async def message(site: Site, asked: MessageAsked) -> MessageAnswer:
@@ -141,7 +135,6 @@ async def message(site: Site, asked: MessageAsked) -> MessageAnswer:
         related=tuple(sorted(rows, key=lambda row: row.has_more)),
         is_in_group=membership(found.headers) is not None,
         outcome=outcome,
-        trace_url=trace_url(site.options.trace_url, site.masking, found),
     )
 
 
@@ -200,37 +193,6 @@ def _body(site: Site, found: Message, asked: MessageAsked) -> Body:
         start, end = (whole_characters(body, at) for at in (start, end))
     part = body[start:end].hex() if is_hex else body[start:end].decode()
     return Body(kind_of(body), len(body), start, end, is_hex, part)
-
-
-async def _known(site: Site, asked: MessageAsked) -> tuple[Known, ...]:
-    """Return what one server knows of a message without the other; if both answer, the ends of its stream."""
-    if not site.servers.away:
-        return await ends(site, asked)
-    if not site.servers.broker.error:
-        found = await site.relations.read(asked.stream, asked.offset)
-        words = f"RabbitMQ has the message: {size_text(len(found.body))}. PostgreSQL knows which values are masked, so "
-        return ((words + "without it headers and body are not shown.", None),)
-    facts: list[Known] = []
-    for each in await statuses(site, [asked.stream]):
-        by = [key for key, ranges in each.covered.items() if any(low <= asked.offset < high for low, high in ranges)]
-        words = f"recorded by {', '.join(by)}" if by else "not recorded"
-        facts.append((f"PostgreSQL says that the offset {asked.offset:,} is {words}.", None))
-        facts.append((f"What is recorded of {each.stream}", site.links.stream(each.stream)))
-    return tuple(facts) or ((f"Nothing is recorded of {asked.stream}.", None),)
-
-
-(_TRACE,) = preset("traceparent")
-
-_TRACE_ID: Final = re.compile(r"[0-9a-f]{16}|[0-9a-f]{32}")
-"""A trace's id, of 64 or 128 bits. Publishers write the header: any other text must not get into a URL."""
-
-
-def trace_url(pattern: str | None, masking: Masking, message: Message) -> str | None:
-    """Return the URL of a message's trace; None without a pattern, or if the trace's id is missing or masked."""
-    if pattern is None or masking.is_masked(_TRACE):
-        return None
-    values, _ = _TRACE.read(bases_of(message))
-    return pattern.replace(TRACE_ID, values[0]) if values and _TRACE_ID.fullmatch(values[0]) else None
 
 
 async def _following(site: Site, found: Message) -> int | None:
@@ -295,6 +257,6 @@ endpoint(
     template="message.html",
     page="message",
     tool="read",
-    known=_known,
+    known=ends,
     files={"body": _body_file, "image": _image},
 )(message)

@@ -10,10 +10,9 @@ from pydantic import Field
 from relatum.errors import InvalidInput, RelatumError, Transient
 from relatum.waiting import within
 from relatum_consumer.expectations import Expectation, ExpectationResult, MissingReport, UnmetExpectation
-from relatum_consumer.web.cursors import WRONG_CURSOR, cursor_of, read_cursor
 from relatum_consumer.web.endpoint import endpoint, gathered, words_of
 from relatum_consumer.web.messages import shown_value
-from relatum_consumer.web.parameters import Asked, Moment
+from relatum_consumer.web.parameters import Asked, Moment, Number, cursor_of, read_cursor
 from relatum_consumer.web.site import Site
 
 SPANS: Final = {"5m": 300.0, "1h": 3_600.0, "1d": None, "all": None}
@@ -142,9 +141,7 @@ async def expectation(site: Site, asked: ExpectationAsked) -> ExpectationAnswer:
     if not asked.name:
         raise InvalidInput("name is missing: the name of the expectation")
     await site.keys()
-    given = read_cursor(asked.cursor, str, datetime, datetime, int)
-    if given is not None and (given[0] not in _FINDINGS or None in given):
-        raise InvalidInput(WRONG_CURSOR)
+    given = read_cursor(asked.cursor, tuple[ExpectationResult, Moment, Moment, Number])
     since = asked.since
     if since is None and asked.until is None and given is None:
         named = {each.name: each for each in await site.relations.expectations()}.get(asked.name)

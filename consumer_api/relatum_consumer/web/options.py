@@ -1,14 +1,12 @@
 """The options of the page."""
 
 import ipaddress
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
 
-from relatum.checks import checked_count, checked_seconds, shown
+from relatum.checks import checked_count, checked_seconds
 from relatum.errors import ConfigurationError
 from relatum.reading import Broker
 
@@ -17,12 +15,6 @@ LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 TOKEN_MIN: Final = 16
 """The shortest token, in characters: the page does not limit guesses."""
-
-TRACE_ID: Final = "{trace_id}"
-"""The placeholder of the id in the URL of a trace."""
-
-_URL: Final = re.compile(r"[!#$%&()*+,\-./:;=?@\[\]_~0-9A-Za-z]+")
-"""The characters of a URL: no spaces, quotes or braces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +36,6 @@ class WebOptions:
         mask_bodies: Whether to hide all bodies. Default: False.
         show_bodies: Whether to show bodies that may contain a masked value. Default: False.
         mcp: Whether to serve tools for agents at `/mcp`; needs the extra `mcp`. Default: False.
-        trace_url: The URL of a trace in another system, with `{trace_id}`. The page of a message with a trace's id
-            (`traceparent`, `b3`) links to it. Default: None, no link.
         timeout_s: How long one lookup may take, in seconds. Default: 10.
         database_connections_max: The most PostgreSQL sessions for lookups. Default: 6.
         drain_s: How long requests in progress may take after `close`, in seconds. Default: 10.
@@ -66,7 +56,6 @@ class WebOptions:
     mask_bodies: bool = False
     show_bodies: bool = False
     mcp: bool = False
-    trace_url: str | None = None
     timeout_s: float = 10.0
     database_connections_max: int = 6
     drain_s: float = 10.0
@@ -84,8 +73,6 @@ class WebOptions:
             )
         if self.mask_bodies and self.show_bodies:
             raise ConfigurationError("bodies are masked (--mask-bodies) or shown (--show-bodies), not both")
-        if self.trace_url is not None:
-            _check_trace_url(self.trace_url)
         if not self.is_loopback and self.token is None:
             raise ConfigurationError(
                 f"at {self.host} anyone could read all messages: give a token (`token=`, or RELATUM_WEB_TOKEN for "
@@ -124,17 +111,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _check_trace_url(pattern: str) -> None:
-    try:
-        parts = urlsplit(pattern)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
-    except ValueError:
-        is_url = False
-    rest = pattern.replace(TRACE_ID, "")
-    if not is_url or TRACE_ID not in pattern or TRACE_ID in parts.netloc or not _URL.fullmatch(rest):
-        raise ConfigurationError(
-            f"a trace's URL is like https://jaeger.example/trace/{TRACE_ID}: http or https, and {TRACE_ID} after the "
-            f"host; not {shown(pattern)}"
-        )

@@ -5,11 +5,22 @@ class StreamAsked(Asked):
     limit: int = Field(100, ge=1, le=1_000, description="The most messages.")
 """
 
+import base64
+import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
@@ -100,3 +111,23 @@ def properties_of(kind: type[Asked]) -> dict[str, dict[str, Any]]:
 def required_of(kind: type[Asked]) -> list[str]:
     """Return the names of the required parameters."""
     return [name for name, field in kind.model_fields.items() if field.is_required()]
+
+
+# --- cursors ----------------------------------------------------------------------------------------------
+
+
+def cursor_of(*values: str | int | datetime | None) -> str:
+    """Return the values as a cursor."""
+    return base64.urlsafe_b64encode(json.dumps(values, default=datetime.isoformat).encode()).decode()
+
+
+def read_cursor(text: str, kind: Any) -> Any:
+    """Return the values of a cursor as a tuple of the given type; None without a cursor.
+
+    Raises:
+        InvalidInput: the cursor comes from no answer.
+    """
+    try:
+        return TypeAdapter(kind).validate_json(base64.urlsafe_b64decode(text.encode())) if text else None
+    except ValueError:
+        raise InvalidInput("this cursor is invalid: take `next` of the previous page") from None

@@ -1,12 +1,9 @@
-"""Templates and responses: the only place that makes HTML, and it always escapes; and tables as CSV."""
+"""Templates and responses: the only place that makes HTML, and it always escapes."""
 
-import csv
 import hashlib
-import io
 import json
-import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any, Final
@@ -20,13 +17,13 @@ from starlette.types import Scope
 from relatum.checks import size_text
 from relatum.keys import KeyDefinition
 from relatum.recording import StreamStatus
+from relatum_consumer.trace_tree import Tree
 from relatum_consumer.web.bodies import hex_lines, indented
 from relatum_consumer.web.coverage_bar import CoveragePiece, coverage_bar
 from relatum_consumer.web.links import FOR_PROGRAMS, Links
 from relatum_consumer.web.masking import Masking
 from relatum_consumer.web.messages import KeyValue
 from relatum_consumer.web.problems import Problem
-from relatum_consumer.web.tree import Tree
 
 HUES: Final = 8
 """How many colours keys have, each with a letter."""
@@ -84,7 +81,7 @@ class Rendering:
             "indented": indented,
             "size": size_text,
             "span": span_text,
-            "tree": Tree,
+            "tree": lambda answer: Tree(answer.messages, answer.hops, answer.edges, answer.shared),
             "typed_time": lambda moment: f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%S}",
             "utc": _utc,
             "visible": _isolated,
@@ -194,21 +191,3 @@ def span_text(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{1000 * seconds:.3g} ms" if seconds else "0 s"
-
-
-_FORMULA: Final = re.compile(r"""(^|[;,\t\r\n])([\s"\ufeff\u200b]*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])""")
-"""The start of a formula, wherever a spreadsheet with another separator, which drops quotes, may begin a cell."""
-
-
-def csv_text(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as CSV (RFC 4180). Spreadsheets take no text in it for a formula."""
-    out = io.StringIO()
-    writer = csv.writer(out)
-    for row in (head, *rows):
-        writer.writerow([each if isinstance(each, int) else _harmless(str(each)) for each in row])
-    return out.getvalue()
-
-
-def _harmless(text: str) -> str:
-    """Put an apostrophe before each formula: spreadsheets then show it and do not evaluate it."""
-    return _FORMULA.sub(r"\1\2'", text)

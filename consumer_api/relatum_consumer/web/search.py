@@ -12,12 +12,10 @@ from relatum.errors import InvalidInput
 from relatum.reading import Message
 from relatum_consumer import Answer, Status
 from relatum_consumer.lookups.answer import Covered
-from relatum_consumer.lookups.values import Times
-from relatum_consumer.web.cursors import cursor_of, read_cursor
-from relatum_consumer.web.endpoint import Known, endpoint
+from relatum_consumer.web.endpoint import endpoint
 from relatum_consumer.web.live import LiveAsked, live
 from relatum_consumer.web.messages import MessageRow, covered, given_value, message_rows, sought_text, values_of
-from relatum_consumer.web.parameters import Asked, Moment, Number, Several, parsed
+from relatum_consumer.web.parameters import Asked, Moment, Number, Several, cursor_of, parsed, read_cursor
 from relatum_consumer.web.site import Site
 
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -102,7 +100,7 @@ async def _page(
     A cursor is a moment, the number of its messages on earlier pages, and the number of all messages on earlier pages.
     Messages without a time come last: their cursors have no moment, and skip all earlier messages.
     """
-    moment, shown, total = read_cursor(asked.cursor, datetime, int, int) or (None, 0, 0)
+    moment, shown, total = read_cursor(asked.cursor, tuple[Moment | None, Number, Number]) or (None, 0, 0)
     since, until, is_by_time = asked.since, asked.until, moment is not None and asked.order == "oldest"
     if is_by_time:
         since = moment
@@ -145,28 +143,6 @@ def _advice(answer: Answer, asked: SearchAsked) -> str:
     return "" if answer.missing_keys else answer.explanation
 
 
-@endpoint("/search/times", "How many messages a search would find, by spans of time. Parameters as for a search.")
-async def times(site: Site, asked: SearchAsked) -> Times:
-    """Count the messages of a search in the index, by spans of time, without messages that have no time."""
-    value, _ = await _value_sought(site, asked)
-    streams = asked.stream or None
-    return await site.relations.times(
-        asked.key, value, streams=streams, since=asked.since, until=asked.until, order=asked.order
-    )
-
-
-async def _known(site: Site, asked: SearchAsked) -> tuple[Known, ...]:
-    """Return what the index alone knows about a search."""
-    if site.servers.database.error:
-        return ()
-    found = await times(site, asked)
-    if not found.spans:
-        return (("PostgreSQL has no message with this value and a time.", None),)
-    first, last = (f"{each:%Y-%m-%d %H:%M:%S} UTC" for each in (found.spans[0].since, found.spans[-1].until))
-    many = f"{'' if found.is_whole else 'at least '}{found.count:,}"
-    return ((f"PostgreSQL has recorded {many} with this value, from {first} to before {last}.", None),)
-
-
 endpoint(
     "/search",
     "The messages that carry a key's value, or share that of a message (of_stream, of_offset), by time, and "
@@ -176,8 +152,6 @@ endpoint(
     tool="find",
     is_asked=lambda asked: bool(asked.value or asked.of_stream),
     unasked=lambda site: live(site, parsed(LiveAsked, {"limit": 500})),
-    beside=times,
-    known=_known,
 )(search)
 
 

@@ -1,6 +1,5 @@
 """What all pages share: lookups, a stream reader, a read-only database, and cached results."""
 
-import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,22 +11,18 @@ from urllib.parse import parse_qsl, quote, urlencode
 import anyio
 import anyio.to_thread
 
-from relatum.errors import BrokerUnavailable, ReadTimeout, RelatumError
+from relatum.errors import BrokerUnavailable, ReadTimeout
 from relatum.keys import KeyDefinition
 from relatum.reading import AsyncStreamReader, BrokerAddress
 from relatum.store.catalog import mask_secret
 from relatum.store.database import Database
-from relatum.store.tables import writable_tables
 from relatum.store.translation import translated_errors
 from relatum.waiting import within
 from relatum_consumer import AsyncRelations
 from relatum_consumer.web.links import Links
 from relatum_consumer.web.masking import Masking
 from relatum_consumer.web.options import WebOptions
-from relatum_consumer.web.rates import Rates
 from relatum_consumer.web.servers import Server, Servers
-
-log = logging.getLogger(__name__)
 
 _READ_ONLY: Final = "-c default_transaction_read_only=on"
 """An option of all sessions: the page cannot write, whatever the role may do."""
@@ -37,14 +32,6 @@ _ORPHANED_S: Final = 5.0
 
 _TIMEOUT_MS_MAX: Final = (1 << 31) - 1
 """The largest `statement_timeout` of PostgreSQL."""
-
-_MAY_WRITE: Final = (
-    "the page's user may write %d tables of the database (%s, …): only its read-only sessions "
-    "prevent that. Use a role without these rights: CREATE ROLE page_user LOGIN PASSWORD '…' IN ROLE relatum_reader"
-)
-
-RIGHTS_AGAIN_S: Final = 5.0
-"""Seconds between two attempts to read the rights of the page's user."""
 
 KEPT_S: Final = 1.0
 """Seconds for which common results are cached: viewers of the same page share one query."""
@@ -79,7 +66,6 @@ class Site:
     def __init__(self, options: WebOptions, links: Links) -> None:
         self.options = options
         self.links = links
-        self.rates = Rates()
         self.masking = Masking(options.masked_keys, bodies=options.mask_bodies, show_bodies=options.show_bodies)
         self.address = BrokerAddress.of(options.broker)
         database = read_only(options.database, options.timeout_s + _ORPHANED_S)
@@ -90,28 +76,12 @@ class Site:
             database_connections_max=options.database_connections_max,
         )
         self.servers = Servers(options.broker, database)
-        # One session more, for `tell_rights`.
-        self.database = Database(database, refusing=None, connections_max=_THREADS + 1, statement_s=options.timeout_s)
+        self.database = Database(database, refusing=None, connections_max=_THREADS, statement_s=options.timeout_s)
         self.engine = self.database.engine
         self._reader: AsyncStreamReader | None = None
         self._opening = anyio.Lock()
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._kept: dict[Any, _Kept] = {}
-
-    async def tell_rights(self) -> None:
-        """Log a warning, once the database answers, if the page's user may write: no page needs that."""
-        while True:
-            try:
-                tables = await anyio.to_thread.run_sync(self._writable, abandon_on_cancel=True)
-                break
-            except RelatumError:
-                await anyio.sleep(RIGHTS_AGAIN_S)
-        if tables:
-            log.warning(_MAY_WRITE, len(tables), tables[0])
-
-    def _writable(self) -> list[str]:
-        with translated_errors(), self.engine.connect() as connection:
-            return writable_tables(connection)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -1,6 +1,6 @@
 """Streams: their coverage by key, the sizes of keys, and the recorders."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -47,10 +47,6 @@ def _is_complete(each: StreamStatus) -> bool:
         return False
     bar = coverage_bar((each.first, each.last + 1), each.covered, each.holes)
     return all(piece.kind in ("recorded", "hole") for piece in bar)
-
-
-def _rates(site: Site, streams: Sequence[StreamStatus]) -> dict[str, float | None]:
-    return {each.stream: site.rates.of(each.stream, each.last) for each in streams}
 
 
 # --- keys -------------------------------------------------------------------------------------------------
@@ -114,13 +110,9 @@ class StreamsAsked(Asked):
 
 @dataclass(frozen=True, slots=True)
 class StreamsAnswer:
-    """A page of the `total` matching streams, with the keys and the recorders. `recorded` counts all streams.
-
-    `rates` are messages a second, by stream, over about the last minute; None until the stream has been viewed twice.
-    """
+    """A page of the `total` matching streams, with the keys and the recorders. `recorded` counts all streams."""
 
     streams: tuple[StreamStatus, ...]
-    rates: Mapping[str, float | None]
     total: int
     recorded: int
     keys: tuple[KeyRow, ...]
@@ -130,7 +122,7 @@ class StreamsAnswer:
 
 @endpoint(
     "/streams",
-    "The recorded streams: ends, rate, lag, coverage, state; keys with their sizes; recorders.",
+    "The recorded streams: ends, lag, coverage, state; keys with their sizes; recorders.",
     template="streams.html",
     page="streams",
     tool="streams",
@@ -144,7 +136,6 @@ async def streams(site: Site, asked: StreamsAsked) -> StreamsAnswer:
     recorders = await site.lately("recorders", KEPT_S, partial(site.in_thread, recorder_list, site.database))
     return StreamsAnswer(
         streams=tuple(found),
-        rates=_rates(site, found),
         total=len(named),
         recorded=len(recorded),
         keys=(await keys(site, Nothing())).keys,
@@ -162,11 +153,10 @@ class StreamAsked(Asked):
 
 @dataclass(frozen=True, slots=True)
 class StreamAnswer:
-    """A stream with its latest messages, or a super stream with its partitions. `rates` are as for all streams."""
+    """A stream with its latest messages, or a super stream with its partitions."""
 
     name: str
     streams: tuple[StreamStatus, ...]
-    rates: Mapping[str, float | None]
     latest: tuple[MessageRow, ...]
 
 
@@ -197,7 +187,7 @@ async def stream(site: Site, asked: StreamAsked) -> StreamAnswer:
         message = f"the stream {asked.stream!r} exists ({holds}), but was never recorded"
         raise StreamNotFound(message, stream=asked.stream)
     latest = await _latest(site, found[0]) if len(found) == 1 else ()
-    return StreamAnswer(asked.stream, found, _rates(site, found), latest)
+    return StreamAnswer(asked.stream, found, latest)
 
 
 async def _latest(site: Site, found: StreamStatus) -> tuple[MessageRow, ...]:

@@ -4,13 +4,12 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from pydantic import Field
-from starlette.responses import Response
 
 from relatum.errors import InvalidInput
 from relatum_consumer import Status, Trace
 from relatum_consumer.lookups.answer import Covered
 from relatum_consumer.traces import Edge, Shared, Step, Stop
-from relatum_consumer.web.endpoint import endpoint, file_of
+from relatum_consumer.web.endpoint import endpoint
 from relatum_consumer.web.messages import (
     MessageRow,
     covered,
@@ -20,7 +19,6 @@ from relatum_consumer.web.messages import (
     sought_text,
 )
 from relatum_consumer.web.parameters import Asked, Moment, Number, Several
-from relatum_consumer.web.rendering import csv_text
 from relatum_consumer.web.site import Site
 
 _Valued = TypeVar("_Valued", Edge, Shared, Stop)
@@ -143,25 +141,6 @@ def _advice(found: Trace, asked: TraceAsked) -> str:
     return "More may be in what is not recorded yet, which can be read from the streams."
 
 
-# --- as a table -------------------------------------------------------------------------------------------
-
-
-async def _csv(site: Site, asked: TraceAsked) -> Response:
-    """Return a CSV file with a line for each message and a column for each key."""
-    found = await _traced(site, asked)
-    await site.keys()
-    head = ["time", "stream", "offset", "hop", "caused_by", *(f"key:{each}" for each in site.definitions)]
-    rows = []
-    for row, message in zip(message_rows(site, found.messages), found, strict=True):
-        values = {key.key: key.value for key in row.keys}
-        causes = " ".join(map(str, found.causes(message.id)))
-        moment = "" if row.time is None else row.time.isoformat()
-        known = [moment, row.stream, row.offset, found.hops[message.id], causes]
-        rows.append([*known, *(values.get(key, "") for key in site.definitions)])
-    text = csv_text(head, rows).encode("utf-8", "replace")
-    return file_of(text, "text/csv; charset=utf-8", "conversation.csv")
-
-
 endpoint(
     "/trace",
     "A conversation: all messages that are connected with a message (stream, offset) or with a key's value (key, "
@@ -170,5 +149,4 @@ endpoint(
     page="trace",
     tool="trace",
     is_asked=lambda asked: bool(asked.stream or asked.key or asked.value or asked.offset is not None),
-    files={"csv": _csv},
 )(trace)

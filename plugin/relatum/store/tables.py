@@ -14,13 +14,6 @@ from relatum.errors import AccessRefused
 
 SCHEMA: Final = "relatum"
 
-_WRITABLE: Final = sa.text(
-    "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-    "WHERE n.nspname = 'relatum' AND c.relkind IN ('r', 'p') AND NOT c.relispartition "
-    "AND (has_table_privilege(c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE') "
-    "OR has_any_column_privilege(c.oid, 'INSERT, UPDATE')) ORDER BY 1"
-)
-
 _MAY_RECORD: Final = sa.text("SELECT has_table_privilege('relatum.relationships', 'INSERT'), current_user")
 
 
@@ -36,8 +29,3 @@ def check_may_record(connection: sa.Connection) -> None:
             f"the PostgreSQL user {user!r} may not record: grant it the role (GRANT relatum_recorder TO its_name), "
             "or use the URL of another user"
         )
-
-
-def writable_tables(connection: sa.Connection) -> list[str]:
-    """Read the tables of the schema that the user may write, even if the session is read-only."""
-    return list(connection.execute(_WRITABLE).scalars())

@@ -1,26 +1,10 @@
-// Searches without leaving the page; each answer has its own URL.
-import { renew, tell } from "./shared.js";
-
+// Helps to fill in the form of a search.
 const form = document.querySelector("[data-search]");
 
-function address() {
-  const query = new URLSearchParams();
-  for (const [name, value] of new FormData(form)) {
-    if (value !== "" && !(name === "order" && value === "oldest")) query.append(name, value);
-  }
-  return `${form.getAttribute("action")}?${query}`;
-}
-
-form.addEventListener("submit", async (event) => {
-  event.preventDefault();
-  const url = address();
-  if (url !== location.pathname + location.search) history.pushState(null, "", url);
-  const answer = document.querySelector("#answer");
-  if (await renew(url)) tell([...answer.querySelectorAll(".summary > span")].map((each) => each.textContent.trim()).join(", "));
-  else {
-    // The shown answer belongs to another search.
-    answer.replaceChildren();
-    tell("The page does not answer. Search again once it is back: nothing that was typed is lost.", true);
+// The address has only what was filled in.
+form.addEventListener("formdata", ({ formData }) => {
+  for (const name of new Set(formData.keys())) {
+    if (formData.getAll(name).every((value) => value === "" || (name === "order" && value === "oldest"))) formData.delete(name);
   }
 });
 
@@ -54,5 +38,3 @@ function offerValues() {
 }
 
 for (const event of offered ? ["input", "focus"] : []) offered.addEventListener(event, offerValues);
-
-addEventListener("popstate", () => location.reload());

@@ -8,7 +8,7 @@ document.addEventListener("click", async (event) => {
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
   event.preventDefault();
   try {
-    const response = await fetch(link.href, { headers: { Accept: "text/html" } });
+    const response = await fetch(link.href);
     const page = new DOMParser().parseFromString(await response.text(), "text/html");
     page.querySelectorAll("main .steps, main .tabs").forEach((each) => each.remove());
     const found = page.querySelectorAll("main > .head, main > .summary, main > [data-problem], main .column:first-child > *");
@@ -18,7 +18,7 @@ document.addEventListener("click", async (event) => {
     drawTimes(drawer);
     if (!drawer.open) drawer.showModal();
   } catch {
-    tell("The page does not answer: the message cannot be shown now.", true);
+    tell("The page does not answer: the message cannot be shown now.");
   }
 });
 

@@ -4,13 +4,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, NamedTuple
 
 from relatum.ids import MessageId
-from relatum_consumer.web.messages import KeyValue
-
-if TYPE_CHECKING:
-    from relatum_consumer.web.trace import TraceAnswer
+from relatum_consumer.traces import Edge, Shared
 
 SAME: Final = "same"
 """Messages that have a value in common."""
@@ -18,6 +15,13 @@ CAUSED: Final = "caused"
 """Messages that name the one above as their cause."""
 CAUSE: Final = "cause"
 """The message that the one above names as its cause."""
+
+
+class KeyValue(NamedTuple):
+    """A key and the value of it that messages have in common, or by which one names another."""
+
+    key: str
+    value: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +38,7 @@ class Row:
     """A message of the tree.
 
     Attributes:
-        message: Its index among the answer's messages.
+        message: Its index among the messages.
         depth: Its distance from the top of its branch, 0 for the top.
         kind: Its connection with the message above: `SAME`, `CAUSED` or `CAUSE`.
         key: The key and value that connect them; None at depth 0 if the conversation starts at a value.
@@ -67,7 +71,10 @@ class Tree:
     """Contains each message of a conversation once, on the shortest path from its start.
 
     Args:
-        answer: The conversation.
+        messages: The messages, by time, each with `stream`, `offset` and `time`.
+        hops: Each message's distance from the start, 0 for the start.
+        edges: Which message names which.
+        shared: Values that messages share.
 
     Attributes:
         starts: The messages at which it starts; none if it starts at a value.
@@ -77,18 +84,19 @@ class Tree:
         places: Each message's position on the time axis, in per cent of its width; None without a time.
     """
 
-    def __init__(self, answer: "TraceAnswer") -> None:
-        self.starts = tuple(number for number, hop in enumerate(answer.hops) if not hop)
-        times = [each.time for each in answer.messages]
+    def __init__(
+        self, messages: Sequence[Any], hops: Sequence[int], edges: Sequence[Edge], shared: Sequence[Shared]
+    ) -> None:
+        self.starts = tuple(number for number, hop in enumerate(hops) if not hop)
+        times = [each.time for each in messages]
         self.places = places(times, next((times[each] for each in self.starts), None))
-        number_of = {MessageId(each.stream, each.offset): number for number, each in enumerate(answer.messages)}
+        number_of = {MessageId(each.stream, each.offset): number for number, each in enumerate(messages)}
         links = [
-            Link(SAME, KeyValue(each.key, each.value), tuple(number_of[where] for where in each.ids))
-            for each in answer.shared
+            Link(SAME, KeyValue(each.key, each.value), tuple(number_of[where] for where in each.ids)) for each in shared
         ]
         self.unknown: list[tuple[KeyValue, int]] = []
         named: dict[tuple[MessageId | None, KeyValue], list[int]] = {}
-        for edge in answer.edges:
+        for edge in edges:
             key, effect = KeyValue(edge.key, edge.value), number_of[edge.effect]
             named.setdefault((edge.cause, key), []).append(effect)
             if edge.cause is None:
@@ -100,9 +108,9 @@ class Tree:
         links.sort(key=lambda link: (link.kind == SAME, len(link.messages)))
         found: dict[tuple[str, KeyValue | None], list[tuple[Row, list[Row]]]] = {}
         stems: list[tuple[Row, list[Row]]] = []
-        rows = rows_of(answer.hops, links)
+        rows = rows_of(hops, links)
         used = {row.key for row in rows}
-        self.others = [each for each in answer.shared if KeyValue(each.key, each.value) not in used]
+        self.others = [each for each in shared if KeyValue(each.key, each.value) not in used]
         for row in rows:
             if row.depth:
                 stems[-1][1].append(row)
