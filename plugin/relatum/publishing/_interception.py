@@ -158,8 +158,10 @@ class Interception:
     def locator(self) -> Locator:
         """The locator that finds messages of this connection in the table or in their streams."""
         if self._locator is None:
-            told = frozenset(self.options.streams)
-            locator = Locator(self.address(), self.options.database, self._recorder, told, self.counts.receipt_s)
+            named, records = frozenset(self.options.streams), self.watches
+            locator = Locator(
+                self.address(), self.options.database, named, self.counts.receipt_s, records=records
+            )
             # For connections that are garbage-collected without `release`.
             close_when_dropped(self, locator.close)
             self._locator = locator
