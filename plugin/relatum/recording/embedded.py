@@ -19,7 +19,7 @@ from relatum.headers import BROKERS_OWN, NAME_BYTES_MAX
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.processes import of_one_process
 from relatum.reading import AnyBroker, BrokerAddress, StreamReader
-from relatum.recording.publishers_keys import PublishersKeys, begin_beside
+from relatum.recording.publishers_keys import PublishersKeys
 from relatum.recording.recorder_group import STOP_S, RecorderGroup
 from relatum.recording.statistics import RecorderStatistics
 from relatum.store.database import AnyDatabase
@@ -157,13 +157,21 @@ class EmbeddedRecorder:
         broker: The broker.
         database: PostgreSQL's URL, or a `Database`.
         definitions: Keys to define, unless they are already defined.
+        defines: False: only compare the keys with the database's, for a publisher whose streams others record.
     """
 
-    def __init__(self, broker: AnyBroker, database: AnyDatabase, definitions: Sequence[KeyDefinition] = ()) -> None:
+    def __init__(
+        self,
+        broker: AnyBroker,
+        database: AnyDatabase,
+        definitions: Sequence[KeyDefinition] = (),
+        *,
+        defines: bool = True,
+    ) -> None:
         address = BrokerAddress.of(broker)
         definitions = as_definitions(definitions)
         self._group = RecorderGroup(address, database, connections_max=DATABASE_CONNECTIONS_MAX, gather_s=GATHER_S)
-        self._keys = PublishersKeys(self._group.database.engine, definitions, self._group.outages, defines=True)
+        self._keys = PublishersKeys(self._group.database.engine, definitions, self._group.outages, defines=defines)
         self.agreement = self._keys.agreement
         """Whether the database defines the keys as the publisher does."""
         self._changed = threading.Condition()
@@ -174,7 +182,17 @@ class EmbeddedRecorder:
         self._stop = threading.Event()
         of_one_process(self, "an embedded recorder")
         self._thread = threading.Thread(target=self._run, name="relatum-embedded", daemon=True)
-        begin_beside(self._thread, self.agreement)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start the thread. If the interpreter is exiting or out of threads, publishing continues without it."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            logger.warning(
+                "this process publishes without recording; the next recorder records its messages: %s", error
+            )
+            self.agreement.tell(None)
 
     def statistics(self) -> RecorderStatistics:
         """Return what was recorded, and how far behind each stream is. Asks no server."""
@@ -190,7 +208,7 @@ class EmbeddedRecorder:
             if self._watched.add(exchange, routing_key, time.monotonic()):
                 self._changed.notify_all()
             if self._thread.ident is None:
-                begin_beside(self._thread, self.agreement)
+                self._begin()
 
     def record(self, stream: str) -> None:
         """Record a stream by name, from now on."""

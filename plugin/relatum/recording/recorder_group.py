@@ -130,6 +130,8 @@ class RecorderGroup:
     def drain(self, until: float) -> None:
         """Wait until the streams that this process records are recorded up to their present ends."""
         streams = {stream.name: stream for stream in self._streams.all()}
+        if not streams:
+            return
         try:
             # A separate reader, with a time limit.
             with StreamReader.open(self._address, timeout_s=max(0.1, until - time.monotonic())) as reader:
