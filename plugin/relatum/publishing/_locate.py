@@ -48,9 +48,6 @@ CONNECT_S: Final = 10.0
 ASK_S: Final = 60.0
 """Seconds until the broker is asked again which streams are bound to an exchange."""
 
-ASK_AGAIN_S: Final = 30.0
-"""The same, for an exchange without bound streams."""
-
 EXCHANGES_MAX: Final = 1000
 """Exchanges whose streams are cached."""
 
@@ -237,8 +234,7 @@ class Locator:
                 bound = frozenset(reader.bound(exchange))
             if len(self._bound_to) >= EXCHANGES_MAX:
                 self._bound_to.clear()
-            # A stream may be bound soon: ask again earlier about an exchange without any.
-            self._bound_to[exchange] = (now if bound else now - ASK_S + ASK_AGAIN_S), bound
+            self._bound_to[exchange] = now, bound
             if not (bound or self._named):
                 self._warn_once(
                     "the streams that exchange %r leads to are unknown, so receipts may be incomplete: name them "
