@@ -299,9 +299,7 @@ def _stored(engine: sa.Engine, vhost: str) -> dict[int, Tap]:
     """Return the taps of a virtual host by id."""
     with translated_errors(), engine.connect() as connection:
         rows = connection.execute(TAPS, {"vhost": vhost}).all()
-    return {
-        number: Tap(*fields, created_at=created_at) for *fields, created_at, number in rows
-    }
+    return {number: Tap(*fields) for *fields, number in rows}
 
 
 def _store(engine: sa.Engine, vhost: str, wanted: Iterable[Tap]) -> dict[int, Tap]:

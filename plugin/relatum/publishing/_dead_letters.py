@@ -97,9 +97,7 @@ class DeadLetters(Closing):
             fields["timestamp"] = int(fields["timestamp"].timestamp())
         own = {name: value for name, value in message.headers.items() if name not in added}
         try:
-            # The broker accepts deeply nested headers, but every pika consumer crashes on them.
-            if _is_deep(own, HEADERS_DEPTH_MAX):
-                raise InvalidInput(f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels")
+            _check_depth(own)
             self._publisher.publish(self.stream, message.body, BasicProperties(headers={**own, **added}, **fields))
         except InvalidInput as refused:
             reduced = _reduced(fields, own, added, getattr(refused, "bytes_max", HEADERS_BYTES_MAX))
@@ -149,7 +147,7 @@ def _reduced(
 ) -> BasicProperties:
     """Return the properties and headers that can be sent and fit into `bytes_max`; name the others in `added`."""
     # Less the added headers and the list of omissions, at four bytes a character.
-    room = bytes_max - encoded_bytes(BasicProperties(headers=added)) - 5 * REASON_CHARACTERS_MAX
+    room: float = bytes_max - encoded_bytes(BasicProperties(headers=added)) - 5 * REASON_CHARACTERS_MAX
     kept: dict[str, dict[str, Any]] = {"": {}, "header ": {}}
     left_out: list[str] = []
     for kind, given in (("", fields), ("header ", headers)):
@@ -166,12 +164,17 @@ def _reduced(
 
 def _bytes(headers: dict[str, Any], **fields: Any) -> float:
     """Return the encoded bytes of headers and properties; endless if they cannot be sent."""
-    if _is_deep(headers, HEADERS_DEPTH_MAX):
-        return math.inf
     try:
+        _check_depth(headers)
         return encoded_bytes(BasicProperties(headers=headers, **fields))
     except InvalidInput:
         return math.inf
+
+
+def _check_depth(headers: Mapping[str, Any]) -> None:
+    """Refuse headers nested so deep that the broker accepts them, but every pika consumer crashes."""
+    if _is_deep(headers, HEADERS_DEPTH_MAX):
+        raise InvalidInput(f"headers are nested deeper than {HEADERS_DEPTH_MAX} levels")
 
 
 def _is_deep(value: Any, levels: int) -> bool:

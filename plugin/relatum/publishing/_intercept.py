@@ -110,11 +110,6 @@ def intercept(
         confirm_timeout_s=confirm_timeout_s,
         copy_to=copy_to,
     )
-    return _intercepted(connection, options)
-
-
-def _intercepted(connection: _Connection, options: Options) -> _Connection:
-    """Intercept a connection with these options, and return it."""
     client = _client_of(connection)
     present = interception_of(connection)
     if present is not None:

@@ -160,9 +160,7 @@ class Interception:
         """The locator that finds messages of this connection in the table or in their streams."""
         if self._locator is None:
             named, records = frozenset(self.options.streams), self.watches
-            locator = Locator(
-                self.address(), self.options.database, named, self.counts.receipt_s, records=records
-            )
+            locator = Locator(self.address(), self.options.database, named, self.counts.receipt_s, records=records)
             # For connections that are garbage-collected without `release`.
             close_when_dropped(self, locator.close)
             self._locator = locator

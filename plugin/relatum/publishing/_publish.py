@@ -167,9 +167,7 @@ def publisher_of(channel: Any) -> Publisher:
             f"channel= takes a channel of an intercepted pika connection, not {type(channel).__name__} of "
             f"{type(channel).__module__}; with aio-pika: await relatum.publish_async(exchange, message, routing_key)"
         )
-    publisher = vars(channel).get("basic_publish")
-    if not isinstance(publisher, Publisher):
-        publisher = vars(channel).get(PUBLISHER)
+    publisher = vars(channel).get(PUBLISHER)
     if not isinstance(publisher, Publisher) or not publisher.interception.active:
         raise ConfigurationError("this channel's connection is not intercepted: call relatum.intercept(connection, …)")
     return publisher

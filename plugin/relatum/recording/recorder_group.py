@@ -87,9 +87,7 @@ class RecorderGroup:
             self._loop, lease_engine, member, self.follower, self.outages, lambda: self._streams.all()[0].name
         )
         self._streams = Streams(self._loop, self._engine, address.vhost, self.follower, self.outages, self._membership)
-        self._committer = Committer(
-            self._streams, commit_engine, self.metrics, self._membership.in_time, self._stop
-        )
+        self._committer = Committer(self._streams, commit_engine, self.metrics, self._membership.in_time, self._stop)
         self._upkeep = Upkeep(self._streams, self._engine, self._stop)
         self._duties: list[Duty] = []
         self._finishing: Future[None] | None = None
